@@ -1,11 +1,102 @@
 """The `martlet` command: hands each sub-command to its module, which is imported only then.
 
-So `martlet --help` answers at once, `martlet broker` never imports Spark, and a command whose extra is not
-installed does not stand in the way of the others.
+So `martlet --help` answers at once, `martlet broker` never imports Spark, and a command whose
+extra is not installed stands in nobody's way.
 """
 
+import difflib
+import importlib
 import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from martlet import __version__
 
 
-def main() -> int:
-    return 0
+class Command(NamedTuple):
+    """A sub-command: the module whose `main(argv)` runs it, and a line of help."""
+
+    module: str
+    help: str
+    extra: str | None = None
+    """The extra of the package that brings what the command imports beyond the base."""
+
+
+COMMANDS = {
+    "broker": Command("martlet.apps.broker", "run a broker; takes nsqd's flags"),
+    "log": Command("martlet.apps.log", "verify or dump the commit log of a data folder"),
+    "pipeline": Command("martlet.apps.pipeline", "Spark jobs on topics: archive", "spark"),
+    "bench": Command("martlet.apps.bench", "measure a broker, beside another NSQ server", "bench"),
+    "demo": Command("martlet.apps.demo", "the main job on real data, with a kill -9", "demo"),
+}
+
+
+def usage() -> str:
+    """What `martlet --help` prints."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: martlet COMMAND [ARGUMENTS]",
+            "       martlet COMMAND --help",
+            "       martlet --version",
+            "",
+            "A message broker that every NSQ client uses unchanged, and that forgets nothing",
+            "it answered OK.",
+            "",
+            "commands:",
+            *lines,
+        ]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that the arguments name; the result is the exit code of the process.
+
+    `argv` is `sys.argv[1:]` when not given. A command that does not exist, or none at all, is
+    told on standard error and gives 2.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments:
+        print(usage(), file=sys.stderr)
+        return 2
+    name, *rest = arguments
+    if name in ("--help", "-help", "-h", "help"):
+        print(usage())
+        return 0
+    if name in ("--version", "-version", "version"):
+        print(f"martlet {__version__}")
+        return 0
+    command = COMMANDS.get(name)
+    if command is None:
+        print(_unknown(name), file=sys.stderr)
+        return 2
+    return _run(name, command, rest)
+
+
+def _run(name: str, command: Command, arguments: list[str]) -> int:
+    try:
+        module = importlib.import_module(command.module)
+    except ModuleNotFoundError as error:
+        # A module of our own that is missing is a bug, and is told as one.
+        if command.extra is None or error.name is None or error.name.startswith("martlet"):
+            raise
+        print(
+            f"martlet {name}: needs the package {error.name}, which is not installed; "
+            f"get it with: pip install 'martlet[{command.extra}]'",
+            file=sys.stderr,
+        )
+        return 1
+    code: int = module.main(arguments)
+    return code
+
+
+def _unknown(name: str) -> str:
+    what = "option" if name.startswith("-") else "command"
+    near = difflib.get_close_matches(name, [*COMMANDS, "--help", "--version"], n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(COMMANDS)}."
+    return f"martlet: no {what} {name!r}; {hint} See martlet --help."
+
+
+if __name__ == "__main__":
+    sys.exit(main())
