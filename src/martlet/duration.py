@@ -1,0 +1,108 @@
+"""Durations and sizes as people write them: ``1m30s``, ``100ms``, ``64MiB``.
+
+A duration is what Go's ``time.ParseDuration`` takes, because flags and config files of NSQ are
+written that way: a sum of decimal numbers, each with its unit.  In Martlet a duration is a whole
+number of nanoseconds, and its name ends in ``_ns``.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+MICROSECOND_NS = 1_000
+MILLISECOND_NS = 1_000_000
+SECOND_NS = 1_000_000_000
+MINUTE_NS = 60 * SECOND_NS
+HOUR_NS = 60 * MINUTE_NS
+
+LONGEST_NS = 2**63 - 1
+"""The longest duration: 64 bits with a sign, about 292 years."""
+
+_UNITS_NS = {
+    "ns": 1,
+    "us": MICROSECOND_NS,
+    "\u00b5s": MICROSECOND_NS,
+    "\u03bcs": MICROSECOND_NS,
+    "ms": MILLISECOND_NS,
+    "s": SECOND_NS,
+    "m": MINUTE_NS,
+    "h": HOUR_NS,
+}
+_TERM = re.compile(r"(\d+\.?\d*|\.\d+)([^\d.]*)")
+
+_SIZES = {"": 1, "b": 1}
+for _exponent, _letter in enumerate("kmgt", start=1):
+    _SIZES[_letter] = _SIZES[_letter + "ib"] = 1024**_exponent
+    _SIZES[_letter + "b"] = 1000**_exponent
+_SIZE = re.compile(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)")
+
+
+def parse_duration(text: str) -> int:
+    """The nanoseconds that a duration such as ``1h30m``, ``1.5s``, ``-2ms`` or ``0`` stands for.
+
+    Raises:
+        ValueError: with what is wrong and what would be right.
+    """
+    negative, rest = text[:1] == "-", text[text[:1] in ("-", "+") :]
+    if rest == "0":
+        return 0
+    total = Fraction(0)
+    place = 0
+    while place < len(rest) or not place:
+        term = _TERM.match(rest, place)
+        if term is None:
+            raise ValueError(f"{text!r} is not a duration; write one like 1m30s or 100ms")
+        number, unit = term.groups()
+        if not unit:
+            raise ValueError(f"{text!r} has no unit; write {text}s or {text}ms")
+        if unit not in _UNITS_NS:
+            raise ValueError(f"{text!r} has the unknown unit {unit!r}; use ns, us, ms, s, m or h")
+        total += Fraction(number) * _UNITS_NS[unit]
+        place = term.end()
+    if total > LONGEST_NS:
+        raise ValueError(f"{text!r} is too long; the longest duration is about 2562047h")
+    return -int(total) if negative else int(total)
+
+
+def format_duration(duration_ns: int) -> str:
+    """The duration as Go prints it: ``1m30s``, ``100ms``, ``1.5us`` (with the micro sign), ``0s``."""
+    sign, left = ("-", -duration_ns) if duration_ns < 0 else ("", duration_ns)
+    if left < SECOND_NS:
+        for unit, unit_ns in (
+            ("ns", 1),
+            ("\u00b5s", MICROSECOND_NS),
+            ("ms", MILLISECOND_NS),
+        ):
+            if left < 1000 * unit_ns:
+                return "0s" if not left else f"{sign}{_decimal(left, unit_ns)}{unit}"
+    hours, left = divmod(left, HOUR_NS)
+    minutes, left = divmod(left, MINUTE_NS)
+    text = f"{_decimal(left, SECOND_NS)}s"
+    if hours or minutes:
+        text = f"{minutes}m{text}"
+    if hours:
+        text = f"{hours}h{text}"
+    return sign + text
+
+
+def _decimal(amount: int, unit: int) -> str:
+    whole, rest = divmod(amount, unit)
+    if not rest:
+        return str(whole)
+    return f"{whole}.{rest:0{len(str(unit)) - 1}d}".rstrip("0")
+
+
+def parse_size(text: str) -> int:
+    """The bytes that a size such as ``1048576``, ``64MiB``, ``64M`` (also binary) or ``5MB`` means.
+
+    Raises:
+        ValueError: with what is wrong and what would be right.
+    """
+    parts = _SIZE.fullmatch(text.strip().lower().replace("_", ""))
+    if parts is None or parts[2] not in _SIZES:
+        raise ValueError(f"{text!r} is not a size; write bytes, or 64KiB, 100MiB, 2GiB")
+    size = Fraction(parts[1]) * _SIZES[parts[2]]
+    if size.denominator != 1:
+        raise ValueError(f"{text!r} is not a whole number of bytes")
+    return int(size)

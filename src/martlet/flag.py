@@ -1,0 +1,208 @@
+"""The flag: one option, with the name it has on a command line, in a config file and in Python.
+
+A flag knows how to read its value from text (``--msg-timeout=1m30s``) and from TOML
+(``msg_timeout = "1m30s"``), and between which limits the value must lie.  Both readings are
+those of NSQ, so that a command line or a file written for nsqd means the same here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from martlet.duration import MILLISECOND_NS, format_duration, parse_duration, parse_size
+
+
+class OptionError(ValueError):
+    """An option has a value that it cannot have.  Says which, why, and what would do."""
+
+
+class Kind(StrEnum):
+    """What a flag's value is."""
+
+    STRING = "string"
+    INT = "int"
+    SIZE = "bytes"
+    BOOL = "bool"
+    DURATION = "duration"
+    CHOICE = "choice"
+    STRINGS = "list"
+    FLOATS = "floats"
+
+
+_TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
+_FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
+
+
+def parse_bool(text: str) -> bool:
+    """``true``, ``false`` and the short forms that Go takes.
+
+    Raises:
+        ValueError: the text is neither.
+    """
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    raise ValueError(f"{text!r} is neither true nor false")
+
+
+def _parse_int(text: str) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number") from None
+
+
+def _parse_floats(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(piece) for piece in text.split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a list of numbers such as 1.0,0.99,0.95") from None
+
+
+_PARSERS: dict[Kind, Callable[[str], object]] = {
+    Kind.STRING: str,
+    Kind.INT: _parse_int,
+    Kind.SIZE: parse_size,
+    Kind.BOOL: parse_bool,
+    Kind.DURATION: parse_duration,
+    Kind.STRINGS: lambda text: (text,),
+    Kind.FLOATS: _parse_floats,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """One option: its names, its kind, its limits and its help."""
+
+    name: str
+    """On the command line, without dashes: ``msg-timeout``."""
+    kind: Kind
+    help: str
+    config_key: str
+    """In a config file: ``msg_timeout``."""
+    field: str = ""
+    """In Python, a field of the options: ``msg_timeout_ns``."""
+    minimum: int | None = None
+    maximum: int | None = None
+    choices: tuple[tuple[str, object], ...] = ()
+    """For a choice: what may be written, and the value that it stands for."""
+    instead: str = ""
+    """For a flag that has no meaning here: what happens instead.  It is accepted all the same."""
+    missing: str = ""
+    """For what Martlet cannot do, and must not ignore: why a value is refused."""
+    section: str = ""
+    """On the first flag of a section of the help: its title."""
+
+    def parse(self, text: str) -> Any:
+        """The value that the text of a command line stands for.
+
+        Raises:
+            OptionError: it stands for none.
+        """
+        try:
+            if self.kind is Kind.CHOICE:
+                return self._choose(text)
+            return _PARSERS[self.kind](text)
+        except ValueError as error:
+            raise OptionError(f"--{self.name}: {error}") from None
+
+    def coerce(self, value: object) -> Any:
+        """The value that an entry of a config file stands for.
+
+        As with nsqd, text is read as on a command line, and a plain number for a duration counts
+        milliseconds.
+
+        Raises:
+            OptionError: it stands for none.
+        """
+        kind = self.kind
+        if kind is Kind.CHOICE:
+            return self.parse(str(value).lower() if isinstance(value, bool) else str(value))
+        if kind in (Kind.STRINGS, Kind.FLOATS):
+            pieces = value.split(",") if isinstance(value, str) else value
+            if isinstance(pieces, list):
+                return tuple(x for piece in pieces for x in self.parse(str(piece).strip()))
+        elif isinstance(value, str):
+            return self.parse(value)
+        elif kind is Kind.BOOL and isinstance(value, bool):
+            return value
+        elif isinstance(value, int) and not isinstance(value, bool):
+            if kind in (Kind.INT, Kind.SIZE):
+                return value
+            if kind is Kind.DURATION:
+                return value * MILLISECOND_NS
+        raise OptionError(f"{self.config_key}: {value!r} cannot be a {kind}")
+
+    def check(self, value: object) -> None:
+        """See that a value lies between the limits.
+
+        Raises:
+            OptionError: it does not.
+        """
+        if not isinstance(value, int) or isinstance(value, bool):
+            return
+        low, high = self.minimum, self.maximum
+        if (low is None or value >= low) and (high is None or value <= high):
+            return
+        if high is None:
+            limit = f"at least {self.format(low)}"
+        elif low is None:
+            limit = f"at most {self.format(high)}"
+        else:
+            limit = f"between {self.format(low)} and {self.format(high)}"
+        raise OptionError(f"--{self.name} is {self.format(value)}; it must be {limit}")
+
+    def format(self, value: object) -> str:
+        """The value as one would write it on a command line."""
+        if self.kind is Kind.DURATION and isinstance(value, int):
+            return format_duration(value)
+        if isinstance(value, bool):
+            return str(value).lower()
+        if isinstance(value, tuple):
+            return ",".join(str(piece) for piece in value)
+        for text, choice in self.choices:
+            if value == choice:
+                return text
+        return str(value)
+
+    def _choose(self, text: str) -> object:
+        for name, value in self.choices:
+            if name == text.lower():
+                return value
+        names = ", ".join(name for name, _ in self.choices if name)
+        raise ValueError(f"{text!r} is none of {names}")
+
+
+def option(
+    name: str,
+    kind: Kind,
+    default: object,
+    help: str,
+    *,
+    config_key: str = "",
+    limits: tuple[int | None, int | None] = (None, None),
+    choices: tuple[tuple[str, object], ...] = (),
+    instead: str = "",
+    missing: str = "",
+    section: str = "",
+) -> Any:
+    """A dataclass field that is a flag.  A default that can be called is a default factory."""
+    flag = Flag(
+        name=name,
+        kind=kind,
+        help=help,
+        config_key=config_key or name.replace("-", "_"),
+        minimum=limits[0],
+        maximum=limits[1],
+        choices=choices,
+        instead=instead,
+        missing=missing,
+        section=section,
+    )
+    metadata = {"flag": flag}
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
