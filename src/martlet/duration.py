@@ -8,7 +8,6 @@ number of nanoseconds, and its name ends in ``_ns``.
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
 MICROSECOND_NS = 1_000
 MILLISECOND_NS = 1_000_000
@@ -29,13 +28,13 @@ _UNITS_NS = {
     "m": MINUTE_NS,
     "h": HOUR_NS,
 }
-_TERM = re.compile(r"(\d+\.?\d*|\.\d+)([^\d.]*)")
+_TERM = re.compile(r"(?:(\d+)\.?(\d*)|\.(\d+))([^\d.]*)")
 
 _SIZES = {"": 1, "b": 1}
 for _exponent, _letter in enumerate("kmgt", start=1):
     _SIZES[_letter] = _SIZES[_letter + "ib"] = 1024**_exponent
     _SIZES[_letter + "b"] = 1000**_exponent
-_SIZE = re.compile(r"(\d+\.?\d*|\.\d+)\s*([a-z]*)")
+_SIZE = re.compile(r"(?:(\d+)\.?(\d*)|\.(\d+))\s*([a-z]*)")
 
 
 def parse_duration(text: str) -> int:
@@ -47,26 +46,26 @@ def parse_duration(text: str) -> int:
     negative, rest = text[:1] == "-", text[text[:1] in ("-", "+") :]
     if rest == "0":
         return 0
-    total = Fraction(0)
+    total = 0
     place = 0
     while place < len(rest) or not place:
         term = _TERM.match(rest, place)
         if term is None:
             raise ValueError(f"{text!r} is not a duration; write one like 1m30s or 100ms")
-        number, unit = term.groups()
+        unit = term[4]
         if not unit:
             raise ValueError(f"{text!r} has no unit; write {text}s or {text}ms")
         if unit not in _UNITS_NS:
             raise ValueError(f"{text!r} has the unknown unit {unit!r}; use ns, us, ms, s, m or h")
-        total += Fraction(number) * _UNITS_NS[unit]
+        total += _times(term, _UNITS_NS[unit])[0]
         place = term.end()
     if total > LONGEST_NS:
         raise ValueError(f"{text!r} is too long; the longest duration is about 2562047h")
-    return -int(total) if negative else int(total)
+    return -total if negative else total
 
 
 def format_duration(duration_ns: int) -> str:
-    """The duration as Go prints it: ``1m30s``, ``100ms``, ``1.5us`` (with the micro sign), ``0s``."""
+    """The duration as Go prints it: ``1m30s``, ``100ms``, ``1.5\u00b5s``, ``0s``."""
     sign, left = ("-", -duration_ns) if duration_ns < 0 else ("", duration_ns)
     if left < SECOND_NS:
         for unit, unit_ns in (
@@ -100,9 +99,15 @@ def parse_size(text: str) -> int:
         ValueError: with what is wrong and what would be right.
     """
     parts = _SIZE.fullmatch(text.strip().lower().replace("_", ""))
-    if parts is None or parts[2] not in _SIZES:
+    if parts is None or parts[4] not in _SIZES:
         raise ValueError(f"{text!r} is not a size; write bytes, or 64KiB, 100MiB, 2GiB")
-    size = Fraction(parts[1]) * _SIZES[parts[2]]
-    if size.denominator != 1:
+    size, rest = _times(parts, _SIZES[parts[4]])
+    if rest:
         raise ValueError(f"{text!r} is not a whole number of bytes")
-    return int(size)
+    return size
+
+
+def _times(number: re.Match[str], unit: int) -> tuple[int, int]:
+    """The whole part of a decimal number times a unit, and whether anything is left over."""
+    whole, decimals = number[1] or "0", number[2] or number[3] or ""
+    return divmod(int(whole + decimals) * unit, int("1" + "0" * len(decimals)))

@@ -1,0 +1,27 @@
+"""The options of a broker: one field each, named as NSQ names its flags.
+
+Every flag of nsqd 1.3 is here under its name, so that a command line or a config file written for
+nsqd starts a Martlet broker.  What has no meaning here is accepted, and its help says what happens
+instead.  What would be unsafe to ignore and is not there yet is refused.
+
+Durations are nanoseconds and end in ``_ns``.  A ``BrokerOptions`` that exists is valid::
+
+    BrokerOptions(tcp_address="127.0.0.1:0", msg_timeout_ns=parse_duration("30s"))
+"""
+
+from martlet.options.broker import BrokerOptions, default_value, flags
+from martlet.options.flag import Flag, Kind, OptionError
+from martlet.options.report import LogLevel
+from martlet.options.security import TlsRequired, TlsVersion
+
+__all__ = [
+    "BrokerOptions",
+    "Flag",
+    "Kind",
+    "LogLevel",
+    "OptionError",
+    "TlsRequired",
+    "TlsVersion",
+    "default_value",
+    "flags",
+]

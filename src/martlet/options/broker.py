@@ -1,0 +1,96 @@
+"""The options of a broker, all together: what its parts say, and what holds between them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Self
+
+from martlet.options.delivery import DeliveryOptions
+from martlet.options.flag import Flag, OptionError
+from martlet.options.network import NetworkOptions
+from martlet.options.report import ReportOptions
+from martlet.options.security import SecurityOptions
+from martlet.options.storage import StorageOptions
+
+MIB = 1024 * 1024
+
+
+# The bases from last to first give the order of the fields, and of the help.
+@dataclass(frozen=True, kw_only=True)
+class BrokerOptions(
+    ReportOptions, SecurityOptions, DeliveryOptions, StorageOptions, NetworkOptions
+):
+    """What a broker is started with.
+
+    Raises:
+        OptionError: a value is out of its limits, or two do not go together.
+    """
+
+    def __post_init__(self) -> None:
+        for flag in flags().values():
+            value = getattr(self, flag.field)
+            flag.check(value)
+            if flag.missing and value != default_value(flag):
+                raise OptionError(f"--{flag.name} cannot be used: {flag.missing}")
+        for level in self.e2e_processing_latency_percentiles:
+            if not 0 < level <= 1:
+                raise OptionError(
+                    f"--e2e-processing-latency-percentile is {level}; it must be over 0, at most 1"
+                )
+
+    @property
+    def segment_bytes(self) -> int:
+        """The size of a segment: as asked, but no less than the largest command fills.
+
+        A command of messages of one byte grows most when stored: from 5 bytes each to 39.
+        """
+        return max(self.max_bytes_per_file, 8 * max(self.max_body_size, self.max_msg_size) + MIB)
+
+    def without_effect(self) -> list[tuple[Flag, object]]:
+        """The flags that are set to another value than the default, and do nothing here."""
+        return [
+            (flag, getattr(self, flag.field))
+            for flag in flags().values()
+            if flag.instead and getattr(self, flag.field) != default_value(flag)
+        ]
+
+    def replace(self, **changes: Any) -> Self:
+        """The same options but for those named, checked again."""
+        return dataclasses.replace(self, **changes)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, object]) -> dict[str, Any]:
+        """What a parsed config file sets, as keyword arguments.  Keys that are unknown are left.
+
+        Raises:
+            OptionError: a value cannot be what its key stands for.
+        """
+        return {
+            flag.field: flag.coerce(config[flag.config_key])
+            for flag in flags().values()
+            if flag.config_key in config
+        }
+
+
+@cache
+def flags() -> dict[str, Flag]:
+    """Every flag of a broker by its name on the command line, in the order of the help."""
+    return {
+        entry.metadata["flag"].name: dataclasses.replace(entry.metadata["flag"], field=entry.name)
+        for entry in dataclasses.fields(BrokerOptions)
+        if "flag" in entry.metadata
+    }
+
+
+@cache
+def default_value(flag: Flag) -> object:
+    """What a flag's option is when nobody sets it."""
+    for entry in dataclasses.fields(BrokerOptions):
+        if entry.name == flag.field:
+            if entry.default_factory is not dataclasses.MISSING:
+                return entry.default_factory()
+            return entry.default
+    raise KeyError(flag.name)

@@ -1,0 +1,103 @@
+"""Options of delivery: what messages and clients may ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from martlet.duration import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
+from martlet.options.flag import Kind, option
+
+MIB = 1024 * 1024
+_NO_BUFFER = "messages are sent at once; a client's wish is answered and not needed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeliveryOptions:
+    """What messages and clients may ask for."""
+
+    msg_timeout_ns: int = option(
+        "msg-timeout",
+        Kind.DURATION,
+        MINUTE_NS,
+        "how long a consumer has for a message, unless it asked for another time",
+        limits=(MILLISECOND_NS, None),
+        section="messages",
+    )
+    max_msg_timeout_ns: int = option(
+        "max-msg-timeout",
+        Kind.DURATION,
+        15 * MINUTE_NS,
+        "the longest that a consumer may have a message, touching it included",
+        limits=(MILLISECOND_NS, None),
+    )
+    max_req_timeout_ns: int = option(
+        "max-req-timeout",
+        Kind.DURATION,
+        HOUR_NS,
+        "the longest delay for a message, requeued or published",
+        limits=(0, None),
+    )
+    max_msg_size: int = option(
+        "max-msg-size", Kind.SIZE, MIB, "the most bytes of one message", limits=(1, 2**30)
+    )
+    max_body_size: int = option(
+        "max-body-size", Kind.SIZE, 5 * MIB, "the most bytes of one command", limits=(1, 2**30)
+    )
+    client_timeout_ns: int = MINUTE_NS
+    """A client that does not ask for heartbeats of its own gets one each half of this."""
+    max_heartbeat_interval_ns: int = option(
+        "max-heartbeat-interval",
+        Kind.DURATION,
+        MINUTE_NS,
+        "the longest time between heartbeats that a client may ask for",
+        limits=(MILLISECOND_NS, None),
+        section="clients",
+    )
+    max_rdy_count: int = option(
+        "max-rdy-count", Kind.INT, 2500, "the highest RDY of a consumer", limits=(1, 2**31 - 1)
+    )
+    max_channel_consumers: int = option(
+        "max-channel-consumers",
+        Kind.INT,
+        0,
+        "the most consumers of one channel (0: no limit)",
+        limits=(0, None),
+    )
+    max_output_buffer_size: int = option(
+        "max-output-buffer-size",
+        Kind.SIZE,
+        64 * 1024,
+        "the largest output buffer that a client may ask for",
+        limits=(64, None),
+        instead=_NO_BUFFER,
+    )
+    max_output_buffer_timeout_ns: int = option(
+        "max-output-buffer-timeout",
+        Kind.DURATION,
+        30 * SECOND_NS,
+        "the longest time between writes that a client may ask for",
+        instead=_NO_BUFFER,
+    )
+    min_output_buffer_timeout_ns: int = option(
+        "min-output-buffer-timeout",
+        Kind.DURATION,
+        25 * MILLISECOND_NS,
+        "the shortest time between writes that a client may ask for",
+        instead=_NO_BUFFER,
+    )
+    output_buffer_timeout_ns: int = option(
+        "output-buffer-timeout",
+        Kind.DURATION,
+        250 * MILLISECOND_NS,
+        "the time between writes to a client that asks for none",
+        instead=_NO_BUFFER,
+    )
+    deflate: bool = option("deflate", Kind.BOOL, True, "let clients ask for deflate")
+    max_deflate_level: int = option(
+        "max-deflate-level",
+        Kind.INT,
+        6,
+        "the highest level of deflate that a client may ask for",
+        limits=(1, 9),
+    )
+    snappy: bool = option("snappy", Kind.BOOL, True, "let clients ask for snappy")

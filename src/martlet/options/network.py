@@ -1,0 +1,89 @@
+"""Options of the network: where a broker listens, and how it is reached."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from martlet.duration import SECOND_NS
+from martlet.options.flag import Kind, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions:
+    """Where a broker listens, and how others reach it."""
+
+    tcp_address: str = option(
+        "tcp-address",
+        Kind.STRING,
+        "0.0.0.0:4150",
+        "<addr>:<port> for NSQ's TCP clients, or the <path> of a Unix socket",
+        section="addresses",
+    )
+    http_address: str = option(
+        "http-address",
+        Kind.STRING,
+        "0.0.0.0:4151",
+        "<addr>:<port> for HTTP, or the <path> of a Unix socket; empty for no HTTP",
+    )
+    https_address: str = option(
+        "https-address",
+        Kind.STRING,
+        "0.0.0.0:4152",
+        "<addr>:<port> for HTTPS, which is served only with a certificate",
+    )
+    broadcast_address: str = option(
+        "broadcast-address",
+        Kind.STRING,
+        socket.gethostname,
+        "the name under which clients reach this broker (default: the host's name)",
+    )
+    broadcast_tcp_port: int = option(
+        "broadcast-tcp-port",
+        Kind.INT,
+        0,
+        "the TCP port under which clients reach this broker (default: the one it listens on)",
+        limits=(0, 65535),
+    )
+    broadcast_http_port: int = option(
+        "broadcast-http-port",
+        Kind.INT,
+        0,
+        "the HTTP port under which clients reach this broker (default: the one it listens on)",
+        limits=(0, 65535),
+    )
+    lookupd_tcp_addresses: tuple[str, ...] = option(
+        "lookupd-tcp-address",
+        Kind.STRINGS,
+        (),
+        "<addr>:<port> of an nsqlookupd; may be given several times",
+        config_key="nsqlookupd_tcp_addresses",
+        instead="this version does not register itself: give clients the broker's own address",
+    )
+    http_client_connect_timeout_ns: int = option(
+        "http-client-connect-timeout",
+        Kind.DURATION,
+        2 * SECOND_NS,
+        "how long a connection to another server over HTTP may take to open",
+        limits=(1, None),
+    )
+    http_client_request_timeout_ns: int = option(
+        "http-client-request-timeout",
+        Kind.DURATION,
+        5 * SECOND_NS,
+        "how long a request to another server over HTTP may take",
+        limits=(1, None),
+    )
+    topology_region: str = option(
+        "topology-region", Kind.STRING, "", "the region that this broker runs in, told in /info"
+    )
+    topology_zone: str = option(
+        "topology-zone", Kind.STRING, "", "the zone that this broker runs in, told in /info"
+    )
+    max_connections: int = option(
+        "max-connections",
+        Kind.INT,
+        0,
+        "the most TCP connections at a time (0: as many as the system allows)",
+        limits=(0, None),
+    )

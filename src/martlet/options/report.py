@@ -1,0 +1,112 @@
+"""Options of reports: log lines and metrics."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import zlib
+from dataclasses import dataclass
+from enum import IntEnum
+
+from martlet.duration import MILLISECOND_NS, MINUTE_NS
+from martlet.options.flag import Kind, option
+
+
+class LogLevel(IntEnum):
+    """How much is logged; the numbers are nsqd's."""
+
+    DEBUG = 1
+    INFO = 2
+    WARN = 3
+    ERROR = 4
+    FATAL = 5
+
+
+_LOG_LEVELS = tuple((level.name.lower(), level) for level in LogLevel)
+
+
+def default_node_id(hostname: str) -> int:
+    """The node id that nsqd takes on a host of that name."""
+    return zlib.crc32(hashlib.md5(hostname.encode(), usedforsecurity=False).digest()) % 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """What a broker tells about itself."""
+
+    log_level: LogLevel = option(  # noqa: RUF009
+        "log-level",
+        Kind.CHOICE,
+        LogLevel.INFO,
+        "how much to log: debug, info, warn, error or fatal",
+        choices=_LOG_LEVELS,
+        section="log lines and metrics",
+    )
+    log_prefix: str = option(
+        "log-prefix", Kind.STRING, "[martlet] ", "what each log line begins with"
+    )
+    node_id: int = option(
+        "node-id",
+        Kind.INT,
+        lambda: default_node_id(socket.gethostname()),
+        "a number for this broker, from 0 to 1023 (default: made from the host's name)",
+        config_key="id",
+        limits=(0, 1023),
+        instead="message ids begin at a random number for each queue; this one is only logged",
+    )
+    statsd_address: str = option(
+        "statsd-address",
+        Kind.STRING,
+        "",
+        "<addr>:<port> of a statsd server",
+        instead="this version sends no metrics to statsd: read /stats",
+    )
+    statsd_prefix: str = option(
+        "statsd-prefix", Kind.STRING, "nsq.%s", "the prefix of statsd keys, %s being the host"
+    )
+    statsd_interval_ns: int = option(
+        "statsd-interval",
+        Kind.DURATION,
+        MINUTE_NS,
+        "how often metrics go to statsd",
+        limits=(MILLISECOND_NS, None),
+    )
+    statsd_mem_stats: bool = option(
+        "statsd-mem-stats", Kind.BOOL, True, "whether statsd gets metrics of memory"
+    )
+    statsd_udp_packet_size: int = option(
+        "statsd-udp-packet-size",
+        Kind.INT,
+        508,
+        "the most bytes of a packet to statsd",
+        limits=(64, 65507),
+    )
+    statsd_exclude_ephemeral: bool = option(
+        "statsd-exclude-ephemeral",
+        Kind.BOOL,
+        False,
+        "leave ephemeral topics and channels out of what statsd gets",
+    )
+    e2e_processing_latency_percentiles: tuple[float, ...] = option(
+        "e2e-processing-latency-percentile",
+        Kind.FLOATS,
+        (),
+        "percentiles of the time from publish to finish, as 1.0,0.99,0.95",
+        config_key="e2e_processing_latency_percentiles",
+        instead="this version does not measure it",
+    )
+    e2e_processing_latency_window_time_ns: int = option(
+        "e2e-processing-latency-window-time",
+        Kind.DURATION,
+        10 * MINUTE_NS,
+        "over how long those percentiles are taken",
+        limits=(MILLISECOND_NS, None),
+    )
+    experiments: tuple[str, ...] = option(
+        "enable-experiment",
+        Kind.STRINGS,
+        (),
+        "an experiment of nsqd, such as topology-aware-consumption",
+        config_key="enable_experiment",
+        instead="there are none here",
+    )

@@ -1,0 +1,103 @@
+"""Options of security: who may connect, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from martlet.options.flag import Kind, option
+
+
+class TlsRequired(IntEnum):
+    """Whether clients must use TLS; the numbers are nsqd's."""
+
+    NO = 0
+    EXCEPT_HTTP = 1
+    YES = 2
+
+
+class TlsVersion(IntEnum):
+    """A version of TLS, by its number on the wire."""
+
+    TLS1_0 = 0x0301
+    TLS1_1 = 0x0302
+    TLS1_2 = 0x0303
+    TLS1_3 = 0x0304
+
+
+_TLS_REQUIRED = tuple(
+    (text, value)
+    for value, texts in (
+        (TlsRequired.NO, "false 0 f"),
+        (TlsRequired.YES, "true 1 t"),
+        (TlsRequired.EXCEPT_HTTP, "tcp-https"),
+    )
+    for text in texts.split()
+)
+_TLS_VERSIONS = (
+    ("tls1.0", TlsVersion.TLS1_0),
+    ("tls1.1", TlsVersion.TLS1_1),
+    ("tls1.2", TlsVersion.TLS1_2),
+    ("tls1.3", TlsVersion.TLS1_3),
+    ("", TlsVersion.TLS1_0),
+)
+_NO_TLS = "this version has no TLS of its own: put a TLS proxy before the TCP address"
+_NO_AUTH = "this version cannot ask an auth server, and would let everybody in"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecurityOptions:
+    """Who may connect, and how."""
+
+    tls_cert: str = option(
+        "tls-cert", Kind.STRING, "", "the file of the certificate", missing=_NO_TLS, section="TLS"
+    )
+    tls_key: str = option(
+        "tls-key", Kind.STRING, "", "the file of the certificate's key", missing=_NO_TLS
+    )
+    tls_root_ca_file: str = option(
+        "tls-root-ca-file",
+        Kind.STRING,
+        "",
+        "the file of the authority that clients' certificates are checked with",
+        missing=_NO_TLS,
+    )
+    tls_client_auth_policy: str = option(
+        "tls-client-auth-policy",
+        Kind.STRING,
+        "",
+        "what is asked of clients' certificates: 'require' or 'require-verify'",
+        missing=_NO_TLS,
+    )
+    tls_required: TlsRequired = option(  # noqa: RUF009
+        "tls-required",
+        Kind.CHOICE,
+        TlsRequired.NO,
+        "whether clients must use TLS: true, false, or tcp-https, which leaves HTTP open",
+        choices=_TLS_REQUIRED,
+        missing=_NO_TLS,
+    )
+    tls_min_version: TlsVersion = option(  # noqa: RUF009
+        "tls-min-version",
+        Kind.CHOICE,
+        TlsVersion.TLS1_0,
+        "the oldest TLS to speak: tls1.0, tls1.1, tls1.2 or tls1.3",
+        choices=_TLS_VERSIONS,
+        missing=_NO_TLS,
+    )
+    auth_http_addresses: tuple[str, ...] = option(
+        "auth-http-address",
+        Kind.STRINGS,
+        (),
+        "<addr>:<port> or URL of an auth server; may be given several times",
+        config_key="auth_http_addresses",
+        missing=_NO_AUTH,
+        section="authorization",
+    )
+    auth_http_request_method: str = option(
+        "auth-http-request-method",
+        Kind.CHOICE,
+        "get",
+        "how the auth server is asked: get or post",
+        choices=(("get", "get"), ("post", "post")),
+    )

@@ -1,0 +1,104 @@
+"""Options of storage: where the log is, and when it reaches the disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from martlet.duration import MILLISECOND_NS, SECOND_NS
+from martlet.options.flag import Kind, option
+
+MIB = 1024 * 1024
+_NO_SCAN = "nothing is scanned: timeouts fire from exact timers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageOptions:
+    """Where the log is kept, and when it reaches the disk."""
+
+    data_path: str = option(
+        "data-path",
+        Kind.STRING,
+        "",
+        "the folder that the log is kept in (default: the current folder)",
+        section="storage",
+    )
+    flush: str = option(
+        "flush",
+        Kind.CHOICE,
+        "async",
+        "when OK is said: 'async' once a batch is in the page cache, which survives a killed"
+        " broker; 'sync' once it is on the disk, which survives a power cut",
+        choices=(("async", "async"), ("sync", "sync")),
+    )
+    sync_every: int = option(
+        "sync-every",
+        Kind.INT,
+        2500,
+        "with --flush=async, flush to the disk after this many messages",
+        limits=(1, None),
+    )
+    sync_timeout_ns: int = option(
+        "sync-timeout",
+        Kind.DURATION,
+        2 * SECOND_NS,
+        "with --flush=async, flush to the disk at least this often",
+        limits=(MILLISECOND_NS, None),
+    )
+    max_bytes_per_file: int = option(
+        "max-bytes-per-file",
+        Kind.SIZE,
+        100 * MIB,
+        "the size of a segment of the log",
+        limits=(4096, 2**40),
+    )
+    segment_spare: int = option(
+        "segment-spare",
+        Kind.INT,
+        1,
+        "how many used segments are kept to be written again",
+        limits=(0, 1000),
+    )
+    min_free_bytes: int = option(
+        "min-free-bytes",
+        Kind.SIZE,
+        64 * MIB,
+        "refuse to publish while the disk has less than this free",
+        limits=(0, None),
+    )
+    journal_interval_ns: int = option(
+        "journal-interval",
+        Kind.DURATION,
+        SECOND_NS,
+        "how often what was finished is written down; finished later than that before a crash,"
+        " a message comes again",
+        limits=(MILLISECOND_NS, None),
+    )
+    checkpoint_interval_ns: int = option(
+        "checkpoint-interval",
+        Kind.DURATION,
+        10 * SECOND_NS,
+        "how often the broker's state is saved whole, so that little is read again at a start",
+        limits=(MILLISECOND_NS, None),
+    )
+    mem_queue_size: int = option(
+        "mem-queue-size",
+        Kind.INT,
+        10000,
+        "messages to keep in memory",
+        limits=(0, None),
+        instead="every message goes to the log, and none is in memory alone",
+    )
+    queue_scan_selection_count: int = option(
+        "queue-scan-selection-count",
+        Kind.INT,
+        20,
+        "channels to look at in each scan for timeouts",
+        instead=_NO_SCAN,
+    )
+    queue_scan_worker_pool_max: int = option(
+        "queue-scan-worker-pool-max",
+        Kind.INT,
+        4,
+        "workers that scan for timeouts",
+        instead=_NO_SCAN,
+    )
