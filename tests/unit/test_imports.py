@@ -1,0 +1,212 @@
+"""The house stands on its order: imports run downwards, and the core touches no world outside."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+LOWER = {"broker", "log"}
+DOORS = {"admin", "spark", "client", "lookup", "server"}
+
+# What each room may import beside itself and the modules on the ground.
+MAY_IMPORT = {
+    "apps": {"testing", "protocol"} | DOORS | LOWER,
+    "testing": {"protocol"} | DOORS | LOWER,
+    "admin": {"client"} | LOWER,
+    "spark": {"client"} | LOWER,
+    "client": {"protocol"},
+    "lookup": {"protocol"} | LOWER,
+    "server": {"protocol"} | LOWER,
+    "broker": {"log"},
+    "log": set(),
+    "protocol": set(),
+    # martlet.options and the modules beside the rooms: everybody may use them.
+    "ground": set(),
+}
+
+# What the sans-I/O rooms get handed in: sockets, files, clocks, randomness, the event loop.
+WORLD = {
+    "aiohttp",
+    "asyncio",
+    "concurrent",
+    "fcntl",
+    "mmap",
+    "multiprocessing",
+    "os",
+    "pathlib",
+    "random",
+    "secrets",
+    "select",
+    "selectors",
+    "shutil",
+    "socket",
+    "ssl",
+    "subprocess",
+    "tempfile",
+    "threading",
+    "time",
+    "uuid",
+    "uvloop",
+}
+WORLDLESS = {"broker", "protocol"}
+
+
+class Import(NamedTuple):
+    """One imported module, as `martlet.log.record`; of `from a import b` both `a` and `a.b`."""
+
+    module: str
+    line: int
+    for_types: bool
+    """Inside `if TYPE_CHECKING`, so not there when the program runs."""
+
+
+def imports(tree: ast.Module, module: str, *, is_package: bool) -> Iterator[Import]:
+    """Everything that the module imports, wherever in it, relative names made absolute."""
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, node.lineno, id(node) in for_types)
+        elif isinstance(node, ast.ImportFrom):
+            base = module.split(".")
+            if node.level:
+                base = base[: len(base) - node.level + is_package]
+                base += node.module.split(".") if node.module else []
+            else:
+                base = (node.module or "").split(".")
+            for alias in node.names:
+                yield Import(".".join([*base, alias.name]), node.lineno, id(node) in for_types)
+
+
+def room_of(module: str) -> str | None:
+    """The room of a module or a name in it, which is its folder; None for what is not Martlet's."""
+    package, _, rest = module.partition(".")
+    if package == "pyspark_martlet":
+        return "spark"
+    if package != "martlet":
+        return None
+    room = rest.partition(".")[0]
+    if room == "options" or not (SOURCE / "martlet" / room).is_dir():
+        return "ground"
+    return room or "ground"
+
+
+def offences(source: str, module: str, *, is_package: bool = False) -> list[str]:
+    """What the module does against the rules of its room."""
+    tree = ast.parse(source)
+    room = room_of(module)
+    assert room is not None
+    if room not in MAY_IMPORT:
+        return [f"{module}: the room {room} has no place in the order of test_imports.py"]
+    found = []
+    for imported in imports(tree, module, is_package=is_package):
+        other = room_of(imported.module)
+        if other not in MAY_IMPORT[room] | {room, "ground", None}:
+            found.append(f"{module}:{imported.line}: {room} must not import {imported.module}")
+        top = imported.module.partition(".")[0]
+        if room in WORLDLESS and top in WORLD and not imported.for_types:
+            found.append(f"{module}:{imported.line}: {room} is sans-I/O, and imports {top}")
+    if room in WORLDLESS:
+        found += [
+            f"{module}:{node.lineno}: {room} is sans-I/O, and opens a file"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "open"
+        ]
+    return found
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def test_every_module_keeps_to_the_order_of_the_rooms() -> None:
+    found = [
+        offence
+        for module, path in modules()
+        for offence in offences(
+            path.read_text(encoding="utf-8"), module, is_package=path.name == "__init__.py"
+        )
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("martlet.log.segment", "from martlet.broker import topic"),
+        ("martlet.log.segment", "from martlet import broker"),
+        ("martlet.log.segment", "import martlet.broker.topic"),
+        ("martlet.log.segment", "from ..broker.topic import Topic"),
+        ("martlet.log.segment", "from .. import server"),
+        ("martlet.broker.topic", "def f():\n    from martlet.server import tcp"),
+        ("martlet.broker.topic", "if TYPE_CHECKING:\n    from martlet.protocol import nsq_v2"),
+        ("martlet.broker.topic", "import time"),
+        ("martlet.broker.topic", "from os import path"),
+        ("martlet.broker.topic", "with open('a') as file: pass"),
+        ("martlet.protocol.nsq_v2", "import asyncio.streams"),
+        ("martlet.protocol.nsq_v2", "from martlet.log import record"),
+        ("martlet.server.tcp", "from martlet.client import connection"),
+        ("martlet.spark.source", "from martlet.protocol import nsq_v2"),
+        ("martlet.client.pull", "from martlet.testing import Broker"),
+        ("martlet.options", "from martlet.log import record"),
+        ("martlet.spark.source", "from martlet.apps import main"),
+        ("pyspark_martlet", "from martlet.server import tcp"),
+    ],
+)
+def test_the_check_finds(module: str, source: str) -> None:
+    assert len(offences(source, module)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("martlet.server.tcp", "import socket\nfrom martlet.broker.topic import Topic"),
+        ("martlet.broker.topic", "from martlet.log import record\nfrom .channel import Channel"),
+        ("martlet.broker.topic", "if typing.TYPE_CHECKING:\n    from random import Random"),
+        ("martlet.broker.topic", "from martlet.options import BrokerOptions"),
+        ("martlet.protocol.nsq_v2", "import struct\nimport numpy as np"),
+        ("martlet.log.segment", "import os, mmap\nfrom martlet import __version__"),
+        ("martlet.apps.bench", "from martlet.protocol import nsq_v2\nimport martlet.testing"),
+        ("pyspark_martlet", "from martlet.spark.source import MartletDataSource"),
+    ],
+)
+def test_the_check_lets_pass(module: str, source: str) -> None:
+    assert offences(source, module) == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "too_heavy"),
+    [
+        ("import martlet.client", {"pyspark", "pyarrow", "pandas", "aiohttp", "rich"}),
+        ("import martlet.testing.pytest_plugin", {"pyspark", "pyarrow", "pandas", "aiohttp"}),
+        ("import martlet.apps.broker", {"pyspark", "pyarrow", "pandas", "aiohttp", "rich"}),
+        (
+            "from martlet.apps.main import main; assert main(['--version']) == 0",
+            {"pyspark", "pyarrow", "pandas", "aiohttp", "rich", "numpy", "asyncio", "uvloop"},
+        ),
+        (
+            "from martlet.apps.main import main; assert main(['--help']) == 0",
+            {"pyspark", "pyarrow", "pandas", "aiohttp", "rich", "numpy", "asyncio", "uvloop"},
+        ),
+    ],
+)
+def test_what_starts_often_stays_light(statement: str, too_heavy: set[str]) -> None:
+    program = f"{statement}\nimport sys; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert too_heavy & set(done.stdout.split()) == set()

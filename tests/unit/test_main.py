@@ -1,0 +1,95 @@
+"""The command that hands on to the others."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import martlet
+from martlet.apps import main as main_module
+from martlet.apps.main import COMMANDS, Command, main
+
+
+def test_the_console_script_tells_its_version() -> None:
+    script = Path(sys.executable).with_name("martlet")
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"martlet {martlet.__version__}\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_of_the_table_is_there(name: str) -> None:
+    program = f"from {COMMANDS[name].module} import main; assert callable(main)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    said = capsys.readouterr().out
+    for name, command in COMMANDS.items():
+        assert f"  {name}" in said
+        assert command.help in said
+
+
+def test_without_a_command_the_usage_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "usage: martlet COMMAND" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("brokr", "broker"), ("pipelines", "pipeline"), ("--versoin", "--version")]
+)
+def test_a_slip_gets_a_suggestion(
+    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([typed]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert repr(typed) in said.err
+    assert f"did you mean {meant!r}?" in said.err
+
+
+def test_a_word_like_no_command_gets_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["xyzzy"]) == 2
+    assert ", ".join(COMMANDS) in capsys.readouterr().err
+
+
+def test_a_command_gets_its_arguments_and_gives_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    got = []
+
+    def record(arguments: list[str]) -> int:
+        got.append(arguments)
+        return 7
+
+    module = ModuleType("martlet_test_command")
+    module.main = record  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(COMMANDS, "probe", Command(module.__name__, "a probe"))
+    assert main(["probe", "-a", "--help"]) == 7
+    assert got == [["-a", "--help"]]
+
+
+def test_a_missing_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "needy_command.py").write_text("import a_package_nobody_has")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(COMMANDS, "needy", Command("needy_command", "needs a lot", "spark"))
+    assert main(["needy"]) == 1
+    said = capsys.readouterr().err
+    assert "a_package_nobody_has" in said
+    assert "pip install 'martlet[spark]'" in said
+
+
+def test_a_missing_module_of_our_own_is_a_bug_and_not_a_missing_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(COMMANDS, "lost", Command("martlet.apps.lost", "is not there", "spark"))
+    with pytest.raises(ModuleNotFoundError, match=r"martlet\.apps\.lost"):
+        main_module.main(["lost"])
