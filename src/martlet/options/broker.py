@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Self
@@ -60,19 +59,6 @@ class BrokerOptions(
     def replace(self, **changes: Any) -> Self:
         """The same options but for those named, checked again."""
         return dataclasses.replace(self, **changes)
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, object]) -> dict[str, Any]:
-        """What a parsed config file sets, as keyword arguments.  Keys that are unknown are left.
-
-        Raises:
-            OptionError: a value cannot be what its key stands for.
-        """
-        return {
-            flag.field: flag.coerce(config[flag.config_key])
-            for flag in flags().values()
-            if flag.config_key in config
-        }
 
 
 @cache

@@ -137,11 +137,14 @@ class Flag:
         raise OptionError(f"{self.config_key}: {value!r} cannot be a {kind}")
 
     def check(self, value: object) -> None:
-        """See that a value lies between the limits.
+        """See that a value lies between the limits, or is one of the choices.
 
         Raises:
-            OptionError: it does not.
+            OptionError: it does not, or is none.
         """
+        if self.choices and value not in [choice for _, choice in self.choices]:
+            names = ", ".join(text for text, _ in self.choices if text)
+            raise OptionError(f"--{self.name} is {value!r}; it must be one of {names}")
         if not isinstance(value, int) or isinstance(value, bool):
             return
         low, high = self.minimum, self.maximum

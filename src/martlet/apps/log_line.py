@@ -1,0 +1,63 @@
+"""The log line: as nsqd writes it, so that what people grep and ship goes on working.
+
+::
+
+    [martlet] 2026/11/21 12:00:00.000000 INFO: TCP: listening on 127.0.0.1:4150
+
+The broker logs through ``logging``, to loggers below ``martlet``; an application that embeds it
+sees the same records through handlers of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import TextIO
+
+from martlet.options import LogLevel
+
+ROOT = "martlet"
+"""The logger above all others of the package."""
+
+_LEVELS = {
+    LogLevel.DEBUG: logging.DEBUG,
+    LogLevel.INFO: logging.INFO,
+    LogLevel.WARN: logging.WARNING,
+    LogLevel.ERROR: logging.ERROR,
+    LogLevel.FATAL: logging.CRITICAL,
+}
+
+
+class LineFormatter(logging.Formatter):
+    """Formats a record as nsqd's logger would, local time to the microsecond."""
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__()
+        self._prefix = prefix
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, and below it the traceback if the record has one."""
+        moment = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(record.created))
+        microseconds = int(record.created * 1e6) % 1_000_000
+        level = "FATAL" if record.levelno >= logging.CRITICAL else record.levelname
+        line = f"{self._prefix}{moment}.{microseconds:06d} {level}: {record.getMessage()}"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+def set_up(level: LogLevel, prefix: str, stream: TextIO | None = None) -> logging.Logger:
+    """Send what the package logs to a stream (standard error) from now on; gives its logger."""
+    logger = logging.getLogger(ROOT)
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(LineFormatter(prefix))
+    logger.handlers[:] = [handler]
+    logger.propagate = False
+    set_level(level)
+    return logger
+
+
+def set_level(level: LogLevel) -> None:
+    """Log from now on what is at least as grave as the level."""
+    logging.getLogger(ROOT).setLevel(_LEVELS[level])
