@@ -1,1 +1,1 @@
-"""Martlet for Spark: the data source, and the pipelines on it. Needs the extra `spark`."""
+"""Martlet and PySpark: the source, and the pipelines that are built on it."""

@@ -1,0 +1,35 @@
+"""The data source: ``spark.read.format("martlet")`` and ``spark.readStream.format("martlet")``.
+
+Spark finds it by itself wherever the package is installed, through the module `pyspark_martlet`.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from martlet.spark.batch import BatchReader
+from martlet.spark.options import ReadOptions
+from martlet.spark.schema import SCHEMA, arrow_schema
+from martlet.spark.stream import StreamReader
+
+
+class MartletDataSource(DataSource):
+    """Topics of Martlet brokers as a table. `martlet.spark.options` has the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "martlet"
+
+    def schema(self) -> StructType:
+        """All columns; see `martlet.spark.schema`."""
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader for a batch query on the wanted columns."""
+        return BatchReader(ReadOptions.parse(self.options, "batch"), arrow_schema(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """A reader for a stream of the wanted columns."""
+        return StreamReader(ReadOptions.parse(self.options, "stream"), arrow_schema(schema))

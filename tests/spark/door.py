@@ -1,0 +1,151 @@
+"""The HTTP endpoints that a reader of the log uses, on a hand-written data folder."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import numpy as np
+
+from tests.spark.folder import Folder
+
+INDEX_ROWS_A_REPLY = (1 << 20) // 40
+
+
+class Door(ThreadingHTTPServer):
+    """Serves a folder on a free port.
+
+    Attributes:
+        data_path: what is told as the broker's folder; something else keeps readers off the files.
+        channels: how far channels were advanced.
+        requests: the paths asked for so far.
+        failing: how many of the next requests are answered with 503.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, folder: Folder, data_path: str | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.folder = folder
+        self.data_path = str(folder.path) if data_path is None else data_path
+        self.channels: dict[tuple[str, str], int] = {}
+        self.requests: list[str] = []
+        self.failing = 0
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server_address[1]}"
+
+
+@contextmanager
+def serving(door: Door) -> Iterator[Door]:
+    """Answer until the block is left."""
+    thread = threading.Thread(target=door.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield door
+    finally:
+        door.shutdown()
+        door.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Door
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        asked = dict(parse_qsl(url.query))
+        self.server.requests.append(url.path)
+        if self.server.failing:
+            self.server.failing -= 1
+            self._answer(503, {"message": "NOT YET"})
+            return
+        {
+            "/log/topics": self._topics,
+            "/log/offset": self._offset,
+            "/log/index": self._index,
+            "/log/batches": self._batches,
+            "/topic/create": self._create,
+            "/channel/create": self._create,
+            "/channel/advance": self._advance,
+        }[url.path](asked)
+
+    do_POST = do_GET
+
+    def _topics(self, asked: dict[str, str]) -> None:
+        folder = self.server.folder
+        topics = [
+            {
+                "topic": name,
+                "topic_id": number,
+                "queues": [
+                    {"queue": key[1], "start_offset": start, "end_offset": folder.end_offsets[key]}
+                    for key, start in folder.start_offsets.items()
+                    if key[0] == name
+                ],
+            }
+            for name, number in folder.topics.items()
+        ]
+        told = {"broker": folder.broker, "data_path": self.server.data_path, "topics": topics}
+        self._answer(200, told)
+
+    def _rows(self, asked: dict[str, str]) -> Any:
+        return self.server.folder.index(asked["topic"], int(asked["queue"]))
+
+    def _offset(self, asked: dict[str, str]) -> None:
+        rows = self._rows(asked)
+        later = rows[rows["stored_at_ns"] >= int(asked["timestamp_ns"])]
+        end = self.server.folder.end_offsets[asked["topic"], int(asked["queue"])]
+        self._answer(200, {"offset": int(later["first_offset"][0]) if len(later) else end})
+
+    def _index(self, asked: dict[str, str]) -> None:
+        rows = self._rows(asked)
+        ends = rows["first_offset"] + rows["count"]
+        start, end = int(asked["start"]), int(asked["end"])
+        touched = rows[(ends > start) & (rows["first_offset"] < end)]
+        self._answer(200, touched[:INDEX_ROWS_A_REPLY].tobytes())
+
+    def _batches(self, asked: dict[str, str]) -> None:
+        rows = self._rows(asked)
+        offset = int(asked["offset"])
+        start_offset = self.server.folder.start_offsets[asked["topic"], int(asked["queue"])]
+        if offset < start_offset:
+            self._answer(410, {"message": "OFFSET_GONE", "start_offset": start_offset})
+            return
+        rest = rows[rows["first_offset"] + rows["count"] > offset]
+        if not len(rest):
+            self._answer(204, b"")
+            return
+        count = max(1, int(np.searchsorted(np.cumsum(rest["length"]), int(asked["max_bytes"]))))
+        records = [
+            self.server.folder.record(int(row["position"]), int(row["length"]))
+            for row in rest[:count]
+        ]
+        self._answer(200, b"".join(records))
+
+    def _create(self, asked: dict[str, str]) -> None:
+        if "channel" in asked:
+            self.server.channels.setdefault((asked["topic"], asked["channel"]), 0)
+        self._answer(200, b"")
+
+    def _advance(self, asked: dict[str, str]) -> None:
+        self.server.channels[asked["topic"], asked["channel"]] = int(asked["offset"])
+        self._answer(200, b"")
+
+    def _answer(self, status: int, content: Any) -> None:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        if status != 204:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)

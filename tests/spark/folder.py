@@ -1,0 +1,166 @@
+"""A data folder written by hand, as a broker leaves it: for tests of what only reads one."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from martlet.log.index import ENTRY
+from martlet.log.record import (
+    FRAME_HEADER_BYTES,
+    FRAME_SIZE_EXTRA,
+    HEADER_BYTES,
+    Flag,
+    Kind,
+    align8,
+    record_length,
+    seal,
+)
+
+EPOCH_NS = 1_700_000_000_000_000_000
+
+
+class Folder:
+    """Writes batches into segments and remembers the index.
+
+    Args:
+        path: an empty folder.
+        segment_bytes: how long a segment is; a batch that does not fit starts the next.
+    """
+
+    def __init__(self, path: Path, segment_bytes: int = 1 << 20) -> None:
+        self.path = path
+        self.broker = uuid.uuid4().hex
+        self.segment_bytes = segment_bytes
+        self.topics: dict[str, int] = {}
+        self.entries: dict[tuple[str, int], list[tuple[int, ...]]] = {}
+        self.start_offsets: dict[tuple[str, int], int] = {}
+        self.end_offsets: dict[tuple[str, int], int] = {}
+        (path / "log").mkdir(parents=True)
+        (path / "broker.json").write_text(json.dumps({"broker": self.broker, "version": 1}))
+        self._base = 0
+        self._used = segment_bytes
+        self._next_base = 0
+
+    def append(
+        self,
+        topic: str,
+        bodies: Sequence[bytes] | npt.NDArray[np.uint8],
+        *,
+        queue: int = 0,
+        stored_at_ns: int = EPOCH_NS,
+        deliver_at_ns: int = 0,
+    ) -> None:
+        """Store one batch. An array of uint8 holds one body a row."""
+        topic_id = self.topics.setdefault(topic, len(self.topics) + 1)
+        key = (topic, queue)
+        first_offset = self.end_offsets.get(key, 0)
+        if isinstance(bodies, np.ndarray):
+            frames, ends = _uniform_frames(bodies, first_offset, stored_at_ns)
+        else:
+            frames, ends = _frames(bodies, first_offset, stored_at_ns)
+        length = record_length(len(frames), len(ends))
+        position = self._room(length)
+        record = bytearray(length)
+        record[HEADER_BYTES : HEADER_BYTES + len(frames)] = frames
+        trailer = align8(HEADER_BYTES + len(frames))
+        record[trailer : trailer + 4 * len(ends)] = ends.astype("<u4").tobytes()
+        seal(
+            memoryview(record),
+            kind=Kind.BATCH,
+            position=position,
+            epoch=1,
+            payload_length=len(frames),
+            flags=Flag.UNIFORM if len({len(body) for body in bodies}) == 1 else 0,
+            topic=topic_id,
+            queue=queue,
+            count=len(ends),
+            first_offset=first_offset,
+            stored_at_ns=stored_at_ns,
+            deliver_at_ns=deliver_at_ns,
+        )
+        with open(self._segment_path(), "r+b") as segment:
+            segment.seek(position - self._base)
+            segment.write(record)
+        entry = (first_offset, position, len(ends), length, stored_at_ns, deliver_at_ns)
+        self.entries.setdefault(key, []).append(entry)
+        self.start_offsets.setdefault(key, 0)
+        self.end_offsets[key] = first_offset + len(ends)
+
+    def index(self, topic: str, queue: int = 0) -> npt.NDArray[np.void]:
+        """The rows of a queue's index."""
+        return np.array(self.entries.get((topic, queue), []), ENTRY)
+
+    def record(self, position: int, length: int) -> bytes:
+        """The bytes of a record."""
+        base = max(b for b in self._bases() if b <= position)
+        with open(self.path / "log" / f"{base:020d}.log", "rb") as segment:
+            segment.seek(position - base)
+            return segment.read(length)
+
+    def recycle_first(self) -> None:
+        """Rename the oldest segment to the log's end and overwrite it, as retention does."""
+        base = min(self._bases())
+        old = self.path / "log" / f"{base:020d}.log"
+        new = self.path / "log" / f"{self._next_base:020d}.log"
+        old.rename(new)
+        new_base, self._next_base = self._next_base, self._next_base + self.segment_bytes
+        with open(new, "r+b") as segment:
+            segment.write(b"\xa5" * self.segment_bytes)
+        for key, rows in self.entries.items():
+            kept = [row for row in rows if row[1] >= base + self.segment_bytes]
+            self.entries[key] = kept
+            self.start_offsets[key] = kept[0][0] if kept else self.end_offsets[key]
+        assert new_base >= 0
+
+    def _bases(self) -> list[int]:
+        return [int(path.stem) for path in (self.path / "log").glob("*.log")]
+
+    def _segment_path(self) -> Path:
+        return self.path / "log" / f"{self._base:020d}.log"
+
+    def _room(self, length: int) -> int:
+        """The position for a record, in a new segment where the last has no room."""
+        if self._used + length > self.segment_bytes:
+            assert length <= self.segment_bytes
+            self._base = self._next_base
+            self._next_base += self.segment_bytes
+            self._used = 0
+            with open(self._segment_path(), "wb") as segment:
+                segment.truncate(self.segment_bytes)
+        position = self._base + self._used
+        self._used += length
+        return position
+
+
+def _frames(
+    bodies: Sequence[bytes], first_offset: int, stored_at_ns: int
+) -> tuple[bytes, npt.NDArray[np.uint32]]:
+    parts = []
+    for number, body in enumerate(bodies):
+        parts.append((FRAME_SIZE_EXTRA + len(body)).to_bytes(4, "big") + (2).to_bytes(4, "big"))
+        parts.append(stored_at_ns.to_bytes(8, "big") + (1).to_bytes(2, "big"))
+        parts.append(b"%016x" % (first_offset + number) + body)
+    ends = np.cumsum([FRAME_HEADER_BYTES + len(body) for body in bodies], dtype=np.uint32)
+    return b"".join(parts), ends
+
+
+def _uniform_frames(
+    bodies: npt.NDArray[np.uint8], first_offset: int, stored_at_ns: int
+) -> tuple[bytes, npt.NDArray[np.uint32]]:
+    count, size = bodies.shape
+    head, _ = _frames([bytes(size)], 0, stored_at_ns)
+    frames = np.empty((count, FRAME_HEADER_BYTES + size), np.uint8)
+    frames[:] = np.frombuffer(head, np.uint8)
+    offsets = np.arange(first_offset, first_offset + count, dtype=np.uint64)
+    shifts = np.arange(60, -4, -4, dtype=np.uint64)
+    digits = (offsets[:, None] >> shifts) & np.uint64(15)
+    frames[:, 18:34] = np.frombuffer(b"0123456789abcdef", np.uint8)[digits]
+    frames[:, 34:] = bodies
+    ends = np.arange(1, count + 1, dtype=np.uint32) * np.uint32(FRAME_HEADER_BYTES + size)
+    return frames.tobytes(), ends
