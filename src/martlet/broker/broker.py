@@ -1,0 +1,249 @@
+"""The broker's core: topics over a log.
+
+It is told the time, handed its chance and its log, and called for everything; it never waits.
+Around it somebody moves bytes, calls `commit` once in each turn of his loop, `run` when the
+schedule says so, `write_journal` every so often, and runs the jobs of `begin_checkpoint` where
+blocking does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from martlet.broker.channel import Channel
+from martlet.broker.errors import BrokerError, InvalidName, NotFound, WritesRefused
+from martlet.broker.journal import Description, pack_cursor, pack_topology
+from martlet.broker.name import is_valid_name
+from martlet.broker.queue import MOST_BATCH_BYTES, Queue, Receipt
+from martlet.broker.schedule import Schedule
+from martlet.broker.topic import Topic, describe_channel
+from martlet.log.batch import Batch
+from martlet.log.checkpoint import JournalEntry
+from martlet.log.commitlog import CommitLog
+from martlet.log.index import Index
+from martlet.log.record import Kind
+
+MOST_SCRATCH = 8
+"""How many batches are kept to be used again."""
+BIG_SCRATCH_BYTES = 1 << 22
+"""A scratch buffer that has grown beyond this is not kept."""
+
+
+class Broker:
+    """Topics, channels and the journal over an opened log.
+
+    Use `martlet.broker.restore.restore` to get one from a data folder.
+
+    Args:
+        log: opened and recovered.
+        clock: nanoseconds since 1970, never going back.
+        random: for ids and sampling.
+        most_consumers: of one channel; 0 for no limit.
+        max_timeout_ns: how long TOUCH may keep a message in flight.
+        on_lost: told of messages that can not be read any more: topic, channel, first offset,
+            end offset, reason.
+    """
+
+    def __init__(
+        self,
+        log: CommitLog,
+        clock: Callable[[], int],
+        random: Random,
+        *,
+        most_consumers: int = 0,
+        max_timeout_ns: int = 15 * 60 * 10**9,
+        on_lost: Callable[[str, str, int, int, str], None] = lambda *_: None,
+    ) -> None:
+        self.log = log
+        self.clock = clock
+        self.random = random
+        self.most_consumers = most_consumers
+        self.max_timeout_ns = max_timeout_ns
+        self.lost = on_lost
+        self.schedule = Schedule()
+        self.topics: dict[str, Topic] = {}
+        self.by_id: dict[int, Topic] = {}
+        self.last_id = 0
+        self.started_at_ns = clock()
+        self.on_topic: Callable[[Topic], None] = lambda topic: None
+        """Called when a topic is made or deleted."""
+        self._staged: dict[Queue, Topic] = {}
+        self._scratch: list[Batch] = []
+        self._dirty: list[Channel] = []
+        self._last_stored_ns = 0
+        log.on_roll = self.begin_segment
+
+    # health
+
+    @property
+    def health(self) -> str:
+        """``OK``, or ``NOK - `` and why."""
+        reason = self.log.failed or self.log.full
+        return "OK" if reason is None else f"NOK - {reason}"
+
+    # topics
+
+    def topic(self, name: str) -> Topic:
+        """The topic of that name, made if it is new.
+
+        Raises:
+            InvalidName: no topic can have it.
+            WritesRefused: a new topic could not be written down.
+        """
+        topic = self.topics.get(name)
+        if topic is None:
+            if not is_valid_name(name):
+                raise InvalidName(f"topic name {name!r} is not valid")
+            id = self.next_id()
+            index = Index(self.log.storage, id, 0)
+            queue = Queue(self.log, id, 0, self.random.getrandbits(64), index, 0)
+            topic = Topic(self, id, name, queue)
+            self.journal_topology("topic", id, topic=topic.describe())
+            self.adopt(topic)
+            self.on_topic(topic)
+        return topic
+
+    def adopt(self, topic: Topic) -> None:
+        """Put a topic in place."""
+        self.topics[topic.name] = topic
+        self.by_id[topic.id] = topic
+
+    def find_topic(self, name: str) -> Topic:
+        """The topic of that name. Raises NotFound."""
+        try:
+            return self.topics[name]
+        except KeyError:
+            raise NotFound(f"there is no topic {name!r}") from None
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with its channels. Raises NotFound."""
+        topic = self.find_topic(name)
+        self.commit()
+        self.journal_topology("topic_deleted", topic.id, id=topic.id)
+        del self.topics[name], self.by_id[topic.id]
+        topic.close()
+        topic.queue.index.remove()
+        self.on_topic(topic)
+
+    def next_id(self) -> int:
+        """A number that no topic or channel ever had."""
+        self.last_id += 1
+        return self.last_id
+
+    def left(self, topic: Topic, channel: Channel) -> None:
+        """A consumer has left a channel: what is ephemeral goes with its last consumer."""
+        if not channel.ephemeral or channel.consumers:
+            return
+        if topic.channels.get(channel.name) is channel:
+            topic.delete_channel(channel.name)
+        if topic.ephemeral and not topic.channels and self.topics.get(topic.name) is topic:
+            self.delete_topic(topic.name)
+
+    # messages
+
+    def staged(self, queue: Queue) -> Batch:
+        """The batch that takes a queue's messages in this turn."""
+        if not queue.staged:
+            topic = self.by_id[queue.topic]
+            self._staged[queue] = topic
+            self._last_stored_ns = max(self._last_stored_ns, self.clock())
+            return queue.stage(self._scratch, self._last_stored_ns)
+        batch = queue.stage(self._scratch, 0)
+        if batch.payload_length < MOST_BATCH_BYTES:
+            return batch
+        self.commit_deferred(self.by_id[queue.topic], 0)
+        return self.staged(queue)
+
+    def commit(self) -> None:
+        """Append everything that is staged and hand it to the channels."""
+        while self._staged:
+            topic = self._staged[next(iter(self._staged))]
+            self.commit_deferred(topic, 0)
+
+    def commit_deferred(self, topic: Topic, deliver_at_ns: int) -> Receipt:
+        """Append what is staged for a topic, to be delivered at a time, 0 for at once."""
+        queue = topic.queue
+        self._staged.pop(queue)
+        before = queue.end_offset
+        receipt = queue.commit(self._scratch, deliver_at_ns)
+        last = self._scratch[-1]
+        if len(self._scratch) > MOST_SCRATCH or len(last.scratch) > BIG_SCRATCH_BYTES:
+            self._scratch.pop()
+        if receipt.error is None:
+            topic.stored(queue.end_offset - before, deliver_at_ns != 0)
+        return receipt
+
+    # time
+
+    def run(self) -> int | None:
+        """Do what is due. Returns when to be called again, None for never."""
+        self.schedule.run(self.clock())
+        return self.schedule.next_ns()
+
+    # journal
+
+    def changed(self, channel: Channel) -> None:
+        """A channel's cursor moved."""
+        self._dirty.append(channel)
+
+    def journal_topology(self, op: str, topic_number: int, /, **fields: object) -> None:
+        """Write a topology entry. Raises WritesRefused."""
+        entry = pack_topology(op, **fields)
+        self.log.append_journal(
+            Kind.TOPOLOGY, entry, topic=topic_number, stored_at_ns=self.clock()
+        )
+
+    def write_journal(self) -> None:
+        """Write down where the cursors are that moved since the last time.
+
+        Raises WritesRefused; what was not written will be, the next time.
+        """
+        dirty, self._dirty = self._dirty, []
+        now_ns = self.clock()
+        while dirty:
+            channel = dirty[-1]
+            topic = self.topics.get(channel.topic)
+            if topic is not None and topic.channels.get(channel.name) is channel:
+                entry = pack_cursor(channel.id, channel.cursor, full=False)
+                try:
+                    self.log.append_journal(
+                        Kind.CURSOR, entry, topic=topic.id, stored_at_ns=now_ns
+                    )
+                except WritesRefused:
+                    self._dirty += dirty
+                    raise
+                channel.cursor.stragglers.changed.clear()
+                channel.cursor.stragglers.removed.clear()
+            channel.dirty = False
+            dirty.pop()
+
+    def snapshot(self, **fields: object) -> list[JournalEntry]:
+        """The whole journal in its shortest form."""
+        topics: list[Description] = []
+        cursors: list[JournalEntry] = []
+        for topic in self.topics.values():
+            if topic.ephemeral:
+                continue
+            kept = [channel for channel in topic.channels.values() if not channel.ephemeral]
+            topics.append(
+                topic.describe()
+                | {
+                    "end_offset": topic.queue.end_offset,
+                    "channels": [describe_channel(channel) for channel in kept],
+                }
+            )
+            for channel in kept:
+                entry = pack_cursor(channel.id, channel.cursor, full=True)
+                cursors.append((Kind.CURSOR, topic.id, entry))
+        head = pack_topology("snapshot", topics=topics, last_id=self.last_id, **fields)
+        return [(Kind.TOPOLOGY, 0, head), *cursors]
+
+    def begin_segment(self) -> None:
+        """Each segment begins with the whole journal, so that older ones may go."""
+        now_ns = self.clock()
+        for kind, topic, entry in self.snapshot():
+            self.log.append_journal(kind, entry, topic=topic, stored_at_ns=now_ns)
+
+
+__all__ = ["Broker", "BrokerError"]

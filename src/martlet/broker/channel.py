@@ -1,0 +1,416 @@
+"""The channel: who consumes a topic together.
+
+A channel copies nothing.  It is a cursor over the topic's log, a line of the consumers that have
+room, and NSQ's rules of what may be done with a message in flight.  Delivery goes in grants: the
+consumer at the head of the line gets its share of what there is, and stands in line again while it
+has room.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import TYPE_CHECKING, Protocol
+
+from martlet.broker.consumer import Client, Consumer, Lease
+from martlet.broker.cursor import Cursor
+from martlet.broker.errors import NotInFlight, TooMany
+from martlet.broker.name import is_ephemeral
+from martlet.broker.schedule import Alarm, Schedule
+
+if TYPE_CHECKING:
+    from martlet.broker.window import Offsets
+
+
+class Surroundings(Protocol):
+    """What a channel needs of the house around it."""
+
+    clock: Callable[[], int]
+    schedule: Schedule
+    random: Random
+
+    def changed(self, channel: Channel) -> None:
+        """The channel's cursor moved: journal it before long."""
+
+
+class Channel:
+    """A channel of a topic.
+
+    Args:
+        around: the broker's clock, schedule and journal.
+        id: its number in the log.
+        topic: the topic's name.
+        name: its own.
+        cursor: where it stands.
+        limit: tells the offset up to which a cursor may deliver.
+    """
+
+    def __init__(
+        self,
+        around: Surroundings,
+        id: int,
+        topic: str,
+        name: str,
+        cursor: Cursor,
+        limit: Callable[[Cursor], int],
+        *,
+        most_consumers: int = 0,
+        max_timeout_ns: int,
+    ) -> None:
+        self.id = id
+        self.topic = topic
+        self.name = name
+        self.ephemeral = is_ephemeral(name)
+        self.paused = False
+        self.cursor = cursor
+        self.consumers: list[Consumer] = []
+        self.message_count = 0
+        self.requeue_count = 0
+        self.timeout_count = 0
+        self.dirty = False
+        self._around = around
+        self._limit = limit
+        self._most_consumers = most_consumers
+        self._max_timeout_ns = max_timeout_ns
+        self._line: deque[Consumer] = deque()
+        self._by_number: dict[int, Consumer] = {}
+        self._last_number = 0
+        self._alarm: Alarm = around.schedule.alarm(self._expire)
+
+    # what it looks like
+
+    @property
+    def depth(self) -> int:
+        """How many messages wait to be delivered, deferred ones aside."""
+        cursor = self.cursor
+        fresh = max(0, self._limit(self.cursor) - cursor.next - cursor.deferred_ahead)
+        return fresh + cursor.stragglers.ready_count
+
+    @property
+    def in_flight_count(self) -> int:
+        """How many messages are with consumers."""
+        return sum(consumer.in_flight_count for consumer in self.consumers)
+
+    @property
+    def deferred_count(self) -> int:
+        """How many messages wait for a time."""
+        return self.cursor.stragglers.waiting_count
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a consumer would take a message at once."""
+        return bool(self._line) and not self.paused
+
+    # consumers
+
+    def add_consumer(self, client: Client, timeout_ns: int, sample_rate: int = 0) -> Consumer:
+        """Subscribe a client. Raises TooMany."""
+        if self._most_consumers and len(self.consumers) >= self._most_consumers:
+            raise TooMany(
+                f"consumers for {self.topic}:{self.name} exceeds limit of {self._most_consumers}"
+            )
+        self._last_number += 1
+        consumer = Consumer(client, self._last_number, timeout_ns, sample_rate)
+        self.consumers.append(consumer)
+        self._by_number[consumer.number] = consumer
+        return consumer
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        """The client has gone: what it held is delivered to others at once."""
+        self.consumers.remove(consumer)
+        del self._by_number[consumer.number]
+        self._leave_line(consumer)
+        now_ns = self._around.clock()
+        stragglers = self.cursor.stragglers
+        for lease in consumer.leases:
+            for offset in self._release(consumer, lease):
+                stragglers.wait(offset, 1, now_ns, now_ns)
+        for offset, straggler in stragglers.owned_by(consumer):
+            stragglers.wait(offset, straggler.attempts, now_ns, now_ns)
+        if consumer.in_flight_count:
+            consumer.in_flight_count = 0
+            self._changed()
+            self.pump()
+
+    def set_ready(self, consumer: Consumer, count: int) -> None:
+        """RDY: the consumer takes up to so many messages at a time."""
+        consumer.ready_count = count
+        self.resume(consumer)
+
+    def set_blocked(self, consumer: Consumer, blocked: bool) -> None:
+        """The client has stopped, or begun again, to read what it is sent."""
+        consumer.blocked = blocked
+        if not blocked:
+            self.resume(consumer)
+
+    def resume(self, consumer: Consumer) -> None:
+        """Deliver to a consumer that may have room."""
+        if not consumer.is_ready and consumer.room > 0:
+            consumer.is_ready = True
+            self._line.append(consumer)
+        if consumer.is_ready:
+            self.pump()
+
+    def _leave_line(self, consumer: Consumer) -> None:
+        if consumer.is_ready:
+            consumer.is_ready = False
+            self._line.remove(consumer)
+
+    # delivery
+
+    def pump(self) -> None:
+        """Deliver what can be delivered."""
+        line = self._line
+        while line and not self.paused:
+            consumer = line[0]
+            room = consumer.room
+            if room <= 0:
+                line.popleft()
+                consumer.is_ready = False
+            elif self.cursor.stragglers.ready_count:
+                self._grant_straggler(consumer)
+            else:
+                limit = self._limit(self.cursor)
+                available = limit - self.cursor.next
+                if available <= 0:
+                    return
+                if len(line) > 1:
+                    room = min(room, -(-available // len(line)))
+                    line.rotate(-1)
+                self._grant(consumer, room, limit)
+
+    def _grant(self, consumer: Consumer, most: int, limit: int) -> None:
+        cursor = self.cursor
+        window = cursor.window
+        if consumer.sample_rate and self._sampled_out(consumer):
+            if cursor.take(0, 1, limit)[1]:
+                window.advance()
+                self._changed()
+            return
+        if consumer.sample_rate:
+            most = 1
+        first = window.next
+        parts, taken = cursor.take(consumer.number, most, limit)
+        if not self.dirty:
+            self._changed()
+        if not taken:
+            return
+        deadline_ns = self._around.clock() + consumer.timeout_ns
+        if consumer.leases and consumer.leases[0].end <= window.floor:
+            consumer.trim_leases(window.floor)
+        consumer.leases.append(Lease(first, window.next, deadline_ns))
+        consumer.in_flight_count += taken
+        consumer.message_count += taken
+        self._alarm.at(deadline_ns)
+        consumer.client.send_messages(parts)
+        crowded = window.crowd()
+        if crowded:
+            self._thin_out(window.floor + crowded)
+
+    def _sampled_out(self, consumer: Consumer) -> bool:
+        return self._around.random.randrange(100) >= consumer.sample_rate
+
+    def _grant_straggler(self, consumer: Consumer) -> None:
+        stragglers = self.cursor.stragglers
+        offset = stragglers.next_ready()
+        assert offset is not None
+        attempts = stragglers.by_offset[offset].attempts + 1
+        frame = self.cursor.frame(offset, attempts)
+        self._changed()
+        if frame is None or (consumer.sample_rate and self._sampled_out(consumer)):
+            stragglers.remove(offset)
+            return
+        now_ns = self._around.clock()
+        deadline_ns = now_ns + consumer.timeout_ns
+        stragglers.hold(offset, attempts, consumer, now_ns, deadline_ns)
+        self._alarm.at(deadline_ns)
+        consumer.in_flight_count += 1
+        consumer.message_count += 1
+        if len(self._line) > 1:
+            self._line.rotate(-1)
+        consumer.client.send_messages((frame,))
+
+    def _thin_out(self, end: int) -> None:
+        """Few of very many messages are unfinished: give each of the old ones its own place."""
+        cursor = self.cursor
+        for offset, number in cursor.window.held(cursor.window.floor, end):
+            consumer = self._by_number[number]
+            deadline_ns = consumer.lease_of(offset).deadline_ns
+            delivered_at_ns = deadline_ns - consumer.timeout_ns
+            cursor.window.release(offset)
+            cursor.stragglers.hold(offset, 1, consumer, delivered_at_ns, deadline_ns)
+        cursor.window.advance()
+
+    # what consumers answer
+
+    def finish(self, consumer: Consumer, offset: int) -> None:
+        """FIN. Raises NotInFlight."""
+        cursor = self.cursor
+        if cursor.window.holds(consumer.number, offset):
+            cursor.window.release(offset)
+        elif cursor.stragglers.get(offset, consumer) is not None:
+            cursor.stragglers.remove(offset)
+        else:
+            raise NotInFlight(f"ID {offset} not in flight")
+        self._finished(consumer, 1)
+
+    def finish_run(self, consumer: Consumer, offsets: Offsets) -> bool:
+        """FIN for strictly rising offsets; False, and nothing done, where one is not in the
+        window: then each must be finished by itself."""
+        if not self.cursor.window.release_run(consumer.number, offsets):
+            return False
+        self._finished(consumer, len(offsets))
+        return True
+
+    def _finished(self, consumer: Consumer, count: int) -> None:
+        consumer.in_flight_count -= count
+        consumer.finish_count += count
+        if not self.dirty:
+            self._changed()
+        self.resume(consumer)
+
+    def requeue(self, consumer: Consumer, offset: int, delay_ns: int) -> None:
+        """REQ: the message is delivered again, after a delay. Raises NotInFlight."""
+        attempts, _ = self._let_go(consumer, offset)
+        now_ns = self._around.clock()
+        self.cursor.stragglers.wait(offset, attempts, now_ns + delay_ns, now_ns)
+        if delay_ns:
+            self._alarm.at(now_ns + delay_ns)
+        consumer.in_flight_count -= 1
+        consumer.requeue_count += 1
+        self.requeue_count += 1
+        self._changed()
+        self.resume(consumer)
+        self.pump()
+
+    def touch(self, consumer: Consumer, offset: int) -> None:
+        """TOUCH: the message's timeout begins anew, up to the maximum since it was delivered.
+
+        Raises NotInFlight.
+        """
+        attempts, delivered_at_ns = self._let_go(consumer, offset)
+        deadline_ns = min(
+            self._around.clock() + consumer.timeout_ns, delivered_at_ns + self._max_timeout_ns
+        )
+        self.cursor.stragglers.hold(offset, attempts, consumer, delivered_at_ns, deadline_ns)
+        self._alarm.at(deadline_ns)
+        self._changed()
+
+    def _let_go(self, consumer: Consumer, offset: int) -> tuple[int, int]:
+        """Take a message in flight out of the window. Returns its attempts and when it was
+        delivered; a straggler is left for the caller to put elsewhere."""
+        cursor = self.cursor
+        if cursor.window.holds(consumer.number, offset):
+            lease = consumer.lease_of(offset)
+            cursor.window.release(offset)
+            return 1, lease.deadline_ns - consumer.timeout_ns
+        straggler = cursor.stragglers.get(offset, consumer)
+        if straggler is None:
+            raise NotInFlight(f"ID {offset} not in flight")
+        return straggler.attempts, straggler.delivered_at_ns
+
+    # time
+
+    def _expire(self, now_ns: int) -> int | None:
+        """Requeue what has timed out and deliver what is due. Returns when to look again."""
+        stragglers = self.cursor.stragglers
+        timed_out = 0
+        for consumer in self.consumers:
+            leases = consumer.leases
+            while leases and leases[0].deadline_ns <= now_ns:
+                for offset in self._release(consumer, leases.popleft()):
+                    stragglers.wait(offset, 1, now_ns, now_ns)
+                    consumer.in_flight_count -= 1
+                    timed_out += 1
+        for offset, straggler in stragglers.expire(now_ns):
+            owner = straggler.owner
+            assert owner is not None
+            owner.in_flight_count -= 1
+            stragglers.wait(offset, straggler.attempts, now_ns, now_ns)
+            timed_out += 1
+        if timed_out:
+            self.timeout_count += timed_out
+            self._changed()
+            self._line_up(self.consumers)
+        self.pump()
+        times = [c.leases[0].deadline_ns for c in self.consumers if c.leases]
+        earliest_ns = stragglers.earliest_ns()
+        if earliest_ns is not None:
+            times.append(earliest_ns)
+        return min(times, default=None)
+
+    def _release(self, consumer: Consumer, lease: Lease) -> Iterable[int]:
+        held = self.cursor.window.release_range(consumer.number, lease.first, lease.end)
+        offsets: list[int] = held.tolist()
+        return offsets
+
+    def _line_up(self, consumers: Iterable[Consumer]) -> None:
+        for consumer in consumers:
+            if not consumer.is_ready and consumer.room > 0:
+                consumer.is_ready = True
+                self._line.append(consumer)
+
+    # what the operator does
+
+    def stored(self, count: int, deferred: bool, end: int) -> None:
+        """The topic has stored `count` more messages, up to offset `end`."""
+        self.message_count += count
+        if deferred:
+            self.schedule(end)
+        elif self.cursor.scheduled_end == end - count:
+            self.cursor.scheduled_end = end
+        if self._line:
+            self.pump()
+
+    def schedule(self, end: int) -> None:
+        """See that deferred messages below an offset come at their time."""
+        due_ns = self.cursor.schedule(end, self._around.clock())
+        if due_ns is not None:
+            self._alarm.at(due_ns)
+            self._changed()
+
+    def arm(self) -> None:
+        """Look at all times, after a restart."""
+        earliest_ns = self.cursor.stragglers.earliest_ns()
+        if earliest_ns is not None:
+            self._alarm.at(earliest_ns)
+
+    def set_paused(self, paused: bool) -> None:
+        """Stop delivering, or go on."""
+        self.paused = paused
+        self.pump()
+
+    def empty(self) -> None:
+        """Finish everything that is stored for the channel."""
+        self.advance(self._limit(self.cursor))
+
+    def advance(self, offset: int) -> None:
+        """Finish everything below an offset, in flight or not; what is above stays as it is."""
+        cursor = self.cursor
+        for consumer in self.consumers:
+            for lease in consumer.leases:
+                end = min(lease.end, offset)
+                held = cursor.window.release_range(consumer.number, lease.first, end)
+                consumer.in_flight_count -= len(held)
+        for known, straggler in list(cursor.stragglers.by_offset.items()):
+            if known < offset:
+                if straggler.owner is not None:
+                    straggler.owner.in_flight_count -= 1
+                cursor.stragglers.remove(known)
+        if offset > cursor.next:
+            cursor.skip_to(offset)
+        self._changed()
+        self._line_up(self.consumers)
+        self.pump()
+
+    def close(self) -> None:
+        """The channel is deleted: its clients are told."""
+        self._alarm.cancel()
+        for consumer in list(self.consumers):
+            consumer.client.channel_closed()
+
+    def _changed(self) -> None:
+        if not self.dirty:
+            self.dirty = True
+            self._around.changed(self)

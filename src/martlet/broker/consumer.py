@@ -1,0 +1,86 @@
+"""A consumer: a client subscribed to a channel, as the core sees it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+
+class Client(Protocol):
+    """The other side of a consumer, behind a socket or in a test."""
+
+    def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
+        """Take these message frames. They stay valid and unchanged while they are referenced."""
+
+    def channel_closed(self) -> None:
+        """The channel or its topic was deleted: close the connection."""
+
+
+class Lease(NamedTuple):
+    """The offsets from `first` up to `end` are in flight until a deadline, but for those that the
+    window does not show as held."""
+
+    first: int
+    end: int
+    deadline_ns: int
+
+
+class Consumer:
+    """A subscription.
+
+    Args:
+        client: takes the messages.
+        number: its number in the channel's window, from 1.
+        timeout_ns: how long a message may stay in flight.
+        sample_rate: the percentage of messages that it wants; 0 for all.
+    """
+
+    __slots__ = (
+        "blocked",
+        "client",
+        "finish_count",
+        "in_flight_count",
+        "is_ready",
+        "leases",
+        "message_count",
+        "number",
+        "ready_count",
+        "requeue_count",
+        "sample_rate",
+        "timeout_ns",
+    )
+
+    def __init__(self, client: Client, number: int, timeout_ns: int, sample_rate: int = 0) -> None:
+        self.client = client
+        self.number = number
+        self.timeout_ns = timeout_ns
+        self.sample_rate = sample_rate
+        self.ready_count = 0
+        self.in_flight_count = 0
+        self.message_count = 0
+        self.finish_count = 0
+        self.requeue_count = 0
+        self.blocked = False
+        """The client does not read what was sent to it."""
+        self.is_ready = False
+        """It stands in its channel's line."""
+        self.leases: deque[Lease] = deque()
+
+    @property
+    def room(self) -> int:
+        """How many more messages may be sent to it now."""
+        return 0 if self.blocked else self.ready_count - self.in_flight_count
+
+    def lease_of(self, offset: int) -> Lease:
+        """The lease under which it holds an offset."""
+        for lease in self.leases:
+            if lease.first <= offset < lease.end:
+                return lease
+        raise AssertionError(f"offset {offset} is held without a lease")
+
+    def trim_leases(self, floor: int) -> None:
+        """Drop the oldest leases of which everything is finished."""
+        leases = self.leases
+        while leases and leases[0].end <= floor:
+            leases.popleft()

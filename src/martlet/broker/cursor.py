@@ -1,0 +1,206 @@
+"""The cursor: a channel's place in a queue.
+
+What was never delivered is the log itself, from `next` on, and is handed out as slices of it.
+What is in flight stands in the window, or among the stragglers once it needs a time of its own.
+Everything else below `next` is finished.
+
+A deferred batch is not waited for: as soon as it is stored its messages become stragglers with
+their time, and the cursor passes over it when it comes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from martlet.broker.consumer import Consumer
+from martlet.broker.queue import Queue
+from martlet.broker.straggler import Stragglers
+from martlet.broker.window import Window
+from martlet.log.commitlog import CommitLog
+from martlet.log.index import Entry
+from martlet.log.record import HEADER_BYTES, BadRecord, Header, frame_ends, read_header
+
+if TYPE_CHECKING:
+    from martlet.log.index import Rows
+
+_ATTEMPTS_AT = 16
+"""Where the attempts stand in a frame."""
+MOST_ATTEMPTS = 0xFFFF
+MOST_GRANT_BYTES = 1 << 19
+"""A grant ends with the batch that passes this, so that one consumer never gets all at once."""
+
+
+class Cursor:
+    """The state of one channel on one queue.
+
+    Args:
+        log: where the messages are.
+        queue: whose messages.
+        start: the first offset that concerns the channel.
+    """
+
+    def __init__(self, log: CommitLog, queue: Queue, start: int) -> None:
+        self._log = log
+        self.queue = queue
+        self.window = Window(start)
+        self.stragglers: Stragglers[Consumer] = Stragglers()
+        self.scheduled_end = start
+        """Deferred batches below this offset are among the stragglers already."""
+        self.deferred_ahead = 0
+        """How many messages from `next` on are among the stragglers."""
+        self.lost_count = 0
+        """Messages that could not be read from the log any more."""
+        self.on_lost: Callable[[int, int, str], None] = lambda first, end, why: None
+        self._row = -1
+        self._entry: Entry | None = None
+        self._header: Header | None = None
+        self._record: memoryview = memoryview(b"")
+        self._ends: memoryview | None = None
+
+    @property
+    def next(self) -> int:
+        """The first offset that was not yet delivered."""
+        return self.window.next
+
+    @property
+    def lowest_needed(self) -> int:
+        """Below this offset everything is finished."""
+        floor = self.window.floor
+        return min(floor, min(self.stragglers.by_offset, default=floor))
+
+    def schedule(self, end: int, now_ns: int) -> int | None:
+        """Make stragglers of the deferred messages from `scheduled_end` up to `end`.
+
+        Returns the earliest time that came to be among them.
+        """
+        earliest: int | None = None
+        index = self.queue.index
+        number = max(index.find(self.scheduled_end), index.first_row)
+        while number < index.end_row and self.scheduled_end < end:
+            rows: Rows = index.array(number, number + 4096)
+            for row in rows[rows["deliver_at_ns"] != 0].tolist():
+                entry = Entry._make(row)
+                if self.scheduled_end <= entry.first_offset < end:
+                    earliest = self._defer(entry, now_ns, earliest)
+            number += len(rows)
+            self.scheduled_end = min(end, int(rows[-1]["first_offset"]) + int(rows[-1]["count"]))
+        self.scheduled_end = max(self.scheduled_end, end)
+        return earliest
+
+    def _defer(self, entry: Entry, now_ns: int, earliest: int | None) -> int:
+        for offset in range(entry.first_offset, entry.end_offset):
+            if offset not in self.stragglers.by_offset:
+                self.stragglers.wait(offset, 0, entry.deliver_at_ns, now_ns)
+                self.deferred_ahead += offset >= self.next
+        return min(entry.deliver_at_ns, earliest or entry.deliver_at_ns)
+
+    def take(self, holder: int, most: int, limit: int) -> tuple[list[memoryview], int]:
+        """Grant up to `most` messages below offset `limit` to a holder.
+
+        Returns their frames, as slices of the log, and how many they are.
+        """
+        window = self.window
+        parts: list[memoryview] = []
+        taken = taken_bytes = 0
+        while taken < most and window.next < limit and taken_bytes < MOST_GRANT_BYTES:
+            entry = self._entry
+            first = window.next
+            if entry is None or not entry.first_offset <= first < entry.end_offset:
+                if not self._move(first, limit):
+                    continue
+                entry = self._entry
+                assert entry is not None
+            begin = first - entry.first_offset
+            end = min(entry.count, begin + most - taken)
+            part = self._slice(begin, end)
+            parts.append(part)
+            window.grant(holder, entry.first_offset + end)
+            taken += end - begin
+            taken_bytes += len(part)
+        return parts, taken
+
+    def _move(self, offset: int, limit: int) -> bool:
+        """Make the batch that holds `next` the current one.
+
+        Returns False where `next` was moved instead, over what is not to be delivered from here:
+        deferred messages, and those that have gone.
+        """
+        index = self.queue.index
+        row = self._row + 1
+        if self._entry is None or not index.first_row <= row < index.end_row:
+            row = index.find(offset)
+        entry = index.row(row) if index.first_row <= row < index.end_row else None
+        if entry is None or not entry.first_offset <= offset < entry.end_offset:
+            row = index.find(offset)
+            entry = index.row(row) if row < index.end_row else None
+        self._entry = None
+        if entry is None or entry.first_offset > offset:
+            self._skip(min(limit, entry.first_offset if entry else limit))
+            return False
+        if entry.deliver_at_ns:
+            self.deferred_ahead -= entry.end_offset - offset
+            self._skip(entry.end_offset)
+            return False
+        try:
+            self._header, self._record = self._read(entry)
+        except BadRecord as error:
+            self.lost_count += entry.end_offset - offset
+            self.on_lost(offset, entry.end_offset, str(error))
+            self._skip(entry.end_offset)
+            return False
+        self._entry, self._row, self._ends = entry, row, None
+        return True
+
+    def _read(self, entry: Entry) -> tuple[Header, memoryview]:
+        record = self._log.view(entry.position, entry.length)
+        if record is None:
+            raise BadRecord(f"position {entry.position}: its segment is not there")
+        header = read_header(record, 0, entry.position)
+        if header.first_offset != entry.first_offset or header.topic != self.queue.topic:
+            raise BadRecord(f"position {entry.position}: the record of another batch")
+        return header, record
+
+    def _skip(self, end: int) -> None:
+        self.window.grant(0, end)
+
+    def _slice(self, begin: int, end: int) -> memoryview:
+        """The frames of the current batch from number `begin` up to `end`."""
+        header, record = self._header, self._record
+        assert header is not None
+        if begin == 0 and end == header.count:
+            return record[HEADER_BYTES : HEADER_BYTES + header.payload_length]
+        if self._ends is None:
+            ends_at = header.ends_at
+            self._ends = record[ends_at : ends_at + 4 * header.count].cast("I")
+        start = self._ends[begin - 1] if begin else 0
+        return record[HEADER_BYTES + start : HEADER_BYTES + self._ends[end - 1]]
+
+    def frame(self, offset: int, attempts: int) -> bytearray | None:
+        """A copy of one message's frame that tells the attempts; None where it has gone."""
+        index = self.queue.index
+        row = index.find(offset)
+        entry = index.row(row) if row < index.end_row else None
+        if entry is None or not entry.first_offset <= offset < entry.end_offset:
+            self.on_lost(offset, offset + 1, "no batch of the index holds it")
+            return None
+        try:
+            header, record = self._read(entry)
+        except BadRecord as error:
+            self.on_lost(offset, offset + 1, str(error))
+            return None
+        number = offset - entry.first_offset
+        ends = frame_ends(header, record)
+        start = int(ends[number - 1]) if number else 0
+        frame = bytearray(record[HEADER_BYTES + start : HEADER_BYTES + int(ends[number])])
+        told = min(attempts, MOST_ATTEMPTS)
+        frame[_ATTEMPTS_AT : _ATTEMPTS_AT + 2] = told.to_bytes(2, "big")
+        return frame
+
+    def skip_to(self, offset: int) -> None:
+        """Go on at an offset behind `next`; nothing below it is in flight or waits."""
+        assert offset >= self.next
+        self._skip(offset)
+        self.scheduled_end = max(self.scheduled_end, offset)
+        self.deferred_ahead = sum(known >= offset for known in self.stragglers.by_offset)
+        self._entry = None

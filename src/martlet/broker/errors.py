@@ -1,0 +1,27 @@
+"""What the broker refuses, and why."""
+
+from __future__ import annotations
+
+from martlet.log.commitlog import WritesRefused
+
+__all__ = ["BrokerError", "InvalidName", "NotFound", "NotInFlight", "TooMany", "WritesRefused"]
+
+
+class BrokerError(Exception):
+    """The broker refuses to do that."""
+
+
+class InvalidName(BrokerError):
+    """No topic or channel can have that name."""
+
+
+class NotFound(BrokerError):
+    """There is no such topic or channel."""
+
+
+class NotInFlight(BrokerError):
+    """The message is not in flight to that consumer: finished, timed out, or never sent to it."""
+
+
+class TooMany(BrokerError):
+    """A limit of the broker is reached; the text names it."""

@@ -1,0 +1,130 @@
+"""The journal: what the log says of topics, channels and cursors.
+
+Topology entries are JSON, because they are few and people read them in a dump:
+
+- ``{"op": "snapshot", "topics": [...], "next_id": n, ...}``: all there is, in place of all before
+- ``{"op": "topic", "topic": {...}}``: a topic is made or has changed
+- ``{"op": "topic_deleted", "id": n}``
+- ``{"op": "channel", "topic_id": n, "channel": {...}}``: a channel is made or has changed
+- ``{"op": "channel_deleted", "topic_id": n, "id": n}``
+
+A cursor entry is binary, little-endian::
+
+     0 channel u32 | 4 flags u32 (1 = full) | 8 next u64 | 16 scheduled end u64
+    24 ranges u32  | 28 changed u32 | 32 removed u32 | 36 padding
+    40 ranges x (first u64, end u64)      unfinished in the window
+     . changed x (offset u64, due i64 ns, attempts u64)
+     . removed x offset u64
+
+A full entry replaces what was known of the stragglers, another one is laid over it.  What is in
+flight is written as due at once, since no flight outlives the broker.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from martlet.broker.cursor import Cursor
+from martlet.log.record import BadRecord
+
+_CURSOR = struct.Struct("<IIQQIIII")
+_FULL = 1
+_CHANGED = np.dtype([("offset", "<u8"), ("due_ns", "<i8"), ("attempts", "<u8")])
+
+Description = dict[str, Any]
+"""A topic or a channel as topology entries tell it."""
+
+
+def pack_topology(op: str, **fields: object) -> bytes:
+    """A topology entry."""
+    return json.dumps({"op": op, **fields}, separators=(",", ":")).encode()
+
+
+def unpack_topology(entry: bytes) -> Description:
+    """A topology entry's fields, `op` among them."""
+    fields = json.loads(entry)
+    if not isinstance(fields, dict) or "op" not in fields:
+        raise BadRecord("a topology entry without an op")
+    return fields
+
+
+def pack_cursor(channel: int, cursor: Cursor, *, full: bool) -> bytes:
+    """A cursor entry: all of it, or what has changed since the last."""
+    stragglers = cursor.stragglers
+    offsets = stragglers.by_offset.keys() if full else stragglers.changed
+    removed = [] if full else sorted(stragglers.removed)
+    ranges = cursor.window.held_ranges()
+    changed = [
+        (offset, s.due_ns if s.owner is None else 0, s.attempts)
+        for offset in sorted(offsets)
+        for s in (stragglers.by_offset[offset],)
+    ]
+    head = _CURSOR.pack(
+        channel,
+        _FULL if full else 0,
+        cursor.next,
+        cursor.scheduled_end,
+        len(ranges),
+        len(changed),
+        len(removed),
+        0,
+    )
+    return b"".join(
+        (
+            head,
+            ranges.astype("<u8").tobytes(),
+            np.array(changed, _CHANGED).tobytes(),
+            np.array(removed, "<u8").tobytes(),
+        )
+    )
+
+
+@dataclass
+class CursorState:
+    """A cursor as the journal has told it so far."""
+
+    next: int
+    scheduled_end: int
+    ranges: list[tuple[int, int]] = field(default_factory=list)
+    stragglers: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """offset: (attempts, due_ns)"""
+
+    def apply(self, entry: bytes) -> None:
+        """Take a cursor entry in."""
+        _, flags, self.next, self.scheduled_end, ranges, changed, removed, _ = _CURSOR.unpack_from(
+            entry
+        )
+        at = _CURSOR.size
+        rows = np.frombuffer(entry, "<u8", 2 * ranges, at).reshape(-1, 2)
+        self.ranges = [(first, end) for first, end in rows.tolist()]
+        at += 16 * ranges
+        if flags & _FULL:
+            self.stragglers = {}
+        for offset, due_ns, attempts in np.frombuffer(entry, _CHANGED, changed, at).tolist():
+            self.stragglers[offset] = (attempts, due_ns)
+        at += _CHANGED.itemsize * changed
+        for offset in np.frombuffer(entry, "<u8", removed, at).tolist():
+            self.stragglers.pop(offset, None)
+
+    def restore(self, cursor: Cursor, now_ns: int) -> None:
+        """Bring a fresh cursor into this state."""
+        cursor.window.reset(self.next)
+        cursor.scheduled_end = self.scheduled_end
+        for first, end in self.ranges:
+            for offset in range(first, end):
+                if offset not in self.stragglers:
+                    cursor.stragglers.wait(offset, 1, 0, now_ns)
+        for offset in sorted(self.stragglers):
+            attempts, due_ns = self.stragglers[offset]
+            cursor.stragglers.wait(offset, attempts, due_ns, now_ns)
+            cursor.deferred_ahead += offset >= self.next
+
+
+def channel_of(entry: bytes) -> int:
+    """Whose cursor a cursor entry tells."""
+    return int(_CURSOR.unpack_from(entry)[0])

@@ -1,0 +1,20 @@
+"""Names of topics and channels, by NSQ's rule."""
+
+from __future__ import annotations
+
+import re
+
+LONGEST_NAME = 64
+EPHEMERAL = "#ephemeral"
+_VALID = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?", re.ASCII)
+
+
+def is_valid_name(name: str) -> bool:
+    """Whether a topic or a channel may be called that: 1 to 64 of ``.a-zA-Z0-9_-``, and the suffix
+    ``#ephemeral`` for one that is not to be kept."""
+    return len(name) <= LONGEST_NAME and _VALID.fullmatch(name) is not None
+
+
+def is_ephemeral(name: str) -> bool:
+    """Whether the name says that nothing of it is kept."""
+    return name.endswith(EPHEMERAL)

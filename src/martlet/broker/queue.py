@@ -1,0 +1,142 @@
+"""A queue: an ordered part of a topic, and what is staged for it in this turn.
+
+What arrives in one turn of the event loop for one queue becomes one batch.  Whoever stages
+messages gets the batch's receipt, which says after the commit where it was stored, or why not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from martlet.broker.errors import WritesRefused
+from martlet.log.batch import Batch
+from martlet.log.commitlog import CommitLog
+from martlet.log.index import Entry, Index
+from martlet.log.record import Kind
+
+ID_MASK = (1 << 64) - 1
+MOST_BATCH_BYTES = 1 << 20
+"""A batch that has grown this large is appended at once."""
+
+
+class Receipt:
+    """What became of staged messages.
+
+    Attributes:
+        position: the log's position behind their batch, once it is stored; 0 until then.
+        error: why they were refused.
+    """
+
+    __slots__ = ("error", "position")
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.error: WritesRefused | None = None
+
+
+class Queue:
+    """A queue of a topic.
+
+    Args:
+        log: where batches go.
+        topic, number: its place.
+        id_base: a random number of 64 bits; a message's id is its offset added to it.
+        index: the queue's index.
+        end_offset: the next message's offset.
+    """
+
+    def __init__(
+        self, log: CommitLog, topic: int, number: int, id_base: int, index: Index, end_offset: int
+    ) -> None:
+        self._log = log
+        self.topic = topic
+        self.number = number
+        self.id_base = id_base
+        self.index = index
+        self.end_offset = end_offset
+        self.message_bytes = 0
+        self._batch: Batch | None = None
+        self._receipt = Receipt()
+
+    @property
+    def start_offset(self) -> int:
+        """The first offset that is still stored; the end where none is."""
+        for row in self._rows():
+            if self._log.find(row.position) is not None:
+                return row.first_offset
+        return self.end_offset
+
+    def _rows(self) -> Iterator[Entry]:
+        number = self.index.first_row
+        while number < self.index.end_row:
+            rows = self.index.rows(number, number + 256)
+            yield from rows
+            number += len(rows)
+
+    def message_id(self, offset: int) -> bytes:
+        """The id of the message at an offset: 16 hexadecimal digits."""
+        return b"%016x" % ((self.id_base + offset) & ID_MASK)
+
+    def offset_of(self, message_id: bytes) -> int:
+        """The offset that an id stands for, which may be one that does not exist.
+
+        Raises ValueError where it is no id at all.
+        """
+        return (int(message_id, 16) - self.id_base) & ID_MASK
+
+    @property
+    def staged(self) -> bool:
+        """Whether messages wait for the commit."""
+        return self._batch is not None
+
+    def stage(self, scratch: list[Batch], now_ns: int) -> Batch:
+        """The batch to add messages to. `scratch` holds batches that may be used again."""
+        if self._batch is None:
+            self._batch = scratch.pop() if scratch else Batch()
+            self._batch.begin((self.id_base + self.end_offset) & ID_MASK, now_ns)
+            self._receipt = Receipt()
+        return self._batch
+
+    @property
+    def receipt(self) -> Receipt:
+        """The receipt of the batch that is staged."""
+        return self._receipt
+
+    def commit(self, scratch: list[Batch], deliver_at_ns: int = 0) -> Receipt:
+        """Append what is staged. A refusal stands in the receipt; nothing is stored then."""
+        batch, receipt = self._batch, self._receipt
+        assert batch is not None
+        self._batch = None
+        record, flags = batch.finish()
+        try:
+            position = self._log.append(
+                record,
+                kind=Kind.BATCH,
+                payload_length=batch.payload_length,
+                flags=flags,
+                topic=self.topic,
+                queue=self.number,
+                count=batch.count,
+                first_offset=self.end_offset,
+                stored_at_ns=batch.stored_at_ns,
+                deliver_at_ns=deliver_at_ns,
+            )
+        except WritesRefused as error:
+            receipt.error = error
+        else:
+            self.index.add(
+                Entry(
+                    self.end_offset,
+                    position,
+                    batch.count,
+                    len(record),
+                    batch.stored_at_ns,
+                    deliver_at_ns,
+                )
+            )
+            self.end_offset += batch.count
+            receipt.position = position + len(record)
+        finally:
+            record.release()
+            scratch.append(batch)
+        return receipt

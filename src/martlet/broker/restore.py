@@ -1,0 +1,277 @@
+"""Restoring: a broker from its data folder.
+
+The checkpoint says how everything was at a position of the log; the records behind it say what
+has happened since.  Where there is no usable checkpoint the log is read from its first segment,
+which begins with the journal in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from martlet.broker.broker import Broker
+from martlet.broker.journal import CursorState, Description, channel_of, unpack_topology
+from martlet.broker.name import is_ephemeral
+from martlet.broker.queue import Queue
+from martlet.broker.topic import Topic
+from martlet.log import checkpoint
+from martlet.log.commitlog import CommitLog
+from martlet.log.index import ENTRY, Entry, Index
+from martlet.log.record import BadRecord, Flag, Header, Kind, payload, read_header
+from martlet.log.recovery import Report, scan
+from martlet.log.storage import Segment, Storage
+
+_NO_POSITION = 1 << 64
+"""Behind every position there is."""
+_PACK_ROWS = 1 << 16
+
+
+@dataclass
+class Restored:
+    """What was found, for the log lines of a start."""
+
+    report: Report
+    checkpoint_position: int | None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _TopicState:
+    description: Description
+    index: Index
+    end_offset: int = 0
+    channels: dict[int, Description] = field(default_factory=dict)
+    cursors: dict[int, CursorState] = field(default_factory=dict)
+
+
+class _State:
+    """Topics as the journal has told them so far."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.topics: dict[int, _TopicState] = {}
+        self.last_id = 0
+        self.epoch = 0
+        self.indexes: dict[int, Index] = {}
+        """By topic id: what the checkpoint vouches for, or what was made from the log."""
+
+    def apply(self, kind: int, topic: int, entry: bytes) -> None:
+        if kind == Kind.CURSOR:
+            state = self.topics.get(topic)
+            if state is not None:
+                channel = channel_of(entry)
+                state.cursors.setdefault(channel, CursorState(0, 0)).apply(entry)
+        elif kind == Kind.TOPOLOGY:
+            fields = unpack_topology(entry)
+            getattr(self, f"_apply_{fields['op']}")(fields)
+
+    def _apply_snapshot(self, fields: Description) -> None:
+        before, self.topics = self.topics, {}
+        self.last_id = max(self.last_id, fields["last_id"])
+        for description in fields["topics"]:
+            id = description["id"]
+            state = before.get(id) or self._begin(description)
+            state.description = description
+            state.end_offset = max(state.end_offset, description["end_offset"])
+            state.channels = {c["id"]: c for c in description.pop("channels")}
+            state.cursors = {i: c for i, c in state.cursors.items() if i in state.channels}
+            self.topics[id] = state
+
+    def _begin(self, description: Description) -> _TopicState:
+        id = description["id"]
+        self.last_id = max(self.last_id, id)
+        index = self.indexes.get(id) or Index(self.storage, id, 0)
+        end_offset = index.row(index.end_row - 1).end_offset if index.end_row else 0
+        return _TopicState(description, index, end_offset)
+
+    def _apply_topic(self, fields: Description) -> None:
+        description = fields["topic"]
+        state = self.topics.get(description["id"])
+        if state is None:
+            self.topics[description["id"]] = self._begin(description)
+        else:
+            state.description = description
+
+    def _apply_topic_deleted(self, fields: Description) -> None:
+        self.topics.pop(fields["id"], None)
+
+    def _apply_channel(self, fields: Description) -> None:
+        state = self.topics.get(fields["topic_id"])
+        if state is None:
+            return
+        channel = fields["channel"]
+        self.last_id = max(self.last_id, channel["id"])
+        start = channel.pop("start", None)
+        state.channels[channel["id"]] = channel
+        if start is not None:
+            state.cursors[channel["id"]] = CursorState(start, start)
+
+    def _apply_channel_deleted(self, fields: Description) -> None:
+        state = self.topics.get(fields["topic_id"])
+        if state is not None:
+            state.channels.pop(fields["id"], None)
+            state.cursors.pop(fields["id"], None)
+
+    def apply_batch(self, header: Header) -> None:
+        state = self.topics.get(header.topic)
+        if state is None:
+            return
+        end_offset = header.first_offset + header.count
+        if header.first_offset >= state.end_offset or not state.index.end_row:
+            state.index.add(
+                Entry(
+                    header.first_offset,
+                    header.position,
+                    header.count,
+                    header.length,
+                    header.stored_at_ns,
+                    header.deliver_at_ns,
+                )
+            )
+        elif header.flags & Flag.RELOCATED:
+            state.index.move(header.first_offset, header.position)
+        state.end_offset = max(state.end_offset, end_offset)
+
+
+def restore(
+    storage: Storage,
+    clock: Callable[[], int],
+    random: Random,
+    *,
+    segment_bytes: int,
+    **options: Any,
+) -> tuple[Broker, Restored]:
+    """Open a data folder. `options` go to `Broker`.
+
+    What was found, and lost, stands in `Restored`; nothing that was answered OK is given up
+    silently.
+    """
+    segments = storage.segments()
+    state, position, notes = _from_checkpoint(storage, segments)
+    report = Report()
+    for header, record in scan(segments, position or 0, report):
+        if header.kind == Kind.BATCH:
+            state.apply_batch(header)
+        elif header.kind != Kind.EPOCH:
+            state.apply(header.kind, header.topic, bytes(payload(header, record)))
+    end = max(report.end_position, position or 0)
+    while segments and segments[-1].base > end:
+        storage.retire(segments.pop())
+    if segments and end > segments[-1].base + segments[-1].capacity:
+        notes.append(f"the log ends before the checkpoint's position {end}")
+        end = segments[-1].base + segments[-1].capacity
+    epoch = max(state.epoch, report.last_epoch) + 1
+    log = CommitLog(storage, segments, end, epoch, segment_bytes)
+    broker = Broker(log, clock, random, **options)
+    _settle(broker, state)
+    log.append_journal(Kind.EPOCH, b"", topic=0, stored_at_ns=clock())
+    if position is None:
+        broker.begin_segment()
+    return broker, Restored(report, position, notes)
+
+
+def _from_checkpoint(
+    storage: Storage, segments: list[Segment]
+) -> tuple[_State, int | None, list[str]]:
+    """The state by the checkpoint, the position behind which the log goes on, and what was found.
+
+    Without a usable checkpoint, the indexes are made from the whole log and there is no position.
+    """
+    state = _State(storage)
+    notes: list[str] = []
+    loaded = checkpoint.load(storage)
+    if isinstance(loaded, str):
+        if segments:
+            notes.append(f"{loaded}; reading the whole log")
+            _rebuild(state, segments, None, _NO_POSITION)
+        return state, None, notes
+    fields = unpack_topology(loaded.entries[0][2])
+    position = int(fields["position"])
+    state.epoch = int(fields["epoch"])
+    missing: set[int] = set()
+    for told, (first_row, stored, crc) in fields["indexes"].items():
+        id = int(told)
+        index = Index(storage, id, 0, first_row, stored, crc)
+        if index.verify():
+            state.indexes[id] = index
+        else:
+            notes.append(f"the index {index.name} is missing or wrong; it is made from the log")
+            missing.add(id)
+    if missing:
+        _rebuild(state, segments, missing, position)
+    for kind, topic, entry in loaded.entries:
+        state.apply(kind, topic, entry)
+    return state, position, notes
+
+
+def _rebuild(
+    state: _State, segments: list[Segment], topics: set[int] | None, end_position: int
+) -> None:
+    """Make indexes from the log below a position: those of some topics, or of all."""
+    rows: dict[int, list[tuple[int, ...]]] = {}
+    packed: dict[int, list[Any]] = {}
+    for header, _ in scan(segments, 0, Report()):
+        if header.position >= end_position:
+            break
+        if header.kind != Kind.BATCH or (topics is not None and header.topic not in topics):
+            continue
+        some = rows.setdefault(header.topic, [])
+        some.append(
+            (
+                header.first_offset,
+                header.position,
+                header.count,
+                header.length,
+                header.stored_at_ns,
+                header.deliver_at_ns,
+            )
+        )
+        if len(some) == _PACK_ROWS:
+            packed.setdefault(header.topic, []).append(np.array(some, ENTRY))
+            some.clear()
+    for topic, some in rows.items():
+        found = np.concatenate([*packed.get(topic, []), np.array(some, ENTRY)])
+        found = found[np.lexsort((found["position"], found["first_offset"]))]
+        last = np.append(found["first_offset"][1:] != found["first_offset"][:-1], True)
+        found = found[last]
+        index = Index(state.storage, topic, 0)
+        index.fill(found)
+        state.indexes[topic] = index
+
+
+def _settle(broker: Broker, state: _State) -> None:
+    """Make topics and channels of what the journal has told."""
+    now_ns = broker.clock()
+    broker.last_id = state.last_id
+    kept = set()
+    for id, known in state.topics.items():
+        description = known.description
+        if is_ephemeral(description["name"]):
+            continue
+        kept.add(known.index.name)
+        ends = [cursor.next for cursor in known.cursors.values()]
+        marks = [description["paused_at"] or 0, description["backlog_offset"]]
+        end_offset = max(known.end_offset, *ends, *marks)
+        queue = Queue(broker.log, id, 0, description["id_base"], known.index, end_offset)
+        topic = Topic(broker, id, description["name"], queue)
+        topic.paused_at = description["paused_at"]
+        topic.backlog_offset = description["backlog_offset"]
+        topic.voids = [(first, end) for first, end in description["voids"]]
+        broker.adopt(topic)
+        for channel_id, told in known.channels.items():
+            if is_ephemeral(told["name"]):
+                continue
+            cursor = known.cursors.get(channel_id) or CursorState(end_offset, end_offset)
+            channel = topic.restore_channel(channel_id, told["name"], cursor.next)
+            channel.paused = told["paused"]
+            cursor.restore(channel.cursor, now_ns)
+            channel.schedule(topic.limit)
+            channel.arm()
+    for name in broker.log.storage.names("index"):
+        if f"index/{name}" not in kept:
+            broker.log.storage.remove(f"index/{name}")

@@ -1,0 +1,73 @@
+"""The schedule: whose turn comes when.
+
+One heap for the whole broker with the earliest time of each channel that waits for something, so
+that the cost follows the work due and not the number of channels (nsqd looks at its channels
+every 100 ms instead).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+
+
+class Alarm:
+    """Something that wants to be called at a time. A channel has one."""
+
+    __slots__ = ("_schedule", "call", "set_for_ns")
+
+    def __init__(self, schedule: Schedule, call: Callable[[int], int | None]) -> None:
+        self._schedule = schedule
+        self.call = call
+        """Called with the time; returns when it wants to be called again, None for never."""
+        self.set_for_ns: int | None = None
+
+    def at(self, time_ns: int) -> None:
+        """Ask to be called at a time, or earlier if that was asked before."""
+        if self.set_for_ns is None or time_ns < self.set_for_ns:
+            self.set_for_ns = time_ns
+            self._schedule.push(time_ns, self)
+
+    def cancel(self) -> None:
+        """Do not call."""
+        self.set_for_ns = None
+
+
+class Schedule:
+    """All alarms, earliest first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Alarm]] = []
+        self._order = count()
+        self.on_earlier: Callable[[int], None] = lambda time_ns: None
+        """Called when something is due before all that was known."""
+
+    def alarm(self, call: Callable[[int], int | None]) -> Alarm:
+        """A new alarm, not set."""
+        return Alarm(self, call)
+
+    def push(self, time_ns: int, alarm: Alarm) -> None:
+        """Put an alarm into the heap."""
+        first = not self._heap or time_ns < self._heap[0][0]
+        heappush(self._heap, (time_ns, next(self._order), alarm))
+        if first:
+            self.on_earlier(time_ns)
+
+    def next_ns(self) -> int | None:
+        """When `run` should be called."""
+        while self._heap:
+            time_ns, _, alarm = self._heap[0]
+            if alarm.set_for_ns == time_ns:
+                return time_ns
+            heappop(self._heap)
+        return None
+
+    def run(self, now_ns: int) -> None:
+        """Call every alarm whose time has come."""
+        while (time_ns := self.next_ns()) is not None and time_ns <= now_ns:
+            _, _, alarm = heappop(self._heap)
+            alarm.set_for_ns = None
+            again_ns = alarm.call(now_ns)
+            if again_ns is not None:
+                alarm.at(max(again_ns, now_ns + 1))

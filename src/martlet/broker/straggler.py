@@ -1,0 +1,159 @@
+"""Stragglers: messages that left the window without being finished.
+
+Requeued, timed out, touched, deferred, or left behind by all that came after.  Few as a rule, so
+each is an object: waiting until a time, ready to be delivered, or in flight until a deadline.
+A heap orders the times; an entry that no longer fits its straggler is passed over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
+
+OwnerT = TypeVar("OwnerT")
+
+
+@dataclass(slots=True)
+class Straggler(Generic[OwnerT]):
+    """One message.
+
+    Attributes:
+        attempts: how often it was delivered.
+        due_ns: when it may be delivered again, or times out where it is in flight.
+        delivered_at_ns: when it was last delivered.
+        owner: who has it in flight.
+    """
+
+    attempts: int
+    due_ns: int
+    delivered_at_ns: int = 0
+    owner: OwnerT | None = None
+
+
+class Stragglers(Generic[OwnerT]):
+    """The stragglers of a cursor, by offset.
+
+    `changed` and `removed` say what is new since the journal was last written; its writer clears
+    them.
+    """
+
+    def __init__(self) -> None:
+        self.by_offset: dict[int, Straggler[OwnerT]] = {}
+        self.ready: deque[int] = deque()
+        self.in_flight_count = 0
+        self.changed: set[int] = set()
+        self.removed: set[int] = set()
+        self._times: list[tuple[int, int]] = []
+        self._ready_set: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self.by_offset)
+
+    @property
+    def ready_count(self) -> int:
+        """How many may be delivered now."""
+        return len(self._ready_set)
+
+    @property
+    def waiting_count(self) -> int:
+        """How many wait for a time."""
+        return len(self.by_offset) - self.in_flight_count - len(self._ready_set)
+
+    def wait(self, offset: int, attempts: int, due_ns: int, now_ns: int) -> None:
+        """A message is to be delivered (again) at a time, which may be now."""
+        self._leave(offset)
+        self.by_offset[offset] = Straggler(attempts, due_ns)
+        self.changed.add(offset)
+        self.removed.discard(offset)
+        if due_ns <= now_ns:
+            self._ready_set.add(offset)
+            self.ready.append(offset)
+        else:
+            self._at(due_ns, offset)
+
+    def hold(
+        self, offset: int, attempts: int, owner: OwnerT, delivered_at_ns: int, deadline_ns: int
+    ) -> None:
+        """A message is in flight to an owner until a deadline."""
+        self._leave(offset)
+        self.by_offset[offset] = Straggler(attempts, deadline_ns, delivered_at_ns, owner)
+        self.in_flight_count += 1
+        self.changed.add(offset)
+        self.removed.discard(offset)
+        self._at(deadline_ns, offset)
+
+    def _at(self, due_ns: int, offset: int) -> None:
+        if len(self._times) > 2 * len(self.by_offset) + 64:
+            self._times = [
+                (straggler.due_ns, known)
+                for known, straggler in self.by_offset.items()
+                if known not in self._ready_set and known != offset
+            ]
+            heapify(self._times)
+        heappush(self._times, (due_ns, offset))
+
+    def next_ready(self) -> int | None:
+        """The offset of the next one to be delivered; it stays ready until it is held."""
+        while self.ready:
+            offset = self.ready[0]
+            if offset in self._ready_set:
+                return offset
+            self.ready.popleft()
+        return None
+
+    def get(self, offset: int, owner: OwnerT) -> Straggler[OwnerT] | None:
+        """The straggler that is in flight to an owner; None where there is no such one."""
+        straggler = self.by_offset.get(offset)
+        return straggler if straggler is not None and straggler.owner is owner else None
+
+    def remove(self, offset: int) -> None:
+        """The message is finished."""
+        self._leave(offset)
+        del self.by_offset[offset]
+        self.changed.discard(offset)
+        self.removed.add(offset)
+
+    def _leave(self, offset: int) -> None:
+        straggler = self.by_offset.get(offset)
+        if straggler is None:
+            return
+        if straggler.owner is not None:
+            self.in_flight_count -= 1
+        elif offset in self._ready_set:
+            self._ready_set.discard(offset)
+            if self.ready[0] == offset:
+                self.ready.popleft()
+
+    def earliest_ns(self) -> int | None:
+        """The next time at which one is due or times out."""
+        while self._times:
+            due_ns, offset = self._times[0]
+            straggler = self.by_offset.get(offset)
+            if (
+                straggler is not None
+                and straggler.due_ns == due_ns
+                and offset not in self._ready_set
+            ):
+                return due_ns
+            heappop(self._times)
+        return None
+
+    def expire(self, now_ns: int) -> list[tuple[int, Straggler[OwnerT]]]:
+        """Those whose time has come: a waiting one becomes ready, those in flight are returned
+        and stay as they are."""
+        overdue = []
+        while (due_ns := self.earliest_ns()) is not None and due_ns <= now_ns:
+            _, offset = heappop(self._times)
+            straggler = self.by_offset[offset]
+            if straggler.owner is None:
+                self._ready_set.add(offset)
+                self.ready.append(offset)
+            else:
+                overdue.append((offset, straggler))
+        return overdue
+
+    def owned_by(self, owner: OwnerT) -> list[tuple[int, Straggler[OwnerT]]]:
+        """All that an owner has in flight."""
+        return [item for item in self.by_offset.items() if item[1].owner is owner]

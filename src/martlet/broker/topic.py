@@ -1,0 +1,261 @@
+"""The topic: where messages are published, and the channels that read it.
+
+While a topic has no channel, its messages wait for the first one, which begins where the backlog
+does.  While it is paused, messages are stored and handed to no channel: each channel sees the
+topic end at the offset where it was paused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from martlet.broker.channel import Channel, Surroundings
+from martlet.broker.cursor import Cursor
+from martlet.broker.errors import InvalidName, NotFound
+from martlet.broker.journal import Description
+from martlet.broker.name import is_ephemeral, is_valid_name
+from martlet.broker.queue import Queue, Receipt
+from martlet.log.commitlog import CommitLog
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from martlet.log.batch import Batch, Bytes
+
+
+class TopicSurroundings(Surroundings, Protocol):
+    """What a topic needs of the house around it."""
+
+    log: CommitLog
+    most_consumers: int
+    max_timeout_ns: int
+
+    def staged(self, queue: Queue) -> Batch:
+        """The batch that takes a queue's messages in this turn."""
+
+    def commit_deferred(self, topic: Topic, deliver_at_ns: int) -> Receipt:
+        """Append what is staged for a topic as deferred."""
+
+    def next_id(self) -> int:
+        """A number that no topic or channel ever had."""
+
+    def journal_topology(self, op: str, topic_number: int, /, **fields: object) -> None:
+        """Write a topology entry. Raises WritesRefused."""
+
+    def lost(self, topic: str, channel: str, first: int, end: int, reason: str) -> None:
+        """Messages of a channel can not be read any more."""
+
+
+class Topic:
+    """A topic and its channels.
+
+    Args:
+        around: the broker.
+        id: its number in the log.
+        name: its name, which must be valid.
+        queue: its messages.
+    """
+
+    def __init__(self, around: TopicSurroundings, id: int, name: str, queue: Queue) -> None:
+        self.id = id
+        self.name = name
+        self.ephemeral = is_ephemeral(name)
+        self.queue = queue
+        self.channels: dict[str, Channel] = {}
+        self.message_count = 0
+        self.message_bytes = 0
+        self.backlog_offset = queue.start_offset
+        """Where the first channel will begin."""
+        self.paused_at: int | None = None
+        self.voids: list[tuple[int, int]] = []
+        """Offsets that were emptied while the topic was paused: no channel gets them."""
+        self._around = around
+
+    @property
+    def paused(self) -> bool:
+        """Whether messages are kept from the channels."""
+        return self.paused_at is not None
+
+    @property
+    def limit(self) -> int:
+        """The offset up to which channels see the topic."""
+        return self.queue.end_offset if self.paused_at is None else self.paused_at
+
+    def limit_of(self, cursor: Cursor) -> int:
+        """The offset up to which a cursor may go from where it is; it is taken over a void."""
+        for first, end in self.voids:
+            if cursor.next < first:
+                return first
+            if cursor.next < end:
+                cursor.skip_to(end)
+        return self.limit
+
+    @property
+    def depth(self) -> int:
+        """How many messages wait for a channel, or for the topic to go on."""
+        if not self.channels:
+            return self.queue.end_offset - self.backlog_offset
+        return self.queue.end_offset - self.limit
+
+    @property
+    def lowest_needed(self) -> int:
+        """Below this offset, no channel needs a message any more."""
+        if not self.channels:
+            return self.backlog_offset
+        return min(channel.cursor.lowest_needed for channel in self.channels.values())
+
+    def describe(self) -> Description:
+        """The topic as the journal tells it, without its channels."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "id_base": self.queue.id_base,
+            "paused_at": self.paused_at,
+            "backlog_offset": self.backlog_offset,
+            "voids": self.voids,
+        }
+
+    def _journal(self) -> None:
+        self._around.journal_topology("topic", self.id, topic=self.describe())
+
+    # messages
+
+    def stage(
+        self, bodies: Sequence[bytes | memoryview] | Bytes, deliver_at_ns: int = 0
+    ) -> Receipt:
+        """Take messages, to be appended with all that this turn brings.
+
+        Bodies are copied, so the caller may use their buffer again.  A matrix ``uint8[n, size]``
+        holds n of one size.
+        """
+        if deliver_at_ns and self.queue.staged:
+            self._around.commit_deferred(self, 0)
+        batch = self._around.staged(self.queue)
+        before = batch.payload_length
+        if isinstance(bodies, (list, tuple)):
+            batch.add_many(bodies)
+        else:
+            batch.add_matrix(bodies)  # type: ignore[arg-type]
+        self.message_bytes += batch.payload_length - before - 34 * len(bodies)
+        if deliver_at_ns:
+            return self._around.commit_deferred(self, deliver_at_ns)
+        return self.queue.receipt
+
+    def stored(self, count: int, deferred: bool) -> None:
+        """A batch was appended: hand it to the channels."""
+        self.message_count += count
+        if self.paused_at is None:
+            end = self.queue.end_offset
+            for channel in list(self.channels.values()):
+                channel.stored(count, deferred, end)
+
+    # channels
+
+    def channel(self, name: str) -> Channel:
+        """The channel of that name, made if it is new.
+
+        Raises:
+            InvalidName: no channel can have it.
+            WritesRefused: a new channel could not be written down.
+        """
+        channel = self.channels.get(name)
+        if channel is None:
+            if not is_valid_name(name):
+                raise InvalidName(f"channel name {name!r} is not valid")
+            start = self.limit if self.channels else self.backlog_offset
+            channel = self.restore_channel(self._around.next_id(), name, start)
+            try:
+                self.journal_channel(channel, start=start)
+            except Exception:
+                del self.channels[name]
+                raise
+            channel.schedule(self.limit)
+        return channel
+
+    def restore_channel(self, id: int, name: str, start: int) -> Channel:
+        """Put a channel in place that begins at an offset."""
+        around = self._around
+        cursor = Cursor(around.log, self.queue, start)
+        cursor.on_lost = lambda first, end, why: around.lost(self.name, name, first, end, why)
+        channel = Channel(
+            around,
+            id,
+            self.name,
+            name,
+            cursor,
+            self.limit_of,
+            most_consumers=around.most_consumers,
+            max_timeout_ns=around.max_timeout_ns,
+        )
+        self.channels[name] = channel
+        return channel
+
+    def journal_channel(self, channel: Channel, **fields: object) -> None:
+        """Write down that a channel is there, or has changed."""
+        self._around.journal_topology(
+            "channel", self.id, topic_id=self.id, channel=describe_channel(channel) | fields
+        )
+
+    def find_channel(self, name: str) -> Channel:
+        """The channel of that name. Raises NotFound."""
+        try:
+            return self.channels[name]
+        except KeyError:
+            raise NotFound(f"there is no channel {name!r} of topic {self.name!r}") from None
+
+    def delete_channel(self, name: str) -> None:
+        """Delete a channel and disconnect its consumers. Raises NotFound."""
+        channel = self.find_channel(name)
+        self._around.journal_topology(
+            "channel_deleted", self.id, topic_id=self.id, id=channel.id
+        )
+        del self.channels[name]
+        if not self.channels:
+            self.backlog_offset = self.limit
+            self._journal()
+        channel.close()
+
+    # what the operator does
+
+    def set_paused(self, paused: bool) -> None:
+        """Keep messages from the channels, or hand them on again."""
+        if paused == self.paused:
+            return
+        self.paused_at = self.queue.end_offset if paused else None
+        self._journal()
+        if not paused:
+            for channel in self.channels.values():
+                channel.schedule(self.queue.end_offset)
+                channel.pump()
+
+    def pause_channel(self, name: str, paused: bool) -> None:
+        """Stop a channel's delivery, or let it go on. Raises NotFound."""
+        channel = self.find_channel(name)
+        if channel.paused != paused:
+            channel.set_paused(paused)
+            self.journal_channel(channel)
+
+    def empty(self) -> None:
+        """Drop the messages that no channel has got yet."""
+        end = self.queue.end_offset
+        if not self.channels:
+            self.backlog_offset = end
+        elif self.paused_at is not None and self.paused_at < end:
+            passed = min(channel.cursor.next for channel in self.channels.values())
+            self.voids = [void for void in self.voids if void[1] > passed]
+            self.voids.append((self.paused_at, end))
+            self.paused_at = end
+            for channel in self.channels.values():
+                channel.cursor.scheduled_end = end
+        self._journal()
+
+    def close(self) -> None:
+        """The topic is deleted: so are its channels."""
+        for channel in list(self.channels.values()):
+            channel.close()
+        self.channels.clear()
+
+
+def describe_channel(channel: Channel) -> Description:
+    """A channel as the journal tells it."""
+    return {"id": channel.id, "name": channel.name, "paused": channel.paused}

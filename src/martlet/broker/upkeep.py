@@ -1,0 +1,114 @@
+"""Checkpoints, and what can be let go after one.
+
+A checkpoint is begun by the broker, made durable by a job that may block, and ended by the broker
+again.  A segment is let go only after a checkpoint that no longer needs it is durable, so that a
+crash at any moment finds either the old state with its segments or the new one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from martlet.broker.broker import Broker
+from martlet.log import checkpoint
+from martlet.log.commitlog import FlushJob
+from martlet.log.record import BadRecord
+from martlet.log.retention import Need, clean, needed_bytes, worth_cleaning
+from martlet.log.storage import Segment, Storage
+
+_DROP_ROWS = 1 << 14
+"""An index file is begun anew when so many of its rows, and half of all, are not needed."""
+
+
+@dataclass
+class CheckpointJob:
+    """A checkpoint on its way. `run` may block and may raise OSError."""
+
+    storage: Storage
+    flush: FlushJob
+    names: list[str]
+    content: bytes
+    free: list[Segment]
+    to_clean: Segment | None
+    dropped: list[str] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Make the log, the indexes and then the checkpoint durable, in this order."""
+        self.flush.run()
+        for name in self.names:
+            self.storage.sync(name)
+        self.storage.replace(checkpoint.NAME, self.content)
+
+
+def needs(broker: Broker) -> list[Need]:
+    """What the broker's queues need of the log."""
+    return [
+        Need(topic.queue.index, lowest)
+        for topic in broker.topics.values()
+        if (lowest := topic.lowest_needed) < topic.queue.end_offset
+    ]
+
+
+def begin_checkpoint(broker: Broker) -> CheckpointJob:
+    """Take the state down as it is now. Raises OSError where an index can't be written."""
+    log = broker.log
+    needed_by = needs(broker)
+    needed = needed_bytes(log.segments, needed_by)
+    free = [
+        segment
+        for segment, bytes_needed in zip(log.segments, needed, strict=True)
+        if not bytes_needed and segment.base + segment.capacity <= log.position
+    ]
+    bases = {segment.base for segment in free}
+    to_clean = worth_cleaning(log, needed, log.segments)
+    names, dropped = [], []
+    for topic in broker.topics.values():
+        index = topic.queue.index
+        if not topic.ephemeral and index.write():
+            names.append(index.name)
+        first_needed = index.find(topic.lowest_needed)
+        gone = first_needed - index.first_row
+        if free and gone > _DROP_ROWS and gone > (index.end_row - index.first_row) // 2:
+            oldest = next((s.base for s in log.segments if s.base not in bases), log.position)
+            while first_needed > index.first_row and (
+                index.row(first_needed - 1).position >= oldest
+            ):
+                first_needed -= 1
+            if first_needed > index.first_row:
+                dropped.append(index.name)
+                index.drop_before(first_needed)
+                names.append(index.name)
+    content = checkpoint.pack(
+        broker.snapshot(
+            position=log.position,
+            epoch=log.epoch,
+            indexes={
+                topic.id: (topic.queue.index.first_row, topic.queue.index.stored, topic.queue.index.crc)
+                for topic in broker.topics.values()
+                if not topic.ephemeral
+            },
+        ),
+        epoch=log.epoch,
+        stored_at_ns=broker.clock(),
+    )
+    return CheckpointJob(
+        log.storage, log.flush_job(), names, content, free, to_clean, dropped
+    )
+
+
+def end_checkpoint(broker: Broker, job: CheckpointJob) -> None:
+    """The job has run: let go what is not needed, and clean where that pays.
+
+    Raises WritesRefused where cleaning found no room; nothing is lost by that.
+    """
+    log = broker.log
+    log.flushed(job.flush)
+    for segment in job.free:
+        log.retire(segment)
+    for name in job.dropped:
+        log.storage.remove(name)
+    if job.to_clean is not None and job.to_clean in log.segments:
+        try:
+            clean(log, job.to_clean, needs(broker))
+        except BadRecord as error:
+            broker.lost("", "", 0, 0, str(error))

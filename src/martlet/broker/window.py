@@ -1,0 +1,142 @@
+"""The window: who holds each of the offsets lately delivered.
+
+::
+
+    origin          floor                    next
+      | finished ... | 7 7 7 0 7 9 9 0 0 9 ... |        the number of the consumer that holds it,
+                                                        0 for one that is finished or has left
+
+An array over a stretch of offsets, so that a grant is one slice assignment and a run of FINs one
+gather, one compare and one scatter.  What is below `floor` is no longer held by anybody.  The
+stretch starts small and grows; where a few slow messages would make it grow without need, its
+owner lets them leave (see `crowd`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Offsets = npt.NDArray[np.int64]
+
+FIRST_CAPACITY = 64
+COMFORTABLE_SPAN = 1 << 17
+"""Up to this many offsets a window just grows."""
+_SCAN = 1024
+
+
+class Window:
+    """The offsets from `floor` up to `next`."""
+
+    __slots__ = ("_holders", "_origin", "floor", "next")
+
+    def __init__(self, start: int) -> None:
+        self.floor = start
+        self.next = start
+        self._origin = start
+        self._holders: npt.NDArray[np.int32] = np.zeros(FIRST_CAPACITY, np.int32)
+
+    def grant(self, holder: int, end: int) -> None:
+        """The offsets from `next` up to `end` go to a holder; 0 for none, who skips them."""
+        if end - self._origin > len(self._holders):
+            self._make_room(end)
+        self._holders[self.next - self._origin : end - self._origin] = holder
+        if holder == 0 and self.floor == self.next:
+            self.floor = end
+        self.next = end
+
+    def _make_room(self, end: int) -> None:
+        span = end - self.floor
+        capacity = len(self._holders)
+        while capacity < 2 * span:
+            capacity *= 2
+        if capacity > 4 * span and capacity > COMFORTABLE_SPAN:
+            capacity //= 2
+        held = self._holders[self.floor - self._origin : self.next - self._origin]
+        fresh = np.zeros(capacity, np.int32)
+        fresh[: len(held)] = held
+        self._holders = fresh
+        self._origin = self.floor
+
+    def holds(self, holder: int, offset: int) -> bool:
+        """Whether the offset is held by that holder."""
+        return (
+            self.floor <= offset < self.next
+            and self._holders.item(offset - self._origin) == holder
+        )
+
+    def release(self, offset: int) -> None:
+        """Nobody holds the offset any more."""
+        self._holders[offset - self._origin] = 0
+        if offset == self.floor:
+            self.advance()
+
+    def release_run(self, holder: int, offsets: Offsets) -> bool:
+        """Release strictly rising offsets that are all held by a holder.
+
+        Returns False, and does nothing, where one of them is not.
+        """
+        if int(offsets[0]) < self.floor or int(offsets[-1]) >= self.next:
+            return False
+        places = offsets - self._origin
+        holders = self._holders
+        if not (holders[places] == holder).all():
+            return False
+        holders[places] = 0
+        if holders.item(self.floor - self._origin) == 0:
+            self.advance()
+        return True
+
+    def release_range(self, holder: int, first: int, end: int) -> Offsets:
+        """Release what a holder holds of the offsets from `first` up to `end`, and return them."""
+        first = max(first, self.floor)
+        end = min(end, self.next)
+        if first >= end:
+            return np.empty(0, np.int64)
+        part = self._holders[first - self._origin : end - self._origin]
+        places = np.flatnonzero(part == holder)
+        part[places] = 0
+        self.advance()
+        return places + first
+
+    def advance(self) -> None:
+        """Move the floor up to the first offset that is held."""
+        at = self.floor - self._origin
+        end = self.next - self._origin
+        while at < end:
+            held = self._holders[at : min(at + _SCAN, end)] != 0
+            first = int(held.argmax())
+            if held[first]:
+                at += first
+                break
+            at += len(held)
+        self.floor = self._origin + at
+        if at == end:
+            self._origin = self.floor
+
+    def crowd(self) -> int:
+        """How many of the oldest offsets should leave, because few of so many are held."""
+        span = self.next - self.floor
+        if span <= COMFORTABLE_SPAN:
+            return 0
+        half = span // 2
+        at = self.floor - self._origin
+        held = int(np.count_nonzero(self._holders[at : at + half]))
+        return half if held < half // 8 else 0
+
+    def held(self, first: int, end: int) -> list[tuple[int, int]]:
+        """The offsets held from `first` up to `end`, each with its holder."""
+        part = self._holders[first - self._origin : end - self._origin]
+        places = np.flatnonzero(part)
+        return list(zip((places + first).tolist(), part[places].tolist(), strict=True))
+
+    def held_ranges(self) -> npt.NDArray[np.uint64]:
+        """What is held, whoever holds it, as rows of (first offset, end offset)."""
+        part = self._holders[self.floor - self._origin : self.next - self._origin] != 0
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], part, [False]))))
+        return (edges + self.floor).astype(np.uint64).reshape(-1, 2)
+
+    def reset(self, offset: int) -> None:
+        """Nothing is held; go on at an offset."""
+        self.floor = self.next = self._origin = offset
+        self._holders = np.zeros(FIRST_CAPACITY, np.int32)

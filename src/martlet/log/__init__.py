@@ -1,0 +1,1 @@
+"""The commit log: bytes and positions; it knows no topic's rules."""

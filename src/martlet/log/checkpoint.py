@@ -1,0 +1,56 @@
+"""The checkpoint: the state of the broker as of a position of the log.
+
+A file of records, each of which names its place in this file as its own position, so that a
+checkpoint is verified as the log is.  The first is a TOPOLOGY record whose JSON also says which
+position of the log the state belongs to; what follows is the journal in its shortest form.
+A checkpoint that is missing or does not verify costs time and nothing else: each segment begins
+with the same records, and recovery then starts at the oldest segment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from martlet.log.record import BadRecord, Kind, journal_record, payload, read_record
+from martlet.log.storage import Storage
+
+NAME = "checkpoint"
+
+JournalEntry = tuple[Kind, int, bytes]
+"""A journal entry: its kind, the topic's id or 0, and the payload."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint file holds."""
+
+    entries: list[JournalEntry]
+
+
+def pack(entries: list[JournalEntry], *, epoch: int, stored_at_ns: int) -> bytes:
+    """Lay a checkpoint file out."""
+    parts = bytearray()
+    for kind, topic, entry in entries:
+        parts += journal_record(
+            kind, entry, position=len(parts), epoch=epoch, topic=topic, stored_at_ns=stored_at_ns
+        )
+    return bytes(parts)
+
+
+def load(storage: Storage) -> Checkpoint | str:
+    """Read and verify the checkpoint; where it cannot be used, a text that says why."""
+    data = storage.read(NAME)
+    if data is None:
+        return "there is no checkpoint"
+    entries: list[JournalEntry] = []
+    at = 0
+    try:
+        while at < len(data):
+            header, record = read_record(data, at, at)
+            entries.append((Kind(header.kind), header.topic, bytes(payload(header, record))))
+            at += header.length
+    except (BadRecord, ValueError) as error:
+        return f"the checkpoint is damaged: {error}"
+    if not entries:
+        return "the checkpoint is empty"
+    return Checkpoint(entries)

@@ -1,0 +1,262 @@
+"""The commit log: one append-only run of records for the whole broker.
+
+Positions go up for ever; segments hold a stretch of them each.  There may be holes, where a
+segment that nobody needed was taken away.  A record never crosses the end of a segment: what is
+left there is closed by a SEGMENT_END record, or is too short for a header.
+
+The log is told of time by nobody and starts no thread.  A flush is handed out as a job, for its
+owner to run where waiting does no harm, and its outcome is told to the log afterwards.  A flush
+that failed is not tried again: the kernel may have dropped the pages and would call the second
+try a success (https://lwn.net/Articles/752063/).  From then on the log takes nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from martlet.log.record import (
+    HEADER_BYTES,
+    Flag,
+    Kind,
+    align8,
+    journal_record,
+    read_record,
+    seal,
+    seal_again,
+)
+from martlet.log.storage import Segment, Storage, StorageFull
+
+
+class WritesRefused(Exception):
+    """The log takes no writes at the moment, or never again; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class FlushJob:
+    """Makes everything below `position` durable. `run` may block and may raise OSError."""
+
+    position: int
+    segments: tuple[Segment, ...]
+
+    def run(self) -> None:
+        """Flush each segment that was written to."""
+        for segment in self.segments:
+            segment.flush()
+
+
+class CommitLog:
+    """An opened log, ready to be appended to.
+
+    Args:
+        storage: where the segments are.
+        segments: those that are there, by base.
+        position: where to append; the end of the last good record.
+        epoch: the number of this run of the broker, written into each record.
+        segment_bytes: the capacity of new segments.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        segments: list[Segment],
+        position: int,
+        epoch: int,
+        segment_bytes: int,
+    ) -> None:
+        assert segment_bytes % 8 == 0 and position % 8 == 0
+        self.storage = storage
+        self.segments = segments
+        self.position = position
+        self.durable_position = position
+        self.epoch = epoch
+        self.failed: str | None = None
+        self.full: str | None = None
+        self.on_roll: Callable[[], None] = lambda: None
+        """Called when a segment was begun, to write down what recovery must know there."""
+        self._segment_bytes = segment_bytes
+        self._bases = [segment.base for segment in segments]
+        self._dirty: list[Segment] = []
+        self._rolling = False
+        if not segments:
+            self._begin_segment(position, segment_bytes)
+        self._current = self.segments[-1]
+        assert self._current.base <= position <= self._current.base + self._current.capacity
+        storage.reserve(segment_bytes, 1)
+
+    def append(
+        self,
+        record: memoryview,
+        *,
+        kind: Kind,
+        payload_length: int,
+        flags: int = 0,
+        topic: int = 0,
+        queue: int = 0,
+        count: int = 0,
+        first_offset: int = 0,
+        stored_at_ns: int = 0,
+        deliver_at_ns: int = 0,
+    ) -> int:
+        """Seal a record laid out in `record` and write it. Returns its position.
+
+        Raises:
+            WritesRefused: the disk is full, or a write or a flush has failed.
+        """
+        length = len(record)
+        self.make_room(length, journal=False)
+        position = self.position
+        seal(
+            record,
+            kind=kind,
+            position=position,
+            epoch=self.epoch,
+            payload_length=payload_length,
+            flags=flags,
+            topic=topic,
+            queue=queue,
+            count=count,
+            first_offset=first_offset,
+            stored_at_ns=stored_at_ns,
+            deliver_at_ns=deliver_at_ns,
+        )
+        self._write(record)
+        return position
+
+    def append_journal(self, kind: Kind, payload: bytes, *, topic: int, stored_at_ns: int) -> int:
+        """Write a journal entry. Returns its position.
+
+        The journal may use the segment that is kept in reserve, so that consumers can go on, and
+        free room, when publishers are refused.
+
+        Raises:
+            WritesRefused: as `append`.
+        """
+        self.make_room(align8(HEADER_BYTES + len(payload)), journal=True)
+        position = self.position
+        record = journal_record(
+            kind,
+            payload,
+            position=position,
+            epoch=self.epoch,
+            topic=topic,
+            stored_at_ns=stored_at_ns,
+        )
+        self._write(record)
+        return position
+
+    def append_again(self, record: bytearray) -> int:
+        """Write a copy of an older record, offsets and all. Returns its position.
+
+        Raises:
+            BadRecord: the copy does not verify.
+            WritesRefused: as `append_journal`.
+        """
+        header, _ = read_record(record, 0, int.from_bytes(record[16:24], "little"))
+        self.make_room(len(record), journal=True)
+        position = self.position
+        flags = header.flags | Flag.RELOCATED
+        seal_again(record, position=position, epoch=self.epoch, flags=flags)
+        self._write(record)
+        return position
+
+    def make_room(self, length: int, *, journal: bool) -> None:
+        """See that a record of `length` bytes fits at `position`, in a new segment if need be."""
+        if self.failed is not None:
+            raise WritesRefused(self.failed)
+        if self.position + length <= self._current.base + self._current.capacity:
+            return
+        capacity = max(self._segment_bytes, align8(length))
+        reserved = journal or self.storage.reserve(self._segment_bytes, 2)
+        try:
+            if not reserved:
+                raise StorageFull("no room for another segment and one in reserve")
+            self._close_segment()
+            self._begin_segment(self._current.base + self._current.capacity, capacity)
+        except StorageFull as error:
+            self.full = (
+                f"the disk is full: {error}; messages are taken again when segments are freed"
+                " by consuming what is stored, or when the disk has room"
+            )
+            raise WritesRefused(self.full) from error
+        self.full = None
+        if not self._rolling:
+            self._rolling = True
+            try:
+                self.on_roll()
+            finally:
+                self._rolling = False
+            self.make_room(length, journal=journal)
+
+    def _close_segment(self) -> None:
+        left = self._current.base + self._current.capacity - self.position
+        if left >= HEADER_BYTES:
+            end = journal_record(
+                Kind.SEGMENT_END,
+                b"",
+                position=self.position,
+                epoch=self.epoch,
+                topic=0,
+                stored_at_ns=0,
+            )
+            self._write(end)
+            self.position -= len(end)
+
+    def _begin_segment(self, base: int, capacity: int) -> None:
+        segment = self.storage.create(base, capacity)
+        self.segments.append(segment)
+        self._bases.append(base)
+        self._current = segment
+        self.position = base
+
+    def _write(self, record: memoryview | bytearray) -> None:
+        current = self._current
+        try:
+            current.write(record, self.position - current.base)
+        except OSError as error:
+            self.failed = f"writing to the log failed: {error}; no more messages are taken"
+            raise WritesRefused(self.failed) from error
+        self.position += len(record)
+        if not self._dirty or self._dirty[-1] is not current:
+            self._dirty.append(current)
+
+    def find(self, position: int) -> Segment | None:
+        """The segment that holds a position; None where it has gone."""
+        number = bisect_right(self._bases, position) - 1
+        if number < 0:
+            return None
+        segment = self.segments[number]
+        return segment if position < segment.base + segment.capacity else None
+
+    def view(self, position: int, length: int) -> memoryview | None:
+        """The bytes of a record, read-only and without a copy; None where they have gone."""
+        segment = self.find(position)
+        if segment is None:
+            return None
+        at = position - segment.base
+        return segment.view[at : at + length]
+
+    def flush_job(self) -> FlushJob:
+        """What has to be flushed for all that is written now to be durable."""
+        job = FlushJob(self.position, tuple(self._dirty))
+        self._dirty = []
+        return job
+
+    def flushed(self, job: FlushJob) -> None:
+        """A flush job has succeeded."""
+        self.durable_position = max(self.durable_position, job.position)
+
+    def flush_failed(self, error: OSError) -> None:
+        """A flush job has failed: what it would have kept is in doubt, and nothing more is taken."""
+        self.failed = (
+            f"flushing the log failed: {error}; what was not yet flushed may be lost in a power"
+            " cut, and no more messages are taken: check the disk, then start the broker again"
+        )
+
+    def retire(self, segment: Segment) -> None:
+        """Take a segment away that nobody needs. The one being written stays."""
+        assert segment is not self._current and segment not in self._dirty
+        number = self._bases.index(segment.base)
+        del self._bases[number], self.segments[number]
+        self.storage.retire(segment)

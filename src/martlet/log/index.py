@@ -1,0 +1,273 @@
+"""The index of a queue: where its batches are.
+
+One row a batch, rows by first offset::
+
+    first offset u64 | position u64 | count u32 | length u32 | stored at i64 ns | deliver at i64 ns
+
+Rows are numbered from the queue's beginning and keep their number.  The newest are in memory as
+tuples, which is the fastest thing to read one at a time; the rest is in a file, mapped as a numpy
+array.  The file may lag behind or be lost: the log rebuilds it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from contextlib import suppress
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from crc32c import crc32c
+
+from martlet.log.storage import Storage
+
+ENTRY = np.dtype(
+    [
+        ("first_offset", "<u8"),
+        ("position", "<u8"),
+        ("count", "<u4"),
+        ("length", "<u4"),
+        ("stored_at_ns", "<i8"),
+        ("deliver_at_ns", "<i8"),
+    ]
+)
+assert ENTRY.itemsize == 40
+
+MOST_ROWS_IN_MEMORY = 4096
+_KEPT_ROWS = 256
+"""How many rows stay in memory when the rest is written to the file."""
+
+Rows = npt.NDArray[Any]
+"""A structured array of ENTRY."""
+
+
+class Entry(NamedTuple):
+    """A row of the index."""
+
+    first_offset: int
+    position: int
+    count: int
+    length: int
+    stored_at_ns: int
+    deliver_at_ns: int
+
+    @property
+    def end_offset(self) -> int:
+        """The offset behind the batch's last message."""
+        return self.first_offset + self.count
+
+
+def index_name(topic: int, queue: int, first_row: int) -> str:
+    """The file's name in the storage."""
+    suffix = f"-{first_row}" if first_row else ""
+    return f"index/{topic}-{queue}{suffix}.idx"
+
+
+class Index:
+    """The rows of one queue.
+
+    Args:
+        storage: where the file is.
+        topic, queue: whose it is; they name the file.
+        first_row: the number of the file's first row.
+        stored: how many rows of the file count.
+        crc: their checksum.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        topic: int,
+        queue: int,
+        first_row: int = 0,
+        stored: int = 0,
+        crc: int = 0,
+    ) -> None:
+        self._storage = storage
+        self._topic = topic
+        self._queue = queue
+        self.first_row = first_row
+        self._stored_end = first_row + stored
+        self._tail: list[Entry] = []
+        self._tail_row = self._stored_end
+        self._mapped: Rows | None = None
+        self._crc: int | None = crc
+        self.dropped_name: str | None = None
+        """A file that is not needed once the next checkpoint is durable."""
+
+    @property
+    def name(self) -> str:
+        """The file's name in the storage."""
+        return index_name(self._topic, self._queue, self.first_row)
+
+    @property
+    def end_row(self) -> int:
+        """The number behind the last row."""
+        return self._tail_row + len(self._tail)
+
+    @property
+    def stored(self) -> int:
+        """How many rows are in the file."""
+        return self._stored_end - self.first_row
+
+    def add(self, entry: Entry) -> None:
+        """Append a row; its offsets come behind all others'.
+
+        Where the file takes no rows, because the disk is full, they stay in memory: the log can
+        always tell them again.
+        """
+        self._tail.append(entry)
+        if len(self._tail) % MOST_ROWS_IN_MEMORY == 0:
+            with suppress(OSError):
+                self.write()
+
+    def write(self) -> bool:
+        """Write to the file what is not yet in it; keep the newest rows in memory too.
+
+        Returns whether anything was written.  Raises OSError.
+        """
+        unwritten = self._tail[self._stored_end - self._tail_row :]
+        if unwritten:
+            rows = np.array(unwritten, ENTRY)
+            at = (self._stored_end - self.first_row) * ENTRY.itemsize
+            self._storage.write_at(self.name, rows.tobytes(), at)
+            if self._crc is not None:
+                self._crc = crc32c(rows.tobytes(), self._crc)
+            self._stored_end += len(unwritten)
+            self._mapped = None
+        surplus = len(self._tail) - _KEPT_ROWS
+        if surplus > 0:
+            del self._tail[:surplus]
+            self._tail_row += surplus
+        return bool(unwritten)
+
+    def row(self, number: int) -> Entry:
+        """One row. Raises IndexError for numbers below `first_row` or from `end_row` on."""
+        at = number - self._tail_row
+        if at >= 0:
+            return self._tail[at]
+        if number < self.first_row:
+            raise IndexError(f"row {number} has gone, the first is {self.first_row}")
+        return Entry._make(self._file_rows()[number - self.first_row].item())
+
+    def rows(self, start: int, end: int) -> list[Entry]:
+        """The rows from `start` up to `end`, as far as they exist."""
+        end = min(end, self.end_row)
+        start = max(start, self.first_row)
+        if start >= self._tail_row:
+            return list(islice(self._tail, start - self._tail_row, end - self._tail_row))
+        return [Entry._make(row) for row in self.array(start, end).tolist()]
+
+    def array(self, start: int, end: int) -> Rows:
+        """The rows from `start` up to `end` as a structured array, copied."""
+        end = min(end, self.end_row)
+        start = max(start, self.first_row)
+        if start >= end:
+            return np.empty(0, ENTRY)
+        parts = []
+        if start < self._tail_row:
+            stop = min(end, self._tail_row)
+            parts.append(self._file_rows()[start - self.first_row : stop - self.first_row])
+        if end > self._tail_row:
+            begin = max(start, self._tail_row)
+            tail = self._tail[begin - self._tail_row : end - self._tail_row]
+            parts.append(np.array(tail, ENTRY))
+        return np.concatenate(parts)
+
+    def _file_rows(self) -> Rows:
+        if self._mapped is None:
+            data = self._storage.map(self.name)
+            if data is None or len(data) < self.stored * ENTRY.itemsize:
+                raise OSError(f"the index file {self.name} was cut or removed behind our back")
+            self._mapped = np.frombuffer(data, ENTRY, self.stored)
+        return self._mapped
+
+    def find(self, offset: int) -> int:
+        """The number of the row that holds an offset, else of the first row behind it."""
+        number = self._last_not_above("first_offset", offset)
+        if number >= self.first_row and self.row(number).end_offset > offset:
+            return number
+        return number + 1
+
+    def find_time(self, stored_at_ns: int) -> int:
+        """The number of the first row stored at or after a time."""
+        return self._last_not_above("stored_at_ns", stored_at_ns - 1) + 1
+
+    def _last_not_above(self, field: str, value: int) -> int:
+        """The number of the last row whose field is <= value; one below `first_row` for none."""
+        which = ENTRY.names.index(field) if ENTRY.names else 0
+        if self._tail and self._tail[0][which] <= value:
+            return self._tail_row + bisect_right(self._tail, value, key=lambda e: e[which]) - 1
+        if self._tail_row == self.first_row:
+            return self.first_row - 1
+        column = self._file_rows()[field][: self._tail_row - self.first_row]
+        wanted = column.dtype.type(min(value, np.iinfo(column.dtype).max)) if value >= 0 else None
+        if wanted is None:
+            return self.first_row - 1
+        return self.first_row + int(np.searchsorted(column, wanted, "right")) - 1
+
+    def move(self, first_offset: int, position: int) -> bool:
+        """The batch that begins at an offset is now at another position.
+
+        Returns False where there is no such row.
+        """
+        number = self._last_not_above("first_offset", first_offset)
+        if number < self.first_row or self.row(number).first_offset != first_offset:
+            return False
+        moved = self.row(number)._replace(position=position)
+        at = number - self._tail_row
+        if at >= 0:
+            self._tail[at] = moved
+        if number < self._stored_end:
+            row = np.array([moved], ENTRY).tobytes()
+            self._storage.write_at(self.name, row, (number - self.first_row) * ENTRY.itemsize)
+            self._mapped = None
+            self._crc = None
+        return True
+
+    @property
+    def crc(self) -> int:
+        """The checksum of the rows in the file."""
+        if self._crc is None:
+            self._crc = crc32c(self._file_rows().tobytes()) if self.stored else 0
+        return self._crc
+
+    def verify(self) -> bool:
+        """Whether the file holds the rows that it should."""
+        try:
+            return not self.stored or crc32c(self._file_rows().tobytes()) == self._crc
+        except OSError:
+            return False
+
+    def fill(self, rows: Rows) -> None:
+        """Take these rows in place of all others."""
+        self._tail = []
+        self.first_row = self._stored_end = self._tail_row = 0
+        self._mapped = None
+        self._storage.write_at(self.name, rows.tobytes(), 0)
+        self._stored_end = self._tail_row = len(rows)
+        self._crc = crc32c(rows.tobytes())
+
+    def drop_before(self, number: int) -> None:
+        """Forget the rows below `number`: the file goes on without them under another name.
+
+        The old file must stay until a checkpoint that names the new one is durable; then
+        `dropped_name` may be removed.
+        """
+        assert self.first_row <= number <= self.end_row
+        self.write()
+        kept = self.array(number, self.end_row)
+        self.dropped_name = self.name
+        self.first_row = number
+        self._tail = self._tail[max(0, number - self._tail_row) :]
+        self._tail_row = max(self._tail_row, number)
+        self._mapped = None
+        self._storage.write_at(self.name, kept.tobytes(), 0)
+        self._stored_end = number + len(kept)
+        self._crc = crc32c(kept.tobytes())
+
+    def remove(self) -> None:
+        """The queue is gone: so is the file."""
+        self._mapped = None
+        self._storage.remove(self.name)

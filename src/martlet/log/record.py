@@ -1,0 +1,245 @@
+"""The record: what the commit log is made of.
+
+Everything that must survive is one of these: a batch of messages, or a piece of the journal.
+Numbers are little-endian, so that numpy reads a header in place; the frames inside a batch are
+big-endian, because they are the very bytes that an NSQ consumer gets.
+
+::
+
+     0 magic u32      "MTLG"              40 first offset u64
+     4 crc32c u32     of bytes 8..length  48 stored at i64     ns since 1970
+     8 length u32     of the record       56 deliver at i64    ns since 1970, 0 = at once
+    12 version u8                         64 payload length u32
+    13 kind u8                            68 properties length u32
+    14 flags u16                          72 reserved u64      0
+    16 position u64   its own             80 payload: frames, or a journal entry
+    24 epoch u32      the broker's run     . padding to 8
+    28 topic u32                           . count x u32: the end of each frame
+    32 queue u32                           . padding to 8
+    36 count u32      messages             . properties, padding to 8
+
+A frame is ``size u32 | type u32 = 2 | timestamp i64 ns | attempts u16 | id 16 | body``, where size
+counts what follows it.  The frames of a batch are stored with one attempt, since that is what a
+first delivery says; only a redelivery patches a copy.
+
+The record names its own position.  That is what makes a torn tail, a misplaced write and the
+stale bytes of a recycled segment all look alike: not a record of this place.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from enum import IntEnum, IntFlag
+from typing import NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+
+Bytes = bytes | bytearray | memoryview | mmap.mmap
+"""Whatever a record can be read from."""
+
+MAGIC = int.from_bytes(b"MTLG", "little")
+VERSION = 1
+HEADER_BYTES = 80
+FRAME_HEADER_BYTES = 34
+"""Bytes of a frame that come before its body."""
+FRAME_SIZE_EXTRA = 30
+"""What a frame's size field counts beside its body."""
+
+HEADER = np.dtype(
+    [
+        ("magic", "<u4"),
+        ("crc32c", "<u4"),
+        ("length", "<u4"),
+        ("version", "u1"),
+        ("kind", "u1"),
+        ("flags", "<u2"),
+        ("position", "<u8"),
+        ("epoch", "<u4"),
+        ("topic", "<u4"),
+        ("queue", "<u4"),
+        ("count", "<u4"),
+        ("first_offset", "<u8"),
+        ("stored_at_ns", "<i8"),
+        ("deliver_at_ns", "<i8"),
+        ("payload_length", "<u4"),
+        ("properties_length", "<u4"),
+        ("reserved", "<u8"),
+    ]
+)
+_STRUCT = struct.Struct("<IIIBBHQIIIIQqqIIQ")
+_CRC = struct.Struct("<I")
+assert HEADER.itemsize == HEADER_BYTES == _STRUCT.size
+
+
+class Kind(IntEnum):
+    """What a record holds."""
+
+    BATCH = 1
+    TOPOLOGY = 2
+    CURSOR = 3
+    SEGMENT_END = 4
+    EPOCH = 5
+
+
+class Flag(IntFlag):
+    """What else is to be known of a record."""
+
+    RELOCATED = 1
+    """A batch appended again by cleaning: it replaces the record of the same first offset."""
+    UNIFORM = 2
+    """All frames of the batch have one size."""
+
+
+class BadRecord(Exception):
+    """The bytes at a position are not a record of that position; the text says why."""
+
+
+class Header(NamedTuple):
+    """A record's header, field for field."""
+
+    magic: int
+    crc32c: int
+    length: int
+    version: int
+    kind: int
+    flags: int
+    position: int
+    epoch: int
+    topic: int
+    queue: int
+    count: int
+    first_offset: int
+    stored_at_ns: int
+    deliver_at_ns: int
+    payload_length: int
+    properties_length: int
+    reserved: int
+
+    @property
+    def next_position(self) -> int:
+        """The position just behind this record."""
+        return self.position + self.length
+
+    @property
+    def ends_at(self) -> int:
+        """Where the frame ends stand, in bytes from the record's start."""
+        return align8(HEADER_BYTES + self.payload_length)
+
+
+def align8(length_bytes: int) -> int:
+    """Round up to a multiple of 8."""
+    return (length_bytes + 7) & ~7
+
+
+def record_length(payload_length: int, count: int, properties_length: int = 0) -> int:
+    """How long a record with such parts is, in bytes."""
+    ends_at = align8(HEADER_BYTES + payload_length)
+    return align8(align8(ends_at + 4 * count) + properties_length)
+
+
+def seal(
+    record: memoryview,
+    *,
+    kind: Kind,
+    position: int,
+    epoch: int,
+    payload_length: int,
+    flags: int = 0,
+    topic: int = 0,
+    queue: int = 0,
+    count: int = 0,
+    first_offset: int = 0,
+    stored_at_ns: int = 0,
+    deliver_at_ns: int = 0,
+    properties_length: int = 0,
+) -> None:
+    """Write the header, checksum included, over the first bytes of a record already laid out.
+
+    `record` is exactly the record: its length is taken from it.
+    """
+    length = len(record)
+    assert length % 8 == 0 and position % 8 == 0
+    assert length == record_length(payload_length, count, properties_length)
+    _STRUCT.pack_into(
+        record, 0, MAGIC, 0, length, VERSION, kind, flags, position, epoch, topic, queue, count,
+        first_offset, stored_at_ns, deliver_at_ns, payload_length, properties_length, 0,
+    )  # fmt: skip
+    _CRC.pack_into(record, 4, crc32c(record[8:]))
+
+
+def seal_again(record: bytearray, *, position: int, epoch: int, flags: int) -> None:
+    """Give a copied record a new place, epoch and flags, as cleaning does."""
+    header = Header._make(_STRUCT.unpack_from(record))
+    assert header.length == len(record)
+    fields = header._replace(position=position, epoch=epoch, flags=flags)
+    _STRUCT.pack_into(record, 0, *fields)
+    _CRC.pack_into(record, 4, crc32c(memoryview(record)[8:]))
+
+
+def journal_record(
+    kind: Kind, payload: bytes, *, position: int, epoch: int, topic: int, stored_at_ns: int
+) -> bytearray:
+    """Lay out and seal a record that holds a journal entry."""
+    record = bytearray(record_length(len(payload), 0))
+    record[HEADER_BYTES : HEADER_BYTES + len(payload)] = payload
+    seal(
+        memoryview(record),
+        kind=kind,
+        position=position,
+        epoch=epoch,
+        topic=topic,
+        payload_length=len(payload),
+        stored_at_ns=stored_at_ns,
+    )
+    return record
+
+
+def read_header(data: Bytes, at: int, position: int) -> Header:
+    """Read the header at byte `at` of `data`, which must be the record of `position`.
+
+    Raises:
+        BadRecord: too few bytes, a wrong magic, version or position, or impossible lengths.
+    """
+    view = memoryview(data)
+    if len(view) - at < HEADER_BYTES:
+        raise BadRecord(f"position {position}: only {len(view) - at} bytes left")
+    header = Header._make(_STRUCT.unpack_from(view, at))
+    if header.magic != MAGIC:
+        raise BadRecord(f"position {position}: no record (magic {header.magic:#010x})")
+    if header.version != VERSION:
+        raise BadRecord(f"position {position}: version {header.version}, this is {VERSION}")
+    if header.position != position:
+        raise BadRecord(f"position {position}: a record of position {header.position}")
+    expected = record_length(header.payload_length, header.count, header.properties_length)
+    if header.length != expected:
+        raise BadRecord(f"position {position}: length {header.length}, parts need {expected}")
+    return header
+
+
+def read_record(data: Bytes, at: int, position: int) -> tuple[Header, memoryview]:
+    """Read and verify the whole record at byte `at` of `data`.
+
+    Returns its header and a view of all its bytes.
+
+    Raises:
+        BadRecord: as `read_header`, or cut short, or a checksum that does not fit.
+    """
+    header = read_header(data, at, position)
+    record = memoryview(data)[at : at + header.length]
+    if len(record) < header.length:
+        raise BadRecord(f"position {position}: cut at {len(record)} of {header.length} bytes")
+    if crc32c(record[8:]) != header.crc32c:
+        raise BadRecord(f"position {position}: the checksum does not fit")
+    return header, record
+
+
+def payload(header: Header, record: memoryview) -> memoryview:
+    """The frames of a batch, or the entry of a journal record."""
+    return record[HEADER_BYTES : HEADER_BYTES + header.payload_length]
+
+
+def frame_ends(header: Header, record: memoryview) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    """The end of each frame, in bytes from the first frame's start: ``uint32[count]``, no copy."""
+    return np.frombuffer(record, "<u4", header.count, header.ends_at)

@@ -1,0 +1,123 @@
+"""Recovery: reading the log forward from a position to its end.
+
+Three things can be found where a record should be:
+
+- nothing: zeros, or the bytes of another position in a recycled segment.  The log ends here.
+- a record begun and not finished, with nothing good behind it: a torn tail, as a power cut leaves
+  it.  It is cut, and said so.
+- something bad with good records behind it: a damaged place.  It is passed over and reported, and
+  what is behind it is kept: those messages were answered OK too.
+
+A good record is known by its magic, its own position and its checksum, so none of this depends on
+what was written there in an earlier life of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from martlet.log.record import (
+    HEADER_BYTES,
+    MAGIC,
+    BadRecord,
+    Header,
+    Kind,
+    read_header,
+    read_record,
+)
+from martlet.log.storage import Segment
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Positions from `start` up to `end` hold no good record, though there are some behind."""
+
+    start: int
+    end: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.end - self.start} bytes from position {self.start} are lost: {self.reason}"
+
+
+@dataclass
+class Report:
+    """What a scan has found beside good records."""
+
+    records: int = 0
+    end_position: int = 0
+    last_epoch: int = 0
+    damaged: list[Damage] = field(default_factory=list)
+    cut: Damage | None = None
+
+
+def scan(
+    segments: list[Segment], start: int, report: Report
+) -> Iterator[tuple[Header, memoryview]]:
+    """Yield each good record from position `start` on, in order, and fill in the report.
+
+    `segments` are those of the log by base; `report.end_position` is where to append when the
+    generator has ended.
+    """
+    behind_start = [s for s in segments if s.base + s.capacity > start]
+    report.end_position = max(start, behind_start[0].base) if behind_start else start
+    doubt: Damage | None = None
+    for segment in behind_start:
+        at = max(0, start - segment.base)
+        while at + HEADER_BYTES <= segment.capacity:
+            position = segment.base + at
+            try:
+                header, record = read_record(segment.view, at, position)
+            except BadRecord as error:
+                doubt = doubt or Damage(position, segment.base + segment.capacity, str(error))
+                behind = _next_good(segment, at + 8)
+                if behind is None:
+                    break
+                at = behind
+                continue
+            if doubt is not None:
+                report.damaged.append(Damage(doubt.start, position, doubt.reason))
+                doubt = None
+            report.records += 1
+            report.last_epoch = max(report.last_epoch, header.epoch)
+            if header.kind == Kind.SEGMENT_END:
+                report.end_position = position
+                break
+            report.end_position = header.next_position
+            yield header, record
+            at += header.length
+    if doubt is not None and _is_torn(segments, doubt.start):
+        report.cut = doubt
+
+
+def _begun(segment: Segment, at: int) -> bool:
+    try:
+        read_header(segment.view, at, segment.base + at)
+    except BadRecord:
+        return False
+    return True
+
+
+def _is_torn(segments: list[Segment], position: int) -> bool:
+    for segment in segments:
+        if segment.base <= position < segment.base + segment.capacity:
+            return _begun(segment, position - segment.base)
+    return False
+
+
+def _next_good(segment: Segment, at: int) -> int | None:
+    """The place of the next good record of this segment at or behind byte `at`."""
+    words = np.frombuffer(segment.view, "<u8")[at // 8 :]
+    here = np.arange(segment.base + at, segment.base + at + 8 * len(words), 8, np.uint64)
+    likely = (words[:-2] & 0xFFFFFFFF == MAGIC) & (words[2:] == here[:-2])
+    for number in np.flatnonzero(likely).tolist():
+        place = at + 8 * number
+        try:
+            read_record(segment.view, place, segment.base + place)
+        except BadRecord:
+            continue
+        return int(place)
+    return None

@@ -1,0 +1,315 @@
+"""Storage: the files of a data folder, behind an interface small enough to be simulated.
+
+::
+
+    DIR/martlet.lock               held by flock while a broker runs
+    DIR/checkpoint                 the state as of a position
+    DIR/log/<base position>.log    segments: preallocated, their size is their capacity
+    DIR/log/<number>.spare         segments waiting to be used (again)
+    DIR/index/<topic>-<queue>.idx  index entries
+
+A segment is written with `pwrite` and read through a read-only `mmap`.  It is preallocated, so a
+full disk is an error when a segment is made and never a SIGBUS in the middle of a write.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from pathlib import Path
+from typing import Protocol
+
+
+class StorageFull(OSError):
+    """No room for another segment; the text names the folder, what is free and what is kept."""
+
+
+class FolderInUse(OSError):
+    """Another broker holds the folder."""
+
+
+class Segment(Protocol):
+    """A file of the log: positions `base` up to `base + capacity`."""
+
+    base: int
+    capacity: int
+
+    @property
+    def view(self) -> memoryview:
+        """All its bytes, read-only and always current."""
+
+    def write(self, data: memoryview | bytes | bytearray, at: int) -> None:
+        """Write all of `data` at byte `at` of the segment. Raises OSError."""
+
+    def flush(self) -> None:
+        """Make what was written survive a power cut. May run in another thread. Raises OSError."""
+
+
+class Storage(Protocol):
+    """What the log needs of a disk."""
+
+    def segments(self) -> list[Segment]:
+        """The segments that are there, opened, by base position."""
+
+    def create(self, base: int, capacity: int) -> Segment:
+        """Make a segment, from a spare where one fits. Raises StorageFull."""
+
+    def reserve(self, capacity: int, count: int) -> bool:
+        """See that `count` spares are at hand; False where the disk has no room for them."""
+
+    def retire(self, segment: Segment) -> None:
+        """The segment is not needed any more: keep it as a spare, or give its room back."""
+
+    def read(self, name: str) -> bytes | None:
+        """A small file's content, None where there is none."""
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Put a small file in place atomically and durably."""
+
+    def remove(self, name: str) -> None:
+        """Delete a small file, where it is there."""
+
+    def names(self, folder: str) -> list[str]:
+        """The names of the files in a folder of the storage."""
+
+    def write_at(self, name: str, data: bytes, at: int) -> None:
+        """Write into a file that can be rebuilt, such as an index."""
+
+    def truncate(self, name: str, length_bytes: int) -> None:
+        """Cut such a file."""
+
+    def sync(self, name: str) -> None:
+        """Make a file written by `write_at` durable."""
+
+    def map(self, name: str) -> memoryview | None:
+        """A file's content as it is now, mapped where possible; None where there is none."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+class DiskSegment:
+    """A segment on a real disk."""
+
+    def __init__(self, path: Path, base: int, fd: int) -> None:
+        self.path = path
+        self.base = base
+        self.capacity = os.fstat(fd).st_size
+        self._fd = fd
+        self._map = mmap.mmap(fd, self.capacity, prot=mmap.PROT_READ)
+        self.view = memoryview(self._map)
+
+    def write(self, data: memoryview | bytes | bytearray, at: int) -> None:
+        """Write all of `data`; the kernel may take it in pieces."""
+        assert at + len(data) <= self.capacity
+        written = os.pwrite(self._fd, data, at)
+        while written < len(data):
+            data = memoryview(data)[written:]
+            at += written
+            written = os.pwrite(self._fd, data, at)
+
+    def flush(self) -> None:
+        """fdatasync."""
+        os.fdatasync(self._fd)
+
+    def close(self) -> bool:
+        """Unmap and close; False where somebody still looks at the bytes, who then keeps them."""
+        os.close(self._fd)
+        try:
+            self.view.release()
+            self._map.close()
+        except BufferError:
+            return False
+        return True
+
+
+class DiskStorage:
+    """A data folder.
+
+    Args:
+        folder: made where it does not exist.
+        keep_free_bytes: what must stay free on the disk when a segment is made.
+        spares: how many segments to keep for reuse; more than that give their room back.
+
+    Raises:
+        FolderInUse: another broker runs on it.
+    """
+
+    def __init__(self, folder: Path, *, keep_free_bytes: int = 0, spares: int = 2) -> None:
+        self.folder = folder
+        self._log = folder / "log"
+        self._log.mkdir(parents=True, exist_ok=True)
+        (folder / "index").mkdir(exist_ok=True)
+        self._lock = self._take_lock(folder / "martlet.lock")
+        self._keep_free_bytes = keep_free_bytes
+        self._most_spares = spares
+        self._spares = sorted(self._log.glob("*.spare"))
+        self._spare_number = max((int(p.stem) for p in self._spares), default=0)
+
+    def _take_lock(self, path: Path) -> int:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(fd)
+            raise FolderInUse(
+                errno.EBUSY,
+                f"the folder is in use by another broker (process {holder});"
+                " stop it, or give this one another --data-path",
+                str(self.folder),
+            ) from error
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        return fd
+
+    def segments(self) -> list[Segment]:
+        """Open every segment; an empty file, left by a crash while it was made, is removed."""
+        found: list[Segment] = []
+        for path in sorted(self._log.glob("*.log")):
+            if path.stat().st_size == 0:
+                path.unlink()
+                continue
+            found.append(self._open(path, int(path.stem)))
+        return found
+
+    def _open(self, path: Path, base: int) -> DiskSegment:
+        return DiskSegment(path, base, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+    def create(self, base: int, capacity: int) -> Segment:
+        """Rename a spare of that capacity or allocate a file."""
+        path = self._log / f"{base:020d}.log"
+        for spare in self._spares:
+            if spare.stat().st_size == capacity:
+                self._spares.remove(spare)
+                os.rename(spare, path)
+                break
+        else:
+            self._allocate(path, capacity)
+        self._sync_folder(self._log)
+        return self._open(path, base)
+
+    def reserve(self, capacity: int, count: int) -> bool:
+        """Allocate spares until there are enough of that capacity."""
+        missing = count - sum(spare.stat().st_size == capacity for spare in self._spares)
+        for _ in range(missing):
+            self._spare_number += 1
+            path = self._log / f"{self._spare_number}.spare"
+            try:
+                self._allocate(path, capacity)
+            except StorageFull:
+                return False
+            self._spares.append(path)
+        return True
+
+    def _allocate(self, path: Path, capacity: int) -> None:
+        disk = os.statvfs(self._log)
+        free = disk.f_bavail * disk.f_frsize
+        if free - capacity < self._keep_free_bytes:
+            raise StorageFull(
+                errno.ENOSPC,
+                f"no room for a segment of {capacity} bytes: {free} bytes are free and"
+                f" {self._keep_free_bytes} must stay free; make room, or consume what is stored",
+                str(self.folder),
+            )
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            os.posix_fallocate(fd, 0, capacity)
+        except OSError as error:
+            path.unlink()
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            raise StorageFull(
+                error.errno,
+                f"no room for a segment of {capacity} bytes ({os.strerror(error.errno)})",
+                str(self.folder),
+            ) from error
+        finally:
+            os.close(fd)
+
+    def retire(self, segment: Segment) -> None:
+        """Keep the file as a spare unless there are enough, or somebody still reads its bytes."""
+        assert isinstance(segment, DiskSegment)
+        unseen = segment.close()
+        if unseen and len(self._spares) < self._most_spares:
+            self._spare_number += 1
+            spare = self._log / f"{self._spare_number}.spare"
+            os.rename(segment.path, spare)
+            self._spares.append(spare)
+        else:
+            segment.path.unlink()
+
+    def read(self, name: str) -> bytes | None:
+        """Read a small file."""
+        try:
+            return (self.folder / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Write beside it, fsync, rename, fsync the folder."""
+        path = self.folder / name
+        beside = path.with_name(path.name + ".new")
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        self._sync_folder(path.parent)
+
+    def remove(self, name: str) -> None:
+        """Unlink."""
+        (self.folder / name).unlink(missing_ok=True)
+
+    def names(self, folder: str) -> list[str]:
+        """List a folder."""
+        return sorted(p.name for p in (self.folder / folder).iterdir())
+
+    def write_at(self, name: str, data: bytes, at: int) -> None:
+        """Open, write, cut, close: index files are many and touched seldom."""
+        fd = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            view = memoryview(data)
+            while view:
+                written = os.pwrite(fd, view, at)
+                view, at = view[written:], at + written
+        finally:
+            os.close(fd)
+
+    def truncate(self, name: str, length_bytes: int) -> None:
+        """Cut a file."""
+        os.truncate(self.folder / name, length_bytes)
+
+    def sync(self, name: str) -> None:
+        """fdatasync."""
+        fd = os.open(self.folder / name, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+
+    def map(self, name: str) -> memoryview | None:
+        """Map the file read-only."""
+        try:
+            fd = os.open(self.folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            size = os.fstat(fd).st_size
+            return memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ) if size else b"")
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Give the folder free for another broker."""
+        os.close(self._lock)
+
+    @staticmethod
+    def _sync_folder(folder: Path) -> None:
+        fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
