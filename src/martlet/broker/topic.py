@@ -151,8 +151,11 @@ class Topic:
 
     # channels
 
-    def channel(self, name: str) -> Channel:
+    def channel(self, name: str, start: int | None = None) -> Channel:
         """The channel of that name, made if it is new.
+
+        A new one begins at the topic's end, the first of a topic where its backlog does, unless
+        an offset to start at is given.
 
         Raises:
             InvalidName: no channel can have it.
@@ -162,7 +165,8 @@ class Topic:
         if channel is None:
             if not is_valid_name(name):
                 raise InvalidName(f"channel name {name!r} is not valid")
-            start = self.limit if self.channels else self.backlog_offset
+            if start is None:
+                start = self.limit if self.channels else self.backlog_offset
             channel = self.restore_channel(self._around.next_id(), name, start)
             try:
                 self.journal_channel(channel, start=start)
