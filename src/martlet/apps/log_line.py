@@ -20,14 +20,6 @@ from martlet.options import LogLevel
 ROOT = "martlet"
 """The logger above all others of the package."""
 
-_LEVELS = {
-    LogLevel.DEBUG: logging.DEBUG,
-    LogLevel.INFO: logging.INFO,
-    LogLevel.WARN: logging.WARNING,
-    LogLevel.ERROR: logging.ERROR,
-    LogLevel.FATAL: logging.CRITICAL,
-}
-
 
 class LineFormatter(logging.Formatter):
     """Formats a record as nsqd's logger would, local time to the microsecond."""
@@ -54,10 +46,5 @@ def set_up(level: LogLevel, prefix: str, stream: TextIO | None = None) -> loggin
     handler.setFormatter(LineFormatter(prefix))
     logger.handlers[:] = [handler]
     logger.propagate = False
-    set_level(level)
+    logger.setLevel(level.for_logging)
     return logger
-
-
-def set_level(level: LogLevel) -> None:
-    """Log from now on what is at least as grave as the level."""
-    logging.getLogger(ROOT).setLevel(_LEVELS[level])

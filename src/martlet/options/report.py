@@ -21,6 +21,11 @@ class LogLevel(IntEnum):
     ERROR = 4
     FATAL = 5
 
+    @property
+    def for_logging(self) -> int:
+        """The same level in the ``logging`` module."""
+        return 10 * self
+
 
 _LOG_LEVELS = tuple((level.name.lower(), level) for level in LogLevel)
 

@@ -1,0 +1,160 @@
+"""The HTTP door: nsqd's endpoints, and those through which readers follow the log.
+
+aiohttp does the protocol.  Which path means what is decided here, as nsqd's router does it: JSON
+for 404 and 405, the methods allowed, a redirect from ``/ping/`` and ``/PING`` to ``/ping``.  An
+endpoint is a coroutine function; what it returns is the answer: nothing, text, something for JSON,
+or a response of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import json
+import logging
+import posixpath
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from aiohttp import web
+
+from martlet import __version__
+from martlet.duration import format_duration
+from martlet.server.http_request import HttpError, Request
+
+if TYPE_CHECKING:
+    from martlet.server.server import Server
+
+log = logging.getLogger(__name__)
+
+Endpoint = Callable[[Request], Awaitable[object]]
+Routes = Mapping[str, Mapping[str, Endpoint]]
+"""For each path, the endpoint of each method. A path may end in ``/:name``, for any one name."""
+
+JSON = "application/json; charset=utf-8"
+TEXT = "text/plain; charset=utf-8"
+_STOP_S = 0.3
+"""How long requests under way may take when the broker stops, in seconds."""
+_UNTOLD = frozenset({"/pub", "/mpub"})
+"""Paths that are asked too often for a log line each."""
+_PLAIN = frozenset({"/ping"})
+"""Paths whose answers do not name NSQ's content type."""
+
+
+class HttpDoor:
+    """Serves HTTP on a listening socket."""
+
+    def __init__(self, server: Server) -> None:
+        from martlet.server.log_api import LogApi
+        from martlet.server.nsq_api import NsqApi
+
+        self._routes: Routes = {**NsqApi(server).routes(), **LogApi(server).routes()}
+        self._web = web.Server(self._handle, access_log=None)
+        self._listener: asyncio.Server | None = None
+
+    async def start(self, sock: socket.socket) -> None:
+        """Accept connections on a socket that listens already."""
+        loop = asyncio.get_running_loop()
+        if sock.family == socket.AF_UNIX:
+            self._listener = await loop.create_unix_server(self._web, sock=sock)
+        else:
+            self._listener = await loop.create_server(self._web, sock=sock)
+
+    async def stop(self) -> None:
+        """Accept no more, and close what is open after a moment."""
+        if self._listener is not None:
+            self._listener.close()
+        await self._web.shutdown(_STOP_S)
+
+    async def _handle(self, base: web.BaseRequest) -> web.StreamResponse:
+        request = Request(base)
+        started = time.perf_counter_ns()
+        try:
+            answer = await self._answer(request)
+            response = answer if isinstance(answer, web.StreamResponse) else respond(200, answer)
+        except HttpError as error:
+            response = _refuse(error)
+        except Exception:
+            log.exception("panic in HTTP handler - %s %s", request.method, request.path)
+            response = _refuse(HttpError(500, "INTERNAL_ERROR"))
+        if request.path in _PLAIN and response.status == 200:
+            response.headers.popall("X-NSQ-Content-Type", None)
+        if request.path not in _UNTOLD and log.isEnabledFor(logging.INFO):
+            elapsed = format_duration(time.perf_counter_ns() - started)
+            log.info(
+                "%d %s %s (%s) %s",
+                response.status,
+                request.method,
+                request.target,
+                request.remote_address,
+                elapsed,
+            )
+        return response
+
+    async def _answer(self, request: Request) -> object:
+        methods = self._find(request.path)
+        if methods is None:
+            if request.method == "OPTIONS" and request.path == "*":
+                return web.Response(headers=_SERVER)
+            return self._redirect(request)
+        endpoint = methods.get(request.method)
+        if endpoint is not None:
+            return await endpoint(request)
+        allow = {"Allow": ", ".join(sorted({*methods, "OPTIONS"}))}
+        if request.method == "OPTIONS":
+            return web.Response(headers={**_SERVER, **allow})
+        response = _refuse(HttpError(405, "METHOD_NOT_ALLOWED"))
+        response.headers.update(allow)
+        return response
+
+    def _find(self, path: str) -> Mapping[str, Endpoint] | None:
+        methods = self._routes.get(path)
+        if methods is None:
+            folder, _, name = path.rpartition("/")
+            if name:
+                methods = self._routes.get(f"{folder}/:name")
+        return methods
+
+    def _redirect(self, request: Request) -> web.Response:
+        """To the path that was meant, if it differs by case or slashes alone."""
+        path = posixpath.normpath(request.path.lower()).replace("//", "/")
+        methods = self._find(path)
+        if not methods or request.method not in methods or ":" in path:
+            raise HttpError(404, "NOT_FOUND")
+        target = quote(path) + ("?" + request.query_text if request.query_text else "")
+        if request.method != "GET":
+            return web.Response(status=307, headers={**_SERVER, "Location": target})
+        return web.Response(
+            status=301,
+            headers={**_SERVER, "Location": target, "Content-Type": "text/html; charset=utf-8"},
+            body=f'<a href="{html.escape(target)}">Moved Permanently</a>.\n\n'.encode(),
+        )
+
+
+_SERVER = {"Server": f"martlet/{__version__}"}
+_HEADERS = {**_SERVER, "X-NSQ-Content-Type": "nsq; version=1.0"}
+_TEXT_HEADERS = {**_HEADERS, "Content-Type": TEXT}
+_JSON_HEADERS = {**_HEADERS, "Content-Type": JSON}
+
+
+def respond(status: int, answer: object) -> web.Response:
+    """The response for what an endpoint returned: text as it is, nothing empty, the rest JSON."""
+    if not answer and isinstance(answer, str | None):
+        return web.Response(status=status, headers=_HEADERS)
+    if isinstance(answer, str):
+        return web.Response(status=status, body=answer.encode(), headers=_TEXT_HEADERS)
+    body = json.dumps(answer, separators=(",", ":"), ensure_ascii=False).encode()
+    return web.Response(status=status, body=body, headers=_JSON_HEADERS)
+
+
+def _refuse(error: HttpError) -> web.Response:
+    if error.plain:
+        return web.Response(
+            status=error.status,
+            body=error.message.encode(),
+            headers={**_SERVER, "Content-Type": TEXT},
+        )
+    return respond(error.status, {"message": error.message, **error.fields})

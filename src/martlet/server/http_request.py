@@ -1,0 +1,154 @@
+"""The HTTP request as the endpoints see it: query and body by the rules of nsqd.
+
+A query is cut as Go cuts it: an escape that is none, or a semicolon, spoils the whole of it.  A
+body is read in pieces and no further than its limit, so a client cannot make the broker hold more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+from urllib.parse import unquote_to_bytes
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+_BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
+
+
+class HttpError(Exception):
+    """What a request is refused with: ``{"message": "TOPIC_NOT_FOUND"}`` and the like.
+
+    Args:
+        status: of the answer.
+        message: in the answer.
+        fields: what else its JSON says.
+        plain: whether it is the bare message and no JSON.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        fields: dict[str, object] | None = None,
+        *,
+        plain: bool = False,
+    ) -> None:
+        super().__init__(f"{status} {message}")
+        self.status = status
+        self.message = message
+        self.fields = fields or {}
+        self.plain = plain
+
+
+class Request:
+    """A request to one of the endpoints."""
+
+    __slots__ = ("_query", "_request", "method", "path", "query_text", "target")
+
+    def __init__(self, request: web.BaseRequest) -> None:
+        self._request = request
+        self.target = request.raw_path
+        if not self.target.startswith(("/", "*")):  # the absolute form, as to a proxy
+            self.target = request.rel_url.raw_path_qs
+        self.method = request.method
+        path, _, self.query_text = self.target.partition("?")
+        self.path = unquote_to_bytes(path).decode(errors="replace")
+        self._query: dict[str, str] | None = None
+
+    @property
+    def remote_address(self) -> str:
+        """Who asks, as ``address:port``."""
+        peer = self._request.transport and self._request.transport.get_extra_info("peername")
+        if isinstance(peer, tuple):
+            host = f"[{peer[0]}]" if ":" in peer[0] else peer[0]
+            return f"{host}:{peer[1]}"
+        return "@"
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The first value of each argument.
+
+        Raises:
+            HttpError: 400 INVALID_REQUEST, the query is not well formed.
+        """
+        if self._query is None:
+            self._query = parse_query(self.query_text)
+        return self._query
+
+    @property
+    def content_length(self) -> int:
+        """The bytes of the body as announced; 0 where it is not said."""
+        return self._request.content_length or 0
+
+    async def read(self, limit_bytes: int, too_large: str) -> bytes:
+        """The whole body.
+
+        Raises:
+            HttpError: 413 with the text `too_large`, there is more than the limit; 500
+                INTERNAL_ERROR, it broke off.
+        """
+        from aiohttp import ClientError
+        from aiohttp.http_exceptions import HttpProcessingError
+
+        request = self._request
+        if self.content_length > limit_bytes:
+            raise HttpError(413, too_large)
+        if not request.body_exists:
+            return b""
+        expects = request.headers.get("Expect", "")
+        if expects.lower() == "100-continue" and request.transport is not None:
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        try:
+            body = await request.content.readany()
+            if request.content.at_eof():
+                if len(body) > limit_bytes:
+                    raise HttpError(413, too_large)
+                return body
+            pieces = bytearray(body)
+            while len(pieces) <= limit_bytes:
+                piece = await request.content.readany()
+                if not piece:
+                    return bytes(pieces)
+                pieces += piece
+        except (ClientError, HttpProcessingError, OSError):
+            raise HttpError(500, "INTERNAL_ERROR") from None
+        raise HttpError(413, too_large)
+
+    async def stream(
+        self, pieces: Iterable[memoryview], content_type: str, most_bytes: int
+    ) -> web.StreamResponse:
+        """Answer with bytes that are not copied together, so many at a time."""
+        from aiohttp import web
+
+        pieces = list(pieces)
+        response = web.StreamResponse()
+        response.content_type = content_type
+        response.content_length = sum(map(len, pieces))
+        await response.prepare(self._request)
+        for piece in pieces:
+            for start in range(0, len(piece), most_bytes):
+                await response.write(piece[start : start + most_bytes])
+        await response.write_eof()
+        return response
+
+
+def parse_query(text: str) -> dict[str, str]:
+    """Cut a query into its arguments; of several of one name the first counts.
+
+    Raises:
+        HttpError: 400 INVALID_REQUEST, as Go finds it not well formed.
+    """
+    if ";" in text or _BAD_ESCAPE.search(text):
+        raise HttpError(400, "INVALID_REQUEST")
+    arguments: dict[str, str] = {}
+    for piece in text.split("&"):
+        if piece:
+            key, _, value = piece.partition("=")
+            arguments.setdefault(_unescape(key), _unescape(value))
+    return arguments
+
+
+def _unescape(text: str) -> str:
+    return unquote_to_bytes(text.replace("+", " ")).decode(errors="replace")

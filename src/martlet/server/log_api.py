@@ -1,0 +1,203 @@
+"""The HTTP endpoints for readers of the log, such as Spark.
+
+A reader lists the topics, finds offsets by time, asks the index where batches are, and fetches
+whole batch records, the very bytes of the log, each of which it can verify by itself.  A channel
+that the reader advances keeps what it has not read yet from being thrown away.
+
+===============================  ==================================================================
+``GET /log/topics``              all topics with their queues and the offsets that those hold
+``GET /log/offset``              the first offset stored at or after ``timestamp_ns``
+``GET /log/index``               index rows of 40 bytes of the batches from ``start`` up to ``end``
+``GET /log/batches``             batch records from the one that holds ``offset``; 204 at the end,
+                                 410 with ``start_offset`` where the offset has gone
+``POST /channel/advance``        a channel is done with all below ``offset``; made where missing
+===============================  ==================================================================
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from martlet.broker.errors import NotFound, WritesRefused
+from martlet.broker.name import is_valid_name
+from martlet.log.index import ENTRY
+from martlet.server.http_request import HttpError, Request
+
+if TYPE_CHECKING:
+    from martlet.broker.queue import Queue
+    from martlet.broker.topic import Topic
+    from martlet.server.http import Routes
+    from martlet.server.server import Server
+
+MIB = 1 << 20
+MOST_INDEX_BYTES = MIB
+"""The most that one answer of the index holds; ask again from its last row's end."""
+DEFAULT_BATCHES_BYTES = 8 * MIB
+MOST_BATCHES_BYTES = 64 * MIB
+_PIECE_BYTES = 256 * 1024
+"""How much is handed to the socket at a time, so that a slow reader holds little."""
+_ROWS_AT_A_TIME = 1024
+_OCTETS = "application/octet-stream"
+_NUMBER = re.compile(r"[0-9]{1,19}")
+
+
+class LogApi:
+    """The reader's endpoints over a server's broker."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def routes(self) -> Routes:
+        """The endpoint of each path and method."""
+        return {
+            "/log/topics": {"GET": self.topics},
+            "/log/offset": {"GET": self.offset},
+            "/log/index": {"GET": self.index},
+            "/log/batches": {"GET": self.batches},
+            "/channel/advance": {"POST": self.advance},
+        }
+
+    async def topics(self, request: Request) -> object:
+        """What there is to read."""
+        broker = self._server.broker
+        return {
+            "broker": self._server.id,
+            "data_path": os.path.abspath(self._server.options.data_path),
+            "topics": [
+                {
+                    "topic": topic.name,
+                    "topic_id": topic.id,
+                    "queues": [
+                        {
+                            "queue": topic.queue.number,
+                            "start_offset": topic.queue.start_offset,
+                            "end_offset": topic.queue.end_offset,
+                        }
+                    ],
+                }
+                for topic in sorted(broker.topics.values(), key=lambda topic: topic.name)
+            ],
+        }
+
+    async def offset(self, request: Request) -> object:
+        """Where a time begins; the queue's end if nothing was stored since."""
+        queue = self._queue(request)
+        timestamp_ns = _number(request, "timestamp_ns")
+        index = queue.index
+        row = index.find_time(timestamp_ns)
+        if row >= index.end_row:
+            return {"offset": queue.end_offset}
+        return {"offset": max(index.row(row).first_offset, queue.start_offset)}
+
+    async def index(self, request: Request) -> object:
+        """Rows of the batches that hold any offset from ``start`` up to ``end``."""
+        index = self._queue(request).index
+        start, end = _number(request, "start"), _number(request, "end")
+        rows = b""
+        if start < end:
+            first = index.find(start)
+            behind = min(index.find(end - 1) + 1, first + MOST_INDEX_BYTES // ENTRY.itemsize)
+            found = index.array(first, behind)
+            rows = found[found["first_offset"] < end].tobytes()
+        return web.Response(body=rows, content_type=_OCTETS)
+
+    async def batches(self, request: Request) -> object:
+        """Records of the log, as they lie there."""
+        queue = self._queue(request)
+        offset = _number(request, "offset")
+        most_bytes = _number(request, "max_bytes", DEFAULT_BATCHES_BYTES)
+        if offset >= queue.end_offset:
+            return web.Response(status=204)
+        pieces = self._records(queue, offset, min(most_bytes, MOST_BATCHES_BYTES))
+        if not pieces:
+            start_offset = queue.start_offset
+            raise HttpError(
+                410,
+                f"offset {offset} of topic {request.query['topic']} has gone: the queue begins at"
+                f" {start_offset}",
+                {"start_offset": start_offset},
+            )
+        return await request.stream(pieces, _OCTETS, _PIECE_BYTES)
+
+    def _records(self, queue: Queue, offset: int, most_bytes: int) -> list[memoryview]:
+        """The log's bytes from the batch that holds an offset on; nothing if it has gone.
+
+        What lies side by side in the log comes as one piece.
+        """
+        log, index = self._server.broker.log, queue.index
+        runs: list[tuple[int, int]] = []
+        total = 0
+        number = index.find(offset)
+        rows = index.rows(number, number + _ROWS_AT_A_TIME)
+        if not rows or not rows[0].first_offset <= offset < rows[0].end_offset:
+            return []
+        while rows:
+            for row in rows:
+                if (runs and total + row.length > most_bytes) or not log.find(row.position):
+                    rows = []
+                    break
+                total += row.length
+                if runs and runs[-1][0] + runs[-1][1] == row.position:
+                    runs[-1] = (runs[-1][0], runs[-1][1] + row.length)
+                else:
+                    runs.append((row.position, row.length))
+            number += len(rows)
+            rows = rows and index.rows(number, number + _ROWS_AT_A_TIME)
+        views = [log.view(position, length) for position, length in runs]
+        return [view for view in views if view is not None]
+
+    async def advance(self, request: Request) -> object:
+        """Let a channel go forward, and with it what the log must keep."""
+        topic = self._topic(request)
+        name = _text(request, "channel")
+        if not is_valid_name(name):
+            raise HttpError(400, "INVALID_ARG_CHANNEL")
+        offset = _number(request, "offset")
+        if offset > topic.queue.end_offset:
+            raise HttpError(
+                400,
+                f"INVALID_ARG_OFFSET: {offset} is behind the end of the queue,"
+                f" {topic.queue.end_offset}",
+            )
+        try:
+            channel = topic.channel(name, start=topic.queue.start_offset)
+            channel.advance(offset)
+            await self._server.settled()
+        except WritesRefused as error:
+            raise HttpError(503, f"REFUSED {error}") from None
+        return None
+
+    def _topic(self, request: Request) -> Topic:
+        name = _text(request, "topic")
+        if not is_valid_name(name):
+            raise HttpError(400, "INVALID_ARG_TOPIC")
+        try:
+            return self._server.broker.find_topic(name)
+        except NotFound:
+            raise HttpError(404, "TOPIC_NOT_FOUND") from None
+
+    def _queue(self, request: Request) -> Queue:
+        queue = self._topic(request).queue
+        if _number(request, "queue", 0) != queue.number:
+            raise HttpError(404, "QUEUE_NOT_FOUND")
+        return queue
+
+
+def _text(request: Request, name: str) -> str:
+    try:
+        return request.query[name]
+    except KeyError:
+        raise HttpError(400, f"MISSING_ARG_{name.upper()}") from None
+
+
+def _number(request: Request, name: str, default: int | None = None) -> int:
+    if default is not None and name not in request.query:
+        return default
+    text = _text(request, name)
+    if not _NUMBER.fullmatch(text):
+        raise HttpError(400, f"INVALID_ARG_{name.upper()}: {text!r} is not a whole number from 0")
+    return int(text)

@@ -1,0 +1,249 @@
+"""Counts of topics, channels and clients, field for field as nsqd's ``/stats`` tells them.
+
+One difference is of meaning: every message that waits is in the log, so ``backend_depth``, what
+lies on the disk, is the whole depth.
+"""
+
+from __future__ import annotations
+
+import gc
+import platform
+import resource
+import sys
+from collections import deque
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from martlet import __version__
+from martlet.duration import SECOND_NS, format_duration
+
+if TYPE_CHECKING:
+    from martlet.broker.channel import Channel
+    from martlet.broker.consumer import Consumer
+    from martlet.broker.topic import Topic
+    from martlet.server.server import Server
+    from martlet.server.tcp import Connection
+
+NSQD_VERSION = "1.3.0"
+"""The version of nsqd whose behaviour this is; clients and dashboards compare it."""
+
+Report = dict[str, Any]
+"""What ``/stats?format=json`` answers."""
+
+
+def collect(
+    server: Server, topic: str, channel: str, *, include_clients: bool, include_memory: bool
+) -> Report:
+    """Count everything, or only the topic and the channels of these names."""
+    broker = server.broker
+    topics: list[Report] | None
+    if topic and topic not in broker.topics:
+        topics = None
+    else:
+        chosen = [broker.topics[topic]] if topic else _by_name(broker.topics)
+        topics = [
+            _topic(each, channel, include_clients)
+            for each in chosen
+            if not channel or channel in each.channels
+        ]
+    report: Report = {
+        "version": NSQD_VERSION,
+        "health": broker.health,
+        "start_time": broker.started_at_ns // SECOND_NS,
+        "topics": topics,
+    }
+    if include_memory:
+        report["memory"] = pauses.memory()
+    report["producers"] = (_producers(server, topic) or None) if include_clients else None
+    return report
+
+
+def _by_name(named: Mapping[str, Any]) -> list[Any]:
+    return [named[name] for name in sorted(named)]
+
+
+def _topic(topic: Topic, channel: str, include_clients: bool) -> Report:
+    depth = topic.depth
+    chosen = [topic.channels[channel]] if channel else _by_name(topic.channels)
+    return {
+        "topic_name": topic.name,
+        "channels": [_channel(each, include_clients) for each in chosen],
+        "depth": depth,
+        "backend_depth": depth,
+        "message_count": topic.message_count,
+        "message_bytes": topic.message_bytes,
+        "paused": topic.paused,
+        "e2e_processing_latency": {"count": 0, "percentiles": None},
+    }
+
+
+def _channel(channel: Channel, include_clients: bool) -> Report:
+    depth = channel.depth
+    return {
+        "channel_name": channel.name,
+        "depth": depth,
+        "backend_depth": depth,
+        "in_flight_count": channel.in_flight_count,
+        "deferred_count": channel.deferred_count,
+        "message_count": channel.message_count,
+        "requeue_count": channel.requeue_count,
+        "timeout_count": channel.timeout_count,
+        "client_count": len(channel.consumers),
+        "clients": (
+            [_client(consumer.client, consumer) for consumer in channel.consumers]
+            if include_clients
+            else None
+        ),
+        "paused": channel.paused,
+        "e2e_processing_latency": {"count": 0, "percentiles": None},
+    }
+
+
+def _client(connection: Any, consumer: Consumer | None, topic: str = "") -> Report:
+    client: Connection = connection
+    report: Report = {
+        "client_id": client.client_id,
+        "hostname": client.hostname,
+        "version": client.version,
+        "remote_address": client.remote_address,
+        "state": client.state,
+        "ready_count": consumer.ready_count if consumer else 0,
+        "in_flight_count": consumer.in_flight_count if consumer else 0,
+        "message_count": consumer.message_count if consumer else 0,
+        "finish_count": consumer.finish_count if consumer else 0,
+        "requeue_count": consumer.requeue_count if consumer else 0,
+        "connect_ts": client.connected_at_ns // SECOND_NS,
+        "sample_rate": client.sample_rate,
+        "deflate": client.deflate,
+        "snappy": client.snappy,
+        "user_agent": client.user_agent,
+    }
+    counts = client.message_counters
+    if counts:
+        report["pub_counts"] = [
+            {"topic": name, "count": counts[name]} for name in counts if topic in ("", name)
+        ]
+    return report | {
+        "tls": client.tls,
+        "tls_cipher_suite": "",
+        "tls_version": "",
+        "tls_negotiated_protocol": "",
+        "tls_negotiated_protocol_is_mutual": False,
+    }
+
+
+def _producers(server: Server, topic: str) -> list[Report]:
+    return [
+        _client(connection, None, topic)
+        for connection in server.connections
+        if connection.message_counters
+    ]
+
+
+class Pauses:
+    """How long the garbage collector stopped the broker, the last times."""
+
+    def __init__(self, most: int = 256) -> None:
+        self._lengths_ns: deque[int] = deque(maxlen=most)
+        self._began_ns = 0
+
+    def watch(self) -> None:
+        """Measure from now on. Does nothing the second time."""
+        if self._measure not in gc.callbacks:
+            gc.callbacks.append(self._measure)
+
+    def _measure(self, phase: str, info: Mapping[str, int]) -> None:
+        if phase == "start":
+            self._began_ns = perf_counter_ns()
+        else:
+            self._lengths_ns.append(perf_counter_ns() - self._began_ns)
+
+    def memory(self) -> Report:
+        """The memory of this process under the names that nsqd has for Go's."""
+        with open("/proc/self/statm", encoding="ascii") as file:
+            resident_pages = int(file.read().split()[1])
+        generations: Iterable[Mapping[str, int]] = gc.get_stats()
+        lengths_ns = sorted(self._lengths_ns) or [0]
+        return {
+            "heap_objects": sys.getallocatedblocks(),
+            "heap_idle_bytes": 0,
+            "heap_in_use_bytes": resident_pages * resource.getpagesize(),
+            "heap_released_bytes": 0,
+            "gc_pause_usec_100": lengths_ns[-1] // 1000,
+            "gc_pause_usec_99": lengths_ns[int(0.99 * (len(lengths_ns) - 1))] // 1000,
+            "gc_pause_usec_95": lengths_ns[int(0.95 * (len(lengths_ns) - 1))] // 1000,
+            "next_gc_bytes": 0,
+            "gc_total_runs": sum(generation["collections"] for generation in generations),
+        }
+
+
+pauses = Pauses()
+"""Of this process; a collection stops all that runs in it."""
+
+
+def as_text(report: Report, now_ns: int) -> str:
+    """The report for a person, laid out as nsqd does."""
+    started_s = report["start_time"]
+    started = datetime.fromtimestamp(started_s).astimezone()
+    zone = started.strftime("%z")
+    lines = [
+        f"nsqd v{report['version']} (martlet v{__version__} on python {platform.python_version()})",
+        f"start_time {started:%Y-%m-%dT%H:%M:%S}"
+        + ("Z" if zone == "+0000" else f"{zone[:3]}:{zone[3:]}"),
+        f"uptime {format_duration(max(0, now_ns - started_s * SECOND_NS))}",
+        "",
+        f"Health: {report['health']}",
+    ]
+    if "memory" in report:
+        lines += ["", "Memory:"]
+        lines += [f"   {name:<25}\t{value}" for name, value in report["memory"].items()]
+    lines += ["", "Topics:" if report["topics"] else "Topics: None"]
+    for number, topic in enumerate(report["topics"] or ()):
+        lines += [""] if number else []
+        lines += _topic_lines(topic, now_ns)
+    if report["producers"]:
+        lines += ["", "Producers:"]
+        lines += [f"   {_client_line(client, now_ns)}" for client in report["producers"]]
+    else:
+        lines += ["", "Producers: None"]
+    return "\n".join(lines) + "\n"
+
+
+def _topic_lines(topic: Report, now_ns: int) -> Iterable[str]:
+    mark = "*P " if topic["paused"] else "   "
+    yield (
+        f"{mark}[{topic['topic_name']:<15}] depth: {topic['depth']:<5}"
+        f" be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8} e2e%: "
+    )
+    for channel in topic["channels"]:
+        mark = "   *P " if channel["paused"] else "      "
+        yield (
+            f"{mark}[{channel['channel_name']:<25}] depth: {channel['depth']:<5}"
+            f" be-depth: {channel['backend_depth']:<5} inflt: {channel['in_flight_count']:<4}"
+            f" def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5}"
+            f" timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8} e2e%: "
+        )
+        for client in channel["clients"] or ():
+            yield f"        {_client_line(client, now_ns)}"
+
+
+def _client_line(client: Report, now_ns: int) -> str:
+    connected_ns = max(0, now_ns - client["connect_ts"] * SECOND_NS)
+    connected = format_duration(connected_ns // SECOND_NS * SECOND_NS)
+    port = client["remote_address"].rpartition(":")[2]
+    name = f"{client['hostname']}:{port} {client['user_agent']}"
+    if client.get("pub_counts"):
+        topics = ",".join(f"{entry['topic']}={entry['count']}" for entry in client["pub_counts"])
+        total = sum(entry["count"] for entry in client["pub_counts"])
+        return (
+            f"[{client['version']} {name:<21}] msgs: {total:<8} topics: {topics}"
+            f" connected: {connected}"
+        )
+    return (
+        f"[{client['version']} {name:<21}] state: {client['state']}"
+        f" inflt: {client['in_flight_count']:<4} rdy: {client['ready_count']:<4}"
+        f" fin: {client['finish_count']:<8} re-q: {client['requeue_count']:<8}"
+        f" msgs: {client['message_count']:<8} connected: {connected}"
+    )
