@@ -1,0 +1,49 @@
+"""The client: publish and consume from asyncio, on any NSQ broker.
+
+::
+
+    from martlet.client import Consumer, Producer
+"""
+
+from martlet.client.backoff import Backoff
+from martlet.client.batch import Batch
+from martlet.client.consumer import Consumer, Counts
+from martlet.client.errors import (
+    AlreadyAnswered,
+    BadBody,
+    ClientError,
+    Closed,
+    ConnectFailed,
+    ConnectionLost,
+    InvalidName,
+    PublishRefused,
+    PublishTimeout,
+    Refused,
+    SubscribeRefused,
+)
+from martlet.client.identity import Identity
+from martlet.client.message import Message
+from martlet.client.outbox import Limits
+from martlet.client.producer import Producer
+
+__all__ = [
+    "AlreadyAnswered",
+    "Backoff",
+    "BadBody",
+    "Batch",
+    "ClientError",
+    "Closed",
+    "ConnectFailed",
+    "ConnectionLost",
+    "Consumer",
+    "Counts",
+    "Identity",
+    "InvalidName",
+    "Limits",
+    "Message",
+    "Producer",
+    "PublishRefused",
+    "PublishTimeout",
+    "Refused",
+    "SubscribeRefused",
+]

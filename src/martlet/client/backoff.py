@@ -1,0 +1,41 @@
+"""How long to wait before trying again: longer each time, up to a limit, and never all at once."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backoff:
+    """A delay that doubles with each attempt.
+
+    Attributes:
+        first_s: before the second attempt, in seconds.
+        max_s: never longer than this, in seconds.
+        jitter: the part of the delay that is left to chance, 0 to 1, so that a thousand clients of
+            a broker that comes back do not all come back in the same instant.
+    """
+
+    first_s: float = 0.05
+    max_s: float = 5.0
+    jitter: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first_s <= self.max_s:
+            raise ValueError(f"first_s={self.first_s} must be from 0 to max_s={self.max_s}")
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"jitter={self.jitter} must be from 0 to 1")
+
+    def delay_s(self, attempt: int, chance: float | None = None) -> float:
+        """Seconds to wait after so many failed attempts, the first being 1.
+
+        ``chance``, from 0 to 1, stands for the dice in tests.
+        """
+        if attempt < 1:
+            return 0.0
+        # 2.0**1023 is the largest power that a float holds.
+        full = min(self.max_s, self.first_s * 2.0 ** min(attempt - 1, 1000))
+        if chance is None:
+            chance = random.random()
+        return full * (1 - self.jitter * chance)

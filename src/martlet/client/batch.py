@@ -1,0 +1,139 @@
+"""Many messages at once, for those who want speed: nothing is made of a single one unasked."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from martlet.client.answers import Answers
+from martlet.client.errors import AlreadyAnswered
+from martlet.client.message import check_delay_ms
+from martlet.protocol import commands
+from martlet.protocol.message_run import FRAME_HEADER_BYTES, MessageRun
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Where = NDArray[np.bool_] | NDArray[np.integer[Any]] | list[int] | list[bool] | slice
+"""Some messages of a batch: a mask, or their places from 0, or a slice."""
+
+
+class Batch:
+    """Messages of one broker, in flight to you until you answer them or their time runs out.
+
+    Attributes:
+        count: how many there are.
+    """
+
+    def __init__(self, answers: Answers, run: MessageRun) -> None:
+        self.count = run.count
+        self._answers = answers
+        self._run = run
+        self._open = np.ones(run.count, np.bool_)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __repr__(self) -> str:
+        return f"<Batch of {self.count} messages, {self.unanswered_count} unanswered>"
+
+    @cached_property
+    def ids(self) -> NDArray[np.bytes_]:
+        """The id of each message: an array of 16 bytes each (``S16``)."""
+        return self._run.ids().view("S16")
+
+    @cached_property
+    def attempts(self) -> NDArray[np.uint16]:
+        """How often each message has been delivered, this time included."""
+        return cast("NDArray[np.uint16]", self._run.heads()["attempts"].astype(np.uint16))
+
+    @cached_property
+    def timestamps_ns(self) -> NDArray[np.int64]:
+        """When each message was published, in nanoseconds since 1970."""
+        return cast("NDArray[np.int64]", self._run.heads()["timestamp_ns"].astype(np.int64))
+
+    @cached_property
+    def bodies(self) -> list[bytes]:
+        """The body of each message, made when first asked for."""
+        return self._run.bodies()
+
+    def arrow(self) -> pa.BinaryArray:
+        """The bodies as one Arrow array, made without a step for each message.
+
+        The received bytes are read as an array of values that alternate frame head and body; then
+        the bodies are taken.
+
+        Raises:
+            ImportError: pyarrow is not installed.
+        """
+        try:
+            import pyarrow as pa
+        except ImportError as error:
+            raise ImportError("Batch.arrow needs pyarrow: pip install 'martlet[arrow]'") from error
+        ends = self._run.ends()
+        offsets = np.empty(2 * self.count + 1, np.int32)
+        offsets[0] = 0
+        offsets[2::2] = ends
+        offsets[1::2] = offsets[:-1:2] + FRAME_HEADER_BYTES
+        buffers = [None, pa.py_buffer(offsets.data), pa.py_buffer(self._run.raw)]
+        both = pa.Array.from_buffers(pa.binary(), 2 * self.count, buffers)
+        bodies = both.take(np.arange(1, 2 * self.count, 2, dtype=np.int32))
+        return cast("pa.BinaryArray", bodies)
+
+    @property
+    def unanswered_count(self) -> int:
+        """How many messages of the batch are neither finished nor requeued."""
+        return int(np.count_nonzero(self._open))
+
+    async def finish(self, where: Where | None = None) -> None:
+        """Tell the broker, in one write, that the messages have been dealt with.
+
+        Without ``where``: all that are not answered yet.
+
+        Raises:
+            AlreadyAnswered: one of them was finished or requeued before.
+        """
+        ids = self._answer(where)
+        self._answers.finished += len(ids)
+        self._answers.write(commands.finish_array(ids))
+        await self._answers.drain()
+
+    async def requeue(self, delay_ms: int = 0, where: Where | None = None) -> None:
+        """Have the broker deliver the messages again, after so many milliseconds, in one write.
+
+        Without ``where``: all that are not answered yet.
+
+        Raises:
+            AlreadyAnswered: one of them was finished or requeued before.
+            ValueError: the delay is negative.
+        """
+        delay_ms = check_delay_ms(delay_ms)
+        ids = self._answer(where)
+        self._answers.requeued += len(ids)
+        self._answers.write(commands.requeue_array(ids, delay_ms))
+        await self._answers.drain()
+
+    async def touch(self) -> None:
+        """Have the time of all that are not answered yet start anew, in one write."""
+        self._answers.write(commands.touch_array(self._run.ids()[self._open]))
+        await self._answers.drain()
+
+    def _answer(self, where: Where | None) -> NDArray[np.void]:
+        """The ids of these messages, which from now on are answered."""
+        ids = self._run.ids()
+        if where is None:
+            if not self._open.any():
+                raise AlreadyAnswered(f"{self!r}: all were finished or requeued before")
+            if self._open.all():
+                self._open[:] = False
+                return ids
+            where = self._open.copy()
+        asked = np.zeros(self.count, np.bool_)
+        asked[where] = True
+        if (asked & ~self._open).any():
+            raise AlreadyAnswered(f"{self!r}: some of these were finished or requeued before")
+        self._open[asked] = False
+        return ids[asked]

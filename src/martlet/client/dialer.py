@@ -1,0 +1,86 @@
+"""Who connects, and connects again: for ever, waiting longer after each failure."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from martlet.client.address import Address
+from martlet.client.backoff import Backoff
+from martlet.client.connection import Connection
+from martlet.client.errors import ConnectFailed, ConnectionLost
+from martlet.client.identity import Identity
+
+logger = logging.getLogger("martlet.client")
+
+
+class Dialer:
+    """Connects to the first of some addresses that answers.
+
+    A connection that is lost before it was of any use counts as a failure, so that a broker that
+    accepts and hangs up is not asked a thousand times a second.
+
+    Attributes:
+        last_error: why there is no connection, once one attempt has failed.
+        on_failure: called after each attempt that failed.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        identity: Identity,
+        *,
+        backoff: Backoff,
+        connect_timeout_s: float,
+    ) -> None:
+        self.last_error: Exception | None = None
+        self.on_failure: Callable[[], None] | None = None
+        self._addresses = list(addresses)
+        self._identity = identity
+        self._backoff = backoff
+        self._connect_timeout_s = connect_timeout_s
+        self._failures = 0
+        self._useful = False
+        self._next = 0
+
+    async def dial(self) -> Connection:
+        """Connect, however long that takes.
+
+        The addresses are tried one after the other, beginning with the one that worked last; only
+        when all have failed is there a delay before the next round.
+        """
+        while True:
+            await asyncio.sleep(self._backoff.delay_s(self._failures // len(self._addresses)))
+            address = self._addresses[self._next]
+            try:
+                connection = await Connection.open(
+                    address, self._identity, timeout_s=self._connect_timeout_s
+                )
+            except ConnectFailed as error:
+                logger.warning("cannot connect to %s; trying again", error)
+                self.failed(error)
+            else:
+                logger.info("connected to %s", address)
+                self._useful = False
+                return connection
+
+    def failed(self, error: Exception) -> None:
+        """An attempt failed, or the connection that it gave was of no use."""
+        self.last_error = error
+        self._failures += 1
+        self._next = (self._next + 1) % len(self._addresses)
+        if self.on_failure is not None:
+            self.on_failure()
+
+    def lost(self, error: ConnectionLost) -> None:
+        """The connection was lost; the next attempt is made at once if it had been of use."""
+        logger.warning("connection lost: %s; connecting again", error)
+        self.last_error = error
+        if not self._useful:
+            self._failures += 1
+
+    def succeeded(self) -> None:
+        """The connection was of use: the broker did what it was asked."""
+        self._useful = True
+        self._failures = 0

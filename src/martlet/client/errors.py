@@ -1,0 +1,61 @@
+"""What the client raises.  All of it is a ``ClientError``."""
+
+from __future__ import annotations
+
+
+class ClientError(Exception):
+    """Anything that the client raises on its own account."""
+
+
+class ConnectFailed(ClientError, ConnectionError):
+    """No broker could be reached, or what was reached is none; the text says why."""
+
+
+class ConnectionLost(ClientError, ConnectionError):
+    """A connection that stood is gone; the text says why.
+
+    Producers and consumers connect again by themselves, so an application sees this only as the
+    cause of another error.
+    """
+
+
+class Refused(ClientError):
+    """The broker answered a command with an error.
+
+    Attributes:
+        code: NSQ's error code, such as ``E_BAD_TOPIC``.
+        text: what the broker said after it.
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(f"{code} {text}")
+        self.code = code
+        self.text = text
+
+
+class PublishRefused(Refused):
+    """The broker answered a publish with an error: what was to be published is not stored."""
+
+
+class SubscribeRefused(Refused):
+    """The broker does not let the client consume that channel, and would not the next time."""
+
+
+class PublishTimeout(ClientError, TimeoutError):
+    """No broker answered within the time; what was to be published may be stored or not."""
+
+
+class Closed(ClientError):
+    """The producer or consumer has been closed."""
+
+
+class AlreadyAnswered(ClientError):
+    """The message, or the batch, was finished or requeued before."""
+
+
+class InvalidName(ClientError, ValueError):
+    """No topic or channel may be called that."""
+
+
+class BadBody(ClientError, ValueError):
+    """A body that no broker would take: empty, or above the limit."""

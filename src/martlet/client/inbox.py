@@ -1,0 +1,189 @@
+"""What has been received and not been handed to the application yet.
+
+Runs of messages stay as they came until somebody takes a message, which makes message objects of
+one run, or a batch, which makes none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from martlet.client.answers import Answers
+from martlet.client.batch import Batch
+from martlet.client.message import Message
+from martlet.protocol.message_run import MessageRun
+
+
+@dataclass(slots=True)
+class Delivery:
+    """A run of messages from one connection.
+
+    Attributes:
+        expires_at_s: when the broker has certainly begun to deliver them again, by
+            ``time.monotonic``.
+    """
+
+    answers: Answers
+    run: MessageRun
+    expires_at_s: float
+
+
+class Inbox:
+    """Deliveries in the order in which they came, and those who wait for one.
+
+    Attributes:
+        ready: message objects made of the oldest delivery; to be taken from the left after
+            ``refill`` said that there are some.
+        expires_at_s: until when those are worth handling.
+        on_expired: called with how many messages were dropped because they had waited for longer
+            than the broker's message timeout; the broker delivers them again, so that handling
+            them here would be for nothing.
+        is_closed: whether no more is to be handed out.
+    """
+
+    def __init__(self) -> None:
+        self.ready: deque[Message] = deque()
+        self.expires_at_s = 0.0
+        self.on_expired: Callable[[int], None] = lambda _count: None
+        self.is_closed = False
+        self._current: Delivery | None = None
+        self._deliveries: deque[Delivery] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._error: Exception | None = None
+
+    def put(self, delivery: Delivery) -> None:
+        """This came."""
+        self._deliveries.append(delivery)
+        if self._waiters:
+            self._wake(delivery.run.count)
+
+    def close(self, error: Exception | None = None) -> None:
+        """Hand out no more; whoever asks is told the error, if there is one."""
+        self.is_closed = True
+        self._error = self._error or error
+        self._wake(len(self._waiters))
+
+    def check(self) -> None:
+        """Raise the error that the inbox was closed with, if it was."""
+        if self._error is not None:
+            raise self._error
+
+    async def arrival(self) -> None:
+        """Wait until there may be something, or the inbox is closed."""
+        if not (self.ready or self._deliveries or self.is_closed):
+            await self._put()
+
+    async def fill(self, count: int, wait_s: float) -> None:
+        """Wait until there are so many messages, or for so long since there was one."""
+        await self.arrival()
+        try:
+            async with asyncio.timeout(wait_s):
+                while self.count() < count and not self.is_closed:
+                    await self._put()
+        except TimeoutError:
+            pass
+
+    async def _put(self) -> None:
+        """Wait until something more comes, or the inbox is closed."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self._wake(1)  # What woke this one is for another.
+            elif waiter in self._waiters:
+                self._waiters.remove(waiter)
+            raise
+
+    def _wake(self, count: int) -> None:
+        while count > 0 and self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                count -= 1
+
+    def refill(self) -> bool:
+        """Make sure that ``ready`` has messages; False if there are none."""
+        if self.ready:
+            return True
+        delivery = self._next_delivery()
+        if delivery is None:
+            return False
+        answers = delivery.answers
+        self.expires_at_s = delivery.expires_at_s
+        self._current = delivery
+        self.ready.extend([Message(answers, *fields) for fields in delivery.run.fields()])
+        return True
+
+    def forget(self, answers: Answers) -> None:
+        """The connection of these is lost: what it delivered comes again, from another."""
+        if self._current is not None and self._current.answers is answers:
+            self.ready.clear()
+            self._current = None
+        kept = [each for each in self._deliveries if each.answers is not answers]
+        self._deliveries.clear()
+        self._deliveries.extend(kept)
+
+    def drop_ready(self) -> None:
+        """Drop the messages of ``ready``, which have expired."""
+        count = len(self.ready)
+        self.ready.clear()
+        self.on_expired(count)
+
+    def next_batch(self, max_messages: int) -> Batch | None:
+        """The oldest messages, as many as one connection gave and no more than so many."""
+        self._unready()
+        delivery = self._next_delivery()
+        if delivery is None:
+            return None
+        runs = [delivery.run]
+        left = max_messages - delivery.run.count
+        while left > 0 and self._deliveries:
+            following = self._deliveries[0]
+            if following.answers is not delivery.answers:
+                break
+            runs.append(following.run)
+            left -= following.run.count
+            self._deliveries.popleft()
+        if left < 0:
+            runs[-1], rest = runs[-1].split(runs[-1].count + left)
+            self._deliveries.appendleft(Delivery(delivery.answers, rest, delivery.expires_at_s))
+        return Batch(delivery.answers, MessageRun.joined(runs))
+
+    def count(self) -> int:
+        """How many messages wait here."""
+        return len(self.ready) + sum(delivery.run.count for delivery in self._deliveries)
+
+    def drain(self) -> list[tuple[Answers, NDArray[np.void]]]:
+        """Take everything out: the ids of what was never handed out."""
+        self._unready()
+        left = [(delivery.answers, delivery.run.ids()) for delivery in self._deliveries]
+        self._deliveries.clear()
+        return left
+
+    def _unready(self) -> None:
+        """Make a delivery again of the messages that are ready and that nobody took."""
+        count = len(self.ready)
+        current = self._current
+        if count and current is not None:
+            run = current.run if count == current.run.count else current.run.split(-count)[1]
+            self._deliveries.appendleft(Delivery(current.answers, run, current.expires_at_s))
+        self.ready.clear()
+        self._current = None
+
+    def _next_delivery(self) -> Delivery | None:
+        now_s = time.monotonic()
+        while self._deliveries:
+            delivery = self._deliveries.popleft()
+            if now_s < delivery.expires_at_s:
+                return delivery
+            self.on_expired(delivery.run.count)
+        return None

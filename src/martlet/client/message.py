@@ -1,0 +1,98 @@
+"""A message as it is handed to the application."""
+
+from __future__ import annotations
+
+from martlet.client.answers import Answers
+from martlet.client.errors import AlreadyAnswered
+
+
+def check_delay_ms(delay_ms: int) -> int:
+    """The delay, if it is one.
+
+    Raises:
+        ValueError: it is negative.
+    """
+    if delay_ms < 0:
+        raise ValueError(f"delay_ms={delay_ms}: a message cannot be delivered in the past")
+    return int(delay_ms)
+
+
+class Message:
+    """A message, in flight to you until you finish or requeue it or its time runs out.
+
+    Attributes:
+        id: 16 bytes, unique at its broker.
+        timestamp_ns: when it was published, in nanoseconds since 1970.
+        attempts: how often it has been delivered, this time included.
+        body: what was published.
+    """
+
+    __slots__ = ("_answers", "attempts", "body", "id", "timestamp_ns")
+
+    def __init__(
+        self,
+        answers: Answers | None,
+        timestamp_ns: int,
+        attempts: int,
+        id: bytes,
+        body: bytes,
+    ) -> None:
+        self._answers = answers
+        self.timestamp_ns = timestamp_ns
+        self.attempts = attempts
+        self.id = id
+        self.body = body
+
+    def __repr__(self) -> str:
+        return (
+            f"<Message {self.id.decode('ascii', 'replace')} attempts={self.attempts}"
+            f" body={len(self.body)} bytes{' answered' if self.is_answered else ''}>"
+        )
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether it has been finished or requeued."""
+        return self._answers is None
+
+    def finish(self) -> None:
+        """Tell the broker that the message has been dealt with and never comes back.
+
+        It is written at the end of the event loop's turn, with the others.  If the connection is
+        lost before that, or the message's time has run out, the broker delivers it again.
+
+        Raises:
+            AlreadyAnswered: it was finished or requeued before.
+        """
+        self._answer().finish(self.id)
+
+    def requeue(self, delay_ms: int = 0) -> None:
+        """Have the broker deliver the message again, after so many milliseconds.
+
+        The broker shortens a delay above its ``--max-req-timeout`` (an hour by default).
+
+        Raises:
+            AlreadyAnswered: it was finished or requeued before.
+            ValueError: the delay is negative.
+        """
+        delay_ms = check_delay_ms(delay_ms)
+        self._answer().requeue(self.id, delay_ms)
+
+    def touch(self) -> None:
+        """Have the message's time start anew, because dealing with it takes long.
+
+        The broker allows it until its ``--max-msg-timeout`` since the delivery (15 minutes by
+        default).
+
+        Raises:
+            AlreadyAnswered: it was finished or requeued before.
+        """
+        if self._answers is None:
+            raise AlreadyAnswered(f"{self!r} cannot be touched any more")
+        self._answers.touch(self.id)
+
+    def _answer(self) -> Answers:
+        answers = self._answers
+        if answers is None:
+            raise AlreadyAnswered(f"{self!r} was finished or requeued before")
+        self._answers = None
+        return answers

@@ -1,0 +1,142 @@
+"""A consumer's place at one broker: connected, subscribed, and so again whenever it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from martlet.client.answers import Answers
+from martlet.client.connection import Connection
+from martlet.client.dialer import Dialer
+from martlet.client.errors import ConnectionLost, Refused, SubscribeRefused
+from martlet.client.inbox import Delivery
+from martlet.protocol import commands
+from martlet.protocol.message_run import MessageRun
+
+logger = logging.getLogger("martlet.client")
+
+HOPELESS = frozenset({"E_INVALID", "E_BAD_TOPIC", "E_BAD_CHANNEL"})
+"""Errors of SUB that another attempt would only get again."""
+CLOSE_WAIT_S = 2.0
+"""How long to wait for the broker to confirm that it sends no more."""
+
+
+class Subscription:
+    """Keeps one connection subscribed to a channel.
+
+    Attributes:
+        connection: the connection, while it is subscribed.
+        attempted: done when the first attempt to connect and subscribe was made.
+        on_delivery, on_ready, on_lost: called with what is received, when messages can be asked
+            for, and when they no longer can.
+        on_late: called when an answer to a message came too late.
+        finished, requeued: how many messages were, on all connections so far.
+    """
+
+    def __init__(self, topic: str, channel: str, dialer: Dialer) -> None:
+        self.connection: Connection | None = None
+        self.attempted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.on_delivery: Callable[[Delivery], None] = lambda _delivery: None
+        self.on_ready: Callable[[Subscription], None] = lambda _subscription: None
+        self.on_lost: Callable[[Subscription, Answers], None] = lambda _subscription, _answers: None
+        self.on_late: Callable[[Refused], None] = lambda _error: None
+        self._topic = topic
+        self._channel = channel
+        self._dialer = dialer
+        self._dialer.on_failure = self._attempted
+        self._answers: Answers | None = None
+        self._finished = 0
+        self._requeued = 0
+        self._is_closing = False
+
+    @property
+    def finished(self) -> int:
+        """How many messages were finished here."""
+        return self._finished + (self._answers.finished if self._answers else 0)
+
+    @property
+    def requeued(self) -> int:
+        """How many messages were requeued here."""
+        return self._requeued + (self._answers.requeued if self._answers else 0)
+
+    async def keep(self) -> None:
+        """Connect and subscribe, again and again, until closed.
+
+        Raises:
+            SubscribeRefused: the broker will not have it.
+        """
+        while not self._is_closing:
+            connection = await self._dialer.dial()
+            try:
+                await self._subscribe(connection)
+                error = await connection.wait_lost()
+            except ConnectionLost as lost:
+                error = lost
+            except Refused as refused:
+                if refused.code in HOPELESS:
+                    raise SubscribeRefused(refused.code, refused.text) from refused
+                logger.warning("cannot subscribe at %s: %s", connection.address, refused)
+                self._dialer.failed(refused)
+                await connection.wait_lost()
+                continue
+            finally:
+                self._leave(connection)
+            if not self._is_closing:
+                self._dialer.lost(error)
+            self._attempted()
+
+    async def _subscribe(self, connection: Connection) -> None:
+        await connection.ask(commands.subscribe(self._topic, self._channel))
+        answers = Answers(connection)
+        timeout_s = connection.features.message_timeout_ms / 1000
+        succeeded = self._dialer.succeeded
+        on_delivery = self.on_delivery
+
+        def on_run(run: MessageRun) -> None:
+            succeeded()
+            on_delivery(Delivery(answers, run, time.monotonic() + timeout_s))
+
+        connection.on_run = on_run
+        connection.on_refusal = self.on_late
+        self.connection = connection
+        self._answers = answers
+        self.on_ready(self)
+        self._attempted()
+
+    def _leave(self, connection: Connection) -> None:
+        answers, self._answers = self._answers, None
+        self.connection = None
+        if answers is not None:
+            self._finished += answers.finished
+            self._requeued += answers.requeued
+            self.on_lost(self, answers)
+        connection.abort()
+
+    def _attempted(self) -> None:
+        if not self.attempted.done():
+            self.attempted.set_result(None)
+
+    def ready(self, count: int) -> None:
+        """Let the broker have so many messages in flight to us."""
+        if self.connection is not None:
+            self.connection.write(commands.ready(count))
+
+    async def close(self) -> None:
+        """Hang up for good once everything written is sent."""
+        self._is_closing = True
+        if self.connection is not None:
+            self.connection.close()
+            await self.connection.wait_lost()
+
+    async def leave(self) -> None:
+        """Tell the broker to send no more, and wait until it has taken all our answers."""
+        if self.connection is None or self._answers is None:
+            return
+        self._answers.flush()
+        try:
+            async with asyncio.timeout(CLOSE_WAIT_S):
+                await self.connection.ask(commands.CLS)
+        except (TimeoutError, ConnectionLost, Refused) as error:
+            logger.warning("%s did not confirm the end: %s", self.connection.address, error)

@@ -1,0 +1,63 @@
+"""What hands messages to a handler, one after the other.
+
+A consumer has as many workers as handlers may run at once.  They take messages from one queue and
+await the handler themselves: no task and no future is made for a message, and yet a handler is in a
+task of its own kind, with all that asyncio offers in one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable
+from types import CoroutineType
+from typing import Any
+
+from martlet.client.inbox import Inbox
+from martlet.client.message import Message
+
+Handler = Callable[[Message], Awaitable[object] | object]
+"""Handles a message: a function, or a coroutine function."""
+TURN_S = 0.001
+"""How long handlers that never wait may hold the event loop together."""
+
+
+async def work(
+    inbox: Inbox, handler: Handler, on_failure: Callable[[Message, Exception], None]
+) -> None:
+    """Handle messages until the inbox is closed.
+
+    A message whose handler returns is finished, unless the handler answered it; one whose handler
+    raises is given to ``on_failure``; one whose handler is cancelled is requeued.
+    """
+    monotonic = time.monotonic
+    ready = inbox.ready
+    turn_ends_at_s = monotonic() + TURN_S
+    while not inbox.is_closed:
+        now_s = monotonic()
+        if now_s > turn_ends_at_s:
+            await asyncio.sleep(0)
+            turn_ends_at_s = monotonic() + TURN_S
+            continue
+        if not ready and not inbox.refill():
+            await inbox.arrival()
+            turn_ends_at_s = monotonic() + TURN_S
+            continue
+        if now_s > inbox.expires_at_s:
+            inbox.drop_ready()
+            continue
+        message = ready.popleft()
+        try:
+            result: Any = handler(message)
+            if result is not None and (type(result) is CoroutineType or isawaitable(result)):
+                await result
+        except Exception as error:
+            on_failure(message, error)
+        except BaseException:
+            if not message.is_answered:
+                message.requeue()
+            raise
+        else:
+            if not message.is_answered:
+                message.finish()
