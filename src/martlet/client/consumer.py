@@ -18,7 +18,7 @@ from martlet.client.errors import Closed, Refused
 from martlet.client.identity import Identity
 from martlet.client.inbox import Delivery, Inbox
 from martlet.client.message import Message
-from martlet.client.producer import check_name
+from martlet.client.name import check_name
 from martlet.client.readiness import Readiness
 from martlet.client.subscription import Subscription
 from martlet.client.worker import TURN_S, Handler, work

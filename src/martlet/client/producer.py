@@ -6,35 +6,19 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from types import TracebackType
 
-from martlet.broker.name import is_valid_name
 from martlet.client.address import Addresses, parse_addresses
 from martlet.client.backoff import Backoff
 from martlet.client.connection import Connection
 from martlet.client.dialer import Dialer
-from martlet.client.errors import BadBody, Closed, ConnectFailed, InvalidName, PublishTimeout
+from martlet.client.errors import BadBody, Closed, ConnectFailed, PublishTimeout
 from martlet.client.identity import Identity
+from martlet.client.name import check_name
 from martlet.client.outbox import Limits, Outbox, Publication
 from martlet.protocol.commands import MPUB_EXTRA_BYTES
 
 logger = logging.getLogger("martlet.client")
-
-
-@lru_cache(maxsize=4096)
-def check_name(name: str, kind: str) -> str:
-    """The name, if a topic or channel may be called that.
-
-    Raises:
-        InvalidName: it may not.
-    """
-    if not is_valid_name(name):
-        raise InvalidName(
-            f"{name!r} is no name of a {kind}: 1 to 64 of the characters . a-z A-Z 0-9 _ -,"
-            " and #ephemeral after them for one that is not kept"
-        )
-    return name
 
 
 class Producer:

@@ -1,0 +1,179 @@
+"""A broker as a process of its own, that can be killed at any moment and started again."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+START_S = 20.0
+"""How long a broker may take until it listens: it may have much to recover."""
+STOP_S = 10.0
+
+
+def free_port() -> int:
+    """A port of the loopback interface on which nobody listens."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+class BrokerProcess:
+    """A ``martlet broker`` process on ports that stay the same over restarts.
+
+    ::
+
+        with BrokerProcess() as broker:
+            ...
+            broker.kill()
+            broker.restart()
+
+    Attributes:
+        tcp_address: where NSQ clients connect, as ``host:port``.
+        http_address: where HTTP is served, as ``host:port``.
+        data_path: its data folder, a temporary one if none was given.
+    """
+
+    def __init__(self, data_dir: str | Path | None = None, *arguments: str) -> None:
+        """Take the settings; the process starts with ``with`` or ``start``.
+
+        Args:
+            data_dir: where to keep the data.
+            arguments: more of ``martlet broker``, such as ``--msg-timeout=2s``.
+        """
+        self._own_folder: tempfile.TemporaryDirectory[str] | None = None
+        if data_dir is None:
+            self._own_folder = tempfile.TemporaryDirectory(prefix="martlet-")
+            data_dir = self._own_folder.name
+        self.data_path = Path(data_dir)
+        self.data_path.mkdir(parents=True, exist_ok=True)
+        self.tcp_address = f"127.0.0.1:{free_port()}"
+        self.http_address = f"127.0.0.1:{free_port()}"
+        self._arguments = arguments
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = tempfile.TemporaryFile(prefix="martlet-log-")  # noqa: SIM115, closed by close
+
+    def __enter__(self) -> BrokerProcess:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def process_id(self) -> int:
+        """The id of the running process.
+
+        Raises:
+            RuntimeError: it is not running.
+        """
+        if self._process is None:
+            raise RuntimeError("the broker is not running")
+        return self._process.pid
+
+    @property
+    def command(self) -> list[str]:
+        """What is run."""
+        return [
+            *(sys.executable, "-m", "martlet.apps.main", "broker"),
+            f"--tcp-address={self.tcp_address}",
+            f"--http-address={self.http_address}",
+            f"--data-path={self.data_path}",
+            *self._arguments,
+        ]
+
+    def start(self) -> None:
+        """Start the process and wait until it listens.
+
+        Raises:
+            RuntimeError: it runs already, or it ended, or does not listen; the text has its log.
+        """
+        if self._process is not None:
+            raise RuntimeError("the broker is running already")
+        self._process = subprocess.Popen(
+            self.command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log
+        )
+        deadline_s = time.monotonic() + START_S
+        while not self._listens():
+            code = self._process.poll()
+            if code is not None:
+                self._process = None
+                raise RuntimeError(f"the broker ended with code {code}:\n{self.log()}")
+            if time.monotonic() > deadline_s:
+                self.kill()
+                raise RuntimeError(f"the broker did not listen in {START_S:g} s:\n{self.log()}")
+            time.sleep(0.01)
+
+    def stop(self) -> int:
+        """End the process as an operator does (SIGTERM), and return its exit code.
+
+        Raises:
+            RuntimeError: it did not end; it is killed then.
+        """
+        process = self._taken()
+        process.terminate()
+        try:
+            return process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise RuntimeError(f"the broker did not stop in {STOP_S:g} s:\n{self.log()}") from None
+
+    def kill(self) -> None:
+        """End the process at once, as a crash does (SIGKILL)."""
+        process = self._taken()
+        process.kill()
+        process.wait()
+
+    def restart(self) -> None:
+        """Start again on the same ports and folder, after a clean stop if it still runs."""
+        if self._process is not None:
+            self.stop()
+        self.start()
+
+    def log(self) -> str:
+        """What the processes have written so far."""
+        descriptor = self._log.fileno()
+        # Not read(): that would move the place at which the process writes.
+        return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode("utf-8", "replace")
+
+    def close(self) -> None:
+        """End the process if it runs, and remove the folder if it was a temporary one."""
+        try:
+            if self._process is not None:
+                self.stop()
+        finally:
+            self._log.close()
+            if self._own_folder is not None:
+                self._own_folder.cleanup()
+
+    def _taken(self) -> subprocess.Popen[bytes]:
+        process, self._process = self._process, None
+        if process is None:
+            raise RuntimeError("the broker is not running")
+        return process
+
+    def _listens(self) -> bool:
+        for address in (self.tcp_address, self.http_address):
+            host, _, port = address.rpartition(":")
+            try:
+                socket.create_connection((host, int(port)), timeout=1).close()
+            except OSError:
+                return False
+        return True

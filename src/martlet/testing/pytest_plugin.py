@@ -1,0 +1,37 @@
+"""Fixtures for pytest: a broker for each test that asks for one.
+
+pytest finds this module by itself where the package is installed.  ``martlet_broker`` is an async
+fixture, so it needs pytest-asyncio, or anyio with a test that is marked for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+
+from martlet.testing.broker import Broker
+from martlet.testing.broker_process import BrokerProcess
+
+
+def async_fixture(function: Callable[[], AsyncIterator[Broker]]) -> object:
+    """The fixture decorator of whichever plugin runs coroutines here."""
+    try:
+        import pytest_asyncio
+    except ImportError:  # anyio's plugin takes what pytest's own decorator marks.
+        return pytest.fixture(function)
+    return pytest_asyncio.fixture(function)
+
+
+@async_fixture
+async def martlet_broker() -> AsyncIterator[Broker]:
+    """A broker inside the test's event loop, empty, on free ports of the loopback interface."""
+    async with Broker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def martlet_broker_process() -> Iterator[BrokerProcess]:
+    """A broker as a process, empty, on free ports, with ``kill()`` and ``restart()``."""
+    with BrokerProcess() as broker:
+        yield broker
