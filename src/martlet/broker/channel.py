@@ -252,7 +252,7 @@ class Channel:
         elif cursor.stragglers.get(offset, consumer) is not None:
             cursor.stragglers.remove(offset)
         else:
-            raise NotInFlight(f"ID {offset} not in flight")
+            raise NotInFlight("ID not in flight")
         self._finished(consumer, 1)
 
     def finish_run(self, consumer: Consumer, offsets: Offsets) -> bool:
@@ -307,7 +307,7 @@ class Channel:
             return 1, lease.deadline_ns - consumer.timeout_ns
         straggler = cursor.stragglers.get(offset, consumer)
         if straggler is None:
-            raise NotInFlight(f"ID {offset} not in flight")
+            raise NotInFlight("ID not in flight")
         return straggler.attempts, straggler.delivered_at_ns
 
     # time

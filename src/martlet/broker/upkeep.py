@@ -22,7 +22,7 @@ _DROP_ROWS = 1 << 14
 
 @dataclass
 class CheckpointJob:
-    """A checkpoint on its way. `run` may block and may raise OSError."""
+    """A checkpoint on its way. Run `flush`, then `save`; both may block and raise OSError."""
 
     storage: Storage
     flush: FlushJob
@@ -32,9 +32,8 @@ class CheckpointJob:
     to_clean: Segment | None
     dropped: list[str] = field(default_factory=list)
 
-    def run(self) -> None:
-        """Make the log, the indexes and then the checkpoint durable, in this order."""
-        self.flush.run()
+    def save(self) -> None:
+        """Make the indexes and then the checkpoint durable, the log being so already."""
         for name in self.names:
             self.storage.sync(name)
         self.storage.replace(checkpoint.NAME, self.content)

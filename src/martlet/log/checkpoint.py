@@ -10,14 +10,21 @@ with the same records, and recovery then starts at the oldest segment.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from martlet.log.record import BadRecord, Kind, journal_record, payload, read_record
-from martlet.log.storage import Storage
 
 NAME = "checkpoint"
 
 JournalEntry = tuple[Kind, int, bytes]
 """A journal entry: its kind, the topic's id or 0, and the payload."""
+
+
+class SmallFiles(Protocol):
+    """Where the checkpoint is read from: a storage, or a folder that is only looked at."""
+
+    def read(self, name: str) -> bytes | None:
+        """A small file's content, None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ def pack(entries: list[JournalEntry], *, epoch: int, stored_at_ns: int) -> bytes
     return bytes(parts)
 
 
-def load(storage: Storage) -> Checkpoint | str:
+def load(storage: SmallFiles) -> Checkpoint | str:
     """Read and verify the checkpoint; where it cannot be used, a text that says why."""
     data = storage.read(NAME)
     if data is None:

@@ -16,7 +16,6 @@ that the reader advances keeps what it has not read yet from being thrown away.
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from martlet.broker.errors import NotFound, WritesRefused
 from martlet.broker.name import is_valid_name
 from martlet.log.index import ENTRY
 from martlet.server.http_request import HttpError, Request
+from martlet.server.nsq_api import written_down
 
 if TYPE_CHECKING:
     from martlet.broker.queue import Queue
@@ -65,8 +65,8 @@ class LogApi:
         """What there is to read."""
         broker = self._server.broker
         return {
-            "broker": self._server.id,
-            "data_path": os.path.abspath(self._server.options.data_path),
+            "broker": self._server.broker_id,
+            "data_path": str(self._server.data_path),
             "topics": [
                 {
                     "topic": topic.name,
@@ -166,7 +166,7 @@ class LogApi:
         try:
             channel = topic.channel(name, start=topic.queue.start_offset)
             channel.advance(offset)
-            await self._server.settled()
+            await written_down(self._server)
         except WritesRefused as error:
             raise HttpError(503, f"REFUSED {error}") from None
         return None

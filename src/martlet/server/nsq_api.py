@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from martlet import __version__
 from martlet.broker.errors import NotFound, WritesRefused
 from martlet.broker.name import is_valid_name
+from martlet.broker.queue import Receipt
 from martlet.duration import MILLISECOND_NS, SECOND_NS
 from martlet.options import LogLevel, OptionError, flags
 from martlet.server import stats
@@ -181,7 +182,7 @@ class NsqApi:
         async def change(request: Request) -> object:
             try:
                 endpoint(request)
-                await self._server.settled()
+                await written_down(self._server)
             except WritesRefused as error:
                 raise HttpError(503, f"REFUSED {error}") from None
             return None
@@ -282,6 +283,17 @@ class NsqApi:
         else:
             raise HttpError(400, "INVALID_OPTION")
         return await self.config(request)
+
+
+async def written_down(server: Server) -> None:
+    """Return when the flush mode's promise holds for all that was changed until now.
+
+    Raises:
+        WritesRefused: it never will.
+    """
+    receipt = Receipt()
+    receipt.position = server.broker.log.position
+    await server.settled(receipt)
 
 
 def _argument(request: Request, name: str) -> str:

@@ -1,7 +1,8 @@
 """Counts of topics, channels and clients, field for field as nsqd's ``/stats`` tells them.
 
 One difference is of meaning: every message that waits is in the log, so ``backend_depth``, what
-lies on the disk, is the whole depth.
+lies on the disk, is the whole depth.  Fields of what is not negotiated here (TLS, compression) and
+not measured (end-to-end latency) say so, as nsqd's do where it is not used.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from martlet import __version__
 from martlet.duration import SECOND_NS, format_duration
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from martlet.broker.channel import Channel
     from martlet.broker.consumer import Consumer
     from martlet.broker.topic import Topic
+    from martlet.server.connection import Connection
     from martlet.server.server import Server
-    from martlet.server.tcp import Connection
 
 NSQD_VERSION = "1.3.0"
 """The version of nsqd whose behaviour this is; clients and dashboards compare it."""
@@ -101,8 +102,8 @@ def _channel(channel: Channel, include_clients: bool) -> Report:
     }
 
 
-def _client(connection: Any, consumer: Consumer | None, topic: str = "") -> Report:
-    client: Connection = connection
+def _client(connection: object, consumer: Consumer | None, topic: str = "") -> Report:
+    client = cast("Connection", connection)
     report: Report = {
         "client_id": client.client_id,
         "hostname": client.hostname,
@@ -116,8 +117,8 @@ def _client(connection: Any, consumer: Consumer | None, topic: str = "") -> Repo
         "requeue_count": consumer.requeue_count if consumer else 0,
         "connect_ts": client.connected_at_ns // SECOND_NS,
         "sample_rate": client.sample_rate,
-        "deflate": client.deflate,
-        "snappy": client.snappy,
+        "deflate": False,
+        "snappy": False,
         "user_agent": client.user_agent,
     }
     counts = client.message_counters
@@ -126,7 +127,7 @@ def _client(connection: Any, consumer: Consumer | None, topic: str = "") -> Repo
             {"topic": name, "count": counts[name]} for name in counts if topic in ("", name)
         ]
     return report | {
-        "tls": client.tls,
+        "tls": False,
         "tls_cipher_suite": "",
         "tls_version": "",
         "tls_negotiated_protocol": "",

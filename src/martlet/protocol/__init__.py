@@ -1,0 +1,1 @@
+"""Bytes into commands and back, without I/O; for brokers and for clients."""

@@ -1,0 +1,86 @@
+"""Runs: many commands of one shape, recognised at once in the receive buffer.
+
+A consumer's answers are lines of 21 bytes, ``FIN `` + 16 hexadecimal digits + newline.  A
+producer's are often the same line and the same size again and again.  Both are seen as rows of a
+matrix laid over the buffer; a comparison of the constant columns says how far the run goes.
+Whatever does not fit is left to the decoder of single commands.
+"""
+
+from __future__ import annotations
+
+import binascii
+import struct
+from binascii import unhexlify
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+Ids = npt.NDArray[np.uint64]
+
+FINISH_BYTES = 21
+_FINISH_WORD = np.uint32(int.from_bytes(b"FIN ", "little"))
+_NEWLINE = 10
+_SIZE = struct.Struct(">I")
+
+
+def finish_run(buffer: bytearray, at: int, end: int) -> Ids | None:
+    """The ids of the FIN lines that follow each other from `at` on; None where there is none, or
+    one of them is not hexadecimal."""
+    rows = (end - at) // FINISH_BYTES
+    heads: npt.NDArray[np.uint32] = np.ndarray((rows,), "<u4", buffer, at, (FINISH_BYTES,))
+    tails: Bytes = np.ndarray((rows,), np.uint8, buffer, at + FINISH_BYTES - 1, (FINISH_BYTES,))
+    good = (heads == _FINISH_WORD) & (tails == _NEWLINE)
+    count = rows if good.all() else int(good.argmin())
+    if not count:
+        return None
+    digits: Bytes = np.ndarray((count, 16), np.uint8, buffer, at + 4, (FINISH_BYTES, 1))
+    try:
+        return np.frombuffer(unhexlify(digits.tobytes()), ">u8").astype(np.uint64)
+    except binascii.Error:
+        return None
+
+
+def publish_run(buffer: bytearray, at: int, end: int, head_bytes: int, size: int) -> Bytes:
+    """The bodies of the publishes that follow each other from `at` on, all with the head (the
+    line and the size) of the first: ``uint8[count, size]``, a view of the buffer."""
+    stride = head_bytes + size
+    rows = (end - at) // stride
+    heads: Bytes = np.ndarray((rows, head_bytes), np.uint8, buffer, at, (stride, 1))
+    head = bytes(buffer[at : at + head_bytes])
+    count = rows
+    if heads.tobytes() != head * rows:
+        same = (heads == np.frombuffer(head, np.uint8)).all(axis=1)
+        count = int(same.argmin())
+    return np.ndarray((count, size), np.uint8, buffer, at + head_bytes, (stride, 1))
+
+
+def uniform_bodies(buffer: bytearray, at: int, end: int, count: int) -> Bytes | None:
+    """The bodies of an MPUB when all have one size: ``uint8[count, size]``, a view of the buffer.
+
+    `at` is where the first size stands.
+    """
+    size = (end - at) // count - 4
+    if size < 1 or at + count * (size + 4) != end:
+        return None
+    sizes: Bytes = np.ndarray((count, 4), np.uint8, buffer, at, (size + 4, 1))
+    if sizes.tobytes() != _SIZE.pack(size) * count:
+        return None
+    return np.ndarray((count, size), np.uint8, buffer, at + 4, (size + 4, 1))
+
+
+def split_bodies(buffer: bytearray, at: int, end: int, count: int) -> list[bytes] | None:
+    """The bodies of an MPUB; None where the sizes do not lead to its end."""
+    data = bytes(memoryview(buffer)[at:end])
+    bodies: list[bytes] = []
+    add = bodies.append
+    unpack = _SIZE.unpack_from
+    place = 0
+    try:
+        for _ in range(count):
+            start = place + 4
+            place = start + unpack(data, place)[0]
+            add(data[start:place])
+    except struct.error:
+        return None
+    return bodies if place == len(data) else None

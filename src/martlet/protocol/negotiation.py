@@ -1,0 +1,147 @@
+"""Negotiation: what a client asks for in IDENTIFY, and what it gets.
+
+Field by field as nsqd does it, its limits, defaults and texts included.  What this broker does not
+do is answered with false, which every client takes for a no.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from martlet.options import BrokerOptions
+from martlet.protocol.nsq_v2 import ProtocolError
+
+_MILLISECOND_NS = 1_000_000
+_SHORTEST_MS = 1000
+_SMALLEST_OUTPUT_BUFFER = 64
+_DEFAULT_OUTPUT_BUFFER = 16 * 1024
+_DEFAULT_DEFLATE_LEVEL = 6
+_STRINGS = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone")
+_INTEGERS = (
+    "heartbeat_interval",
+    "output_buffer_size",
+    "output_buffer_timeout",
+    "deflate_level",
+    "sample_rate",
+    "msg_timeout",
+)
+_BOOLEANS = ("feature_negotiation", "tls_v1", "deflate", "snappy")
+
+
+@dataclass
+class Identity:
+    """What is known of a client, and agreed with it. Times are in nanoseconds, 0 for none."""
+
+    client_id: str = ""
+    hostname: str = ""
+    user_agent: str = ""
+    topology_region: str = ""
+    topology_zone: str = ""
+    heartbeat_interval_ns: int = 0
+    msg_timeout_ns: int = 0
+    output_buffer_size: int = _DEFAULT_OUTPUT_BUFFER
+    output_buffer_timeout_ns: int = 0
+    sample_rate: int = 0
+
+
+def default_identity(options: BrokerOptions, address: str) -> Identity:
+    """A client that has not identified itself: it is named by where it comes from."""
+    host = address.rsplit(":", 1)[0]
+    return Identity(
+        client_id=host,
+        hostname=host,
+        heartbeat_interval_ns=options.client_timeout_ns // 2,
+        msg_timeout_ns=options.msg_timeout_ns,
+        output_buffer_timeout_ns=options.output_buffer_timeout_ns,
+    )
+
+
+def _checked(fields: dict[str, object]) -> dict[str, object]:
+    """The known fields, each of its type, with what Go calls zero where one is missing."""
+    known: dict[str, object] = {}
+    for names, kind, zero in ((_STRINGS, str, ""), (_INTEGERS, int, 0), (_BOOLEANS, bool, False)):
+        for name in names:
+            value = fields.get(name)
+            if value is None:
+                value = zero
+            if type(value) is not kind:
+                raise ProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body")
+            known[name] = value
+    return known
+
+
+def _within(value: int, low: int, high: int, text: str) -> int:
+    if not low <= value <= high:
+        raise ProtocolError("E_BAD_BODY", f"IDENTIFY {text} ({value}) is invalid")
+    return value
+
+
+def negotiate(
+    fields: dict[str, object], identity: Identity, options: BrokerOptions, version: str
+) -> bytes:
+    """Take a client's wishes over into its identity.
+
+    Returns the answer: JSON where the client negotiates features, else ``OK``.
+
+    Raises:
+        ProtocolError: a field of a wrong type or out of its limits.
+    """
+    told = _checked(fields)
+    for name in _STRINGS:
+        setattr(identity, name, told[name])
+    _take_times(told, identity, options)
+    identity.sample_rate = _within(int(str(told["sample_rate"])), 0, 99, "sample rate")
+    timeout_ms = int(str(told["msg_timeout"]))
+    if timeout_ms:
+        longest_ms = options.max_msg_timeout_ns // _MILLISECOND_NS
+        _within(timeout_ms, _SHORTEST_MS, longest_ms, "msg timeout")
+        identity.msg_timeout_ns = timeout_ms * _MILLISECOND_NS
+    if not told["feature_negotiation"]:
+        return b"OK"
+    level = _DEFAULT_DEFLATE_LEVEL
+    return json.dumps(
+        {
+            "max_rdy_count": options.max_rdy_count,
+            "version": version,
+            "max_msg_timeout": options.max_msg_timeout_ns // _MILLISECOND_NS,
+            "msg_timeout": identity.msg_timeout_ns // _MILLISECOND_NS,
+            "tls_v1": False,
+            "deflate": False,
+            "deflate_level": min(level, options.max_deflate_level),
+            "max_deflate_level": options.max_deflate_level,
+            "snappy": False,
+            "sample_rate": identity.sample_rate,
+            "auth_required": False,
+            "output_buffer_size": identity.output_buffer_size,
+            "output_buffer_timeout": identity.output_buffer_timeout_ns // _MILLISECOND_NS,
+            "topology_region": options.topology_region,
+            "topology_zone": options.topology_zone,
+        },
+        separators=(",", ":"),
+    ).encode()
+
+
+def _take_times(told: dict[str, object], identity: Identity, options: BrokerOptions) -> None:
+    heartbeat_ms = int(str(told["heartbeat_interval"]))
+    if heartbeat_ms == -1:
+        identity.heartbeat_interval_ns = 0
+    elif heartbeat_ms:
+        longest_ms = options.max_heartbeat_interval_ns // _MILLISECOND_NS
+        _within(heartbeat_ms, _SHORTEST_MS, longest_ms, "heartbeat interval")
+        identity.heartbeat_interval_ns = heartbeat_ms * _MILLISECOND_NS
+    buffer_ms = int(str(told["output_buffer_timeout"]))
+    if buffer_ms == -1:
+        identity.output_buffer_timeout_ns = 0
+    elif buffer_ms:
+        shortest_ms = options.min_output_buffer_timeout_ns // _MILLISECOND_NS
+        longest_ms = options.max_output_buffer_timeout_ns // _MILLISECOND_NS
+        _within(buffer_ms, shortest_ms, longest_ms, "output buffer timeout")
+        identity.output_buffer_timeout_ns = buffer_ms * _MILLISECOND_NS
+    buffer_size = int(str(told["output_buffer_size"]))
+    if buffer_size == -1:
+        identity.output_buffer_size, identity.output_buffer_timeout_ns = 1, 0
+    elif buffer_size:
+        largest = options.max_output_buffer_size
+        _within(buffer_size, _SMALLEST_OUTPUT_BUFFER, largest, "output buffer size")
+        identity.output_buffer_size = buffer_size

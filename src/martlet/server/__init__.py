@@ -1,0 +1,1 @@
+"""The doors: sockets around the core."""

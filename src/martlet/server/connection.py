@@ -1,0 +1,400 @@
+"""A connection: one client of the V2 door.
+
+Bytes come in through a buffer that all connections share; only what is left of a command that is
+not all there is kept, in a buffer of the connection's own.  Publishes are staged and answered when
+the turn is committed, or flushed; whatever else is to be answered waits behind them, so that
+answers have the order of the commands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from martlet.broker.errors import NotInFlight, TooMany, WritesRefused
+from martlet.broker.name import is_valid_name
+from martlet.broker.queue import Receipt
+from martlet.protocol import nsq_v2 as v2
+from martlet.protocol.negotiation import default_identity, negotiate
+
+if TYPE_CHECKING:
+    from martlet.broker.channel import Channel
+    from martlet.broker.consumer import Consumer
+    from martlet.broker.topic import Topic
+    from martlet.server.server import Server
+
+_MILLISECOND_NS = 1_000_000
+_FIRST_OWN_BYTES = 1 << 16
+HIGH_WATER_BYTES = 1 << 20
+"""When so much waits to be sent, nothing more is sent to the client until it has read."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One client. Made by the server for each connection that it accepts."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._broker = server.broker
+        self._decoder = v2.Decoder(server.limits, is_valid_name)
+        self._own: bytearray | None = None
+        self._filled = 0
+        self._greeted = False
+        self._owed: deque[tuple[Receipt | None, str, int | bytes]] = deque()
+        self._closing = False
+        self._blocked = False
+        self._blocked_since_ns = 0
+        self._heard = True
+        self._heartbeat: asyncio.TimerHandle | None = None
+        self.message_counters: dict[str, int] = {}
+        """How many messages it has published, by topic."""
+
+    # what it looks like
+
+    @property
+    def state(self) -> v2.State:
+        """Where it is in its life."""
+        return self._decoder.state
+
+    @property
+    def version(self) -> str:
+        """The protocol's."""
+        return "V2"
+
+    deflate = snappy = tls = False
+
+    @property
+    def client_id(self) -> str:
+        """What the client calls itself."""
+        return self.identity.client_id
+
+    @property
+    def hostname(self) -> str:
+        """Where the client says it runs."""
+        return self.identity.hostname
+
+    @property
+    def user_agent(self) -> str:
+        """What program the client says it is."""
+        return self.identity.user_agent
+
+    @property
+    def sample_rate(self) -> int:
+        """The percentage of messages that it wants; 0 for all."""
+        return self.identity.sample_rate
+
+    # the life of a connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The client is there."""
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self.remote_address = f"{peer[0]}:{peer[1]}" if peer else "unknown:0"
+        self.connected_at_ns = self._broker.clock()
+        self.identity = default_identity(self._server.options, self.remote_address)
+        self.consumer: Consumer | None = None
+        self.channel: Channel | None = None
+        self.topic: Topic | None = None
+        self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+        self._server.opened(self)
+        self._wait_for_heartbeat()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone."""
+        self._closing = True
+        self._owed.clear()
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+        if self.consumer is not None and self.channel is not None and self.topic is not None:
+            consumer, self.consumer = self.consumer, None
+            self.channel.remove_consumer(consumer)
+            self._server.left(self.topic, self.channel)
+        self._server.closed(self, exc)
+
+    def close(self) -> None:
+        """Send what is owed, then close."""
+        self._closing = True
+        if not self._owed:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._closing = True
+        self._transport.abort()
+
+    # heartbeats
+
+    def _wait_for_heartbeat(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+            self._heartbeat = None
+        interval_ns = self.identity.heartbeat_interval_ns
+        if interval_ns:
+            self._silent = 0
+            self._heartbeat = self._server.loop.call_later(interval_ns / 1e9, self._beat)
+
+    def _beat(self) -> None:
+        """Send a heartbeat; close on a client that was silent for two, or reads nothing."""
+        self._silent = 0 if self._heard else self._silent + 1
+        self._heard = False
+        interval_ns = self.identity.heartbeat_interval_ns
+        stuck = self._blocked and self._broker.clock() - self._blocked_since_ns > interval_ns
+        if self._silent >= 2 or stuck:
+            reason = "reads nothing" if stuck else "was silent for two heartbeats"
+            self._server.log.warning("[%s] the client %s: closing", self.remote_address, reason)
+            self.abort()
+            return
+        self._send(v2.HEARTBEAT_FRAME)
+        self._heartbeat = self._server.loop.call_later(interval_ns / 1e9, self._beat)
+
+    # bytes in
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go."""
+        if self._own is None:
+            return self._server.receive_view
+        return memoryview(self._own)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes have come."""
+        self._heard = True
+        if self._own is None:
+            buffer, end = self._server.receive_buffer, nbytes
+        else:
+            buffer, end = self._own, self._filled + nbytes
+        at = 0
+        try:
+            if not self._greeted:
+                at = self._greet(buffer, end)
+            while at < end and not self._closing:
+                decoded = self._decoder.decode(buffer, at, end)
+                if decoded is None:
+                    break
+                command, at = decoded
+                self._handle(command)
+        except v2.ProtocolError as error:
+            self._refuse(error)
+        except WritesRefused as error:
+            self._refuse(v2.ProtocolError("E_INVALID", str(error)))
+        if not self._closing:
+            self._keep(buffer, at, end)
+
+    def eof_received(self) -> bool:
+        """The client sends nothing more: what it is owed is sent, then the connection closes."""
+        self.close()
+        return True
+
+    def _greet(self, buffer: bytearray, end: int) -> int:
+        magic = bytes(buffer[: min(end, len(v2.MAGIC))])
+        if not v2.MAGIC.startswith(magic):
+            self._server.log.error("[%s] bad protocol magic %r", self.remote_address, magic)
+            self._closing = True
+            self._transport.write(v2.frame(v2.FrameType.ERROR, b"E_BAD_PROTOCOL"))
+            self._transport.close()
+            return end
+        if len(magic) < len(v2.MAGIC):
+            return 0
+        self._greeted = True
+        return len(magic)
+
+    def _keep(self, buffer: bytearray, at: int, end: int) -> None:
+        """Keep what is left of the buffer, with room for the command that it begins."""
+        left = end - at
+        if not left:
+            self._own = None
+            return
+        room = max(_FIRST_OWN_BYTES, self._decoder.wanted_bytes, left + 1)
+        if buffer is self._own and len(buffer) >= room:
+            if at:
+                buffer[:left] = buffer[at:end]
+        else:
+            own = bytearray(room)
+            own[:left] = memoryview(buffer)[at:end]
+            self._own = own
+        self._filled = left
+
+    # commands
+
+    def _handle(self, command: v2.Command) -> None:
+        kind = type(command)
+        if kind is v2.FinishRun:
+            self._finish_run(cast(v2.FinishRun, command))
+        elif kind is v2.Publish:
+            self._publish(cast(v2.Publish, command))
+        elif kind is v2.Finish:
+            self._answer_to(command, "FIN")
+        elif kind is v2.Requeue:
+            self._answer_to(command, "REQ")
+        elif kind is v2.Touch:
+            self._answer_to(command, "TOUCH")
+        elif kind is v2.Ready:
+            if self.state == v2.State.SUBSCRIBED:
+                assert self.consumer is not None and self.channel is not None
+                self.channel.set_ready(self.consumer, cast(v2.Ready, command).count)
+        elif kind is v2.Subscribe:
+            self._subscribe(cast(v2.Subscribe, command))
+        elif kind is v2.Identify:
+            self._identify(cast(v2.Identify, command))
+        elif kind is v2.Close:
+            assert self.consumer is not None and self.channel is not None
+            self._decoder.state = v2.State.CLOSING
+            self.channel.set_ready(self.consumer, 0)
+            self._reply(v2.CLOSE_WAIT)
+        elif kind is v2.Auth:
+            raise v2.ProtocolError("E_AUTH_DISABLED", "AUTH disabled")
+
+    def _identify(self, command: v2.Identify) -> None:
+        answer = negotiate(
+            command.fields, self.identity, self._server.options, self._server.version
+        )
+        self._wait_for_heartbeat()
+        self._reply(v2.frame(v2.FrameType.RESPONSE, answer))
+
+    def _subscribe(self, command: v2.Subscribe) -> None:
+        if not self.identity.heartbeat_interval_ns:
+            raise v2.ProtocolError("E_INVALID", "cannot SUB with heartbeats disabled")
+        try:
+            self.topic = self._broker.topic(command.topic)
+            self.channel = self.topic.channel(command.channel)
+            self.consumer = self.channel.add_consumer(
+                self, self.identity.msg_timeout_ns, self.identity.sample_rate
+            )
+        except (TooMany, WritesRefused) as error:
+            raise v2.ProtocolError("E_SUB_FAILED", f"SUB failed {error}") from error
+        self._decoder.state = v2.State.SUBSCRIBED
+        self._reply(v2.OK)
+
+    def _publish(self, command: v2.Publish) -> None:
+        now = 0
+        if command.delay_ms:
+            now = self._broker.clock() + command.delay_ms * _MILLISECOND_NS
+        try:
+            receipt = self._broker.topic(command.topic).stage(command.bodies, now)
+        except WritesRefused as error:
+            raise v2.ProtocolError(
+                f"E_{command.verb}_FAILED", f"{command.verb} failed {error}"
+            ) from error
+        count = self.message_counters.get(command.topic, 0)
+        self.message_counters[command.topic] = count + len(command.bodies)
+        self._owed.append((receipt, command.verb, command.commands))
+        self._server.staged(self)
+
+    def _finish_run(self, command: v2.FinishRun) -> None:
+        channel, consumer = self.channel, self.consumer
+        if channel is None or consumer is None:
+            return
+        base = np.uint64(channel.cursor.queue.id_base)
+        offsets = (command.ids - base).view(np.int64)
+        if (offsets[1:] > offsets[:-1]).all() and channel.finish_run(consumer, offsets):
+            return
+        for number in command.ids.tolist():
+            self._answer_to(v2.Finish(b"%016x" % number), "FIN")
+
+    def _answer_to(self, command: v2.Command, verb: str) -> None:
+        """FIN, REQ and TOUCH: no answer is the good answer."""
+        channel, consumer = self.channel, self.consumer
+        if channel is None or consumer is None:
+            return
+        id = cast(v2.Finish, command).id
+        try:
+            offset = channel.cursor.queue.offset_of(id)
+            if verb == "FIN":
+                channel.finish(consumer, offset)
+            elif verb == "TOUCH":
+                channel.touch(consumer, offset)
+            else:
+                delay_ns = cast(v2.Requeue, command).delay_ms * _MILLISECOND_NS
+                channel.requeue(consumer, offset, delay_ns)
+        except (NotInFlight, ValueError) as error:
+            text = str(error) if isinstance(error, NotInFlight) else "ID not in flight"
+            shown = id.decode("utf-8", "backslashreplace")
+            self._refuse(
+                v2.ProtocolError(
+                    f"E_{verb}_FAILED", f"{verb} {shown} failed {text}", fatal=False
+                )
+            )
+
+    def _refuse(self, error: v2.ProtocolError) -> None:
+        self._server.log.error("[%s] - %s", self.remote_address, error)
+        self._reply(error.frame())
+        if error.fatal:
+            self.close()
+
+    # bytes out
+
+    def _reply(self, data: bytes) -> None:
+        """Answer, behind all that is owed."""
+        if self._owed:
+            self._owed.append((None, "", data))
+        else:
+            self._send(data)
+
+    def fail(self, error: WritesRefused) -> None:
+        """What is owed and was not made durable never will be."""
+        for receipt, _, _ in self._owed:
+            if receipt is not None and receipt.error is None:
+                receipt.error = error
+
+    def settle(self, durable_position: int | None) -> bool:
+        """Answer what has been committed, and is durable up to a position, None for whatever was
+        written. Returns whether anything is still owed."""
+        parts: list[bytes] = []
+        owed = self._owed
+        while owed:
+            receipt, verb, answer = owed[0]
+            if receipt is None:
+                assert isinstance(answer, bytes)
+                parts.append(answer)
+            elif receipt.error is not None:
+                text = f"{verb} failed {receipt.error}"
+                parts.append(v2.ProtocolError(f"E_{verb}_FAILED", text).frame())
+                self._closing = True
+                owed.clear()
+                break
+            elif durable_position is not None and receipt.position > durable_position:
+                break
+            elif not receipt.position:
+                break
+            else:
+                assert isinstance(answer, int)
+                parts.append(v2.OK * answer if answer > 1 else v2.OK)
+            owed.popleft()
+        if parts:
+            self._send(b"".join(parts) if len(parts) > 1 else parts[0])
+        if self._closing and not owed:
+            self._transport.close()
+        return bool(owed)
+
+    def _send(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
+        """Send messages to the consumer."""
+        if len(frames) == 1:
+            self._transport.write(frames[0])
+        else:
+            self._transport.writelines(frames)
+
+    def channel_closed(self) -> None:
+        """The channel was deleted."""
+        self._transport.close()
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is sent to."""
+        self._blocked = True
+        self._blocked_since_ns = self._broker.clock()
+        if self.consumer is not None and self.channel is not None:
+            self.channel.set_blocked(self.consumer, True)
+        else:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        self._blocked = False
+        if self.consumer is not None and self.channel is not None:
+            self.channel.set_blocked(self.consumer, False)
+        elif not self._transport.is_closing():
+            self._transport.resume_reading()

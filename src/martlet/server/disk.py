@@ -1,0 +1,108 @@
+"""The disk's side of a broker: flushes and checkpoints, in a thread, one at a time.
+
+While one flush runs, what comes meanwhile gathers, and the next one covers it all: that is group
+commit.  A flush that fails is final (see `martlet.log.commitlog`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from martlet.broker.broker import Broker
+from martlet.broker.errors import WritesRefused
+from martlet.broker.upkeep import CheckpointJob, begin_checkpoint, end_checkpoint
+from martlet.log.commitlog import FlushJob
+
+
+class Disk:
+    """Runs the jobs that block.
+
+    Args:
+        broker: whose log it is.
+        on_durable: called when more of the log has become durable, or never will.
+    """
+
+    def __init__(self, broker: Broker, log: logging.Logger, on_durable: Callable[[], None]) -> None:
+        self._broker = broker
+        self._log = log
+        self._on_durable = on_durable
+        self._thread = ThreadPoolExecutor(1, "martlet-disk")
+        self._loop = asyncio.get_running_loop()
+        self._flushing = False
+        self._flush_again = False
+        self._checkpointing = False
+        self.checkpoint_position = -1
+        """Up to where the newest checkpoint tells everything."""
+        self.flush_count = 0
+
+    def flush(self) -> None:
+        """Make durable what is written now; when a flush runs, another follows it."""
+        if self._flushing:
+            self._flush_again = True
+            return
+        log = self._broker.log
+        if log.failed is not None or log.durable_position >= log.position:
+            return
+        self._flushing = True
+        self._flush_again = False
+        job = log.flush_job()
+        future = self._loop.run_in_executor(self._thread, job.run)
+        future.add_done_callback(lambda done: self._flushed(job, done))
+
+    def _flushed(self, job: FlushJob, done: asyncio.Future[None]) -> None:
+        self._flushing = False
+        self.flush_count += 1
+        if self._ended_well(done):
+            self._broker.log.flushed(job)
+        self._on_durable()
+        if self._flush_again:
+            self.flush()
+
+    def _ended_well(self, done: asyncio.Future[None]) -> bool:
+        error = done.exception()
+        if error is None:
+            return True
+        if not isinstance(error, OSError):
+            raise error
+        self._broker.log.flush_failed(error)
+        self._log.critical("%s", self._broker.log.failed)
+        return False
+
+    async def checkpoint(self) -> bool:
+        """Save the broker's state and let go of what is not needed. False where it failed."""
+        log = self._broker.log
+        if self._checkpointing or log.failed is not None:
+            return False
+        self._checkpointing = True
+        try:
+            job = begin_checkpoint(self._broker)
+            return await self._run_checkpoint(job)
+        except OSError as error:
+            self._log.error("the checkpoint failed: %s; the log is kept whole", error)
+            return False
+        finally:
+            self._checkpointing = False
+
+    async def _run_checkpoint(self, job: CheckpointJob) -> bool:
+        try:
+            await self._loop.run_in_executor(self._thread, job.flush.run)
+        except OSError as error:
+            self._broker.log.flush_failed(error)
+            self._log.critical("%s", self._broker.log.failed)
+            self._on_durable()
+            return False
+        await self._loop.run_in_executor(self._thread, job.save)
+        self.checkpoint_position = job.flush.position
+        try:
+            end_checkpoint(self._broker, job)
+        except WritesRefused as error:
+            self._log.warning("cleaning found no room: %s", error)
+        self._on_durable()
+        return True
+
+    def close(self) -> None:
+        """Wait for the thread to end."""
+        self._thread.shutdown()

@@ -1,0 +1,337 @@
+"""The server: a broker behind its doors, on one event loop.
+
+In each turn of the loop the connections that have something to read are read, one after the
+other, and what they publish is staged.  At the end of the turn it is committed at once: one batch
+a queue, one write each, one reply write a connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import resource
+import socket
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from martlet import __version__
+from martlet.broker.broker import Broker
+from martlet.broker.errors import WritesRefused
+from martlet.broker.queue import Receipt
+from martlet.broker.restore import Restored, restore
+from martlet.log.storage import DiskStorage
+from martlet.options import BrokerOptions
+from martlet.protocol.nsq_v2 import Limits
+from martlet.server.clock import Clock
+from martlet.server.connection import Connection
+from martlet.server.disk import Disk
+from martlet.server.identity import broker_identity
+
+if TYPE_CHECKING:
+    from martlet.broker.channel import Channel
+    from martlet.broker.topic import Topic
+    from martlet.server.http import HttpDoor
+
+RECEIVE_BYTES = 1 << 18
+_BACKLOG = 4096
+_FILES_BESIDE_CONNECTIONS = 64
+_ROLLS_BEFORE_CHECKPOINT = 4
+
+
+class Server:
+    """A broker with its TCP and HTTP doors.
+
+    Args:
+        options: as the flags give them.
+        log: where log lines go.
+    """
+
+    def __init__(self, options: BrokerOptions, log: logging.Logger | None = None) -> None:
+        self.options = options
+        self.log = log or logging.getLogger("martlet")
+        self.version = __version__
+        self.limits = Limits(
+            options.max_rdy_count,
+            options.max_msg_size,
+            options.max_body_size,
+            options.max_req_timeout_ns // 1_000_000,
+        )
+        self.connections: set[Connection] = set()
+        self.receive_buffer = bytearray(RECEIVE_BYTES)
+        self.receive_view = memoryview(self.receive_buffer)
+        self.refused_count = 0
+        self._staged: dict[Connection, None] = {}
+        self._awaiting: dict[Connection, None] = {}
+        self._settled: list[tuple[Receipt, asyncio.Future[None]]] = []
+        self._turn_planned = False
+        self._sync = options.flush == "sync"
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_ns = 0
+        self._since_flush = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._http: HttpDoor | None = None
+
+    # start and stop
+
+    async def start(self) -> None:
+        """Open the data folder and the doors. Raises OSError where one cannot be opened."""
+        self.loop = asyncio.get_running_loop()
+        options = self.options
+        self.data_path = Path(options.data_path or ".").absolute()
+        tcp = _listen(options.tcp_address, "tcp-address")
+        try:
+            http = _listen(options.http_address, "http-address") if options.http_address else None
+        except OSError:
+            tcp.close()
+            raise
+        self._open_log()
+        self.disk = Disk(self.broker, self.log, self._durable)
+        self.broker.schedule.on_earlier = self._set_alarm
+        self._set_alarm(self.broker.run())
+        self.tcp_port: int = tcp.getsockname()[1]
+        self.tcp_address = f"{tcp.getsockname()[0]}:{self.tcp_port}"
+        self._tcp = await self.loop.create_server(self._connection, sock=tcp, backlog=_BACKLOG)
+        self.log.info("TCP: listening on %s", self.tcp_address)
+        self.http_port = 0
+        if http is not None:
+            from martlet.server.http import HttpDoor
+
+            self.http_port = http.getsockname()[1]
+            self.http_address = f"{http.getsockname()[0]}:{self.http_port}"
+            self._http = HttpDoor(self)
+            await self._http.start(http)
+            self.log.info("HTTP: listening on %s", self.http_address)
+        self._every(options.journal_interval_ns, self._keep_journal)
+        self._every(options.checkpoint_interval_ns, self._keep_checkpoint)
+        if not self._sync:
+            self._every(options.sync_timeout_ns, self._keep_flushed)
+
+    def _open_log(self) -> None:
+        options = self.options
+        _allow_many_files()
+        self.storage = DiskStorage(
+            self.data_path,
+            keep_free_bytes=options.min_free_bytes,
+            spares=options.segment_spare + 1,
+        )
+        self.broker_id = broker_identity(self.storage, uuid.uuid4().hex)
+        self.clock = Clock()
+        try:
+            self.broker, restored = restore(
+                self.storage,
+                self.clock,
+                random.SystemRandom(),
+                segment_bytes=options.segment_bytes,
+                most_consumers=options.max_channel_consumers,
+                max_timeout_ns=options.max_msg_timeout_ns,
+                on_lost=self._lost,
+            )
+        except BaseException:
+            self.storage.close()
+            raise
+        self._tell(restored)
+
+    def _tell(self, restored: Restored) -> None:
+        report = restored.report
+        for note in restored.notes:
+            self.log.warning("LOG: %s", note)
+        for damage in report.damaged:
+            self.log.error("LOG: %s", damage)
+        if report.cut is not None:
+            self.log.warning("LOG: cut a torn tail at position %d: %s", report.cut.start, report.cut.reason)
+        self.log.info(
+            "LOG: %d topics from %s, %d records replayed, going on at position %d",
+            len(self.broker.topics),
+            self.data_path,
+            report.records,
+            report.end_position,
+        )
+
+    def _lost(self, topic: str, channel: str, first: int, end: int, reason: str) -> None:
+        self.log.error(
+            "LOG: topic %s, channel %s: messages %d to %d are lost: %s",
+            topic, channel, first, end - 1, reason,
+        )  # fmt: skip
+
+    async def stop(self) -> None:
+        """Close the doors, write down where everything is, and let the folder go."""
+        self._tcp.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._http is not None:
+            await self._http.stop()
+        self._turn()
+        if self._sync and self.broker.log.failed is None:
+            self.disk.flush()
+        for connection in list(self.connections):
+            connection.close()
+        await asyncio.sleep(0)
+        for connection in list(self.connections):
+            connection.abort()
+        while self.connections:
+            await asyncio.sleep(0)
+        if self._alarm is not None:
+            self._alarm.cancel()
+        with suppress(WritesRefused):
+            self.broker.write_journal()
+        await self.disk.checkpoint()
+        self.disk.close()
+        self.storage.close()
+
+    def _every(self, interval_ns: int, call: Callable[[], object]) -> None:
+        async def repeat() -> None:
+            while True:
+                await asyncio.sleep(interval_ns / 1e9)
+                result = call()
+                if asyncio.iscoroutine(result):
+                    await result
+
+        self._tasks.append(self.loop.create_task(repeat()))
+
+    # connections
+
+    def _connection(self) -> Connection:
+        return Connection(self)
+
+    def opened(self, connection: Connection) -> None:
+        """A client has connected."""
+        most = self.options.max_connections
+        self.connections.add(connection)
+        if most and len(self.connections) > most:
+            self.refused_count += 1
+            self.log.warning(
+                "TCP: refusing %s: --max-connections is %d", connection.remote_address, most
+            )
+            connection.abort()
+        else:
+            self.log.info("TCP: new client(%s)", connection.remote_address)
+
+    def closed(self, connection: Connection, error: Exception | None) -> None:
+        """A client has gone."""
+        self.connections.discard(connection)
+        self._staged.pop(connection, None)
+        self._awaiting.pop(connection, None)
+        reason = f": {error}" if error else ""
+        self.log.info("PROTOCOL(V2): [%s] exiting%s", connection.remote_address, reason)
+
+    def left(self, topic: Topic, channel: Channel) -> None:
+        """A consumer has left."""
+        try:
+            self.broker.left(topic, channel)
+        except WritesRefused as error:
+            self.log.error("%s:%s stays: %s", topic.name, channel.name, error)
+
+    # turns
+
+    def staged(self, connection: Connection) -> None:
+        """A connection has staged messages in this turn."""
+        self._staged[connection] = None
+        if not self._turn_planned:
+            self._turn_planned = True
+            self.loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Commit what was staged and answer for it."""
+        self._turn_planned = False
+        self.broker.commit()
+        if self._staged:
+            staged, self._staged = self._staged, {}
+            if self._sync:
+                self._awaiting.update(staged)
+                self._durable()
+            else:
+                for connection in staged:
+                    connection.settle(None)
+                self._since_flush += 1
+        if self._settled:
+            self._durable()
+        if self._sync and self._awaiting:
+            self.disk.flush()
+
+    def _durable(self) -> None:
+        """More of the log is durable: answer for it."""
+        position = self.broker.log.durable_position if self._sync else None
+        failed = self.broker.log.failed
+        for connection in list(self._awaiting):
+            if failed is not None:
+                connection.fail(WritesRefused(failed))
+            if not connection.settle(position):
+                del self._awaiting[connection]
+        waiting, self._settled = self._settled, []
+        for receipt, future in waiting:
+            if future.done():
+                continue
+            if receipt.error is not None:
+                future.set_exception(receipt.error)
+            elif receipt.position and (position is None or receipt.position <= position):
+                future.set_result(None)
+            elif failed is not None:
+                future.set_exception(WritesRefused(failed))
+            else:
+                self._settled.append((receipt, future))
+
+    async def settled(self, receipt: Receipt) -> None:
+        """Return when the flush mode's promise holds for a receipt. Raises WritesRefused."""
+        future: asyncio.Future[None] = self.loop.create_future()
+        self._settled.append((receipt, future))
+        if not self._turn_planned:
+            self._turn_planned = True
+            self.loop.call_soon(self._turn)
+        if self._sync:
+            self.loop.call_soon(self.disk.flush)
+        await future
+
+    # time
+
+    def _set_alarm(self, time_ns: int | None) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if time_ns is not None:
+            delay_ns = max(0, time_ns - self.clock())
+            self._alarm = self.loop.call_later(delay_ns / 1e9, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._set_alarm(self.broker.run())
+
+    def _keep_journal(self) -> None:
+        self.clock.adjust()
+        with suppress(WritesRefused):
+            self.broker.write_journal()
+
+    def _keep_flushed(self) -> None:
+        self.disk.flush()
+
+    async def _keep_checkpoint(self) -> None:
+        if self.broker.log.position != self.disk.checkpoint_position:
+            await self.disk.checkpoint()
+
+
+def _listen(address: str, flag: str) -> socket.socket:
+    """A listening socket for ``host:port``, or the path of a unix socket."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    host = host.strip("[]") or "0.0.0.0"
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, int(port)))
+        sock.listen(_BACKLOG)
+    except (OSError, ValueError, OverflowError) as error:
+        sock.close()
+        raise OSError(f"listen ({address}) failed: {error}; is --{flag} right, and free?") from error
+    sock.setblocking(False)
+    return sock
+
+
+def _allow_many_files() -> None:
+    """Raise the limit of open files as far as it goes: each connection is one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
