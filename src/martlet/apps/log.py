@@ -1,0 +1,289 @@
+"""``martlet log``: looks at the commit log of a data folder, also while a broker runs on it.
+
+``verify`` reads everything and says whether it holds together; ``dump`` prints records or, of one
+topic, messages.  Nothing is written and nothing locked.
+
+Exit codes: 0 when all is well, 1 when the log is damaged, 2 when the command line is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from martlet.broker.journal import channel_of, unpack_topology
+from martlet.log import checkpoint
+from martlet.log.folder import Folder, NoLog
+from martlet.log.record import (
+    FRAME_HEADER_BYTES,
+    Flag,
+    Header,
+    Kind,
+    frame_ends,
+    payload,
+)
+from martlet.log.recovery import Report, scan
+from martlet.log.verify import Found, verify
+
+_MOST_SHOWN = 120
+"""How many characters of a body or of JSON are shown to a person."""
+Fields = dict[str, Any]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; the result is the exit code of the process."""
+    given = _parser().parse_args(argv)
+    try:
+        folder = Folder(Path(given.folder))
+        code: int = given.run(folder, given)
+        sys.stdout.flush()
+    except NoLog as error:
+        print(f"martlet log: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; nor may the interpreter's last flush fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="martlet log", description="Look at the commit log of a data folder."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    add = commands.add_parser("verify", help="read everything and say whether it holds together")
+    add.add_argument("folder", metavar="DIR", help="the broker's --data-path")
+    add.add_argument("--json", action="store_true", help="for programs")
+    add.set_defaults(run=_verify)
+    add = commands.add_parser("dump", help="print the records, or the messages of a topic")
+    add.add_argument("folder", metavar="DIR", help="the broker's --data-path")
+    add.add_argument("--topic", metavar="NAME", help="the messages of this topic, not the records")
+    add.add_argument(
+        "--from",
+        dest="start",
+        type=_whole_number,
+        default=0,
+        metavar="N",
+        help="begin at this offset of the topic or, without --topic, at this position of the log",
+    )
+    add.add_argument("--limit", type=_whole_number, metavar="N", help="print no more than so many")
+    add.add_argument("--json", action="store_true", help="a JSON object a line, bodies whole")
+    add.set_defaults(run=_dump)
+    return parser
+
+
+def _whole_number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return int(text)
+
+
+class TopicNames:
+    """The names behind the topics' numbers, learnt from the journal."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._names: dict[int, str] = {}
+        loaded = checkpoint.load(folder)
+        if not isinstance(loaded, str):
+            for kind, _, entry in loaded.entries:
+                self.learn(kind, entry)
+
+    def learn(self, kind: int, entry: bytes) -> None:
+        """Take a journal entry in."""
+        if kind == Kind.TOPOLOGY:
+            fields = unpack_topology(entry)
+            for topic in [*fields.get("topics", ()), fields.get("topic")]:
+                if topic:
+                    self._names[topic["id"]] = topic["name"]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names.values()
+
+    def __getitem__(self, topic: int) -> str:
+        return self._names.get(topic, f"(number {topic})")
+
+
+# verify
+
+
+def _verify(folder: Folder, given: argparse.Namespace) -> int:
+    def progress(done: int, whole: int) -> None:
+        if sys.stderr.isatty() and whole:
+            end = "\r" if done < whole else "\r\033[K"
+            print(f"{100 * done // whole:3d} % of {_size(whole)}", end=end, file=sys.stderr)
+
+    found = verify(folder, progress)
+    names = _all_names(folder)
+    if given.json:
+        print(json.dumps(_as_fields(found, names), indent=1))
+    else:
+        for line in _report(found, names):
+            print(line)
+    return 1 if found.damage_count else 0
+
+
+def _all_names(folder: Folder) -> TopicNames:
+    names = TopicNames(folder)
+    for header, record in scan(folder.segments(), 0, Report()):
+        if header.kind == Kind.TOPOLOGY:
+            names.learn(header.kind, bytes(payload(header, record)))
+    return names
+
+
+def _as_fields(found: Found, names: TopicNames) -> Fields:
+    fields = dict(vars(found))
+    fields["queues"] = [
+        {"topic": names[topic], "topic_id": topic, "queue": number, **vars(queue)}
+        for (topic, number), queue in sorted(found.queues.items())
+    ]
+    return fields
+
+
+def _report(found: Found, names: TopicNames) -> Iterator[str]:
+    in_use = " (a broker is running on it)" if found.in_use else ""
+    batches = sum(queue.batches for queue in found.queues.values())
+    yield f"{found.folder}{in_use}"
+    yield (
+        f"  {found.segments} segments, {found.records} records: {batches} batches and"
+        f" {found.journal_records} of the journal; ends at position {found.end_position},"
+        f" epoch {found.last_epoch}; {found.index_rows} index rows"
+    )
+    for (topic, number), queue in sorted(found.queues.items()):
+        yield (
+            f"  topic {names[topic]} queue {number}: offsets {queue.start_offset} up to"
+            f" {queue.end_offset} in {queue.batches} batches, {_size(queue.bytes)}"
+        )
+    for note in found.notes:
+        yield f"  note: {note}"
+    for damage in found.damage:
+        yield f"  DAMAGE: {damage}"
+    if found.damage_count > len(found.damage):
+        yield f"  and {found.damage_count - len(found.damage)} more"
+    yield f"DAMAGED in {found.damage_count} places" if found.damage_count else "OK"
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} bytes" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+# dump
+
+
+def _dump(folder: Folder, given: argparse.Namespace) -> int:
+    report = Report()
+    names = TopicNames(folder)
+    if given.topic is None:
+        rows = _records(folder, given.start, names, report)
+    else:
+        rows = _messages(folder, given.topic, given.start, names, report)
+    for row in islice(rows, given.limit):
+        print(json.dumps(row, ensure_ascii=False) if given.json else _line(row))
+    for damage in report.damaged:
+        print(f"martlet log: {damage}", file=sys.stderr)
+    if given.topic is not None and given.topic not in names:
+        print(f"martlet log: the log knows no topic {given.topic!r}", file=sys.stderr)
+        return 2
+    return 1 if report.damaged else 0
+
+
+def _records(folder: Folder, start: int, names: TopicNames, report: Report) -> Iterator[Fields]:
+    for header, record in scan(folder.segments(), 0, report):
+        if header.kind == Kind.TOPOLOGY:
+            names.learn(header.kind, bytes(payload(header, record)))
+        if header.position >= start:
+            yield _record_fields(header, record, names)
+
+
+def _record_fields(header: Header, record: memoryview, names: TopicNames) -> Fields:
+    fields: Fields = {
+        "position": header.position,
+        "length": header.length,
+        "epoch": header.epoch,
+        "kind": Kind(header.kind).name.lower(),
+    }
+    if header.topic:
+        fields["topic"] = names[header.topic]
+    if header.kind == Kind.BATCH:
+        fields |= {
+            "queue": header.queue,
+            "first_offset": header.first_offset,
+            "count": header.count,
+            "flags": [flag.name for flag in Flag if flag & header.flags],
+        }
+        if header.deliver_at_ns:
+            fields["deliver_at"] = _time(header.deliver_at_ns)
+    elif header.kind == Kind.TOPOLOGY:
+        fields["entry"] = unpack_topology(bytes(payload(header, record)))
+    elif header.kind == Kind.CURSOR:
+        fields["channel_id"] = channel_of(bytes(payload(header, record)))
+    if header.stored_at_ns:
+        fields["stored_at"] = _time(header.stored_at_ns)
+    return fields
+
+
+def _messages(
+    folder: Folder, topic: str, start: int, names: TopicNames, report: Report
+) -> Iterator[Fields]:
+    seen: set[tuple[int, int]] = set()
+    for header, record in scan(folder.segments(), 0, report):
+        if header.kind == Kind.TOPOLOGY:
+            names.learn(header.kind, bytes(payload(header, record)))
+        # A batch that was moved stands in the log twice while its first place is not yet free.
+        place = (header.topic, header.first_offset)
+        if header.kind != Kind.BATCH or names[header.topic] != topic or place in seen:
+            continue
+        seen.add(place)
+        if header.first_offset + header.count > start:
+            yield from _frames(header, record, start)
+
+
+def _frames(header: Header, record: memoryview, start: int) -> Iterator[Fields]:
+    frames = payload(header, record)
+    begin = 0
+    for number, end in enumerate(frame_ends(header, record).tolist()):
+        offset = header.first_offset + number
+        if offset >= start:
+            body = bytes(frames[begin + FRAME_HEADER_BYTES : end])
+            fields: Fields = {
+                "offset": offset,
+                "id": bytes(frames[begin + 18 : begin + FRAME_HEADER_BYTES]).decode("ascii"),
+                "stored_at": _time(header.stored_at_ns),
+            }
+            if header.deliver_at_ns:
+                fields["deliver_at"] = _time(header.deliver_at_ns)
+            try:
+                fields["body"] = body.decode()
+            except UnicodeDecodeError:
+                fields["body_base64"] = base64.b64encode(body).decode("ascii")
+            yield fields
+        begin = end
+
+
+def _time(moment_ns: int) -> str:
+    seconds, rest_ns = divmod(moment_ns, 10**9)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest_ns // 1000:06d}Z"
+
+
+def _line(row: Fields) -> str:
+    parts = []
+    for name, value in row.items():
+        text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+        if name == "body":
+            text = json.dumps(value, ensure_ascii=False)
+        if len(text) > _MOST_SHOWN:
+            text = f"{text[:_MOST_SHOWN]}..."
+        parts.append(f"{name}={text}")
+    return " ".join(parts)

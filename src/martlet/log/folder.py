@@ -1,0 +1,94 @@
+"""A data folder looked at from outside: read-only, with or without a broker running on it.
+
+Nothing is locked and nothing is written.  A running broker may take a segment away, or write it
+again from its beginning under another base, while somebody reads: what was read from such a
+segment says nothing, and `LookedAtSegment.gone` tells.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+from martlet.log.storage import Segment
+
+
+class NoLog(Exception):
+    """The folder holds no log of Martlet's; the text says what is missing."""
+
+
+class LookedAtSegment:
+    """A segment's file, mapped read-only."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.base = int(path.stem)
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            self.capacity = status.st_size
+            self._inode = status.st_ino
+            self.view = memoryview(mmap.mmap(file.fileno(), self.capacity, prot=mmap.PROT_READ))
+
+    @property
+    def gone(self) -> bool:
+        """Whether the file is no longer this segment's."""
+        try:
+            return self.path.stat().st_ino != self._inode
+        except FileNotFoundError:
+            return True
+
+    def write(self, data: memoryview | bytes | bytearray, at: int) -> None:
+        """Never."""
+        raise PermissionError(f"{self.path} is only looked at")
+
+    def flush(self) -> None:
+        """Nothing was written."""
+
+
+class Folder:
+    """A data folder.
+
+    Raises:
+        NoLog: it is none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.is_dir():
+            raise NoLog(f"{path} is not a folder")
+        if not (path / "log").is_dir():
+            raise NoLog(f"{path} holds no log: there is no folder {path / 'log'}")
+
+    def segments(self) -> list[Segment]:
+        """The segments that are there now, by base; empty files are left out."""
+        found: list[Segment] = []
+        for path in sorted((self.path / "log").glob("*.log")):
+            try:
+                if path.stat().st_size:
+                    found.append(LookedAtSegment(path))
+            except FileNotFoundError:  # taken away in this moment
+                continue
+        return found
+
+    def read(self, name: str) -> bytes | None:
+        """A file's content; None where it is missing."""
+        try:
+            return (self.path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a broker runs on it, as far as the system tells (`/proc/locks`)."""
+        try:
+            status = (self.path / "martlet.lock").stat()
+            locks = Path("/proc/locks").read_text(encoding="ascii")
+        except OSError:
+            return False
+        device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        return any(
+            fields[1] == "FLOCK" and fields[5] == device
+            for fields in map(str.split, locks.splitlines())
+            if len(fields) > 5
+        )

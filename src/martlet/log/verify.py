@@ -1,0 +1,310 @@
+"""Verifying a log: does every record, index row and checkpoint say what the others say?
+
+Read-only, so it may run beside a broker.  What is looked at:
+
+- every record of every segment: magic, own position, checksum, parts that fit each other;
+- inside a batch: frames that follow each other, of type message, with ids that count up;
+- between batches: offsets without gaps in each queue, but where segments have been let go;
+- each index row that the checkpoint counts: the record at its position is that batch;
+- the checkpoint itself, and that the log reaches as far as it says.
+
+Damage is what should be there and is not.  A torn tail is no damage: it was never answered OK, and
+a broker cuts it when it starts.  Nor is an index that lags behind.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from martlet.log import checkpoint
+from martlet.log.folder import Folder, LookedAtSegment
+from martlet.log.index import ENTRY, Rows, index_name
+from martlet.log.record import (
+    FRAME_HEADER_BYTES,
+    FRAME_SIZE_EXTRA,
+    BadRecord,
+    Flag,
+    Header,
+    Kind,
+    frame_ends,
+    payload,
+    read_header,
+)
+from martlet.log.recovery import Damage, Report, scan
+from martlet.log.storage import Segment
+
+_FRAME_TYPE_MESSAGE = 2
+_MOST_TOLD = 100
+"""After so many places of damage the rest is only counted."""
+
+
+@dataclass
+class QueueFound:
+    """What the log holds of a queue."""
+
+    start_offset: int
+    end_offset: int
+    end_position: int
+    batches: int = 0
+    bytes: int = 0
+
+
+@dataclass
+class Found:
+    """What a verification has found."""
+
+    folder: str
+    in_use: bool
+    segments: int = 0
+    records: int = 0
+    journal_records: int = 0
+    end_position: int = 0
+    last_epoch: int = 0
+    index_rows: int = 0
+    queues: dict[tuple[int, int], QueueFound] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
+    damage_count: int = 0
+
+    def add_damage(self, text: str) -> None:
+        """Tell of a place of damage."""
+        self.damage_count += 1
+        if self.damage_count <= _MOST_TOLD:
+            self.damage.append(text)
+
+
+@dataclass(frozen=True)
+class _StoredIndex:
+    """The rows of an index file that the checkpoint counts."""
+
+    topic: int
+    queue: int
+    name: str
+    rows: Rows
+
+
+def verify(folder: Folder, progress: Callable[[int, int], None] = lambda done, all: None) -> Found:
+    """Verify everything in a data folder.
+
+    Args:
+        folder: where.
+        progress: told of bytes done and of all bytes, after each segment.
+    """
+    found = Found(str(folder.path), folder.in_use)
+    # The files that point into the log come first, so that a broker that goes on meanwhile does
+    # not make them point behind what was read.
+    position, indexes = _checkpoint(folder, found)
+    segments = folder.segments()
+    found.segments = len(segments)
+    _segments_in_order(segments, found)
+    report = Report()
+    whole, done = sum(segment.capacity for segment in segments), 0
+    base = -1
+    for header, record in scan(segments, 0, report):
+        segment_base = _base_of(segments, header.position)
+        if segment_base != base:
+            base = segment_base
+            progress(done, whole)
+        done = header.position - segments[0].base
+        _record(header, record, segments, found)
+    progress(whole, whole)
+    found.records = report.records
+    found.end_position = report.end_position
+    found.last_epoch = report.last_epoch
+    _judge_damage(report, segments, found)
+    for index in indexes:
+        _index_rows(index, segments, found)
+    if position > report.end_position and not _any_gone(segments):
+        found.add_damage(
+            f"the checkpoint is of position {position}, but the log ends at"
+            f" {report.end_position}: {position - report.end_position} bytes are lost"
+        )
+    return found
+
+
+def _base_of(segments: list[Segment], position: int) -> int:
+    for segment in reversed(segments):
+        if segment.base <= position:
+            return segment.base
+    raise AssertionError(f"position {position} comes before every segment")
+
+
+def _any_gone(segments: list[Segment]) -> bool:
+    return any(isinstance(segment, LookedAtSegment) and segment.gone for segment in segments)
+
+
+def _segments_in_order(segments: list[Segment], found: Found) -> None:
+    for before, behind in pairwise(segments):
+        if before.base + before.capacity > behind.base:
+            found.add_damage(
+                f"segments {before.base} and {behind.base} overlap: the first has"
+                f" {before.capacity} bytes"
+            )
+
+
+# records
+
+
+def _record(header: Header, record: memoryview, segments: list[Segment], found: Found) -> None:
+    if header.kind != Kind.BATCH:
+        found.journal_records += 1
+        if header.kind not in (Kind.TOPOLOGY, Kind.CURSOR, Kind.EPOCH):
+            found.add_damage(f"position {header.position}: a record of unknown kind {header.kind}")
+        return
+    trouble = batch_trouble(header, record)
+    if trouble:
+        found.add_damage(f"position {header.position}: {trouble}")
+        return
+    end_offset = header.first_offset + header.count
+    queue = found.queues.get((header.topic, header.queue))
+    if queue is None:
+        queue = QueueFound(header.first_offset, end_offset, header.position)
+        found.queues[header.topic, header.queue] = queue
+    elif header.first_offset > queue.end_offset and not _hole(
+        segments, queue.end_position, header.position
+    ):
+        found.add_damage(
+            f"topic {header.topic} queue {header.queue}: offsets {queue.end_offset} up to"
+            f" {header.first_offset} are missing before position {header.position}"
+        )
+    elif header.first_offset < queue.end_offset and not header.flags & Flag.RELOCATED:
+        found.add_damage(
+            f"topic {header.topic} queue {header.queue}: offset {header.first_offset} comes again"
+            f" at position {header.position}, in a batch that is not marked as moved"
+        )
+    queue.start_offset = min(queue.start_offset, header.first_offset)
+    queue.end_offset = max(queue.end_offset, end_offset)
+    queue.end_position = header.next_position
+    queue.batches += 1
+    queue.bytes += header.payload_length
+
+
+def _hole(segments: list[Segment], start: int, end: int) -> bool:
+    """Whether a segment that is not there any more lay between two positions."""
+    return any(
+        start <= before.base + before.capacity < behind.base <= end
+        for before, behind in pairwise(segments)
+    )
+
+
+def batch_trouble(header: Header, record: memoryview) -> str | None:
+    """What is wrong inside a batch whose checksum fits; None if nothing is."""
+    if header.count == 0:
+        return "a batch without messages"
+    ends = frame_ends(header, record).astype(np.int64)
+    lengths = np.diff(ends, prepend=0)
+    if ends[-1] != header.payload_length or lengths.min() < FRAME_HEADER_BYTES:
+        return "the ends of the frames do not fit the frames"
+    uniform = bool((lengths == lengths[0]).all())
+    if bool(header.flags & Flag.UNIFORM) != uniform:
+        return "the batch is wrong about whether its frames have one size"
+    octets = np.frombuffer(payload(header, record), np.uint8)
+    if uniform:
+        heads = octets.reshape(header.count, -1)[:, :FRAME_HEADER_BYTES]
+    else:
+        heads = octets[(ends - lengths)[:, None] + np.arange(FRAME_HEADER_BYTES)]
+    fixed = np.ascontiguousarray(heads[:, :8]).view(">u4")
+    if (fixed[:, 0] - FRAME_SIZE_EXTRA + FRAME_HEADER_BYTES != lengths).any():
+        return "a frame says another size than it has"
+    if (fixed[:, 1] != _FRAME_TYPE_MESSAGE).any():
+        return "a frame is not of the type of messages"
+    try:
+        ids = np.frombuffer(bytes.fromhex(heads[:, 18:].tobytes().decode("ascii")), ">u8")
+    except ValueError:
+        return "an id is not hexadecimal"
+    if (np.diff(ids.astype(np.uint64)) != 1).any():
+        return "the ids do not count up"
+    return None
+
+
+def _judge_damage(report: Report, segments: list[Segment], found: Found) -> None:
+    for damage in report.damaged:
+        if not _in_gone_segment(damage, segments):
+            found.add_damage(str(damage))
+    if report.cut is not None and not _in_gone_segment(report.cut, segments):
+        if found.in_use:
+            found.notes.append(f"position {report.cut.start}: the broker is writing there")
+        else:
+            found.notes.append(
+                f"a torn tail at position {report.cut.start} ({report.cut.reason}): it was never"
+                " answered OK, and a broker cuts it when it starts"
+            )
+
+
+def _in_gone_segment(damage: Damage, segments: list[Segment]) -> bool:
+    return any(
+        isinstance(segment, LookedAtSegment) and segment.gone
+        for segment in segments
+        if segment.base < damage.end and damage.start < segment.base + segment.capacity
+    )
+
+
+# the files that point into the log
+
+
+def _checkpoint(folder: Folder, found: Found) -> tuple[int, list[_StoredIndex]]:
+    """The position that the checkpoint is of, and the indexes that it counts."""
+    loaded = checkpoint.load(folder)
+    if isinstance(loaded, str):
+        (found.add_damage if "damaged" in loaded else found.notes.append)(
+            f"{loaded}; a broker reads the whole log when it starts"
+        )
+        return 0, []
+    fields = json.loads(loaded.entries[0][2])
+    indexes: list[_StoredIndex] = []
+    for topic, (first_row, stored, _) in fields["indexes"].items():
+        index = _index(folder, int(topic), first_row, stored)
+        if isinstance(index, _StoredIndex):
+            indexes.append(index)
+        elif not (found.in_use and checkpoint.load(folder) != loaded):
+            # Unless a running broker has replaced both since, it is really not there.
+            found.add_damage(f"{index}; a broker makes it from the log when it starts")
+    return int(fields["position"]), indexes
+
+
+def _index(folder: Folder, topic: int, first_row: int, stored: int) -> _StoredIndex | str:
+    name = index_name(topic, 0, first_row)
+    data = folder.read(name) if stored else b""
+    if data is None:
+        return f"the index {name} is missing"
+    if len(data) < stored * ENTRY.itemsize:
+        return f"the index {name} is cut: {len(data)} bytes hold no {stored} rows"
+    return _StoredIndex(topic, 0, name, np.frombuffer(data, ENTRY, stored))
+
+
+def _index_rows(index: _StoredIndex, segments: list[Segment], found: Found) -> None:
+    """See that the record at each row's position is that row's batch."""
+    rows = index.rows
+    found.index_rows += len(rows)
+    ends = rows["first_offset"] + rows["count"]
+    for row in np.flatnonzero(ends[:-1] != rows["first_offset"][1:]).tolist():
+        found.add_damage(
+            f"the index {index.name}: row {row} ends at offset {ends[row]}, and the next begins"
+            f" at {rows['first_offset'][row + 1]}"
+        )
+    for segment in segments:
+        inside = (rows["position"] >= segment.base) & (
+            rows["position"] < segment.base + segment.capacity
+        )
+        for row in np.flatnonzero(inside).tolist():
+            first_offset, position, count, length, stored_at_ns, deliver_at_ns = rows[row].item()
+            try:
+                header = read_header(segment.view, position - segment.base, position)
+                wanted = (index.topic, index.queue, first_offset, count, length)
+                told = (header.topic, header.queue, header.first_offset, header.count)
+                fits = (*told, header.length) == wanted and (
+                    (header.stored_at_ns, header.deliver_at_ns) == (stored_at_ns, deliver_at_ns)
+                )
+                trouble = "" if fits else f"there is offset {header.first_offset} of another batch"
+            except BadRecord as error:
+                trouble = str(error)
+            if trouble and not (isinstance(segment, LookedAtSegment) and segment.gone):
+                found.add_damage(
+                    f"the index {index.name}: row {row} (offset {first_offset}) points to"
+                    f" position {position}: {trouble}"
+                )
