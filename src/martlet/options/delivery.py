@@ -8,6 +8,7 @@ from martlet.duration import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
 from martlet.options.flag import Kind, option
 
 MIB = 1024 * 1024
+_NO_COMPRESSION = "this version offers no compression: clients are told so, and go on without"
 _NO_BUFFER = "messages are sent at once; a client's wish is answered and not needed"
 
 
@@ -92,12 +93,17 @@ class DeliveryOptions:
         "the time between writes to a client that asks for none",
         instead=_NO_BUFFER,
     )
-    deflate: bool = option("deflate", Kind.BOOL, True, "let clients ask for deflate")
+    deflate: bool = option(
+        "deflate", Kind.BOOL, True, "let clients ask for deflate", instead=_NO_COMPRESSION
+    )
     max_deflate_level: int = option(
         "max-deflate-level",
         Kind.INT,
         6,
         "the highest level of deflate that a client may ask for",
         limits=(1, 9),
+        instead=_NO_COMPRESSION,
     )
-    snappy: bool = option("snappy", Kind.BOOL, True, "let clients ask for snappy")
+    snappy: bool = option(
+        "snappy", Kind.BOOL, True, "let clients ask for snappy", instead=_NO_COMPRESSION
+    )
