@@ -190,9 +190,7 @@ class Broker:
     def journal_topology(self, op: str, topic_number: int, /, **fields: object) -> None:
         """Write a topology entry. Raises WritesRefused."""
         entry = pack_topology(op, **fields)
-        self.log.append_journal(
-            Kind.TOPOLOGY, entry, topic=topic_number, stored_at_ns=self.clock()
-        )
+        self.log.append_journal(Kind.TOPOLOGY, entry, topic=topic_number, stored_at_ns=self.clock())
 
     def write_journal(self) -> None:
         """Write down where the cursors are that moved since the last time.
@@ -207,9 +205,7 @@ class Broker:
             if topic is not None and topic.channels.get(channel.name) is channel:
                 entry = pack_cursor(channel.id, channel.cursor, full=False)
                 try:
-                    self.log.append_journal(
-                        Kind.CURSOR, entry, topic=topic.id, stored_at_ns=now_ns
-                    )
+                    self.log.append_journal(Kind.CURSOR, entry, topic=topic.id, stored_at_ns=now_ns)
                 except WritesRefused:
                     self._dirty += dirty
                     raise

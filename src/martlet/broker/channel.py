@@ -257,7 +257,8 @@ class Channel:
 
     def finish_run(self, consumer: Consumer, offsets: Offsets) -> bool:
         """FIN for strictly rising offsets; False, and nothing done, where one is not in the
-        window: then each must be finished by itself."""
+        window: then each must be finished by itself.
+        """
         if not self.cursor.window.release_run(consumer.number, offsets):
             return False
         self._finished(consumer, len(offsets))
@@ -299,7 +300,8 @@ class Channel:
 
     def _let_go(self, consumer: Consumer, offset: int) -> tuple[int, int]:
         """Take a message in flight out of the window. Returns its attempts and when it was
-        delivered; a straggler is left for the caller to put elsewhere."""
+        delivered; a straggler is left for the caller to put elsewhere.
+        """
         cursor = self.cursor
         if cursor.window.holds(consumer.number, offset):
             lease = consumer.lease_of(offset)

@@ -19,7 +19,8 @@ class Client(Protocol):
 
 class Lease(NamedTuple):
     """The offsets from `first` up to `end` are in flight until a deadline, but for those that the
-    window does not show as held."""
+    window does not show as held.
+    """
 
     first: int
     end: int

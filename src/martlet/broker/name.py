@@ -11,7 +11,8 @@ _VALID = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?", re.ASCII)
 
 def is_valid_name(name: str) -> bool:
     """Whether a topic or a channel may be called that: 1 to 64 of ``.a-zA-Z0-9_-``, and the suffix
-    ``#ephemeral`` for one that is not to be kept."""
+    ``#ephemeral`` for one that is not to be kept.
+    """
     return len(name) <= LONGEST_NAME and _VALID.fullmatch(name) is not None
 
 

@@ -22,7 +22,7 @@ from martlet.broker.topic import Topic
 from martlet.log import checkpoint
 from martlet.log.commitlog import CommitLog
 from martlet.log.index import ENTRY, Entry, Index
-from martlet.log.record import BadRecord, Flag, Header, Kind, payload, read_header
+from martlet.log.record import Flag, Header, Kind, payload
 from martlet.log.recovery import Report, scan
 from martlet.log.storage import Segment, Storage
 

@@ -142,7 +142,8 @@ class Stragglers(Generic[OwnerT]):
 
     def expire(self, now_ns: int) -> list[tuple[int, Straggler[OwnerT]]]:
         """Those whose time has come: a waiting one becomes ready, those in flight are returned
-        and stay as they are."""
+        and stay as they are.
+        """
         overdue = []
         while (due_ns := self.earliest_ns()) is not None and due_ns <= now_ns:
             _, offset = heappop(self._times)

@@ -210,9 +210,7 @@ class Topic:
     def delete_channel(self, name: str) -> None:
         """Delete a channel and disconnect its consumers. Raises NotFound."""
         channel = self.find_channel(name)
-        self._around.journal_topology(
-            "channel_deleted", self.id, topic_id=self.id, id=channel.id
-        )
+        self._around.journal_topology("channel_deleted", self.id, topic_id=self.id, id=channel.id)
         del self.channels[name]
         if not self.channels:
             self.backlog_offset = self.limit

@@ -82,7 +82,11 @@ def begin_checkpoint(broker: Broker) -> CheckpointJob:
             position=log.position,
             epoch=log.epoch,
             indexes={
-                topic.id: (topic.queue.index.first_row, topic.queue.index.stored, topic.queue.index.crc)
+                topic.id: (
+                    topic.queue.index.first_row,
+                    topic.queue.index.stored,
+                    topic.queue.index.crc,
+                )
                 for topic in broker.topics.values()
                 if not topic.ephemeral
             },
@@ -90,9 +94,7 @@ def begin_checkpoint(broker: Broker) -> CheckpointJob:
         epoch=log.epoch,
         stored_at_ns=broker.clock(),
     )
-    return CheckpointJob(
-        log.storage, log.flush_job(), names, content, free, to_clean, dropped
-    )
+    return CheckpointJob(log.storage, log.flush_job(), names, content, free, to_clean, dropped)
 
 
 def end_checkpoint(broker: Broker, job: CheckpointJob) -> None:

@@ -61,8 +61,7 @@ class Window:
     def holds(self, holder: int, offset: int) -> bool:
         """Whether the offset is held by that holder."""
         return (
-            self.floor <= offset < self.next
-            and self._holders.item(offset - self._origin) == holder
+            self.floor <= offset < self.next and self._holders.item(offset - self._origin) == holder
         )
 
     def release(self, offset: int) -> None:

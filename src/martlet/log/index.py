@@ -47,7 +47,7 @@ class Entry(NamedTuple):
 
     first_offset: int
     position: int
-    count: int
+    count: int  # type: ignore[assignment]  # a tuple has a method of that name
     length: int
     stored_at_ns: int
     deliver_at_ns: int

@@ -109,7 +109,7 @@ class Header(NamedTuple):
     epoch: int
     topic: int
     queue: int
-    count: int
+    count: int  # type: ignore[assignment]  # a tuple has a method of that name
     first_offset: int
     stored_at_ns: int
     deliver_at_ns: int

@@ -111,7 +111,7 @@ def _is_torn(segments: list[Segment], position: int) -> bool:
 def _next_good(segment: Segment, at: int) -> int | None:
     """The place of the next good record of this segment at or behind byte `at`."""
     words = np.frombuffer(segment.view, "<u8")[at // 8 :]
-    here = np.arange(segment.base + at, segment.base + at + 8 * len(words), 8, np.uint64)
+    here = np.arange(len(words), dtype=np.uint64) * np.uint64(8) + np.uint64(segment.base + at)
     likely = (words[:-2] & 0xFFFFFFFF == MAGIC) & (words[2:] == here[:-2])
     for number in np.flatnonzero(likely).tolist():
         place = at + 8 * number

@@ -26,7 +26,8 @@ _SIZE = struct.Struct(">I")
 
 def finish_run(buffer: bytearray, at: int, end: int) -> Ids | None:
     """The ids of the FIN lines that follow each other from `at` on; None where there is none, or
-    one of them is not hexadecimal."""
+    one of them is not hexadecimal.
+    """
     rows = (end - at) // FINISH_BYTES
     heads: npt.NDArray[np.uint32] = np.ndarray((rows,), "<u4", buffer, at, (FINISH_BYTES,))
     tails: Bytes = np.ndarray((rows,), np.uint8, buffer, at + FINISH_BYTES - 1, (FINISH_BYTES,))
@@ -43,7 +44,8 @@ def finish_run(buffer: bytearray, at: int, end: int) -> Ids | None:
 
 def publish_run(buffer: bytearray, at: int, end: int, head_bytes: int, size: int) -> Bytes:
     """The bodies of the publishes that follow each other from `at` on, all with the head (the
-    line and the size) of the first: ``uint8[count, size]``, a view of the buffer."""
+    line and the size) of the first: ``uint8[count, size]``, a view of the buffer.
+    """
     stride = head_bytes + size
     rows = (end - at) // stride
     heads: Bytes = np.ndarray((rows, head_bytes), np.uint8, buffer, at, (stride, 1))

@@ -125,7 +125,7 @@ class Subscribe(NamedTuple):
 class Ready(NamedTuple):
     """RDY."""
 
-    count: int
+    count: int  # type: ignore[assignment]  # a tuple has a method of that name
 
 
 class Finish(NamedTuple):
@@ -180,7 +180,17 @@ class Nop(NamedTuple):
 
 
 Command = (
-    Identify | Auth | Subscribe | Ready | Finish | FinishRun | Requeue | Touch | Publish | Close | Nop
+    Identify
+    | Auth
+    | Subscribe
+    | Ready
+    | Finish
+    | FinishRun
+    | Requeue
+    | Touch
+    | Publish
+    | Close
+    | Nop
 )
 
 _CLOSE = Close()
@@ -275,9 +285,7 @@ class Decoder:
         _at_least(words, 3, "SUB insufficient number of parameters")
         for word, what, code in ((words[1], "topic", "TOPIC"), (words[2], "channel", "CHANNEL")):
             if not self._is_valid_name(_text(word)):
-                raise ProtocolError(
-                    f"E_BAD_{code}", f"SUB {what} name {quoted(word)} is not valid"
-                )
+                raise ProtocolError(f"E_BAD_{code}", f"SUB {what} name {quoted(word)} is not valid")
         return Subscribe(_text(words[1]), _text(words[2]))
 
     def _ready(self, words: list[bytes]) -> Ready:
@@ -301,9 +309,7 @@ class Decoder:
             start, stop = body
             data = bytes(buffer[start:stop])
             return (_identify(data) if verb == "IDENTIFY" else Auth(data)), stop
-        _at_least(
-            words, 3 if verb == "DPUB" else 2, f"{verb} insufficient number of parameters"
-        )
+        _at_least(words, 3 if verb == "DPUB" else 2, f"{verb} insufficient number of parameters")
         topic = _text(words[1])
         if not self._is_valid_name(topic):
             again = "E_BAD_TOPIC " if verb == "MPUB" else ""
@@ -339,9 +345,7 @@ class Decoder:
         delay_ms = _number(words[2], "DPUB could not parse timeout")
         longest_ms = self.limits.max_req_timeout_ms
         if delay_ms > longest_ms:
-            raise ProtocolError(
-                "E_INVALID", f"DPUB timeout {delay_ms} out of range 0-{longest_ms}"
-            )
+            raise ProtocolError("E_INVALID", f"DPUB timeout {delay_ms} out of range 0-{longest_ms}")
         body = self._body("DPUB", "message ", self.limits.max_msg_size, buffer, at, body_at, end)
         if body is None:
             return None
@@ -360,16 +364,12 @@ class Decoder:
         (count,) = _SIZE.unpack_from(buffer, start)
         if count <= 0 or count > (self.limits.max_body_size - 4) // 5:
             raise ProtocolError("E_BAD_BODY", f"MPUB invalid message count {count}")
-        bodies: list[bytes] | Bytes | None = uniform_bodies(buffer, start + 4, stop, count)
-        if bodies is None:
-            bodies = split_bodies(buffer, start + 4, stop, count)
-            if bodies is None or not all(bodies):
-                raise self._bad_bodies(buffer, start + 4, stop, count)
-            if stop - start > self.limits.max_msg_size and (
-                max(map(len, bodies)) > self.limits.max_msg_size
-            ):
-                raise self._bad_bodies(buffer, start + 4, stop, count)
-        elif bodies.shape[1] > self.limits.max_msg_size:
+        longest = self.limits.max_msg_size
+        matrix = uniform_bodies(buffer, start + 4, stop, count)
+        if matrix is not None and matrix.shape[1] <= longest:
+            return Publish("MPUB", topic, matrix, 1, None), stop
+        bodies = split_bodies(buffer, start + 4, stop, count)
+        if bodies is None or not all(bodies) or max(map(len, bodies)) > longest:
             raise self._bad_bodies(buffer, start + 4, stop, count)
         return Publish("MPUB", topic, bodies, 1, None), stop
 

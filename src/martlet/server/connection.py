@@ -312,9 +312,7 @@ class Connection(asyncio.BufferedProtocol):
             text = str(error) if isinstance(error, NotInFlight) else "ID not in flight"
             shown = id.decode("utf-8", "backslashreplace")
             self._refuse(
-                v2.ProtocolError(
-                    f"E_{verb}_FAILED", f"{verb} {shown} failed {text}", fatal=False
-                )
+                v2.ProtocolError(f"E_{verb}_FAILED", f"{verb} {shown} failed {text}", fatal=False)
             )
 
     def _refuse(self, error: v2.ProtocolError) -> None:
@@ -340,9 +338,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def settle(self, durable_position: int | None) -> bool:
         """Answer what has been committed, and is durable up to a position, None for whatever was
-        written. Returns whether anything is still owed."""
+        written. Returns whether anything is still owed.
+        """
         parts: list[bytes] = []
         owed = self._owed
+        reached = float("inf") if durable_position is None else durable_position
         while owed:
             receipt, verb, answer = owed[0]
             if receipt is None:
@@ -354,9 +354,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._closing = True
                 owed.clear()
                 break
-            elif durable_position is not None and receipt.position > durable_position:
-                break
-            elif not receipt.position:
+            elif not receipt.position or receipt.position > reached:
                 break
             else:
                 assert isinstance(answer, int)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from martlet import __version__
-from martlet.broker.broker import Broker
 from martlet.broker.errors import WritesRefused
 from martlet.broker.queue import Receipt
 from martlet.broker.restore import Restored, restore
@@ -74,6 +73,7 @@ class Server:
         self._since_flush = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._http: HttpDoor | None = None
+        self._empty: asyncio.Event | None = None
 
     # start and stop
 
@@ -142,7 +142,8 @@ class Server:
         for damage in report.damaged:
             self.log.error("LOG: %s", damage)
         if report.cut is not None:
-            self.log.warning("LOG: cut a torn tail at position %d: %s", report.cut.start, report.cut.reason)
+            cut = report.cut
+            self.log.warning("LOG: cut a torn tail at position %d: %s", cut.start, cut.reason)
         self.log.info(
             "LOG: %d topics from %s, %d records replayed, going on at position %d",
             len(self.broker.topics),
@@ -173,8 +174,9 @@ class Server:
         await asyncio.sleep(0)
         for connection in list(self.connections):
             connection.abort()
-        while self.connections:
-            await asyncio.sleep(0)
+        if self.connections:
+            self._empty = asyncio.Event()
+            await self._empty.wait()
         if self._alarm is not None:
             self._alarm.cancel()
         with suppress(WritesRefused):
@@ -214,6 +216,8 @@ class Server:
     def closed(self, connection: Connection, error: Exception | None) -> None:
         """A client has gone."""
         self.connections.discard(connection)
+        if self._empty is not None and not self.connections:
+            self._empty.set()
         self._staged.pop(connection, None)
         self._awaiting.pop(connection, None)
         reason = f": {error}" if error else ""
@@ -325,7 +329,9 @@ def _listen(address: str, flag: str) -> socket.socket:
         sock.listen(_BACKLOG)
     except (OSError, ValueError, OverflowError) as error:
         sock.close()
-        raise OSError(f"listen ({address}) failed: {error}; is --{flag} right, and free?") from error
+        raise OSError(
+            f"listen ({address}) failed: {error}; is --{flag} right, and free?"
+        ) from error
     sock.setblocking(False)
     return sock
 
