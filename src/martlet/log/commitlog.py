@@ -248,7 +248,7 @@ class CommitLog:
         self.durable_position = max(self.durable_position, job.position)
 
     def flush_failed(self, error: OSError) -> None:
-        """A flush job has failed: what it would have kept is in doubt, and nothing more is taken."""
+        """A flush job has failed: what it would have kept is in doubt; nothing more is taken."""
         self.failed = (
             f"flushing the log failed: {error}; what was not yet flushed may be lost in a power"
             " cut, and no more messages are taken: check the disk, then start the broker again"

@@ -1,14 +1,16 @@
-"""NSQ's TCP protocol V2, the broker's side, without I/O.
+r"""NSQ's TCP protocol V2, the broker's side, without I/O.
 
 Bytes in, commands out.  A command is a line, of words divided by single spaces, and for some a
 body behind its size::
 
-    "  V2"                                    once, before all else
-    IDENTIFY\\n | size u32 | JSON              PUB topic\\n | size u32 | body
-    SUB topic channel\\n                       DPUB topic delay_ms\\n | size u32 | body
-    RDY count\\n                               MPUB topic\\n | size u32 | count u32 | count x (size u32 | body)
-    FIN id\\n   REQ id delay_ms\\n   TOUCH id\\n
-    CLS\\n   NOP\\n                             AUTH\\n | size u32 | secret
+    "  V2"                     once, before all else
+    IDENTIFY\n | size u32 | JSON
+    SUB topic channel\n        RDY count\n     CLS\n     NOP\n
+    FIN id\n                   REQ id delay_ms\n         TOUCH id\n
+    PUB topic\n | size u32 | body
+    DPUB topic delay_ms\n | size u32 | body
+    MPUB topic\n | size u32 | count u32 | count x (size u32 | body)
+    AUTH\n | size u32 | secret
 
 and what is sent back is a frame, ``size u32 | type u32 | data``, size counting the type too.
 What a connection may say, and when, is the table `ALLOWED`.
@@ -179,19 +181,8 @@ class Nop(NamedTuple):
     """NOP."""
 
 
-Command = (
-    Identify
-    | Auth
-    | Subscribe
-    | Ready
-    | Finish
-    | FinishRun
-    | Requeue
-    | Touch
-    | Publish
-    | Close
-    | Nop
-)
+Answer = Finish | FinishRun | Requeue | Touch
+Command = Identify | Auth | Subscribe | Ready | Answer | Publish | Close | Nop
 
 _CLOSE = Close()
 _NOP = Nop()
