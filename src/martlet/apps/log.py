@@ -92,6 +92,7 @@ class TopicNames:
 
     def __init__(self, folder: Folder) -> None:
         self._names: dict[int, str] = {}
+        self._deleted: set[int] = set()
         loaded = checkpoint.load(folder)
         if not isinstance(loaded, str):
             for kind, _, entry in loaded.entries:
@@ -101,6 +102,8 @@ class TopicNames:
         """Take a journal entry in."""
         if kind == Kind.TOPOLOGY:
             fields = unpack_topology(entry)
+            if fields["op"] == "topic_deleted":
+                self._deleted.add(fields["id"])
             for topic in [*fields.get("topics", ()), fields.get("topic")]:
                 if topic:
                     self._names[topic["id"]] = topic["name"]
@@ -110,6 +113,10 @@ class TopicNames:
 
     def __getitem__(self, topic: int) -> str:
         return self._names.get(topic, f"(number {topic})")
+
+    def is_deleted(self, topic: int) -> bool:
+        """Whether the journal says that the topic was deleted."""
+        return topic in self._deleted
 
 
 # verify
@@ -142,7 +149,13 @@ def _all_names(folder: Folder) -> TopicNames:
 def _as_fields(found: Found, names: TopicNames) -> Fields:
     fields = dict(vars(found))
     fields["queues"] = [
-        {"topic": names[topic], "topic_id": topic, "queue": number, **vars(queue)}
+        {
+            "topic": names[topic],
+            "topic_id": topic,
+            "deleted": names.is_deleted(topic),
+            "queue": number,
+            **vars(queue),
+        }
         for (topic, number), queue in sorted(found.queues.items())
     ]
     return fields
@@ -158,8 +171,9 @@ def _report(found: Found, names: TopicNames) -> Iterator[str]:
         f" epoch {found.last_epoch}; {found.index_rows} index rows"
     )
     for (topic, number), queue in sorted(found.queues.items()):
+        deleted = " (deleted)" if names.is_deleted(topic) else ""
         yield (
-            f"  topic {names[topic]} queue {number}: offsets {queue.start_offset} up to"
+            f"  topic {names[topic]}{deleted} queue {number}: offsets {queue.start_offset} up to"
             f" {queue.end_offset} in {queue.batches} batches, {_size(queue.bytes)}"
         )
     for note in found.notes:

@@ -121,11 +121,13 @@ def _client(connection: object, consumer: Consumer | None, topic: str = "") -> R
         "snappy": False,
         "user_agent": client.user_agent,
     }
-    counts = client.message_counters
+    counts = [
+        {"topic": name, "count": count}
+        for name, count in client.message_counters.items()
+        if topic in ("", name)
+    ]
     if counts:
-        report["pub_counts"] = [
-            {"topic": name, "count": counts[name]} for name in counts if topic in ("", name)
-        ]
+        report["pub_counts"] = counts
     return report | {
         "tls": False,
         "tls_cipher_suite": "",

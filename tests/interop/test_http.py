@@ -1,0 +1,55 @@
+"""Martlet's HTTP answers beside those that nsqd 1.3.0 gave to the same requests."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.interop import http_cases
+from tests.interop.http_cases import LIMITS, Answer, Case
+
+from martlet.testing import BrokerProcess
+
+pytestmark = pytest.mark.interop
+
+RECORDED: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "nsqd_http.json").read_text(encoding="utf-8")
+)
+NSQD = os.environ.get("NSQD") or shutil.which("nsqd")
+"""nsqd itself, where there is one: it keeps the record honest."""
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess(None, *LIMITS) as process:
+        yield process
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def differences(answers: list[tuple[Case, Answer]]) -> list[str]:
+    assert len(answers) == len(RECORDED), "the record is of other requests: make it anew"
+    found = []
+    for (case, answer), recorded in zip(answers, RECORDED, strict=True):
+        ours = {"request": f"{case.method} {case.target}", **http_cases.normalised(answer)}
+        if ours != recorded:
+            found.append(f"{case}\n  nsqd: {recorded}\n  here: {ours}")
+    return found
+
+
+def test_answers_are_those_of_nsqd(broker: BrokerProcess) -> None:
+    answers = http_cases.all_answers(port_of(broker.tcp_address), port_of(broker.http_address))
+    assert differences(answers) == []
+
+
+@pytest.mark.skipif(NSQD is None, reason="no nsqd: put it on PATH, or its path into NSQD")
+def test_the_record_is_what_nsqd_answers() -> None:
+    assert NSQD is not None
+    with http_cases.nsqd(NSQD) as (tcp_port, http_port):
+        answers = http_cases.all_answers(tcp_port, http_port)
+    assert differences(answers) == []
