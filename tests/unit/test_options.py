@@ -117,10 +117,9 @@ def test_tells_what_has_no_effect_only_when_it_was_set() -> None:
     assert told[1] == 0
 
 
-def test_a_segment_holds_the_largest_command() -> None:
-    options = BrokerOptions(max_bytes_per_file=4096, max_body_size=1 << 20)
-    assert options.segment_bytes > (1 << 20) // 5 * 39
-    assert BrokerOptions().segment_bytes == BrokerOptions().max_bytes_per_file
+def test_a_segment_is_whole_pages() -> None:
+    assert BrokerOptions().segment_bytes == BrokerOptions().max_bytes_per_file == 100 << 20
+    assert BrokerOptions(max_bytes_per_file=10_000).segment_bytes == 12288
 
 
 def test_a_changed_copy_is_checked_again() -> None:

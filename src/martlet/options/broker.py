@@ -14,7 +14,7 @@ from martlet.options.report import ReportOptions
 from martlet.options.security import SecurityOptions
 from martlet.options.storage import StorageOptions
 
-MIB = 1024 * 1024
+PAGE_BYTES = 4096
 
 
 # The bases from last to first give the order of the fields, and of the help.
@@ -42,11 +42,8 @@ class BrokerOptions(
 
     @property
     def segment_bytes(self) -> int:
-        """The size of a segment: as asked, but no less than the largest command fills.
-
-        A command of messages of one byte grows most when stored: from 5 bytes each to 39.
-        """
-        return max(self.max_bytes_per_file, 8 * max(self.max_body_size, self.max_msg_size) + MIB)
+        """The size of a segment: as asked, in whole pages. A larger batch gets one of its own."""
+        return -(-self.max_bytes_per_file // PAGE_BYTES) * PAGE_BYTES
 
     def without_effect(self) -> list[tuple[Flag, object]]:
         """The flags that are set to another value than the default, and do nothing here."""

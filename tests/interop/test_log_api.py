@@ -1,0 +1,197 @@
+"""The endpoints for readers of the log, on a broker with segments so small that it rolls."""
+
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from martlet.log.index import ENTRY
+from martlet.log.record import FRAME_HEADER_BYTES, frame_ends, payload, read_record
+from martlet.testing import Broker
+
+BODIES = [b"message %05d " % number + b"x" * (number % 50) for number in range(3000)]
+A_TIME = 100
+Answer = tuple[int, bytes]
+
+
+class Reader:
+    """Asks the broker's HTTP door."""
+
+    def __init__(self, broker: Broker, session: aiohttp.ClientSession) -> None:
+        self.broker = broker
+        self._session = session
+
+    async def get(self, path: str, **arguments: object) -> Answer:
+        return await self._ask("GET", path, arguments)
+
+    async def post(self, path: str, data: bytes = b"", **arguments: object) -> Answer:
+        return await self._ask("POST", path, arguments, data)
+
+    async def json(self, path: str, **arguments: object) -> Any:
+        status, body = await self.get(path, **arguments)
+        assert status == 200, body
+        return json.loads(body)
+
+    async def _ask(
+        self, method: str, path: str, arguments: dict[str, object], data: bytes | None = None
+    ) -> Answer:
+        url = f"http://{self.broker.http_address}{path}"
+        params = {name: str(value) for name, value in arguments.items()}
+        async with self._session.request(method, url, params=params, data=data) as answer:
+            return answer.status, await answer.read()
+
+
+@pytest.fixture
+async def reader() -> AsyncIterator[Reader]:
+    async with (
+        Broker(max_bytes_per_file=65536, journal_interval_ns=10**7) as broker,
+        aiohttp.ClientSession() as session,
+    ):
+        yield Reader(broker, session)
+
+
+async def publish(reader: Reader, topic: str = "t", bodies: list[bytes] = BODIES) -> None:
+    for start in range(0, len(bodies), A_TIME):
+        data = b"\n".join(bodies[start : start + A_TIME])
+        assert await reader.post("/mpub", data, topic=topic) == (200, b"OK")
+        if start % 500 == 0:  # other queues' records lie between
+            assert await reader.post("/pub", b"other", topic="other") == (200, b"OK")
+
+
+def bodies_of(records: bytes, offset: int) -> list[bytes]:
+    """The bodies in these records, each of which must verify, from an offset on."""
+    found: list[bytes] = []
+    at = 0
+    while at < len(records):
+        position = int.from_bytes(records[at + 16 : at + 24], "little")
+        header, record = read_record(records, at, position)
+        begin = 0
+        for number, end in enumerate(frame_ends(header, record).tolist()):
+            if header.first_offset + number >= offset:
+                found.append(bytes(payload(header, record)[begin + FRAME_HEADER_BYTES : end]))
+            begin = end
+        at += header.length
+    return found
+
+
+async def test_lists_topics_with_their_offsets(reader: Reader) -> None:
+    await publish(reader)
+    listing = await reader.json("/log/topics")
+    identity = json.loads((reader.broker.data_path / "broker.json").read_bytes())
+    assert listing["broker"] == identity["broker"]
+    assert listing["data_path"] == str(reader.broker.data_path)
+    assert [topic["topic"] for topic in listing["topics"]] == ["other", "t"]
+    (queue,) = listing["topics"][1]["queues"]
+    assert queue == {"queue": 0, "start_offset": 0, "end_offset": len(BODIES)}
+
+
+async def test_a_reader_gets_every_message_from_any_offset(reader: Reader) -> None:
+    await publish(reader)
+    for offset in (0, 1, 99, 100, 1234, len(BODIES) - 1):
+        found: list[bytes] = []
+        while True:
+            status, records = await reader.get(
+                "/log/batches", topic="t", offset=offset + len(found), max_bytes=40_000
+            )
+            if status == 204:
+                break
+            assert status == 200
+            found += bodies_of(records, offset + len(found))
+        assert found == BODIES[offset:]
+
+
+async def test_one_batch_comes_even_if_it_is_larger_than_asked_for(reader: Reader) -> None:
+    await publish(reader)
+    status, records = await reader.get("/log/batches", topic="t", offset=150, max_bytes=1)
+    assert status == 200
+    assert bodies_of(records, 0) == BODIES[100:200]
+
+
+async def test_the_end_is_told_apart_from_what_has_gone(reader: Reader) -> None:
+    await publish(reader)
+    assert await reader.get("/log/batches", topic="t", offset=len(BODIES)) == (204, b"")
+    await reader.post("/channel/create", topic="t", channel="c")
+    await reader.post("/channel/create", topic="other", channel="c")
+    for topic, offset in (("t", 2900), ("other", 6)):
+        answer = await reader.post("/channel/advance", topic=topic, channel="c", offset=offset)
+        assert answer == (200, b"")
+    await reader.broker.server.disk.checkpoint()
+    (queue,) = (await reader.json("/log/topics"))["topics"][1]["queues"]
+    assert 0 < queue["start_offset"] <= 2900
+    status, body = await reader.get("/log/batches", topic="t", offset=0)
+    assert status == 410
+    told = json.loads(body)
+    assert told["start_offset"] == queue["start_offset"]
+    assert "offset 0 of topic t has gone" in told["message"]
+    status, records = await reader.get("/log/batches", topic="t", offset=2900, max_bytes=10**6)
+    assert bodies_of(records, 2900) == BODIES[2900:]
+
+
+async def test_the_index_tells_the_batches_of_a_range(reader: Reader) -> None:
+    await publish(reader)
+    status, rows = await reader.get("/log/index", topic="t", queue=0, start=150, end=301)
+    assert status == 200
+    found = np.frombuffer(rows, ENTRY)
+    assert found["first_offset"].tolist() == [100, 200, 300]
+    assert found["count"].tolist() == [100, 100, 100]
+    for start, end in ((5, 5), (len(BODIES), len(BODIES) + 10)):
+        assert await reader.get("/log/index", topic="t", start=start, end=end) == (200, b"")
+    _, rows = await reader.get("/log/index", topic="t", start=0, end=10**9)
+    assert int(np.frombuffer(rows, ENTRY)["count"].sum()) == len(BODIES)
+
+
+async def test_an_offset_is_found_by_time(reader: Reader) -> None:
+    before_ns = time.time_ns() - 10**9
+    await publish(reader, bodies=BODIES[:200])
+    _, rows = await reader.get("/log/index", topic="t", start=0, end=200)
+    second_ns = int(np.frombuffer(rows, ENTRY)["stored_at_ns"][1])
+    for moment_ns, offset in ((before_ns, 0), (second_ns, 100), (second_ns + 1, 200), (0, 0)):
+        found = await reader.json("/log/offset", topic="t", timestamp_ns=moment_ns)
+        assert found == {"offset": offset}
+
+
+async def test_advancing_makes_a_channel_that_begins_where_the_queue_does(reader: Reader) -> None:
+    await publish(reader, bodies=BODIES[:300])
+    await reader.post("/channel/create", topic="t", channel="first")
+    assert await reader.post("/channel/advance", topic="t", channel="spark", offset=0) == (200, b"")
+    stats = await reader.json("/stats", format="json", topic="t")
+    depths = {c["channel_name"]: c["depth"] for c in stats["topics"][0]["channels"]}
+    assert depths == {"first": 300, "spark": 300}
+    await reader.post("/channel/advance", topic="t", channel="spark", offset=120)
+    await reader.post("/channel/advance", topic="t", channel="spark", offset=50)
+    stats = await reader.json("/stats", format="json", topic="t", channel="spark")
+    assert stats["topics"][0]["channels"][0]["depth"] == 180
+
+
+@pytest.mark.parametrize(
+    ("path", "arguments", "status", "message"),
+    [
+        ("/log/batches", {"offset": 0}, 400, "MISSING_ARG_TOPIC"),
+        ("/log/batches", {"topic": "no$", "offset": 0}, 400, "INVALID_ARG_TOPIC"),
+        ("/log/batches", {"topic": "none", "offset": 0}, 404, "TOPIC_NOT_FOUND"),
+        ("/log/batches", {"topic": "t", "queue": 1, "offset": 0}, 404, "QUEUE_NOT_FOUND"),
+        ("/log/batches", {"topic": "t"}, 400, "MISSING_ARG_OFFSET"),
+        ("/log/batches", {"topic": "t", "offset": -1}, 400, "INVALID_ARG_OFFSET: '-1'"),
+        ("/log/batches", {"topic": "t", "offset": 10**30}, 400, "INVALID_ARG_OFFSET"),
+        ("/log/offset", {"topic": "t", "timestamp_ns": "now"}, 400, "INVALID_ARG_TIMESTAMP_NS"),
+        ("/log/index", {"topic": "t", "start": 0}, 400, "MISSING_ARG_END"),
+    ],
+)
+async def test_says_what_is_wrong(
+    reader: Reader, path: str, arguments: dict[str, object], status: int, message: str
+) -> None:
+    await publish(reader, bodies=BODIES[:1])
+    answered, body = await reader.get(path, **arguments)
+    assert answered == status
+    assert json.loads(body)["message"].startswith(message)
+
+
+async def test_a_channel_does_not_advance_behind_the_end(reader: Reader) -> None:
+    await publish(reader, bodies=BODIES[:10])
+    status, body = await reader.post("/channel/advance", topic="t", channel="c", offset=11)
+    assert status == 400
+    assert "11 is behind the end of the queue, 10" in json.loads(body)["message"]
