@@ -21,6 +21,9 @@ from martlet.protocol.commands import MPUB_EXTRA_BYTES
 logger = logging.getLogger("martlet.client")
 
 
+Body = bytes | bytearray | memoryview
+
+
 class Producer:
     """Publishes messages to a broker, or to the first of several that answers.
 
@@ -102,7 +105,7 @@ class Producer:
     ) -> None:
         await self.close()
 
-    async def publish(self, topic: str, body: bytes, *, defer_ms: int | None = None) -> None:
+    async def publish(self, topic: str, body: Body, *, defer_ms: int | None = None) -> None:
         """Publish a message, and return once the broker has stored it.
 
         Args:
@@ -123,7 +126,7 @@ class Producer:
         body = self._check_body(body)
         await self._add(topic, (body,), len(body) + MPUB_EXTRA_BYTES, defer_ms).future
 
-    async def publish_many(self, topic: str, bodies: Iterable[bytes]) -> int:
+    async def publish_many(self, topic: str, bodies: Iterable[Body]) -> int:
         """Publish messages in order, and return how many once the broker has stored all of them.
 
         They are sent in pieces that the broker takes, of which each is stored wholly or not at all;
@@ -180,7 +183,7 @@ class Producer:
         if piece:
             yield piece, piece_bytes
 
-    def _check_body(self, body: bytes) -> bytes:
+    def _check_body(self, body: Body) -> bytes:
         if type(body) is not bytes:
             if not isinstance(body, (bytes, bytearray, memoryview)):
                 raise TypeError(f"a body is bytes, not {type(body).__name__}: encode it first")

@@ -1,0 +1,378 @@
+"""The producer against a broker that does what the test tells it."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+import pytest
+from tests.unit.client.scripted_broker import Command, ScriptedBroker
+
+from martlet.client import (
+    Backoff,
+    BadBody,
+    Closed,
+    ConnectFailed,
+    InvalidName,
+    Limits,
+    Producer,
+    PublishRefused,
+    PublishTimeout,
+)
+
+FAST = Backoff(first_s=0.01, max_s=0.05)
+
+
+class Silence:
+    """A script that leaves publishes unanswered until it is told to answer."""
+
+    def __init__(self) -> None:
+        self.held: list[Command] = []
+        self.silent = True
+
+    async def __call__(self, command: Command) -> bool:
+        if self.silent and command.name in {"PUB", "MPUB", "DPUB"}:
+            self.held.append(command)
+            return True
+        return False
+
+    def answer(self) -> None:
+        while self.held:
+            self.held.pop(0).peer.answer()
+
+
+async def test_a_publish_returns_when_the_broker_has_said_ok() -> None:
+    silence = Silence()
+    async with ScriptedBroker(silence) as broker, Producer(broker.address) as producer:
+        publish = asyncio.create_task(producer.publish("orders", b"one"))
+        await broker.until(lambda: silence.held)
+        await asyncio.sleep(0.01)
+        assert not publish.done()
+        silence.answer()
+        await publish
+    assert [(each.words, each.bodies) for each in broker.commands] == [
+        (["PUB", "orders"], [b"one"])
+    ]
+    assert broker.identities[0]["user_agent"]
+
+
+async def test_what_is_published_in_one_turn_goes_in_one_command_a_topic() -> None:
+    async with ScriptedBroker() as broker, Producer(broker.address) as producer:
+        await asyncio.gather(
+            *(producer.publish("a" if n % 2 else "b", b"%d" % n) for n in range(20)),
+            producer.publish("a", b"later", defer_ms=1500),
+        )
+    commands = {" ".join(each.words): each.bodies for each in broker.commands}
+    assert commands == {
+        "MPUB b": [b"%d" % n for n in range(0, 20, 2)],
+        "MPUB a": [b"%d" % n for n in range(1, 20, 2)],
+        "DPUB a 1500": [b"later"],
+    }
+
+
+async def test_publishes_do_not_wait_for_each_others_answers() -> None:
+    silence = Silence()
+    async with ScriptedBroker(silence) as broker, Producer(broker.address) as producer:
+        publishes = []
+        for number in range(5):
+            publishes.append(asyncio.create_task(producer.publish("t", b"%d" % number)))
+            await broker.until(lambda: len(silence.held) == len(publishes))
+        assert broker.bodies() == [b"0", b"1", b"2", b"3", b"4"]
+        silence.answer()
+        await asyncio.gather(*publishes)
+
+
+async def test_what_was_not_answered_is_sent_again_in_order() -> None:
+    silence = Silence()
+    async with (
+        ScriptedBroker(silence) as broker,
+        Producer(broker.address, backoff=FAST) as producer,
+    ):
+        publishes = []
+        for number in range(4):
+            publishes.append(asyncio.create_task(producer.publish("t", b"%d" % number)))
+            await broker.until(lambda: len(silence.held) == len(publishes))
+        silence.held.pop(0).peer.answer()
+        await publishes[0]
+        before = len(broker.commands)
+        silence.silent = False
+        await broker.go_away()
+        publishes.append(asyncio.create_task(producer.publish("t", b"4")))
+        await asyncio.sleep(0.05)
+        await broker.listen()
+        await asyncio.gather(*publishes)
+        again = [body for each in broker.commands[before:] for body in each.bodies]
+        assert again == [b"1", b"2", b"3", b"4"], "each once, and not what was answered"
+
+
+async def test_the_first_of_what_is_sent_again_goes_by_itself() -> None:
+    silence = Silence()
+    async with (
+        ScriptedBroker(silence) as broker,
+        Producer(broker.address, backoff=FAST) as producer,
+    ):
+        one = asyncio.create_task(producer.publish("one", b"1"))
+        await broker.until(lambda: silence.held)
+        two = asyncio.create_task(producer.publish("two", b"2"))
+        await broker.until(lambda: len(silence.held) == 2)
+        silence.held.clear()
+        broker.peers[0].hang_up()
+        await broker.until(lambda: silence.held)
+        await asyncio.sleep(0.05)
+        assert [each.words[1] for each in silence.held] == ["one"]
+        silence.answer()
+        await one
+        await broker.until(lambda: silence.held)
+        silence.answer()
+        await two
+
+
+async def test_a_refused_publish_is_told_and_the_next_one_works() -> None:
+    async def script(command: Command) -> bool:
+        if b"bad" in command.bodies:
+            command.peer.fail(b"E_PUB_FAILED PUB failed disk full")
+            return True
+        return False
+
+    async with ScriptedBroker(script) as broker, Producer(broker.address, backoff=FAST) as producer:
+        with pytest.raises(PublishRefused, match="disk full") as refused:
+            await producer.publish("t", b"bad")
+        assert refused.value.code == "E_PUB_FAILED"
+        assert refused.value.text == "PUB failed disk full"
+        await producer.publish("t", b"good")
+    assert broker.bodies() == [b"bad", b"good"]
+
+
+async def test_a_bad_message_does_not_fail_those_that_came_along() -> None:
+    async def script(command: Command) -> bool:
+        if b"bad" in command.bodies:
+            command.peer.fail(b"E_BAD_MESSAGE MPUB message too big")
+            return True
+        return False
+
+    async with ScriptedBroker(script) as broker, Producer(broker.address, backoff=FAST) as producer:
+        outcomes = await asyncio.gather(
+            *(producer.publish("t", body) for body in [b"a", b"bad", b"c"]),
+            producer.publish_many("t", [b"d", b"e"]),
+            return_exceptions=True,
+        )
+    assert outcomes[0] is None
+    assert isinstance(outcomes[1], PublishRefused)
+    assert outcomes[2:] == [None, 2]
+    assert [each.bodies for each in broker.commands[1:]] == [
+        [b"a"],
+        [b"bad"],
+        [b"c"],
+        [b"d", b"e"],
+    ]
+
+
+async def test_a_publish_gives_up_in_time_and_is_not_sent_later() -> None:
+    async with ScriptedBroker() as broker:
+        async with Producer(broker.address, timeout_s=0.3, backoff=FAST) as producer:
+            await broker.go_away()
+            with pytest.raises(PublishTimeout, match=r"0\.3 s.*no connection"):
+                await producer.publish("t", b"late")
+            await broker.listen()
+            await producer.publish("t", b"next")
+        assert broker.bodies() == [b"next"]
+
+
+async def test_a_broker_that_never_answers_is_a_timeout_that_names_it() -> None:
+    silence = Silence()
+    async with (
+        ScriptedBroker(silence) as broker,
+        Producer(broker.address, timeout_s=0.2) as producer,
+    ):
+        with pytest.raises(PublishTimeout, match=f"{broker.address} did not answer"):
+            await producer.publish("t", b"one")
+
+
+async def test_a_cancelled_publish_is_not_sent() -> None:
+    async with ScriptedBroker() as broker, Producer(broker.address) as producer:
+        publish = asyncio.create_task(producer.publish("t", b"cancelled"))
+        publish.cancel()
+        await asyncio.wait([publish])
+        waiting = asyncio.create_task(producer.publish("t", b"cancelled too"))
+        asyncio.get_running_loop().call_soon(waiting.cancel)
+        await asyncio.wait([waiting])
+        await producer.publish("t", b"kept")
+    assert broker.bodies()[-1] == b"kept"
+    assert b"cancelled" not in broker.bodies()
+
+
+@pytest.mark.parametrize(
+    ("topic", "body", "error", "why"),
+    [
+        ("a b", b"x", InvalidName, "'a b' is no name of a topic"),
+        ("a\nNOP", b"x", InvalidName, "no name"),
+        ("t" * 65, b"x", InvalidName, "1 to 64"),
+        ("t", b"", BadBody, "empty"),
+        ("t", b"x" * 101, BadBody, "101 bytes is above max_message_bytes=100.*--max-msg-size"),
+        ("t", "text", TypeError, "not str: encode it"),
+    ],
+)
+async def test_bad_input_is_told_before_it_is_sent(
+    topic: str, body: bytes, error: type[Exception], why: str
+) -> None:
+    limits = Limits(max_message_bytes=100)
+    async with ScriptedBroker() as broker, Producer(broker.address, limits=limits) as producer:
+        with pytest.raises(error, match=why):
+            await producer.publish(topic, body)
+        with pytest.raises(error, match=why):
+            await producer.publish_many(topic, [b"good", body])
+        with pytest.raises(ValueError, match="defer_ms=-1"):
+            await producer.publish("t", b"x", defer_ms=-1)
+    assert broker.commands == []
+
+
+async def test_bodies_may_be_any_bytes() -> None:
+    async with ScriptedBroker() as broker, Producer(broker.address) as producer:
+        body = bytearray(b"one")
+        publish = asyncio.create_task(producer.publish("t", body))
+        await asyncio.sleep(0)
+        body[:] = b"two"
+        await publish
+        await producer.publish_many("t", [memoryview(b"three"), b"four"])
+    assert broker.bodies() == [b"one", b"three", b"four"]
+
+
+async def test_publish_many_is_cut_to_what_the_broker_takes() -> None:
+    limits = Limits(max_body_bytes=100, max_message_bytes=50)
+    bodies = [b"%02d" % number * 5 for number in range(60)]
+    async with ScriptedBroker() as broker, Producer(broker.address, limits=limits) as producer:
+        assert await producer.publish_many("t", bodies) == 60
+        assert await producer.publish_many("t", iter(bodies[:1])) == 1
+        assert await producer.publish_many("t", []) == 0
+    assert broker.bodies() == [*bodies, bodies[0]]
+    assert all(sum(len(body) + 4 for body in each.bodies) + 4 <= 100 for each in broker.commands)
+    assert [each.name for each in broker.commands].count("PUB") == 1
+
+
+async def test_no_more_is_in_flight_than_allowed() -> None:
+    silence = Silence()
+    limits = Limits(max_in_flight_messages=10)
+    async with (
+        ScriptedBroker(silence) as broker,
+        Producer(broker.address, limits=limits) as producer,
+    ):
+        publishes = [asyncio.create_task(producer.publish("t", b"%d" % n)) for n in range(25)]
+        await broker.until(lambda: len(broker.bodies()) == 10)
+        await asyncio.sleep(0.02)
+        assert len(broker.bodies()) == 10
+        silence.answer()
+        await broker.until(lambda: len(broker.bodies()) == 20)
+        silence.answer()
+        await broker.until(lambda: len(broker.bodies()) == 25)
+        silence.answer()
+        await asyncio.gather(*publishes)
+    assert broker.bodies() == [b"%d" % n for n in range(25)]
+
+
+async def test_publish_many_takes_no_more_than_may_be_in_flight() -> None:
+    silence = Silence()
+    limits = Limits(max_in_flight_bytes=1040, max_body_bytes=208)  # 20 messages, 3 a command
+    taken = 0
+
+    def bodies() -> Iterator[bytes]:
+        nonlocal taken
+        for _ in range(1000):
+            taken += 1
+            yield b"x" * 48
+
+    async with (
+        ScriptedBroker(silence) as broker,
+        Producer(broker.address, limits=limits) as producer,
+    ):
+        publish = asyncio.create_task(producer.publish_many("t", bodies()))
+        await broker.until(lambda: len(broker.bodies()) >= 18)
+        await asyncio.sleep(0.02)
+        assert len(broker.bodies()) <= 20
+        assert taken <= 30
+        silence.silent = False
+        silence.answer()
+        assert await publish == 1000
+    assert len(broker.bodies()) == 1000
+
+
+async def test_the_next_address_takes_over() -> None:
+    async with ScriptedBroker() as first, ScriptedBroker() as second:
+        addresses = [first.address, second.address]
+        async with Producer(addresses, backoff=FAST) as producer:
+            await producer.publish("t", b"1")
+            await first.go_away()
+            await producer.publish("t", b"2")
+        await first.listen()
+    assert (first.bodies(), second.bodies()) == ([b"1"], [b"2"])
+
+
+async def test_no_broker_is_told_with_the_address_and_the_reason() -> None:
+    async with ScriptedBroker() as broker:
+        address = broker.address
+    with pytest.raises(ConnectFailed, match=rf"0\.2 s: {address}: .*[Rr]efused|{address}.*failed"):
+        async with Producer(address, timeout_s=0.2, backoff=FAST):
+            pass
+
+
+async def test_what_is_no_nsq_broker_is_told() -> None:
+    async def web(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(web, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        with pytest.raises(ConnectFailed, match="is this an NSQ broker's TCP port"):
+            async with Producer(f"127.0.0.1:{port}", timeout_s=0.3, backoff=FAST):
+                pass
+
+
+async def test_a_broker_that_wants_auth_is_told() -> None:
+    async with ScriptedBroker(auth_required=True) as broker:
+        with pytest.raises(ConnectFailed, match="AUTH"):
+            async with Producer(broker.address, timeout_s=0.2, backoff=FAST):
+                pass
+
+
+async def test_closing_waits_for_what_is_published() -> None:
+    silence = Silence()
+    async with ScriptedBroker(silence) as broker:
+        async with Producer(broker.address) as producer:
+            publish = asyncio.create_task(producer.publish("t", b"one"))
+            await broker.until(lambda: silence.held)
+            asyncio.get_running_loop().call_later(0.05, silence.answer)
+        assert publish.done()
+        await publish
+        with pytest.raises(Closed, match="closed"):
+            await producer.publish("t", b"two")
+    with pytest.raises(Closed, match="async with"):
+        await Producer(broker.address).publish("t", b"three")
+
+
+async def test_the_connection_is_made_again_while_nothing_is_published(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "martlet.client")
+    async with ScriptedBroker() as broker, Producer(broker.address, backoff=FAST) as producer:
+        await broker.go_away()
+        await broker.listen()
+        await broker.until(lambda: len(broker.identities) == 2)
+        await producer.publish("t", b"one")
+    assert any(broker.address in record.getMessage() for record in caplog.records)
+
+
+async def test_a_broker_that_hangs_up_each_time_is_not_stormed() -> None:
+    async def script(command: Command) -> bool:
+        if command.name == "PUB":
+            command.peer.hang_up()
+            return True
+        return False
+
+    backoff = Backoff(first_s=0.05, max_s=10, jitter=0)
+    async with (
+        ScriptedBroker(script) as broker,
+        Producer(broker.address, timeout_s=1, backoff=backoff) as producer,
+    ):
+        with pytest.raises(PublishTimeout):
+            await producer.publish("t", b"poison")
+    # At 0, 0.05, 0.15, 0.35 and 0.75 s.
+    assert 3 <= len(broker.commands) <= 5
