@@ -1,0 +1,206 @@
+"""Bodies of requests, and what is sent instead of requests, byte by byte over plain sockets."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+
+import pytest
+
+from martlet.testing import Broker
+
+LIMIT = 1 << 16
+
+
+class Wire:
+    """A connection to the HTTP door."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def answer(self) -> tuple[int, str]:
+        """Status and body of the next answer."""
+        async with asyncio.timeout(10):
+            head = (await self._reader.readuntil(b"\r\n\r\n")).decode()
+            length = re.search(r"(?i)content-length: (\d+)", head)
+            body = await self._reader.readexactly(int(length[1])) if length else b""
+        return int(head.split()[1]), body.decode()
+
+    async def rest(self) -> bytes:
+        """All until the broker closes the connection."""
+        async with asyncio.timeout(10):
+            return await self._reader.read()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def abort(self) -> None:
+        self._writer.transport.abort()
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    async with Broker(max_msg_size=LIMIT, max_body_size=LIMIT) as broker:
+        yield broker
+
+
+async def connect(broker: Broker) -> Wire:
+    host, _, port = broker.http_address.rpartition(":")
+    return Wire(*await asyncio.open_connection(host, int(port)))
+
+
+@pytest.fixture
+async def wire(broker: Broker) -> AsyncIterator[Wire]:
+    wire = await connect(broker)
+    yield wire
+    wire.close()
+
+
+def stored(broker: Broker, topic: str) -> int:
+    found = broker.server.broker.topics.get(topic)
+    return found.queue.end_offset if found else 0
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+async def test_a_body_may_come_in_chunks(broker: Broker, wire: Wire) -> None:
+    await wire.send(b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for piece in (b"one ", b"message", b" in pieces"):
+        await wire.send(chunk(piece))
+        await asyncio.sleep(0)
+    assert stored(broker, "t") == 0
+    await wire.send(b"0\r\n\r\n")
+    assert await wire.answer() == (200, "OK")
+    topic = broker.server.broker.topics["t"]
+    assert (topic.message_count, topic.message_bytes) == (1, len("one message in pieces"))
+
+
+@pytest.mark.parametrize(("path", "text"), [("pub", "MSG_TOO_BIG"), ("mpub", "BODY_TOO_BIG")])
+async def test_an_endless_body_is_refused_early(
+    broker: Broker, wire: Wire, path: str, text: str
+) -> None:
+    head = f"POST /{path}?topic=t HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    await wire.send(head.encode())
+    for _ in range(LIMIT // 1024 + 1):
+        await wire.send(chunk(b"x" * 1024))
+    assert await wire.answer() == (413, json.dumps({"message": text}, separators=(",", ":")))
+    assert stored(broker, "t") == 0
+
+
+async def test_a_body_at_the_limit_is_taken_in_chunks_too(broker: Broker, wire: Wire) -> None:
+    head = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    await wire.send(head + chunk(b"x" * LIMIT) + b"0\r\n\r\n")
+    assert await wire.answer() == (200, "OK")
+
+
+async def test_who_asks_before_sending_is_told_at_once(broker: Broker, wire: Wire) -> None:
+    await wire.send(
+        b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+        b"Content-Length: %d\r\n\r\n" % (LIMIT + 1)
+    )
+    assert (await wire.answer())[0] == 413
+    wire = await connect(broker)
+    await wire.send(
+        b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+        b"Content-Length: 2\r\n\r\n"
+    )
+    assert await wire.answer() == (100, "")
+    await wire.send(b"hi")
+    assert await wire.answer() == (200, "OK")
+    assert stored(broker, "t") == 1
+    wire.close()
+
+
+@pytest.mark.parametrize("head", [b"Content-Length: 1000", b"Transfer-Encoding: chunked"])
+async def test_a_body_that_breaks_off_is_not_stored(
+    broker: Broker, wire: Wire, head: bytes
+) -> None:
+    begun = chunk(b"half") if b"chunked" in head else b"half"
+    made = asyncio.Event()  # the topic is made before the body is read
+    broker.server.broker.on_topic = lambda topic: made.set()
+    await wire.send(b"POST /mpub?topic=t HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n\r\n" + begun)
+    await asyncio.wait_for(made.wait(), 10)
+    wire.abort()
+    other = await connect(broker)
+    await other.send(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert await other.answer() == (200, "OK")
+    other.close()
+    assert stored(broker, "t") == 0
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"  V2IDENTIFY\n\x00\x00\x00\x02{}",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET\r\n\r\n",
+        b"GET /ping HTTP/9.9\r\n\r\n",
+        b"GET /ping HTTP/1.1\r\nno colon\r\n\r\n",
+        b"POST /pub?topic=t HTTP/1.1\r\nContent-Length: many\r\n\r\n",
+        b"POST /pub?topic=t HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /ping HTTP/1.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
+    ],
+)
+async def test_garbage_is_refused_and_harms_nobody(
+    broker: Broker, wire: Wire, garbage: bytes
+) -> None:
+    neighbour = await connect(broker)
+    await neighbour.send(b"GET /ping HTTP/1.1\r\n")
+    await wire.send(garbage)
+    if not garbage.endswith(b"\r\n"):
+        await wire.send(b"\r\n\r\n")
+    assert re.match(rb"HTTP/1\.[01] 4\d\d ", await wire.rest())
+    await neighbour.send(b"Host: x\r\n\r\n")
+    assert await neighbour.answer() == (200, "OK")
+    neighbour.close()
+    assert stored(broker, "t") == 0
+
+
+async def test_a_connection_serves_many_requests(broker: Broker, wire: Wire) -> None:
+    request = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx"
+    await wire.send(request * 50)
+    assert [await wire.answer() for _ in range(50)] == [(200, "OK")] * 50
+    assert stored(broker, "t") == 50
+
+
+async def test_a_broker_that_takes_no_writes_says_so_everywhere(broker: Broker, wire: Wire) -> None:
+    async def ask(request: str) -> tuple[int, str]:
+        await wire.send(f"{request} HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx".encode())
+        return await wire.answer()
+
+    assert await ask("POST /pub?topic=t") == (200, "OK")
+    broker.server.broker.log.flush_failed(OSError(5, "Input/output error"))
+    status, body = await ask("GET /ping")
+    assert status == 500
+    assert body.startswith("NOK - flushing the log failed: [Errno 5] Input/output error")
+    for request in ("POST /pub?topic=t", "POST /mpub?topic=t", "POST /pub?topic=new"):
+        status, body = await ask(request)
+        assert status == 503
+        assert json.loads(body)["message"].startswith("PUB_FAILED flushing the log failed")
+    status, body = await ask("POST /channel/create?topic=t&channel=c")
+    assert status == 503
+    assert json.loads(body)["message"].startswith("REFUSED flushing the log failed")
+    status, body = await ask("GET /stats?format=json")
+    assert json.loads(body)["health"].startswith("NOK - ")
+    assert [topic["topic_name"] for topic in json.loads(body)["topics"]] == ["t"]
+
+
+async def test_with_flush_sync_ok_means_on_the_disk() -> None:
+    async with Broker(flush="sync") as broker:
+        wire = await connect(broker)
+        await wire.send(b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx")
+        assert await wire.answer() == (200, "OK")
+        log = broker.server.broker.log
+        assert log.durable_position == log.position
+        await wire.send(b"POST /topic/create?topic=u HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert await wire.answer() == (200, "")
+        assert log.durable_position == log.position
+        wire.close()
