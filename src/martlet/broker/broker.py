@@ -15,7 +15,7 @@ from martlet.broker.channel import Channel
 from martlet.broker.errors import BrokerError, InvalidName, NotFound, WritesRefused
 from martlet.broker.journal import Description, pack_cursor, pack_topology
 from martlet.broker.name import is_valid_name
-from martlet.broker.queue import MOST_BATCH_BYTES, Queue, Receipt
+from martlet.broker.queue import Queue, Receipt
 from martlet.broker.schedule import Schedule
 from martlet.broker.topic import Topic, describe_channel
 from martlet.log.batch import Batch
@@ -68,7 +68,7 @@ class Broker:
         self.started_at_ns = clock()
         self.on_topic: Callable[[Topic], None] = lambda topic: None
         """Called when a topic is made or deleted."""
-        self._staged: dict[Queue, Topic] = {}
+        self._staged: dict[Topic, None] = {}
         self._scratch: list[Batch] = []
         self._dirty: list[Channel] = []
         self._last_stored_ns = 0
@@ -142,29 +142,25 @@ class Broker:
 
     # messages
 
-    def staged(self, queue: Queue) -> Batch:
-        """The batch that takes a queue's messages in this turn."""
-        if not queue.staged:
-            topic = self.by_id[queue.topic]
-            self._staged[queue] = topic
-            self._last_stored_ns = max(self._last_stored_ns, self.clock())
-            return queue.stage(self._scratch, self._last_stored_ns)
-        batch = queue.stage(self._scratch, 0)
-        if batch.payload_length < MOST_BATCH_BYTES:
-            return batch
-        self.commit_deferred(self.by_id[queue.topic], 0)
-        return self.staged(queue)
+    def staged(self, topic: Topic) -> Batch:
+        """The batch that takes a topic's messages in this turn."""
+        queue = topic.queue
+        if queue.batch is not None:
+            self.commit_topic(topic, 0)
+        self._staged[topic] = None
+        now_ns = self.clock()
+        self._last_stored_ns = max(self._last_stored_ns, now_ns)
+        return queue.begin(self._scratch, self._last_stored_ns)
 
     def commit(self) -> None:
         """Append everything that is staged and hand it to the channels."""
         while self._staged:
-            topic = self._staged[next(iter(self._staged))]
-            self.commit_deferred(topic, 0)
+            self.commit_topic(next(iter(self._staged)), 0)
 
-    def commit_deferred(self, topic: Topic, deliver_at_ns: int) -> Receipt:
+    def commit_topic(self, topic: Topic, deliver_at_ns: int) -> Receipt:
         """Append what is staged for a topic, to be delivered at a time, 0 for at once."""
         queue = topic.queue
-        self._staged.pop(queue)
+        del self._staged[topic]
         before = queue.end_offset
         receipt = queue.commit(self._scratch, deliver_at_ns)
         last = self._scratch[-1]

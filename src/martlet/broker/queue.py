@@ -55,8 +55,10 @@ class Queue:
         self.index = index
         self.end_offset = end_offset
         self.message_bytes = 0
-        self._batch: Batch | None = None
-        self._receipt = Receipt()
+        self.batch: Batch | None = None
+        """What is staged."""
+        self.receipt = Receipt()
+        """Of what is staged."""
 
     @property
     def start_offset(self) -> int:
@@ -84,29 +86,19 @@ class Queue:
         """
         return (int(message_id, 16) - self.id_base) & ID_MASK
 
-    @property
-    def staged(self) -> bool:
-        """Whether messages wait for the commit."""
-        return self._batch is not None
-
-    def stage(self, scratch: list[Batch], now_ns: int) -> Batch:
-        """The batch to add messages to. `scratch` holds batches that may be used again."""
-        if self._batch is None:
-            self._batch = scratch.pop() if scratch else Batch()
-            self._batch.begin((self.id_base + self.end_offset) & ID_MASK, now_ns)
-            self._receipt = Receipt()
-        return self._batch
-
-    @property
-    def receipt(self) -> Receipt:
-        """The receipt of the batch that is staged."""
-        return self._receipt
+    def begin(self, scratch: list[Batch], now_ns: int) -> Batch:
+        """Begin to stage. `scratch` holds batches that may be used again."""
+        assert self.batch is None
+        self.batch = batch = scratch.pop() if scratch else Batch()
+        batch.begin((self.id_base + self.end_offset) & ID_MASK, now_ns)
+        self.receipt = Receipt()
+        return batch
 
     def commit(self, scratch: list[Batch], deliver_at_ns: int = 0) -> Receipt:
         """Append what is staged. A refusal stands in the receipt; nothing is stored then."""
-        batch, receipt = self._batch, self._receipt
+        batch, receipt = self.batch, self.receipt
         assert batch is not None
-        self._batch = None
+        self.batch = None
         record, flags = batch.finish()
         try:
             position = self._log.append(

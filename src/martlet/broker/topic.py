@@ -7,19 +7,18 @@ topic end at the offset where it was paused.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from martlet.broker.channel import Channel, Surroundings
 from martlet.broker.cursor import Cursor
 from martlet.broker.errors import InvalidName, NotFound
 from martlet.broker.journal import Description
 from martlet.broker.name import is_ephemeral, is_valid_name
-from martlet.broker.queue import Queue, Receipt
+from martlet.broker.queue import MOST_BATCH_BYTES, Queue, Receipt
 from martlet.log.commitlog import CommitLog
+from martlet.log.record import FRAME_HEADER_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from martlet.log.batch import Batch, Bytes
 
 
@@ -30,11 +29,11 @@ class TopicSurroundings(Surroundings, Protocol):
     most_consumers: int
     max_timeout_ns: int
 
-    def staged(self, queue: Queue) -> Batch:
-        """The batch that takes a queue's messages in this turn."""
+    def staged(self, topic: Topic) -> Batch:
+        """A new batch that takes a topic's messages; what it had before is appended."""
 
-    def commit_deferred(self, topic: Topic, deliver_at_ns: int) -> Receipt:
-        """Append what is staged for a topic as deferred."""
+    def commit_topic(self, topic: Topic, deliver_at_ns: int) -> Receipt:
+        """Append what is staged for a topic, to be delivered at a time, 0 for at once."""
 
     def next_id(self) -> int:
         """A number that no topic or channel ever had."""
@@ -120,26 +119,25 @@ class Topic:
 
     # messages
 
-    def stage(
-        self, bodies: Sequence[bytes | memoryview] | Bytes, deliver_at_ns: int = 0
-    ) -> Receipt:
+    def stage(self, bodies: list[bytes] | Bytes, deliver_at_ns: int = 0) -> Receipt:
         """Take messages, to be appended with all that this turn brings.
 
         Bodies are copied, so the caller may use their buffer again.  A matrix ``uint8[n, size]``
         holds n of one size.
         """
-        if deliver_at_ns and self.queue.staged:
-            self._around.commit_deferred(self, 0)
-        batch = self._around.staged(self.queue)
-        before = batch.payload_length
-        if isinstance(bodies, (list, tuple)):
+        queue = self.queue
+        batch = queue.batch
+        if batch is None or deliver_at_ns or batch.end > MOST_BATCH_BYTES:
+            batch = self._around.staged(self)
+        before = batch.end
+        if type(bodies) is list:
             batch.add_many(bodies)
         else:
-            batch.add_matrix(bodies)  # type: ignore[arg-type]
-        self.message_bytes += batch.payload_length - before - 34 * len(bodies)
+            batch.add_matrix(cast("Bytes", bodies))
+        self.message_bytes += batch.end - before - FRAME_HEADER_BYTES * len(bodies)
         if deliver_at_ns:
-            return self._around.commit_deferred(self, deliver_at_ns)
-        return self.queue.receipt
+            return self._around.commit_topic(self, deliver_at_ns)
+        return queue.receipt
 
     def stored(self, count: int, deferred: bool) -> None:
         """A batch was appended: hand it to the channels."""

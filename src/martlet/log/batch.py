@@ -20,32 +20,45 @@ from martlet.log.record import (
     FRAME_SIZE_EXTRA,
     HEADER_BYTES,
     Flag,
-    align8,
-    record_length,
 )
 
 Bytes = npt.NDArray[np.uint8]
 
 FIRST_CAPACITY = 1 << 16
 _FRAME = struct.Struct(">IIqH16s")
-_FIXED = struct.Struct(">IIqH")
+_HEAD = struct.Struct(">IIqH12s")
+"""A frame's header but for the last four digits of the id."""
+_END = struct.Struct("<I")
+_PADDING = bytes(8)
+_DIGITS_AT = _HEAD.size
 _FRAME_TYPE_MESSAGE = 2
-_GAP = bytes(FRAME_HEADER_BYTES)
 _ID_MASK = (1 << 64) - 1
+_LOW_BITS = 16
+_LOW_MASK = (1 << _LOW_BITS) - 1
 _FEW = 8
 """Up to this many messages of several sizes are quicker one by one."""
-assert _FRAME.size == FRAME_HEADER_BYTES
+assert _FRAME.size == FRAME_HEADER_BYTES == _DIGITS_AT + 4
+
+
+def _low_digits() -> npt.NDArray[np.uint32]:
+    """Four hexadecimal digits for each number of 16 bits, in one word each."""
+    numbers = np.arange(1 << _LOW_BITS, dtype=">u2").tobytes()
+    return np.frombuffer(hexlify(numbers), np.uint32)
+
+
+_LOW_DIGITS = _low_digits()
+_HEAD_TYPE = np.dtype((np.void, _HEAD.size))
 
 
 class Batch:
     """Frames of one queue that will be appended as one record."""
 
     __slots__ = (
-        "_array",
-        "_elements",
         "_ends",
         "_size",
+        "_sizes",
         "_view",
+        "_words",
         "count",
         "end",
         "first_id",
@@ -60,12 +73,11 @@ class Batch:
     def _allocate(self, capacity: int) -> None:
         self.scratch = bytearray(capacity)
         self._view = memoryview(self.scratch)
-        self._array: Bytes = np.frombuffer(self.scratch, np.uint8)
-        self._elements: npt.NDArray[np.void] = np.ndarray(
-            (capacity - FRAME_HEADER_BYTES + 1,),
-            np.dtype((np.void, FRAME_HEADER_BYTES)),
-            self.scratch,
-            strides=(1,),
+        self._sizes: npt.NDArray[np.uint32] = np.ndarray(
+            (capacity - 3,), ">u4", self.scratch, strides=(1,)
+        )
+        self._words: npt.NDArray[np.uint32] = np.ndarray(
+            (capacity - 3,), np.uint32, self.scratch, strides=(1,)
         )
 
     @property
@@ -80,7 +92,7 @@ class Batch:
         self.count = 0
         self.end = HEADER_BYTES
         self._size: int | None = None
-        self._ends: list[int | npt.NDArray[np.int64]] = []
+        self._ends: list[int | npt.NDArray[np.uint32]] = []
 
     def _reserve(self, length: int) -> None:
         """See that `length` more bytes of frames, and the trailer, fit."""
@@ -94,11 +106,21 @@ class Batch:
         self._allocate(capacity)
         self._view[: self.end] = old
 
-    def _ids(self, count: int) -> bytes:
-        first = (self.first_id + self.count) & _ID_MASK
-        ids = np.arange(count, dtype=np.uint64)
-        ids += np.uint64(first)
-        return hexlify(ids.astype(">u8").tobytes())
+    def _head(self, size: int) -> bytes:
+        """What begins the next frames, up to the last digits of their ids."""
+        high = (self.first_id + self.count) >> _LOW_BITS
+        return _HEAD.pack(
+            FRAME_SIZE_EXTRA + size,
+            _FRAME_TYPE_MESSAGE,
+            self.stored_at_ns,
+            1,
+            b"%012x" % (high & (_ID_MASK >> _LOW_BITS)),
+        )
+
+    def _digits(self, count: int) -> npt.NDArray[np.uint32] | None:
+        """The last digits of the next `count` ids; None where they do not share the others."""
+        low = (self.first_id + self.count) & _LOW_MASK
+        return _LOW_DIGITS[low : low + count] if low + count <= len(_LOW_DIGITS) else None
 
     def add(self, body: bytes | memoryview) -> None:
         """Add one message."""
@@ -123,28 +145,37 @@ class Batch:
         self.end = end
 
     def add_matrix(self, bodies: Bytes) -> None:
-        """Add messages of one size: ``uint8[count, size]``, of any strides."""
+        """Add messages of one size: ``uint8[count, size]``, each body in one piece."""
         count, size = bodies.shape
         if count == 1:
             self.add(bodies.tobytes())
             return
-        frame_bytes = FRAME_HEADER_BYTES + size
-        length = count * frame_bytes
+        digits = self._digits(count)
+        if digits is None:
+            first = len(_LOW_DIGITS) - ((self.first_id + self.count) & _LOW_MASK)
+            self.add_matrix(bodies[:first])
+            self.add_matrix(bodies[first:])
+            return
+        stride = FRAME_HEADER_BYTES + size
+        length = count * stride
         self._reserve(length)
         at = self.end
-        rows = self._array[at : at + length].reshape(count, frame_bytes)
-        fixed = _FIXED.pack(FRAME_SIZE_EXTRA + size, _FRAME_TYPE_MESSAGE, self.stored_at_ns, 1)
-        rows[:, : _FIXED.size] = np.frombuffer(fixed, np.uint8)
-        ids = np.frombuffer(self._ids(count), np.uint8)
-        rows[:, _FIXED.size : FRAME_HEADER_BYTES] = ids.reshape(count, 16)
-        rows[:, FRAME_HEADER_BYTES:] = bodies
-        start = at - HEADER_BYTES
-        self._ends.append(
-            np.arange(start + frame_bytes, start + length + 1, frame_bytes, dtype=np.int64)
+        heads: npt.NDArray[np.void] = np.ndarray((count,), _HEAD_TYPE, self.scratch, at, (stride,))
+        heads[...] = np.frombuffer(self._head(size), _HEAD_TYPE)
+        last: npt.NDArray[np.uint32] = np.ndarray(
+            (count,), np.uint32, self.scratch, at + _DIGITS_AT, (stride,)
         )
+        last[...] = digits
+        body = np.dtype((np.void, size))
+        rows: npt.NDArray[np.void] = np.ndarray(
+            (count,), body, self.scratch, at + FRAME_HEADER_BYTES, (stride,)
+        )
+        rows[...] = bodies.view(body)[:, 0]
+        self.end = at + length
+        start = at - HEADER_BYTES
+        self._ends.append(np.arange(start + stride, start + length + 1, stride, dtype=np.uint32))
         self._of_size(size)
         self.count += count
-        self.end = at + length
 
     def add_many(self, bodies: Sequence[bytes | memoryview]) -> None:
         """Add messages of any sizes."""
@@ -153,27 +184,31 @@ class Batch:
             for body in bodies:
                 self.add(body)
             return
-        sizes = np.fromiter(map(len, bodies), np.int64, count)
-        lengths = sizes + FRAME_HEADER_BYTES
-        ends = lengths.cumsum()
+        digits = self._digits(count)
+        if digits is None:
+            first = len(_LOW_DIGITS) - ((self.first_id + self.count) & _LOW_MASK)
+            self.add_many(bodies[:first])
+            self.add_many(bodies[first:])
+            return
+        sizes = np.fromiter(map(len, bodies), np.uint32, count)
+        ends = (sizes + np.uint32(FRAME_HEADER_BYTES)).cumsum(dtype=np.uint32)
         length = int(ends[-1])
         self._reserve(length)
         at = self.end
-        self._view[at : at + length] = _GAP.join((b"", *bodies))
-        headers = np.empty((count, FRAME_HEADER_BYTES), np.uint8)
-        fixed = _FIXED.pack(0, _FRAME_TYPE_MESSAGE, self.stored_at_ns, 1)
-        headers[:, : _FIXED.size] = np.frombuffer(fixed, np.uint8)
-        headers[:, :4] = (sizes + FRAME_SIZE_EXTRA).astype(">u4").view(np.uint8).reshape(count, 4)
-        ids = np.frombuffer(self._ids(count), np.uint8)
-        headers[:, _FIXED.size :] = ids.reshape(count, 16)
-        starts = ends - lengths
-        starts += at
-        self._elements[starts] = headers.view(self._elements.dtype).reshape(count)
-        self._ends.append(ends + (at - HEADER_BYTES))
+        gap = self._head(0) + bytes(4)
+        self._view[at : at + length] = gap.join((b"", *bodies))
+        starts = np.empty(count, np.int64)
+        starts[0] = at
+        starts[1:] = ends[:-1]
+        starts[1:] += at
+        self._sizes[starts] = sizes + np.uint32(FRAME_SIZE_EXTRA)
+        starts += _DIGITS_AT
+        self._words[starts] = digits
+        self.end = at + length
+        self._ends.append(ends + np.uint32(at - HEADER_BYTES))
         smallest = int(sizes.min())
         self._of_size(smallest if smallest == int(sizes.max()) else -1)
         self.count += count
-        self.end = at + length
 
     def _of_size(self, size: int) -> None:
         if self._size is None:
@@ -184,15 +219,23 @@ class Batch:
     def finish(self) -> tuple[memoryview, Flag]:
         """Write the trailer. Returns the record's bytes, its header still to be sealed."""
         assert self.count > 0
-        length = record_length(self.payload_length, self.count)
-        self._reserve(length - self.end)
-        ends_at = align8(self.end)
-        self._view[self.end : ends_at] = bytes(ends_at - self.end)
-        if len(self._ends) == 1 or self.count == len(self._ends):
-            ends = np.array(self._ends, "<u4")
-        else:
-            ends = np.concatenate([np.atleast_1d(e) for e in self._ends]).astype("<u4")
+        ends_at = (self.end + 7) & ~7
         trailer_end = ends_at + 4 * self.count
-        self._view[ends_at:trailer_end] = ends.tobytes()
-        self._view[trailer_end:length] = bytes(length - trailer_end)
+        length = (trailer_end + 7) & ~7
+        if length > len(self.scratch):
+            self._reserve(length - self.end)
+        self._view[self.end : ends_at] = _PADDING[: ends_at - self.end]
+        self._view[trailer_end:length] = _PADDING[: length - trailer_end]
+        if self.count == 1 and isinstance(self._ends[0], int):
+            _END.pack_into(self.scratch, ends_at, self._ends[0])
+            return self._view[:length], Flag.UNIFORM
+        trailer: npt.NDArray[np.uint32] = np.ndarray((self.count,), "<u4", self.scratch, ends_at)
+        at = 0
+        for ends in self._ends:
+            if isinstance(ends, int):
+                trailer[at] = ends
+                at += 1
+            else:
+                trailer[at : at + len(ends)] = ends
+                at += len(ends)
         return self._view[:length], Flag(0) if self._size == -1 else Flag.UNIFORM

@@ -82,6 +82,7 @@ class CommitLog:
         if not segments:
             self._begin_segment(position, segment_bytes)
         self._current = self.segments[-1]
+        self._end = self._current.base + self._current.capacity
         assert self._current.base <= position <= self._current.base + self._current.capacity
         storage.reserve(segment_bytes, 1)
 
@@ -104,8 +105,8 @@ class CommitLog:
         Raises:
             WritesRefused: the disk is full, or a write or a flush has failed.
         """
-        length = len(record)
-        self.make_room(length, journal=False)
+        if self.failed is not None or self.position + len(record) > self._end:
+            self.make_room(len(record), journal=False)
         position = self.position
         seal(
             record,
@@ -165,7 +166,7 @@ class CommitLog:
         """See that a record of `length` bytes fits at `position`, in a new segment if need be."""
         if self.failed is not None:
             raise WritesRefused(self.failed)
-        if self.position + length <= self._current.base + self._current.capacity:
+        if self.position + length <= self._end:
             return
         capacity = max(self._segment_bytes, align8(length))
         reserved = journal or self.storage.reserve(self._segment_bytes, 2)
@@ -208,6 +209,7 @@ class CommitLog:
         self.segments.append(segment)
         self._bases.append(base)
         self._current = segment
+        self._end = base + segment.capacity
         self.position = base
 
     def _write(self, record: memoryview | bytearray) -> None:

@@ -103,8 +103,11 @@ class DiskSegment:
 
     def write(self, data: memoryview | bytes | bytearray, at: int) -> None:
         """Write all of `data`; the kernel may take it in pieces."""
-        assert at + len(data) <= self.capacity
+        length = len(data)
+        assert at + length <= self.capacity
         written = os.pwrite(self._fd, data, at)
+        if written == length:
+            return
         while written < len(data):
             data = memoryview(data)[written:]
             at += written

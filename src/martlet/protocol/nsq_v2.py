@@ -360,7 +360,9 @@ class Decoder:
         if matrix is not None and matrix.shape[1] <= longest:
             return Publish("MPUB", topic, matrix, 1, None), stop
         bodies = split_bodies(buffer, start + 4, stop, count)
-        if bodies is None or not all(bodies) or max(map(len, bodies)) > longest:
+        if bodies is None or not all(bodies):
+            raise self._bad_bodies(buffer, start + 4, stop, count)
+        if stop - start > longest and max(map(len, bodies)) > longest:
             raise self._bad_bodies(buffer, start + 4, stop, count)
         return Publish("MPUB", topic, bodies, 1, None), stop
 
