@@ -1,0 +1,134 @@
+"""The broker's command as an operator uses it: as a process, by its log lines and exit codes."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+LOOPBACK = ("-tcp-address=127.0.0.1:0", "-http-address", "127.0.0.1:0")
+LINE = re.compile(
+    r"\[\w+\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} (DEBUG|INFO|WARNING|ERROR|FATAL): "
+)
+START_S = 20
+"""Far more than it takes: the machine may be busy with other tests."""
+
+
+class Command:
+    """A running ``martlet broker`` and what it has logged."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "martlet.apps.main", "broker", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[str] = []
+
+    def wait_for(self, text: str) -> str:
+        """The line that has the text in it, as soon as it is logged."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if text in line:
+                return line
+        raise AssertionError(f"it ended without {text!r}:\n{''.join(self.lines)}")
+
+    def end(self) -> int:
+        """Wait for its end."""
+        out, err = self.process.communicate(timeout=START_S)
+        assert out == ""
+        self.lines += err.splitlines(keepends=True)
+        return self.process.returncode
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Command]]:
+    commands: list[Command] = []
+
+    def start(*arguments: str) -> Command:
+        commands.append(Command(*arguments))
+        return commands[-1]
+
+    yield start
+    for command in commands:
+        if command.process.poll() is None:
+            command.process.kill()
+            command.process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_listens_logs_and_stops(
+    start: Callable[..., Command], tmp_path: Path, number: signal.Signals
+) -> None:
+    command = start(*LOOPBACK, f"-data-path={tmp_path}", "-log-prefix=[me] ")
+    tcp = command.wait_for("INFO: TCP: listening on 127.0.0.1:")
+    http = command.wait_for("INFO: HTTP: listening on 127.0.0.1:")
+    for line in (tcp, http):
+        address = line.strip().rpartition(" ")[2]
+        socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))).close()
+    command.process.send_signal(number)
+    stopping_s = time.monotonic()
+    assert command.end() == 0
+    assert time.monotonic() - stopping_s < 5
+    assert command.lines[-1].endswith("INFO: bye\n")
+    assert all(LINE.match(line) and line.startswith("[me] ") for line in command.lines)
+
+
+def test_a_second_broker_on_the_folder_is_refused(
+    start: Callable[..., Command], tmp_path: Path
+) -> None:
+    first = start(*LOOPBACK, f"-data-path={tmp_path}")
+    first.wait_for("HTTP: listening")
+    second = start(*LOOPBACK, f"-data-path={tmp_path}")
+    assert second.end() == 1
+    assert "FATAL: " in second.lines[-1]
+    assert f"in use by another broker (process {first.process.pid})" in second.lines[-1]
+    assert str(tmp_path) in second.lines[-1]
+    assert first.process.poll() is None
+
+
+def test_a_port_in_use_is_told_by_its_flag(start: Callable[..., Command], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        command = start("-tcp-address=127.0.0.1:0", f"-http-address={address}", "-data-path", ".")
+        assert command.end() == 1
+    assert f"FATAL: listen ({address}) failed" in command.lines[-1]
+    assert "--http-address" in command.lines[-1]
+
+
+def test_warns_of_what_has_no_effect_and_of_unknown_keys(
+    start: Callable[..., Command], tmp_path: Path
+) -> None:
+    config = tmp_path / "nsqd.cfg"
+    config.write_text(
+        f'tcp_address = "127.0.0.1:0"\nhttp_address = "127.0.0.1:0"\ndata_path = "{tmp_path}"\n'
+        'mem_queue_size = 0\nlog_level = "error"\nmax_rdy_counts = 3\n',
+        encoding="utf-8",
+    )
+    command = start("-config", str(config), "--log-level=warn")
+    warnings = [command.wait_for("WARNING"), command.wait_for("WARNING")]
+    assert (
+        "there is no option max_rdy_counts, it is ignored; did you mean max_rdy_count?"
+        in (warnings[0])
+    )
+    assert "--mem-queue-size=0 has no effect: every message goes to the log" in warnings[1]
+
+
+def test_imports_nothing_heavy_before_it_listens() -> None:
+    code = (
+        "import sys, martlet.apps.main, martlet.apps.broker, martlet.server.server, uvloop\n"
+        "heavy = {'aiohttp', 'ssl', 'http.client', 'pyarrow', 'pandas', 'pyspark', 'rich'}\n"
+        "print(*sorted(heavy & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() in ([], ["ssl"])  # uvloop and asyncio need ssl
