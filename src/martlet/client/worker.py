@@ -59,5 +59,8 @@ async def work(
                 message.requeue()
             raise
         else:
-            if not message.is_answered:
-                message.finish()
+            # What message.finish does, without its calls: this is done for each message.
+            answers = message._answers
+            if answers is not None:
+                message._answers = None
+                answers.finish(message.id)

@@ -1,0 +1,24 @@
+"""nsqd itself as a process, where there is one: the client must not care which of the two it is."""
+
+import os
+import shutil
+
+from martlet.testing import BrokerProcess
+
+NSQD = os.environ.get("NSQD") or shutil.which("nsqd")
+
+
+class NsqdProcess(BrokerProcess):
+    """An nsqd that keeps its messages on disk."""
+
+    @property
+    def command(self) -> list[str]:
+        assert NSQD is not None
+        return [
+            NSQD,
+            f"--tcp-address={self.tcp_address}",
+            f"--http-address={self.http_address}",
+            f"--data-path={self.data_path}",
+            "--mem-queue-size=0",
+            *self._arguments,
+        ]

@@ -1,0 +1,390 @@
+"""The client with real brokers: Martlet's as a process, and nsqd where there is one."""
+
+import asyncio
+import json
+import random
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from tests.interop.nsqd_process import NSQD, NsqdProcess
+
+from martlet.client import (
+    Backoff,
+    Consumer,
+    Identity,
+    Limits,
+    Message,
+    Producer,
+    PublishRefused,
+)
+from martlet.testing import Broker, BrokerProcess
+
+pytestmark = pytest.mark.interop
+
+FAST = Backoff(first_s=0.02, max_s=0.2)
+SOON = Backoff(first_s=0.05, max_s=0.05)
+
+Start = Callable[..., BrokerProcess]
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(BrokerProcess, id="martlet"),
+        pytest.param(
+            NsqdProcess,
+            id="nsqd",
+            marks=pytest.mark.skipif(
+                NSQD is None, reason="no nsqd: put it on PATH, or its path into NSQD"
+            ),
+        ),
+    ]
+)
+def start(request: pytest.FixtureRequest) -> Iterator[Start]:
+    """Starts brokers, with arguments, that end with the test."""
+    with ExitStack() as stack:
+        yield lambda *arguments: stack.enter_context(request.param(None, *arguments))
+
+
+def channel_stats(broker: BrokerProcess, topic: str) -> dict[str, Any]:
+    url = f"http://{broker.http_address}/stats?format=json&topic={topic}"
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        topics = json.load(answer)["topics"]
+    channel: dict[str, Any] = topics[0]["channels"][0]
+    return channel
+
+
+async def until_stats(broker: BrokerProcess, topic: str, **wanted: int) -> None:
+    """Wait until the broker tells these numbers of the topic's first channel."""
+    async with asyncio.timeout(10):
+        while True:
+            stats = await asyncio.to_thread(channel_stats, broker, topic)
+            if {name: stats[name] for name in wanted} == wanted:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def take(consumer: Consumer, count: int) -> list[Message]:
+    """The next messages, finished."""
+    messages: list[Message] = []
+    async with asyncio.timeout(30):
+        while len(messages) < count:
+            message = await anext(consumer)
+            message.finish()
+            messages.append(message)
+    return messages
+
+
+async def test_what_is_published_arrives(start: Start) -> None:
+    broker = start()
+    async with (
+        Consumer("t", "c", broker.tcp_address) as consumer,
+        Producer(broker.tcp_address) as producer,
+    ):
+        await producer.publish("t", b"one")
+        await producer.publish_many("t", [b"x" * size for size in range(1, 2000)])
+        await asyncio.gather(*(producer.publish("t", b"single %d" % n) for n in range(500)))
+        messages = await take(consumer, 2500)
+        wanted = [b"one", *(b"x" * size for size in range(1, 2000))]
+        wanted += [b"single %d" % n for n in range(500)]
+        assert Counter(message.body for message in messages) == Counter(wanted)
+        assert all(message.attempts == 1 for message in messages)
+        await until_stats(broker, "t", depth=0, in_flight_count=0, requeue_count=0, timeout_count=0)
+        assert consumer.counts.finished == 2500
+
+
+async def test_batches_arrive_and_are_finished(start: Start) -> None:
+    pa = pytest.importorskip("pyarrow")
+    broker = start()
+    dice = random.Random(7)
+    bodies = [dice.randbytes(dice.randint(1, 300)) for _ in range(6000)]
+    bodies += [b"%0200d" % number for number in range(6000)]
+    async with Producer(broker.tcp_address) as producer:
+        await producer.publish_many("t", bodies)
+    found: list[bytes] = []
+    async with Consumer("t", "c", broker.tcp_address, max_in_flight=2000) as consumer:
+        async for batch in consumer.batches():
+            assert batch.arrow().equals(pa.array(batch.bodies, pa.binary()))
+            found += batch.bodies
+            await batch.finish()
+            if len(found) >= len(bodies):
+                break
+        await until_stats(broker, "t", depth=0, in_flight_count=0, timeout_count=0)
+    assert Counter(found) == Counter(bodies)
+
+
+async def test_a_message_comes_back_when_its_handler_fails(start: Start) -> None:
+    broker = start()
+    seen: dict[bytes, list[int]] = {}
+
+    async def handle(message: Message) -> None:
+        seen.setdefault(message.body, []).append(message.attempts)
+        if int(message.body) % 10 == 0 and message.attempts < 3:
+            raise RuntimeError("not yet")
+        if sum(map(len, seen.values())) == 100 + 2 * 10:
+            consumer.stop()
+
+    async with (
+        Consumer("t", "c", broker.tcp_address, retry=SOON) as consumer,
+        Producer(broker.tcp_address) as producer,
+    ):
+        await producer.publish_many("t", [b"%d" % number for number in range(100)])
+        async with asyncio.timeout(20):
+            await consumer.run(handle, concurrency=8)
+    assert seen == {b"%d" % n: [1, 2, 3] if n % 10 == 0 else [1] for n in range(100)}
+
+
+async def test_delays_are_kept(start: Start) -> None:
+    broker = start()
+    loop = asyncio.get_running_loop()
+    async with (
+        Consumer("t", "c", broker.tcp_address) as consumer,
+        Producer(broker.tcp_address) as producer,
+    ):
+        began_s = loop.time()
+        await producer.publish("t", b"deferred", defer_ms=400)
+        await producer.publish("t", b"requeued")
+        first = await anext(consumer)
+        assert first.body == b"requeued"
+        first.requeue(200)
+        came_s = {}
+        for _ in range(2):
+            message = await anext(consumer)
+            came_s[message.body, message.attempts] = loop.time() - began_s
+            message.finish()
+        assert came_s.keys() == {(b"requeued", 2), (b"deferred", 1)}
+        assert came_s[b"requeued", 2] >= 0.2
+        assert came_s[b"deferred", 1] >= 0.4
+        if not isinstance(broker, NsqdProcess):  # nsqd looks at a new channel every 5 s.
+            assert came_s[b"requeued", 2] < 0.39
+            assert came_s[b"deferred", 1] < 1.5
+
+
+async def test_a_touched_message_is_not_delivered_again_and_a_forgotten_one_is(
+    start: Start,
+) -> None:
+    broker = start()
+    identity = Identity(message_timeout_ms=1000)
+    async with (
+        Consumer("t", "c", broker.tcp_address, identity=identity) as consumer,
+        Producer(broker.tcp_address) as producer,
+    ):
+        await producer.publish("t", b"long work")
+        message = await anext(consumer)
+        for _ in range(3):
+            await asyncio.sleep(0.6)
+            message.touch()
+        message.finish()
+        await until_stats(broker, "t", depth=0, in_flight_count=0, timeout_count=0)
+        await producer.publish("t", b"forgotten")
+        forgotten = await anext(consumer)
+        again = await anext(consumer)
+        assert (again.body, again.attempts) == (b"forgotten", 2)
+        again.finish()
+        forgotten.finish()
+        await until_stats(broker, "t", depth=0, in_flight_count=0, timeout_count=1)
+        assert consumer.counts.late == 1
+
+
+async def test_no_more_is_in_flight_than_asked_for(start: Start) -> None:
+    broker = start()
+    at_work = most = handled = 0
+
+    async def handle(_message: Message) -> None:
+        nonlocal at_work, most, handled
+        at_work += 1
+        most = max(most, consumer.counts.received - handled)
+        await asyncio.sleep(0.001)
+        at_work -= 1
+        handled += 1
+        if handled == 300:
+            consumer.stop()
+
+    async with Producer(broker.tcp_address) as producer:
+        await producer.publish_many("t", [b"x"] * 300)
+    async with Consumer("t", "c", broker.tcp_address, max_in_flight=10) as consumer:
+        await consumer.run(handle, concurrency=5)
+    # A finish that is written lets the broker send the next before the handler is counted.
+    assert 5 <= most <= 15
+
+
+async def test_heartbeats_keep_an_idle_connection(start: Start) -> None:
+    broker = start()
+    identity = Identity(heartbeat_interval_ms=1000)
+    async with (
+        Consumer("t", "c", broker.tcp_address, identity=identity) as consumer,
+        Producer(broker.tcp_address, identity=identity) as producer,
+    ):
+        ports = {client["remote_address"] for client in channel_stats(broker, "t")["clients"]}
+        await asyncio.sleep(4.5)
+        await producer.publish("t", b"still here")
+        await take(consumer, 1)
+        clients = channel_stats(broker, "t")["clients"]
+        assert {client["remote_address"] for client in clients} == ports
+
+
+async def test_the_broker_refuses_one_message_and_takes_the_others(start: Start) -> None:
+    broker = start("--max-msg-size=1000")
+    limits = Limits(max_message_bytes=5000)
+    async with Producer(broker.tcp_address, limits=limits, backoff=FAST) as producer:
+        sizes = [100] * 5 + [2000] + [100] * 5
+        outcomes = await asyncio.gather(
+            *(producer.publish("t", b"x" * size) for size in sizes), return_exceptions=True
+        )
+        assert [outcome is None for outcome in outcomes] == [size == 100 for size in sizes]
+        refused = outcomes[5]
+        assert isinstance(refused, PublishRefused)
+        assert refused.code == "E_BAD_MESSAGE"
+        assert "2000 > 1000" in refused.text
+        async with Consumer("t", "c", broker.tcp_address) as consumer:
+            assert len(await take(consumer, 10)) == 10
+
+
+async def test_what_was_not_handed_out_goes_to_another_at_once(start: Start) -> None:
+    broker = start()
+    async with Producer(broker.tcp_address) as producer:
+        await producer.publish_many("t", [b"%d" % number for number in range(50)])
+    async with Consumer("t", "c", broker.tcp_address) as consumer:
+        await take(consumer, 10)
+        await until_stats(broker, "t", in_flight_count=40)
+    async with Consumer("t", "c", broker.tcp_address) as consumer:
+        async with asyncio.timeout(5):
+            assert len(await take(consumer, 40)) == 40
+        await until_stats(broker, "t", depth=0, in_flight_count=0)
+
+
+async def test_a_consumer_of_two_brokers_gets_from_both(start: Start) -> None:
+    brokers = [start(), start()]
+    addresses = [broker.tcp_address for broker in brokers]
+    for number, address in enumerate(addresses):
+        async with Producer(address) as producer:
+            await producer.publish_many("t", [b"%d" % number] * 100)
+    async with Consumer("t", "c", addresses, max_in_flight=10) as consumer:
+        found = Counter(message.body for message in await take(consumer, 200))
+    assert found == {b"0": 100, b"1": 100}
+
+
+async def test_everything_goes_on_over_a_clean_restart(start: Start) -> None:
+    broker = start()
+    async with (
+        Consumer("t", "c", broker.tcp_address, backoff=FAST) as consumer,
+        Producer(broker.tcp_address, backoff=FAST) as producer,
+    ):
+        await producer.publish_many("t", [b"before"] * 10)
+        await take(consumer, 10)
+        restart = asyncio.create_task(asyncio.to_thread(broker.restart))
+        await asyncio.sleep(0.01)
+        await producer.publish("t", b"after")
+        assert [message.body for message in await take(consumer, 1)] == [b"after"]
+        await restart
+
+
+async def test_nothing_answered_is_lost_when_the_broker_is_killed(
+    martlet_broker_process: BrokerProcess,
+) -> None:
+    """Producers and a consumer go on by themselves over three kills."""
+    broker = martlet_broker_process
+    published: set[bytes] = set()
+    received: Counter[bytes] = Counter()
+    done = asyncio.Event()
+
+    async def publish(producer: Producer, name: int) -> None:
+        number = 0
+        while not done.is_set():
+            bodies = [b"%d-%d" % (name, number + more) for more in range(50)]
+            if name == 0:
+                for body in bodies[:5]:
+                    await producer.publish("t", body)
+                published.update(bodies[:5])
+            else:
+                await producer.publish_many("t", bodies)
+                published.update(bodies)
+            number += 50
+            await asyncio.sleep(0)
+
+    async def handle(message: Message) -> None:
+        received[message.body] += 1
+
+    async def kill() -> None:
+        for _ in range(3):
+            await asyncio.sleep(0.4)
+            await asyncio.to_thread(broker.kill)
+            await asyncio.to_thread(broker.restart)
+        done.set()
+
+    async with (
+        Producer(broker.tcp_address, backoff=FAST) as one,
+        Producer(broker.tcp_address, backoff=FAST) as two,
+        Consumer("t", "c", broker.tcp_address, backoff=FAST, max_in_flight=500) as consumer,
+    ):
+        async with asyncio.timeout(60):
+            running = asyncio.create_task(consumer.run(handle, concurrency=3))
+            await asyncio.gather(publish(one, 0), publish(two, 1), kill())
+            while published - received.keys():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        consumer.stop()
+        await running
+        assert len(published) > 500
+        assert consumer.counts.received == received.total()
+
+
+async def test_messages_are_in_order_over_a_kill(martlet_broker_process: BrokerProcess) -> None:
+    """What is sent again comes in order; a message twice, but none before its elder."""
+    broker = martlet_broker_process
+    async with Producer(broker.tcp_address, backoff=FAST) as producer:
+
+        async def publish() -> None:
+            for number in range(0, 4000, 4):
+                pending = [producer.publish("t", b"%d" % (number + more)) for more in range(4)]
+                await asyncio.gather(*pending)
+
+        publishing = asyncio.create_task(publish())
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(broker.kill)
+        await asyncio.to_thread(broker.restart)
+        await publishing
+    async with Consumer("t", "c", broker.tcp_address) as consumer:
+        first_seen: dict[int, None] = {}
+        while len(first_seen) < 4000:
+            for message in await take(consumer, 1):
+                first_seen[int(message.body)] = None
+    assert list(first_seen) == list(range(4000))
+
+
+async def test_the_embedded_broker_serves_the_client(martlet_broker: Broker) -> None:
+    async with (
+        Consumer("t", "c", martlet_broker.tcp_address) as consumer,
+        Producer(martlet_broker.tcp_address) as producer,
+    ):
+        await producer.publish("t", b"one")
+        [message] = await take(consumer, 1)
+        assert message.body == b"one"
+        assert martlet_broker.server.broker.find_topic("t") is not None
+
+
+def test_the_client_runs_on_uvloop(martlet_broker_process: BrokerProcess) -> None:
+    uvloop = pytest.importorskip("uvloop")
+    address = martlet_broker_process.tcp_address
+
+    async def main() -> int:
+        handled = 0
+
+        async def handle(_message: Message) -> None:
+            nonlocal handled
+            handled += 1
+            if handled == 5000:
+                consumer.stop()
+
+        async with (
+            Producer(address) as producer,
+            Consumer("t", "c", address, max_in_flight=1000) as consumer,
+        ):
+            await producer.publish_many("t", [b"x" * 100] * 5000)
+            await asyncio.wait_for(consumer.run(handle, concurrency=4), 30)
+            await producer.publish("t", b"last")
+        return handled
+
+    assert uvloop.run(main()) == 5000
