@@ -68,6 +68,8 @@ class Broker:
         self.started_at_ns = clock()
         self.on_topic: Callable[[Topic], None] = lambda topic: None
         """Called when a topic is made or deleted."""
+        self.dropped_names: list[str] = []
+        """Files that are not needed once the next checkpoint is durable."""
         self._staged: dict[Topic, None] = {}
         self._scratch: list[Batch] = []
         self._dirty: list[Channel] = []
@@ -123,7 +125,7 @@ class Broker:
         self.journal_topology("topic_deleted", topic.id, id=topic.id)
         del self.topics[name], self.by_id[topic.id]
         topic.close()
-        topic.queue.index.remove()
+        self.dropped_names.append(topic.queue.index.name)
         self.on_topic(topic)
 
     def next_id(self) -> int:
@@ -167,7 +169,7 @@ class Broker:
         if len(self._scratch) > MOST_SCRATCH or len(last.scratch) > BIG_SCRATCH_BYTES:
             self._scratch.pop()
         if receipt.error is None:
-            topic.stored(queue.end_offset - before, deliver_at_ns != 0)
+            topic.stored(before, deliver_at_ns != 0)
         return receipt
 
     # time
@@ -199,7 +201,7 @@ class Broker:
             channel = dirty[-1]
             topic = self.topics.get(channel.topic)
             if topic is not None and topic.channels.get(channel.name) is channel:
-                entry = pack_cursor(channel.id, channel.cursor, full=False)
+                entry = pack_cursor(channel.id, channel.cursor, topic.limit, full=False)
                 try:
                     self.log.append_journal(Kind.CURSOR, entry, topic=topic.id, stored_at_ns=now_ns)
                 except WritesRefused:
@@ -226,7 +228,7 @@ class Broker:
                 }
             )
             for channel in kept:
-                entry = pack_cursor(channel.id, channel.cursor, full=True)
+                entry = pack_cursor(channel.id, channel.cursor, topic.limit, full=True)
                 cursors.append((Kind.CURSOR, topic.id, entry))
         head = pack_topology("snapshot", topics=topics, last_id=self.last_id, **fields)
         return [(Kind.TOPOLOGY, 0, head), *cursors]

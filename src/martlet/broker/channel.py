@@ -44,6 +44,7 @@ class Channel:
         name: its own.
         cursor: where it stands.
         limit: tells the offset up to which a cursor may deliver.
+        waiting: where the channel enters itself while a consumer would take a message.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Channel:
         name: str,
         cursor: Cursor,
         limit: Callable[[Cursor], int],
+        waiting: dict[Channel, None],
         *,
         most_consumers: int = 0,
         max_timeout_ns: int,
@@ -65,12 +67,13 @@ class Channel:
         self.paused = False
         self.cursor = cursor
         self.consumers: list[Consumer] = []
-        self.message_count = 0
         self.requeue_count = 0
         self.timeout_count = 0
         self.dirty = False
         self._around = around
         self._limit = limit
+        self._waiting = waiting
+        self._counted_from = cursor.next
         self._most_consumers = most_consumers
         self._max_timeout_ns = max_timeout_ns
         self._line: deque[Consumer] = deque()
@@ -88,6 +91,15 @@ class Channel:
         return fresh + cursor.stragglers.ready_count
 
     @property
+    def message_count(self) -> int:
+        """How many messages have come to it since the broker was started."""
+        return self._limit(self.cursor) - self._counted_from
+
+    def count_from(self, offset: int) -> None:
+        """Messages below an offset came before the broker was started."""
+        self._counted_from = offset
+
+    @property
     def in_flight_count(self) -> int:
         """How many messages are with consumers."""
         return sum(consumer.in_flight_count for consumer in self.consumers)
@@ -96,11 +108,6 @@ class Channel:
     def deferred_count(self) -> int:
         """How many messages wait for a time."""
         return self.cursor.stragglers.waiting_count
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a consumer would take a message at once."""
-        return bool(self._line) and not self.paused
 
     # consumers
 
@@ -147,15 +154,21 @@ class Channel:
     def resume(self, consumer: Consumer) -> None:
         """Deliver to a consumer that may have room."""
         if not consumer.is_ready and consumer.room > 0:
-            consumer.is_ready = True
-            self._line.append(consumer)
+            self._enter_line(consumer)
         if consumer.is_ready:
             self.pump()
+
+    def _enter_line(self, consumer: Consumer) -> None:
+        consumer.is_ready = True
+        self._line.append(consumer)
+        self._waiting[self] = None
 
     def _leave_line(self, consumer: Consumer) -> None:
         if consumer.is_ready:
             consumer.is_ready = False
             self._line.remove(consumer)
+            if not self._line:
+                del self._waiting[self]
 
     # delivery
 
@@ -166,8 +179,7 @@ class Channel:
             consumer = line[0]
             room = consumer.room
             if room <= 0:
-                line.popleft()
-                consumer.is_ready = False
+                self._leave_line(consumer)
             elif self.cursor.stragglers.ready_count:
                 self._grant_straggler(consumer)
             else:
@@ -350,24 +362,13 @@ class Channel:
     def _line_up(self, consumers: Iterable[Consumer]) -> None:
         for consumer in consumers:
             if not consumer.is_ready and consumer.room > 0:
-                consumer.is_ready = True
-                self._line.append(consumer)
+                self._enter_line(consumer)
 
     # what the operator does
 
-    def stored(self, count: int, deferred: bool, end: int) -> None:
-        """The topic has stored `count` more messages, up to offset `end`."""
-        self.message_count += count
-        if deferred:
-            self.schedule(end)
-        elif self.cursor.scheduled_end == end - count:
-            self.cursor.scheduled_end = end
-        if self._line:
-            self.pump()
-
-    def schedule(self, end: int) -> None:
-        """See that deferred messages below an offset come at their time."""
-        due_ns = self.cursor.schedule(end, self._around.clock())
+    def schedule(self, first: int, end: int) -> None:
+        """See that deferred messages from an offset up to another come at their time."""
+        due_ns = self.cursor.schedule(first, end, self._around.clock())
         if due_ns is not None:
             self._alarm.at(due_ns)
             self._changed()

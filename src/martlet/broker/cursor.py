@@ -19,7 +19,7 @@ from martlet.broker.straggler import Stragglers
 from martlet.broker.window import Window
 from martlet.log.commitlog import CommitLog
 from martlet.log.index import Entry
-from martlet.log.record import HEADER_BYTES, BadRecord, Header, frame_ends, read_header
+from martlet.log.record import HEADER_BYTES, BadRecord, Header, frame_ends, read_header, read_record
 
 if TYPE_CHECKING:
     from martlet.log.index import Rows
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _ATTEMPTS_AT = 16
 """Where the attempts stand in a frame."""
 MOST_ATTEMPTS = 0xFFFF
+_SCHEDULE_ROWS = 4096
 MOST_GRANT_BYTES = 1 << 19
 """A grant ends with the batch that passes this, so that one consumer never gets all at once."""
 
@@ -45,8 +46,6 @@ class Cursor:
         self.queue = queue
         self.window = Window(start)
         self.stragglers: Stragglers[Consumer] = Stragglers()
-        self.scheduled_end = start
-        """Deferred batches below this offset are among the stragglers already."""
         self.deferred_ahead = 0
         """How many messages from `next` on are among the stragglers."""
         self.lost_count = 0
@@ -69,23 +68,21 @@ class Cursor:
         floor = self.window.floor
         return min(floor, min(self.stragglers.by_offset, default=floor))
 
-    def schedule(self, end: int, now_ns: int) -> int | None:
-        """Make stragglers of the deferred messages from `scheduled_end` up to `end`.
+    def schedule(self, first: int, end: int, now_ns: int) -> int | None:
+        """Make stragglers of the deferred messages from offset `first` up to `end`.
 
         Returns the earliest time that came to be among them.
         """
         earliest: int | None = None
         index = self.queue.index
-        number = max(index.find(self.scheduled_end), index.first_row)
-        while number < index.end_row and self.scheduled_end < end:
-            rows: Rows = index.array(number, number + 4096)
+        number = index.find(first)
+        while number < index.end_row and index.row(number).first_offset < end:
+            rows: Rows = index.array(number, number + _SCHEDULE_ROWS)
             for row in rows[rows["deliver_at_ns"] != 0].tolist():
                 entry = Entry._make(row)
-                if self.scheduled_end <= entry.first_offset < end:
+                if first <= entry.first_offset < end:
                     earliest = self._defer(entry, now_ns, earliest)
             number += len(rows)
-            self.scheduled_end = min(end, int(rows[-1]["first_offset"]) + int(rows[-1]["count"]))
-        self.scheduled_end = max(self.scheduled_end, end)
         return earliest
 
     def _defer(self, entry: Entry, now_ns: int, earliest: int | None) -> int:
@@ -153,10 +150,13 @@ class Cursor:
         return True
 
     def _read(self, entry: Entry) -> tuple[Header, memoryview]:
+        """A batch's record. What another run of the broker wrote is verified in full."""
         record = self._log.view(entry.position, entry.length)
         if record is None:
             raise BadRecord(f"position {entry.position}: its segment is not there")
         header = read_header(record, 0, entry.position)
+        if header.epoch != self._log.epoch:
+            read_record(record, 0, entry.position)
         if header.first_offset != entry.first_offset or header.topic != self.queue.topic:
             raise BadRecord(f"position {entry.position}: the record of another batch")
         return header, record
@@ -201,6 +201,5 @@ class Cursor:
         """Go on at an offset behind `next`; nothing below it is in flight or waits."""
         assert offset >= self.next
         self._skip(offset)
-        self.scheduled_end = max(self.scheduled_end, offset)
         self.deferred_ahead = sum(known >= offset for known in self.stragglers.by_offset)
         self._entry = None

@@ -53,8 +53,11 @@ def unpack_topology(entry: bytes) -> Description:
     return fields
 
 
-def pack_cursor(channel: int, cursor: Cursor, *, full: bool) -> bytes:
-    """A cursor entry: all of it, or what has changed since the last."""
+def pack_cursor(channel: int, cursor: Cursor, scheduled_end: int, *, full: bool) -> bytes:
+    """A cursor entry: all of it, or what has changed since the last.
+
+    Deferred messages below offset `scheduled_end` are among the stragglers, or finished.
+    """
     stragglers = cursor.stragglers
     offsets = stragglers.by_offset.keys() if full else stragglers.changed
     removed = [] if full else sorted(stragglers.removed)
@@ -68,7 +71,7 @@ def pack_cursor(channel: int, cursor: Cursor, *, full: bool) -> bytes:
         channel,
         _FULL if full else 0,
         cursor.next,
-        cursor.scheduled_end,
+        scheduled_end,
         len(ranges),
         len(changed),
         len(removed),
@@ -114,7 +117,6 @@ class CursorState:
     def restore(self, cursor: Cursor, now_ns: int) -> None:
         """Bring a fresh cursor into this state."""
         cursor.window.reset(self.next)
-        cursor.scheduled_end = self.scheduled_end
         for first, end in self.ranges:
             for offset in range(first, end):
                 if offset not in self.stragglers:

@@ -270,7 +270,8 @@ def _settle(broker: Broker, state: _State) -> None:
             channel = topic.restore_channel(channel_id, told["name"], cursor.next)
             channel.paused = told["paused"]
             cursor.restore(channel.cursor, now_ns)
-            channel.schedule(topic.limit)
+            channel.count_from(topic.limit)
+            channel.schedule(cursor.scheduled_end, topic.limit)
             channel.arm()
     for name in broker.log.storage.names("index"):
         if f"index/{name}" not in kept:

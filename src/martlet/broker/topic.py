@@ -69,6 +69,7 @@ class Topic:
         self.voids: list[tuple[int, int]] = []
         """Offsets that were emptied while the topic was paused: no channel gets them."""
         self._around = around
+        self._waiting: dict[Channel, None] = {}
 
     @property
     def paused(self) -> bool:
@@ -139,13 +140,17 @@ class Topic:
             return self._around.commit_topic(self, deliver_at_ns)
         return queue.receipt
 
-    def stored(self, count: int, deferred: bool) -> None:
-        """A batch was appended: hand it to the channels."""
-        self.message_count += count
-        if self.paused_at is None:
-            end = self.queue.end_offset
-            for channel in list(self.channels.values()):
-                channel.stored(count, deferred, end)
+    def stored(self, first: int, deferred: bool) -> None:
+        """A batch was appended that begins at offset `first`: hand it to the channels."""
+        end = self.queue.end_offset
+        self.message_count += end - first
+        if self.paused_at is not None:
+            return
+        if deferred:
+            for channel in self.channels.values():
+                channel.schedule(first, end)
+        for channel in list(self._waiting):
+            channel.pump()
 
     # channels
 
@@ -171,7 +176,7 @@ class Topic:
             except Exception:
                 del self.channels[name]
                 raise
-            channel.schedule(self.limit)
+            channel.schedule(start, self.limit)
         return channel
 
     def restore_channel(self, id: int, name: str, start: int) -> Channel:
@@ -186,6 +191,7 @@ class Topic:
             name,
             cursor,
             self.limit_of,
+            self._waiting,
             most_consumers=around.most_consumers,
             max_timeout_ns=around.max_timeout_ns,
         )
@@ -221,11 +227,12 @@ class Topic:
         """Keep messages from the channels, or hand them on again."""
         if paused == self.paused:
             return
-        self.paused_at = self.queue.end_offset if paused else None
+        before, end = self.paused_at, self.queue.end_offset
+        self.paused_at = end if paused else None
         self._journal()
-        if not paused:
+        if before is not None:
             for channel in self.channels.values():
-                channel.schedule(self.queue.end_offset)
+                channel.schedule(before, end)
                 channel.pump()
 
     def pause_channel(self, name: str, paused: bool) -> None:
@@ -245,8 +252,6 @@ class Topic:
             self.voids = [void for void in self.voids if void[1] > passed]
             self.voids.append((self.paused_at, end))
             self.paused_at = end
-            for channel in self.channels.values():
-                channel.cursor.scheduled_end = end
         self._journal()
 
     def close(self) -> None:

@@ -60,7 +60,8 @@ def begin_checkpoint(broker: Broker) -> CheckpointJob:
     ]
     bases = {segment.base for segment in free}
     to_clean = worth_cleaning(log, needed, log.segments)
-    names, dropped = [], []
+    names = []
+    dropped, broker.dropped_names = broker.dropped_names, []
     for topic in broker.topics.values():
         index = topic.queue.index
         if not topic.ephemeral and index.write():

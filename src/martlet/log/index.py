@@ -93,8 +93,6 @@ class Index:
         self._tail_row = self._stored_end
         self._mapped: Rows | None = None
         self._crc: int | None = crc
-        self.dropped_name: str | None = None
-        """A file that is not needed once the next checkpoint is durable."""
 
     @property
     def name(self) -> str:
@@ -252,22 +250,16 @@ class Index:
     def drop_before(self, number: int) -> None:
         """Forget the rows below `number`: the file goes on without them under another name.
 
-        The old file must stay until a checkpoint that names the new one is durable; then
-        `dropped_name` may be removed.
+        The old file must stay until a checkpoint that names the new one is durable.
         """
         assert self.first_row <= number <= self.end_row
         self.write()
         kept = self.array(number, self.end_row)
-        self.dropped_name = self.name
+        name = index_name(self._topic, self._queue, number)
+        self._storage.write_at(name, kept.tobytes(), 0)
         self.first_row = number
         self._tail = self._tail[max(0, number - self._tail_row) :]
         self._tail_row = max(self._tail_row, number)
         self._mapped = None
-        self._storage.write_at(self.name, kept.tobytes(), 0)
         self._stored_end = number + len(kept)
         self._crc = crc32c(kept.tobytes())
-
-    def remove(self) -> None:
-        """The queue is gone: so is the file."""
-        self._mapped = None
-        self._storage.remove(self.name)

@@ -15,6 +15,8 @@ a broker cuts it when it starts.  Nor is an index that lags behind.
 from __future__ import annotations
 
 import json
+import re
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -27,6 +29,7 @@ from martlet.log.index import ENTRY, Rows, index_name
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
     FRAME_SIZE_EXTRA,
+    HEADER_BYTES,
     BadRecord,
     Flag,
     Header,
@@ -39,6 +42,9 @@ from martlet.log.recovery import Damage, Report, scan
 from martlet.log.storage import Segment
 
 _FRAME_TYPE_MESSAGE = 2
+_LONE_HEAD = struct.Struct(">II10x16s")
+_END = struct.Struct("<I")
+_ID = re.compile(rb"[0-9a-f]{16}")
 _MOST_TOLD = 100
 """After so many places of damage the rest is only counted."""
 
@@ -196,6 +202,8 @@ def batch_trouble(header: Header, record: memoryview) -> str | None:
     """What is wrong inside a batch whose checksum fits; None if nothing is."""
     if header.count == 0:
         return "a batch without messages"
+    if header.count == 1:
+        return _lone_trouble(header, record)
     ends = frame_ends(header, record).astype(np.int64)
     lengths = np.diff(ends, prepend=0)
     if ends[-1] != header.payload_length or lengths.min() < FRAME_HEADER_BYTES:
@@ -220,6 +228,22 @@ def batch_trouble(header: Header, record: memoryview) -> str | None:
     if (np.diff(ids.astype(np.uint64)) != 1).any():
         return "the ids do not count up"
     return None
+
+
+def _lone_trouble(header: Header, record: memoryview) -> str | None:
+    """The same for a single message, of which a log may hold millions."""
+    size, frame_type, id = _LONE_HEAD.unpack_from(record, HEADER_BYTES)
+    if header.payload_length < FRAME_HEADER_BYTES or (
+        _END.unpack_from(record, header.ends_at)[0] != header.payload_length
+    ):
+        return "the ends of the frames do not fit the frames"
+    if not header.flags & Flag.UNIFORM:
+        return "the batch is wrong about whether its frames have one size"
+    if size - FRAME_SIZE_EXTRA + FRAME_HEADER_BYTES != header.payload_length:
+        return "a frame says another size than it has"
+    if frame_type != _FRAME_TYPE_MESSAGE:
+        return "a frame is not of the type of messages"
+    return None if _ID.fullmatch(id) else "an id is not hexadecimal"
 
 
 def _judge_damage(report: Report, segments: list[Segment], found: Found) -> None:
