@@ -30,6 +30,10 @@ from martlet.log.record import (
 )
 from martlet.log.storage import Segment
 
+_PIECE_WORDS = 1 << 16
+_POSITION_WORD = 2
+"""Where a header tells the record's position, in words of 8 bytes."""
+
 
 @dataclass(frozen=True)
 class Damage:
@@ -110,14 +114,19 @@ def _is_torn(segments: list[Segment], position: int) -> bool:
 
 def _next_good(segment: Segment, at: int) -> int | None:
     """The place of the next good record of this segment at or behind byte `at`."""
-    words = np.frombuffer(segment.view, "<u8")[at // 8 :]
-    here = np.arange(len(words), dtype=np.uint64) * np.uint64(8) + np.uint64(segment.base + at)
-    likely = (words[:-2] & 0xFFFFFFFF == MAGIC) & (words[2:] == here[:-2])
-    for number in np.flatnonzero(likely).tolist():
-        place = at + 8 * number
-        try:
-            read_record(segment.view, place, segment.base + place)
-        except BadRecord:
-            continue
-        return int(place)
+    words = np.frombuffer(segment.view, "<u8", segment.capacity // 8)
+    first_halves = np.frombuffer(segment.view, "<u4", segment.capacity // 4)[::2]
+    end = len(words) - HEADER_BYTES // 8 + 1
+    # A piece at a time: the unwritten rest of a segment is long, and every start looks through it.
+    for start in range(at // 8, end, _PIECE_WORDS):
+        likely = np.flatnonzero(first_halves[start : min(start + _PIECE_WORDS, end)] == MAGIC)
+        likely += start
+        positions = words[likely + _POSITION_WORD].astype(np.int64)
+        for number in likely[positions == likely * 8 + segment.base].tolist():
+            place = 8 * number
+            try:
+                read_record(segment.view, place, segment.base + place)
+            except BadRecord:
+                continue
+            return int(place)
     return None
