@@ -221,6 +221,28 @@ def test_a_batch_with_a_good_checksum_may_still_be_wrong(
     assert any(f"position {header.position}: {told}" in text for text in look(folder).damage)
 
 
+@pytest.mark.parametrize(
+    ("at", "byte", "trouble"),
+    [
+        (98, ord("g"), "not hexadecimal"),
+        (83, 36, "another size"),
+        (87, 1, "not of the type of messages"),
+        (120, 34, "do not fit"),
+    ],
+)
+def test_a_lone_message_may_be_wrong_too(tmp_path: Path, at: int, byte: int, trouble: str) -> None:
+    writer = Writer(tmp_path)
+    writer.publish("t", b"alone")
+    writer.close()
+    header, whole = records(tmp_path)[-1]
+    assert batch_trouble(header, memoryview(whole)) is None
+    record = bytearray(whole)
+    record[at] = byte
+    told = batch_trouble(header, memoryview(record))
+    assert told is not None
+    assert trouble in told
+
+
 def test_recycled_segments_are_no_damage(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     channel = writer.core.topic("t").channel("c")
