@@ -24,6 +24,9 @@ from aiohttp import web
 from martlet import __version__
 from martlet.duration import format_duration
 from martlet.server.http_request import HttpError, Request
+from martlet.server.log_api import LogApi
+from martlet.server.nsq_api import NsqApi
+from martlet.server.stats import pauses
 
 if TYPE_CHECKING:
     from martlet.server.server import Server
@@ -48,15 +51,13 @@ class HttpDoor:
     """Serves HTTP on a listening socket."""
 
     def __init__(self, server: Server) -> None:
-        from martlet.server.log_api import LogApi
-        from martlet.server.nsq_api import NsqApi
-
         self._routes: Routes = {**NsqApi(server).routes(), **LogApi(server).routes()}
         self._web = web.Server(self._handle, access_log=None)
         self._listener: asyncio.Server | None = None
 
     async def start(self, sock: socket.socket) -> None:
         """Accept connections on a socket that listens already."""
+        pauses.watch()
         loop = asyncio.get_running_loop()
         if sock.family == socket.AF_UNIX:
             self._listener = await loop.create_unix_server(self._web, sock=sock)
