@@ -65,6 +65,8 @@ class Broker:
         self.topics: dict[str, Topic] = {}
         self.by_id: dict[int, Topic] = {}
         self.last_id = 0
+        self.stored_count = 0
+        """Messages stored since the start."""
         self.started_at_ns = clock()
         self.on_topic: Callable[[Topic], None] = lambda topic: None
         """Called when a topic is made or deleted."""
@@ -169,6 +171,7 @@ class Broker:
         if len(self._scratch) > MOST_SCRATCH or len(last.scratch) > BIG_SCRATCH_BYTES:
             self._scratch.pop()
         if receipt.error is None:
+            self.stored_count += queue.end_offset - before
             topic.stored(before, deliver_at_ns != 0)
         return receipt
 

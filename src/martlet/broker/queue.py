@@ -12,7 +12,6 @@ from martlet.broker.errors import WritesRefused
 from martlet.log.batch import Batch
 from martlet.log.commitlog import CommitLog
 from martlet.log.index import Entry, Index
-from martlet.log.record import Kind
 
 ID_MASK = (1 << 64) - 1
 MOST_BATCH_BYTES = 1 << 20
@@ -100,34 +99,26 @@ class Queue:
         assert batch is not None
         self.batch = None
         record, flags = batch.finish()
+        first, count, stored_at_ns = self.end_offset, batch.count, batch.stored_at_ns
         try:
-            position = self._log.append(
+            position = self._log.append_batch(
                 record,
-                kind=Kind.BATCH,
-                payload_length=batch.payload_length,
-                flags=flags,
-                topic=self.topic,
-                queue=self.number,
-                count=batch.count,
-                first_offset=self.end_offset,
-                stored_at_ns=batch.stored_at_ns,
-                deliver_at_ns=deliver_at_ns,
+                batch.payload_length,
+                flags,
+                self.topic,
+                self.number,
+                count,
+                first,
+                stored_at_ns,
+                deliver_at_ns,
             )
         except WritesRefused as error:
             receipt.error = error
         else:
-            self.index.add(
-                Entry(
-                    self.end_offset,
-                    position,
-                    batch.count,
-                    len(record),
-                    batch.stored_at_ns,
-                    deliver_at_ns,
-                )
-            )
-            self.end_offset += batch.count
-            receipt.position = position + len(record)
+            length = len(record)
+            self.index.add(Entry(first, position, count, length, stored_at_ns, deliver_at_ns))
+            self.end_offset = first + count
+            receipt.position = position + length
         finally:
             record.release()
             scratch.append(batch)

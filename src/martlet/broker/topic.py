@@ -132,7 +132,10 @@ class Topic:
             batch = self._around.staged(self)
         before = batch.end
         if type(bodies) is list:
-            batch.add_many(bodies)
+            if len(bodies) == 1:
+                batch.add(bodies[0])
+            else:
+                batch.add_many(bodies)
         else:
             batch.add_matrix(cast("Bytes", bodies))
         self.message_bytes += batch.end - before - FRAME_HEADER_BYTES * len(bodies)

@@ -30,6 +30,7 @@ _HEAD = struct.Struct(">IIqH12s")
 """A frame's header but for the last four digits of the id."""
 _END = struct.Struct("<I")
 _PADDING = bytes(8)
+_UNIFORM = int(Flag.UNIFORM)
 _DIGITS_AT = _HEAD.size
 _FRAME_TYPE_MESSAGE = 2
 _ID_MASK = (1 << 64) - 1
@@ -216,8 +217,10 @@ class Batch:
         elif self._size != size:
             self._size = -1
 
-    def finish(self) -> tuple[memoryview, Flag]:
-        """Write the trailer. Returns the record's bytes, its header still to be sealed."""
+    def finish(self) -> tuple[memoryview, int]:
+        """Write the trailer. Returns the record's bytes, its header still to be sealed, and its
+        flags.
+        """
         assert self.count > 0
         ends_at = (self.end + 7) & ~7
         trailer_end = ends_at + 4 * self.count
@@ -228,7 +231,7 @@ class Batch:
         self._view[trailer_end:length] = _PADDING[: length - trailer_end]
         if self.count == 1 and isinstance(self._ends[0], int):
             _END.pack_into(self.scratch, ends_at, self._ends[0])
-            return self._view[:length], Flag.UNIFORM
+            return self._view[:length], _UNIFORM
         trailer: npt.NDArray[np.uint32] = np.ndarray((self.count,), "<u4", self.scratch, ends_at)
         at = 0
         for ends in self._ends:
@@ -238,4 +241,4 @@ class Batch:
             else:
                 trailer[at : at + len(ends)] = ends
                 at += len(ends)
-        return self._view[:length], Flag(0) if self._size == -1 else Flag.UNIFORM
+        return self._view[:length], 0 if self._size == -1 else _UNIFORM

@@ -28,6 +28,8 @@ from martlet.log.record import (
 )
 from martlet.log.storage import Segment, Storage, StorageFull
 
+_BATCH = int(Kind.BATCH)
+
 
 class WritesRefused(Exception):
     """The log takes no writes at the moment, or never again; the text says why and what to do."""
@@ -86,21 +88,19 @@ class CommitLog:
         assert self._current.base <= position <= self._current.base + self._current.capacity
         storage.reserve(segment_bytes, 1)
 
-    def append(
+    def append_batch(
         self,
         record: memoryview,
-        *,
-        kind: Kind,
         payload_length: int,
-        flags: int = 0,
-        topic: int = 0,
-        queue: int = 0,
-        count: int = 0,
-        first_offset: int = 0,
-        stored_at_ns: int = 0,
-        deliver_at_ns: int = 0,
+        flags: int,
+        topic: int,
+        queue: int,
+        count: int,
+        first_offset: int,
+        stored_at_ns: int,
+        deliver_at_ns: int,
     ) -> int:
-        """Seal a record laid out in `record` and write it. Returns its position.
+        """Seal a batch laid out in `record` and write it. Returns its position.
 
         Raises:
             WritesRefused: the disk is full, or a write or a flush has failed.
@@ -110,17 +110,17 @@ class CommitLog:
         position = self.position
         seal(
             record,
-            kind=kind,
-            position=position,
-            epoch=self.epoch,
-            payload_length=payload_length,
-            flags=flags,
-            topic=topic,
-            queue=queue,
-            count=count,
-            first_offset=first_offset,
-            stored_at_ns=stored_at_ns,
-            deliver_at_ns=deliver_at_ns,
+            _BATCH,
+            position,
+            self.epoch,
+            payload_length,
+            flags,
+            topic,
+            queue,
+            count,
+            first_offset,
+            stored_at_ns,
+            deliver_at_ns,
         )
         self._write(record)
         return position

@@ -141,8 +141,7 @@ def record_length(payload_length: int, count: int, properties_length: int = 0) -
 
 def seal(
     record: memoryview,
-    *,
-    kind: Kind,
+    kind: int,
     position: int,
     epoch: int,
     payload_length: int,

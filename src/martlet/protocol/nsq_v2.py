@@ -319,11 +319,14 @@ class Decoder:
     ) -> tuple[Command, int] | None:
         if verb == "MPUB":
             return self._publish_many(topic, buffer, at, body_at, end)
-        body = self._body(verb, "message ", self.limits.max_msg_size, buffer, at, body_at, end)
-        if body is None:
+        start = body_at + 4
+        size = _SIZE.unpack_from(buffer, body_at)[0] if start <= end else 0
+        stop = start + size
+        if not 0 < size <= self.limits.max_msg_size or stop > end:
+            limit = self.limits.max_msg_size
+            body = self._body(verb, "message ", limit, buffer, at, body_at, end)
+            assert body is None
             return None
-        start, stop = body
-        size = stop - start
         if end - at >= FEW * (stop - at):
             bodies = publish_run(buffer, at, end, start - at, size)
             count = len(bodies)

@@ -31,7 +31,7 @@ class Disk:
         self._on_durable = on_durable
         self._thread = ThreadPoolExecutor(1, "martlet-disk")
         self._loop = asyncio.get_running_loop()
-        self._flushing = False
+        self.flushing = False
         self._flush_again = False
         self._checkpointing = False
         self.checkpoint_position = -1
@@ -40,20 +40,20 @@ class Disk:
 
     def flush(self) -> None:
         """Make durable what is written now; when a flush runs, another follows it."""
-        if self._flushing:
+        if self.flushing:
             self._flush_again = True
             return
         log = self._broker.log
         if log.failed is not None or log.durable_position >= log.position:
             return
-        self._flushing = True
+        self.flushing = True
         self._flush_again = False
         job = log.flush_job()
         future = self._loop.run_in_executor(self._thread, job.run)
         future.add_done_callback(lambda done: self._flushed(job, done))
 
     def _flushed(self, job: FlushJob, done: asyncio.Future[None]) -> None:
-        self._flushing = False
+        self.flushing = False
         self.flush_count += 1
         if self._ended_well(done):
             self._broker.log.flushed(job)

@@ -70,7 +70,7 @@ class Server:
         self._sync = options.flush == "sync"
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ns = 0
-        self._since_flush = 0
+        self._flushed_count = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._http: HttpDoor | None = None
         self._empty: asyncio.Event | None = None
@@ -251,7 +251,8 @@ class Server:
             else:
                 for connection in staged:
                     connection.settle(None)
-                self._since_flush += 1
+                if self.broker.stored_count - self._flushed_count >= self.options.sync_every:
+                    self._keep_flushed()
         if self._settled:
             self._durable()
         if self._sync and self._awaiting:
@@ -310,7 +311,9 @@ class Server:
             self.broker.write_journal()
 
     def _keep_flushed(self) -> None:
-        self.disk.flush()
+        if not self.disk.flushing:
+            self._flushed_count = self.broker.stored_count
+            self.disk.flush()
 
     async def _keep_checkpoint(self) -> None:
         if self.broker.log.position != self.disk.checkpoint_position:
