@@ -8,9 +8,7 @@ is true or false stands alone or takes its value after ``=``.  Each form is brou
 from __future__ import annotations
 
 import argparse
-import difflib
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from martlet.options import Flag, Kind, OptionError
@@ -147,21 +145,23 @@ class Arguments:
                 f"{argument!r} belongs to no flag; a true or false flag takes its value after =,"
                 " as in --deflate=false"
             )
-        near = difflib.get_close_matches(name, self._flags, n=1)
-        hint = f"did you mean --{near[0]}?" if near else "see --help"
+        near = _nearest(name, self._flags)
+        hint = f"did you mean --{near}?" if near else "see --help"
         self.fail(f"there is no flag --{name}; {hint}")
 
     def _unknown_keys(self, path: str, config: Mapping[str, object]) -> list[str]:
         known = {flag.config_key for flag in self._flags.values()}
         warnings: list[str] = []
         for key in config.keys() - known - {name.replace("-", "_") for name in _DEPRECATED}:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            near = _nearest(key, known)
+            hint = f"; did you mean {near}?" if near else ""
             warnings.append(f"{path}: there is no option {key}, it is ignored{hint}")
         return sorted(warnings)
 
 
 def _load(path: str) -> dict[str, Any]:
+    import tomllib
+
     try:
         with open(path, "rb") as file:
             return tomllib.load(file)
@@ -169,6 +169,13 @@ def _load(path: str) -> dict[str, Any]:
         raise OptionError(f"--config={path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"--config={path} is not TOML: {error}") from None
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    """The name that was probably meant, or nothing."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(name, names, n=1)), "")
 
 
 def _is_bool(flag: Flag) -> bool:

@@ -7,9 +7,10 @@ everything else, with the reason as the last log line.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
-import platform
 import signal
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ DESCRIPTION = (
 
 def version() -> str:
     """What ``martlet broker --version`` prints, in the shape of nsqd's."""
-    return f"martlet v{__version__} (on python {platform.python_version()})"
+    return f"martlet v{__version__} (on python {sys.version.split()[0]})"
 
 
 def arguments() -> Arguments:
@@ -87,6 +88,8 @@ async def _serve(options: BrokerOptions, log: logging.Logger) -> int:
     except OSError as error:
         log.critical("%s", error)
         return 1
+    # What a start leaves behind lives as long as the process: no collection need look at it.
+    gc.freeze()
     await stopping.wait()
     await server.stop()
     log.info("bye")
