@@ -1,0 +1,188 @@
+"""`./run`: what it makes, when it makes it again, and what it says if it cannot.
+
+The interpreter is a stand-in that notes what it was asked for, so that nothing is installed here;
+the real thing happens each time a fresh clone runs its tests.
+"""
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOOLS = "cat cksum date dirname env head ln mkdir mv readlink rm rmdir sh sleep tr cp grep"
+
+# Behaves as python, and as pip and martlet of the environments that it makes. $home is its folder.
+PYTHON = """#!/bin/sh
+home={home}
+printf '%s\\n' "$*" >>"$home/asked"
+case "$*" in
+"-c import sys; sys.exit(sys.version_info < (3, 11))") exit ${{TOO_OLD:-0}} ;;
+"-c import sys; print(sys._base_executable)") echo "$home/python3" ;;
+*"-m pip"*--version*)
+    case "$0" in */.venv/*) [ ! -e "$home/no-ensurepip" ] ;; *) [ ! -e "$home/no-pip" ] ;; esac ;;
+*"-m pip"*" install "*)
+    sleep "${{INSTALL_S:-0}}"
+    [ ! -e "$home/broken-index" ] || {{ echo "no such package" >&2; exit 1; }} ;;
+"-m venv "*)
+    case "$*" in *--without-pip*) ;; *) [ ! -e "$home/no-ensurepip" ] || exit 1 ;; esac
+    for folder do :; done
+    mkdir -p "$folder/bin"
+    cp "$0" "$folder/bin/python"
+    printf '#!/bin/sh\\necho "martlet $*"\\n' >"$folder/bin/martlet"
+    chmod +x "$folder/bin/martlet" ;;
+*) exit 1 ;;
+esac
+"""
+
+
+@dataclass
+class Machine:
+    """A clone, and a PATH with little on it."""
+
+    home: Path
+    clone: Path
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [self.clone / "run", *arguments],
+            env={"PATH": str(self.home), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
+        """The exit code, and what was said on standard output and standard error."""
+        process = self.start(*arguments, **environment)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+    def asked(self, what: str) -> list[str]:
+        """What the interpreter was asked for since the last time, if `what` is in it."""
+        file = self.home / "asked"
+        lines = file.read_text().splitlines() if file.exists() else []
+        file.write_text("")
+        return [line for line in lines if what in line]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    home = tmp_path / "bin"
+    clone = tmp_path / "a clone"
+    for folder in (home, clone):
+        folder.mkdir()
+    for name in [*TOOLS.split(), "chmod"]:
+        program = shutil.which(name)
+        assert program, name
+        (home / name).symlink_to(program)
+    python = home / "python3"
+    python.write_text(PYTHON.format(home=home))
+    python.chmod(0o755)
+    shutil.copy(ROOT / "run", clone)
+    for name in ("pyproject.toml", "requirements.lock", "requirements-build.lock"):
+        (clone / name).write_text(name)
+    return Machine(home, clone)
+
+
+def test_it_sets_up_once_and_hands_on_the_arguments(machine: Machine) -> None:
+    code, out, err = machine.run("broker", "--data-path=a b", "")
+    assert (code, out) == (0, "martlet broker --data-path=a b \n")
+    assert "setting up" in err
+    installs = machine.asked(" install ")
+    assert len(installs) == 3
+    assert [("--require-hashes" in line) for line in installs] == [True, True, False]
+    assert machine.run("broker") == (0, "martlet broker\n", "")
+    assert machine.asked("") == []
+
+
+def test_a_changed_lock_file_brings_the_environment_up_to_date(machine: Machine) -> None:
+    machine.run()
+    machine.asked("")
+    (machine.clone / "requirements.lock").write_text("other versions")
+    code, _, err = machine.run()
+    assert code == 0
+    assert "up to date" in err
+    asked = machine.asked("-m ")
+    assert not any("venv " in line.split("--")[0] for line in asked)
+    assert len([line for line in asked if " install " in line]) == 3
+
+
+def test_an_update_that_fails_keeps_the_environment_and_is_tried_again(machine: Machine) -> None:
+    machine.run()
+    (machine.clone / "requirements.lock").write_text("other versions")
+    (machine.home / "broken-index").touch()
+    code, out, err = machine.run()
+    assert (code, out) == (1, "")
+    assert "no such package" in err
+    assert "mend it and run this again" in err
+    (machine.home / "broken-index").unlink()
+    machine.asked("")
+    assert machine.run()[0] == 0
+    assert machine.asked("-m venv") == []
+
+
+def test_a_set_up_that_was_cut_short_starts_afresh(machine: Machine) -> None:
+    half = machine.clone / ".venv" / "lib" / "half a package"
+    half.mkdir(parents=True)
+    assert machine.run()[:2] == (0, "martlet \n")
+    assert not half.exists()
+
+
+def test_a_clone_that_was_moved_gets_a_new_environment(machine: Machine) -> None:
+    machine.run()
+    machine.clone = machine.clone.rename(machine.clone.with_name("elsewhere"))
+    machine.asked("")
+    assert machine.run()[0] == 0
+    assert len(machine.asked("-m venv")) == 1
+
+
+def test_a_python_without_ensurepip_is_filled_by_its_own_pip(machine: Machine) -> None:
+    (machine.home / "no-ensurepip").touch()
+    assert machine.run()[:2] == (0, "martlet \n")
+    installs = machine.asked(" install ")
+    assert len(installs) == 3
+    assert all(f"--python {machine.clone}/.venv/bin/python" in line for line in installs)
+
+
+def test_without_any_way_it_names_the_ways_out(machine: Machine) -> None:
+    (machine.home / "no-ensurepip").touch()
+    (machine.home / "no-pip").touch()
+    code, _, err = machine.run()
+    assert code == 1
+    assert str(machine.home / "python3") in err
+    for way_out in ("uv ", "python3-venv", "PYTHON="):
+        assert way_out in err
+
+
+def test_a_python_too_old_is_no_python(machine: Machine) -> None:
+    code, _, err = machine.run(TOO_OLD="1")
+    assert code == 1
+    assert "no Python 3.11 or later is on PATH" in err
+    code, _, err = machine.run(TOO_OLD="1", PYTHON="python3")
+    assert code == 1
+    assert "PYTHON=python3 is not a Python 3.11 or later" in err
+
+
+def test_two_at_once_set_up_once(machine: Machine) -> None:
+    both = [machine.start(str(number), INSTALL_S="0.2") for number in range(2)]
+    said = [process.communicate(timeout=60)[0] for process in both]
+    assert said == ["martlet 0\n", "martlet 1\n"]
+    assert len(machine.asked("-m venv")) == 1
+
+
+def test_the_lock_of_a_dead_process_is_taken_over(machine: Machine) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    (machine.clone / ".venv.lock").symlink_to(str(dead.pid))
+    assert machine.run()[:2] == (0, "martlet \n")
+    assert not (machine.clone / ".venv.lock").is_symlink()
+
+
+def test_a_lock_that_cannot_be_made_is_an_error(machine: Machine) -> None:
+    (machine.clone / ".venv.lock").touch()
+    code, _, err = machine.run()
+    assert code == 1
+    assert "cannot make" in err
