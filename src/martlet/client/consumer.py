@@ -121,7 +121,10 @@ class Consumer:
 
         Raises:
             SubscribeRefused: a broker will not have it.
+            Closed: it has been connected before; make a new Consumer.
         """
+        if self._subscriptions:
+            raise Closed("a consumer is used once: make a new one")
         for address in self._addresses:
             dialer = Dialer(
                 [address],

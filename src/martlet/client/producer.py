@@ -81,7 +81,10 @@ class Producer:
 
         Raises:
             ConnectFailed: no broker answered within the timeout.
+            Closed: it has been connected before; make a new Producer.
         """
+        if self._keeper is not None:
+            raise Closed("a producer is used once: make a new one")
         self._loop = asyncio.get_running_loop()
         self._keeper = asyncio.create_task(self._keep_connected(), name="martlet producer")
         try:

@@ -1,4 +1,5 @@
-"""What tests need: a broker inside the test, a broker as a process that can be killed.
+"""What tests need: a broker inside the test, a broker as a process that can be killed, and for the
+core alone a clock that stands still and a disk that fails on demand.
 
 ::
 
@@ -10,5 +11,6 @@ installed beside pytest.
 
 from martlet.testing.broker import Broker
 from martlet.testing.broker_process import BrokerProcess
+from martlet.testing.simulated import SimulatedClock, SimulatedStorage
 
-__all__ = ["Broker", "BrokerProcess"]
+__all__ = ["Broker", "BrokerProcess", "SimulatedClock", "SimulatedStorage"]

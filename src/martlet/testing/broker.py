@@ -24,6 +24,9 @@ class Broker:
                 await producer.publish("orders", b"one")
 
     Without a data folder it has one of its own, which goes with it.
+
+    Attributes:
+        options: what the broker is started with.
     """
 
     def __init__(self, data_dir: str | Path | None = None, **options: Any) -> None:
@@ -39,21 +42,22 @@ class Broker:
         """
         from martlet.options import BrokerOptions
 
-        self._own_folder: tempfile.TemporaryDirectory[str] | None = None
-        if data_dir is None:
-            self._own_folder = tempfile.TemporaryDirectory(prefix="martlet-")
-            data_dir = self._own_folder.name
-        self.data_path = Path(data_dir)
         ports = {"tcp_address": LOOPBACK, "http_address": LOOPBACK}
-        self.options = BrokerOptions(**{**ports, **options, "data_path": str(data_dir)})
+        self.options = BrokerOptions(**{**ports, **options})
+        self._data_dir = data_dir
+        self._own_folder: tempfile.TemporaryDirectory[str] | None = None
         self._server: Server | None = None
 
     async def __aenter__(self) -> Broker:
         from martlet.server.server import Server
 
-        self.data_path.mkdir(parents=True, exist_ok=True)
-        self._server = Server(self.options)
+        if self._data_dir is None:
+            self._own_folder = tempfile.TemporaryDirectory(prefix="martlet-")
+            self._data_dir = self._own_folder.name
+        self.options = self.options.replace(data_path=str(self._data_dir))
         try:
+            self.data_path.mkdir(parents=True, exist_ok=True)
+            self._server = Server(self.options)
             await self._server.start()
         except BaseException:
             self._remove_folder()
@@ -81,6 +85,11 @@ class Broker:
         if self._server is None:
             raise RuntimeError("the broker is not running: use 'async with Broker()'")
         return self._server
+
+    @property
+    def data_path(self) -> Path:
+        """The data folder."""
+        return Path(self.options.data_path)
 
     @property
     def tcp_address(self) -> str:

@@ -10,6 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 START_S = 20.0
 """How long a broker may take until it listens: it may have much to recover."""
@@ -38,7 +39,6 @@ class BrokerProcess:
     Attributes:
         tcp_address: where NSQ clients connect, as ``host:port``.
         http_address: where HTTP is served, as ``host:port``.
-        data_path: its data folder, a temporary one if none was given.
     """
 
     def __init__(self, data_dir: str | Path | None = None, *arguments: str) -> None:
@@ -48,17 +48,13 @@ class BrokerProcess:
             data_dir: where to keep the data.
             arguments: more of ``martlet broker``, such as ``--msg-timeout=2s``.
         """
+        self._data_dir = data_dir
         self._own_folder: tempfile.TemporaryDirectory[str] | None = None
-        if data_dir is None:
-            self._own_folder = tempfile.TemporaryDirectory(prefix="martlet-")
-            data_dir = self._own_folder.name
-        self.data_path = Path(data_dir)
-        self.data_path.mkdir(parents=True, exist_ok=True)
         self.tcp_address = f"127.0.0.1:{free_port()}"
         self.http_address = f"127.0.0.1:{free_port()}"
         self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
-        self._log = tempfile.TemporaryFile(prefix="martlet-log-")  # noqa: SIM115, closed by close
+        self._log: IO[bytes] | None = None
 
     def __enter__(self) -> BrokerProcess:
         try:
@@ -75,6 +71,14 @@ class BrokerProcess:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    @property
+    def data_path(self) -> Path:
+        """Its data folder: a temporary one if none was given, which goes when it is closed."""
+        if self._data_dir is None:
+            self._own_folder = tempfile.TemporaryDirectory(prefix="martlet-")
+            self._data_dir = self._own_folder.name
+        return Path(self._data_dir)
 
     @property
     def process_id(self) -> int:
@@ -106,6 +110,9 @@ class BrokerProcess:
         """
         if self._process is not None:
             raise RuntimeError("the broker is running already")
+        self.data_path.mkdir(parents=True, exist_ok=True)
+        if self._log is None:
+            self._log = tempfile.TemporaryFile(prefix="martlet-log-")  # noqa: SIM115, see close
         self._process = subprocess.Popen(
             self.command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log
         )
@@ -149,6 +156,8 @@ class BrokerProcess:
 
     def log(self) -> str:
         """What the processes have written so far."""
+        if self._log is None:
+            return ""
         descriptor = self._log.fileno()
         # Not read(): that would move the place at which the process writes.
         return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode("utf-8", "replace")
@@ -159,7 +168,9 @@ class BrokerProcess:
             if self._process is not None:
                 self.stop()
         finally:
-            self._log.close()
+            if self._log is not None:
+                self._log.close()
+                self._log = None
             if self._own_folder is not None:
                 self._own_folder.cleanup()
 

@@ -496,6 +496,8 @@ async def test_what_is_senseless_is_told() -> None:
     with pytest.raises(Closed, match="async with"):
         await anext(consumer)
     async with ScriptedBroker() as broker, Consumer("t", "c", broker.address) as consumer:
+        with pytest.raises(Closed, match="used once"):
+            await consumer.__aenter__()
         with pytest.raises(ValueError, match="concurrency=0"):
             await consumer.run(print, concurrency=0)
         with pytest.raises(ValueError, match="max_messages=0"):

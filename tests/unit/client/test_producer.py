@@ -344,6 +344,8 @@ async def test_closing_waits_for_what_is_published() -> None:
         await publish
         with pytest.raises(Closed, match="closed"):
             await producer.publish("t", b"two")
+        with pytest.raises(Closed, match="used once"):
+            await producer.__aenter__()
     with pytest.raises(Closed, match="async with"):
         await Producer(broker.address).publish("t", b"three")
 

@@ -1,0 +1,433 @@
+"""A clock that stands still and a disk that can be pulled out: how Martlet tests its own core.
+
+The broker's core reads no clock, throws no dice and opens no file; it is handed all three.  Hand it
+these, and a test has a broker in which a minute passes in a microsecond, the disk is full when you
+say so, and the power fails between two writes of your choice::
+
+    clock = SimulatedClock()
+    storage = SimulatedStorage(Random(1))
+    broker, _ = restore(storage, clock, Random(2), segment_bytes=4096)
+
+    receipt = broker.topic("orders").stage([b"one"])
+    broker.commit()
+
+    clock.advance(60 * 10**9)
+    broker.run()                            # every timeout of that minute happens now
+
+    storage = storage.crash(power=True)     # only what was flushed is sure to be there
+    broker, restored = restore(storage, clock, Random(3), segment_bytes=4096)
+
+All chance comes from the ``random.Random`` that you hand over, so a test that failed once fails
+again with the same seed.
+
+What a power cut leaves behind
+------------------------------
+A disk promises less than one thinks, and this one promises no more than a disk:
+
+- What was flushed is there.  What was not may be there in full, in part, or not at all, and a later
+  write may have got there before an earlier one.
+- A file that was put in place by `replace` is there in full: it is the old one or the new one.
+- A file that was removed, and a segment that was retired, may be back, until the folder was made
+  durable too, which `create` does.
+- A flush that failed has made nothing durable, and another flush that succeeds afterwards does not
+  make up for it (https://lwn.net/Articles/752063/).
+
+A process that is killed loses nothing of all that: what it wrote is with the kernel.
+"""
+
+from __future__ import annotations
+
+import errno
+from random import Random
+
+from martlet.log.storage import Segment, StorageFull
+
+START_NS = 1_700_000_000 * 10**9
+"""When a simulated clock begins, unless it is told otherwise: in November 2023."""
+SECTOR_BYTES = 512
+"""What a disk writes whole or not at all."""
+
+Write = tuple[int, bytes]
+"""A place in a file and the bytes that were written there."""
+
+
+class SimulatedClock:
+    """A clock that moves when it is told to, and only forwards.
+
+    Call it for the time, as the broker does.
+
+    Args:
+        now_ns: nanoseconds since 1970 that it shows at first.
+    """
+
+    def __init__(self, now_ns: int = START_NS) -> None:
+        self.now_ns = now_ns
+
+    def __call__(self) -> int:
+        """Now, in nanoseconds since 1970."""
+        return self.now_ns
+
+    def advance(self, duration_ns: int) -> int:
+        """Let time pass.  Returns what the clock shows then.
+
+        Nothing happens by that alone: call the broker's ``run`` for what has become due.
+
+        Raises:
+            ValueError: the duration is negative.
+        """
+        if duration_ns < 0:
+            raise ValueError(f"a clock does not go back, and this one not by {-duration_ns} ns")
+        self.now_ns += duration_ns
+        return self.now_ns
+
+
+class _File:
+    """Bytes as a process sees them, and which of them the disk has for sure."""
+
+    def __init__(self, content: bytes | bytearray) -> None:
+        self.seen = bytearray(content)
+        self.stable = bytearray(content)
+        self.unflushed: list[Write] = []
+        self.doubtful: list[Write] = []
+        """Written, and then a flush failed: no flush will make these durable any more."""
+
+    def write(self, data: bytes, at: int) -> None:
+        end = at + len(data)
+        if end > len(self.seen):
+            self.seen.extend(bytes(end - len(self.seen)))
+        self.seen[at:end] = data
+        self.unflushed.append((at, data))
+
+    def flush(self) -> None:
+        for at, data in self.unflushed:
+            _lay(self.stable, at, data)
+        self.unflushed.clear()
+
+    def flush_failed(self) -> None:
+        self.doubtful += self.unflushed
+        self.unflushed.clear()
+
+    def after_power_cut(self, random: Random) -> bytearray:
+        """The bytes as the disk has them: what was flushed, and of the rest what chance left."""
+        left = bytearray(self.stable)
+        writes = [*self.doubtful, *self.unflushed]
+        if random.random() < 0.5:
+            kept = random.randint(0, len(writes))
+            for at, data in writes[:kept]:
+                _lay(left, at, data)
+            writes = writes[kept : kept + 1]
+        for at, data in writes:
+            fate = random.randrange(4)
+            if fate == 0:
+                _lay(left, at, data)
+            elif fate == 1:
+                _lay(left, at, data[: random.randint(0, len(data))])
+            elif fate == 2:
+                _lay_sectors(left, at, data, random)
+        return left
+
+
+def _lay(file: bytearray, at: int, data: bytes) -> None:
+    if not data:
+        return
+    end = at + len(data)
+    if end > len(file):
+        file.extend(bytes(end - len(file)))
+    file[at:end] = data
+
+
+def _lay_sectors(file: bytearray, at: int, data: bytes, random: Random) -> None:
+    """Some of the sectors of a write, whole ones."""
+    start = 0
+    while start < len(data):
+        end = min(len(data), start + SECTOR_BYTES - (at + start) % SECTOR_BYTES)
+        if random.randrange(2):
+            _lay(file, at + start, data[start:end])
+        start = end
+
+
+class SimulatedSegment:
+    """A segment in memory. The storage makes them."""
+
+    def __init__(self, storage: SimulatedStorage, base: int, content: bytes | bytearray) -> None:
+        self.base = base
+        self.capacity = len(content)
+        self._storage = storage
+        self._file = _File(content)
+        self._view = memoryview(self._file.seen).toreadonly()
+
+    @property
+    def view(self) -> memoryview:
+        """All its bytes, read-only and always current."""
+        return self._view
+
+    @property
+    def content(self) -> bytearray:
+        """The same bytes, for a test that wants to damage them behind everybody's back."""
+        return self._file.seen
+
+    def write(self, data: memoryview | bytes | bytearray, at: int) -> None:
+        """Write all of `data` at byte `at`.  Raises the storage's ``write_error`` while it is set,
+        and has then written a part.
+        """
+        self._storage.check_alive()
+        assert at >= 0 and at + len(data) <= self.capacity, "a write beyond the segment's end"
+        error = self._storage.write_error
+        if error is not None:
+            part = bytes(data[: self._storage.random.randrange(len(data))])
+            self._file.write(part, at)
+            raise error
+        self._file.write(bytes(data), at)
+
+    def flush(self) -> None:
+        """Make what was written survive a power cut.  Raises the storage's ``flush_error`` while
+        it is set.
+        """
+        self._storage.check_alive()
+        error = self._storage.flush_error
+        if error is not None:
+            self._file.flush_failed()
+            raise error
+        self._file.flush()
+
+    def let_go(self) -> bool:
+        """Nobody is to read it any more; False where somebody still does."""
+        self._view.release()
+        try:
+            self._file.seen.extend(b"\0")
+        except BufferError:
+            return False
+        del self._file.seen[-1]
+        return True
+
+    def after(self, power: bool, random: Random) -> bytearray:
+        """Its bytes after a crash."""
+        return self._file.after_power_cut(random) if power else bytearray(self._file.seen)
+
+    def recycled(self, base: int) -> SimulatedSegment:
+        """The same file under another base, stale bytes, unflushed ones and all."""
+        other = SimulatedSegment(self._storage, base, self._file.seen)
+        other._file.stable = self._file.stable
+        other._file.unflushed = self._file.unflushed
+        other._file.doubtful = self._file.doubtful
+        return other
+
+
+class SimulatedStorage:
+    """A data folder in memory: ``martlet.log.storage.Storage``, with a disk under it that fails
+    when it is told to.
+
+    Set these attributes at any time:
+
+    - ``capacity_bytes``: how large the disk is, None for no limit.  Segments and spares count in
+      full, as preallocated files do.  Where a segment does not fit, `create` raises `StorageFull`;
+      where another file does not, the write raises ``OSError(ENOSPC)``.
+    - ``keep_free_bytes``: what must stay free when a segment is made.
+    - ``flush_error``: an ``OSError`` that every flush raises while it is set.
+    - ``write_error``: the same for writes to segments, which stop somewhere in the middle.
+
+    Args:
+        random: decides what a power cut leaves, and how far a failing write gets.
+        capacity_bytes: see above.
+        keep_free_bytes: see above.
+        spares: how many segments to keep for reuse.
+    """
+
+    def __init__(
+        self,
+        random: Random,
+        *,
+        capacity_bytes: int | None = None,
+        keep_free_bytes: int = 0,
+        spares: int = 2,
+    ) -> None:
+        self.random = random
+        self.capacity_bytes = capacity_bytes
+        self.keep_free_bytes = keep_free_bytes
+        self.flush_error: OSError | None = None
+        self.write_error: OSError | None = None
+        self._most_spares = spares
+        self._segments: dict[int, SimulatedSegment] = {}
+        self._spares: list[SimulatedSegment] = []
+        self._files: dict[str, _File] = {}
+        self._retired: list[SimulatedSegment] = []
+        """They may be back after a power cut."""
+        self._removed: dict[str, _File] = {}
+        """The same for other files."""
+        self._dead: str | None = None
+
+    # what a test does
+
+    def crash(self, *, power: bool = False) -> SimulatedStorage:
+        """End the process that uses the storage.  Returns the storage as the next one finds it.
+
+        Args:
+            power: False: the process is killed, and all that it wrote is there.  True: the power
+                is cut, and what was not flushed is there in part, or not.
+
+        Whoever still uses the old storage gets a ``RuntimeError``.  After a clean stop, too, this
+        is how the folder is opened again.
+        """
+        after = SimulatedStorage(
+            self.random,
+            capacity_bytes=self.capacity_bytes,
+            keep_free_bytes=self.keep_free_bytes,
+            spares=self._most_spares,
+        )
+        found = list(self._segments.values())
+        if power:
+            found += [s for s in self._retired if self.random.randrange(2)]
+        for segment in found:
+            content = segment.after(power, self.random)
+            after._segments.setdefault(segment.base, SimulatedSegment(after, segment.base, content))
+        for spare in self._spares:
+            if not any(spare is segment for segment in found):
+                content = spare.after(power, self.random)
+                after._spares.append(SimulatedSegment(after, spare.base, content))
+        files = dict(self._files)
+        if power:
+            back = {name: file for name, file in self._removed.items() if self.random.randrange(2)}
+            files = back | files
+        for name, file in files.items():
+            after._files[name] = _File(file.after_power_cut(self.random) if power else file.seen)
+        self._dead = "the power was cut" if power else "its process was killed"
+        return after
+
+    @property
+    def used_bytes(self) -> int:
+        """What is taken of the disk."""
+        segments = [*self._segments.values(), *self._spares]
+        return sum(s.capacity for s in segments) + sum(len(f.seen) for f in self._files.values())
+
+    @property
+    def spare_count(self) -> int:
+        """How many segments wait to be used again."""
+        return len(self._spares)
+
+    def check_alive(self) -> None:
+        """Raise RuntimeError where the storage has crashed or was closed."""
+        if self._dead is not None:
+            raise RuntimeError(f"the storage is not there any more: {self._dead}")
+
+    # what the log does
+
+    def segments(self) -> list[Segment]:
+        """The segments that are there, by base."""
+        self.check_alive()
+        return [self._segments[base] for base in sorted(self._segments)]
+
+    def create(self, base: int, capacity: int) -> Segment:
+        """Make a segment, from a spare where one fits, with its stale bytes."""
+        self.check_alive()
+        assert base not in self._segments, f"there is a segment at {base} already"
+        for number, spare in enumerate(self._spares):
+            if spare.capacity == capacity:
+                segment = self._spares.pop(number).recycled(base)
+                break
+        else:
+            self._check_room(capacity)
+            segment = SimulatedSegment(self, base, bytes(capacity))
+        self._segments[base] = segment
+        self._retired.clear()
+        return segment
+
+    def reserve(self, capacity: int, count: int) -> bool:
+        """See that `count` spares are at hand; False where there is no room for them."""
+        self.check_alive()
+        self._spares = [spare for spare in self._spares if spare.capacity == capacity]
+        while len(self._spares) < count:
+            try:
+                self._check_room(capacity)
+            except StorageFull:
+                return False
+            self._spares.append(SimulatedSegment(self, 0, bytes(capacity)))
+        return True
+
+    def _check_room(self, capacity: int) -> None:
+        if self.capacity_bytes is None:
+            return
+        free = self.capacity_bytes - self.used_bytes
+        if free - capacity < self.keep_free_bytes:
+            raise StorageFull(
+                errno.ENOSPC,
+                f"no room for a segment of {capacity} bytes: {free} bytes are free and"
+                f" {self.keep_free_bytes} must stay free",
+            )
+
+    def retire(self, segment: Segment) -> None:
+        """Keep the segment as a spare unless there are enough, or somebody still reads it."""
+        self.check_alive()
+        gone = self._segments.pop(segment.base)
+        assert gone is segment, f"another segment is at {segment.base}"
+        unseen = gone.let_go()
+        self._retired.append(gone)
+        if unseen and len(self._spares) < self._most_spares:
+            self._spares.append(gone)
+
+    def read(self, name: str) -> bytes | None:
+        """A small file's content, None where there is none."""
+        self.check_alive()
+        file = self._files.get(name)
+        return None if file is None else bytes(file.seen)
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Put a small file in place, atomically and durably."""
+        self.check_alive()
+        if self.flush_error is not None:
+            raise self.flush_error
+        self._check_space(len(data))
+        self._files[name] = _File(data)
+        self._removed.pop(name, None)
+
+    def remove(self, name: str) -> None:
+        """Delete a file, where it is there."""
+        self.check_alive()
+        file = self._files.pop(name, None)
+        if file is not None:
+            self._removed[name] = file
+
+    def names(self, folder: str) -> list[str]:
+        """The names of the files in a folder."""
+        self.check_alive()
+        start = f"{folder}/"
+        return sorted(name.removeprefix(start) for name in self._files if name.startswith(start))
+
+    def write_at(self, name: str, data: bytes, at: int) -> None:
+        """Write into a file; it is durable after `sync`."""
+        self.check_alive()
+        file = self._files.get(name)
+        length = 0 if file is None else len(file.seen)
+        self._check_space(at + len(data) - length)
+        if file is None:
+            file = self._files[name] = _File(b"")
+        file.write(data, at)
+
+    def _check_space(self, more: int) -> None:
+        if self.capacity_bytes is not None and self.used_bytes + max(0, more) > self.capacity_bytes:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def truncate(self, name: str, length_bytes: int) -> None:
+        """Cut a file."""
+        self.check_alive()
+        file = self._files[name]
+        self._files[name] = _File(file.seen[:length_bytes])
+
+    def sync(self, name: str) -> None:
+        """Make a file written by `write_at` durable."""
+        self.check_alive()
+        file = self._files.get(name)
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
+        if self.flush_error is not None:
+            file.flush_failed()
+            raise self.flush_error
+        file.flush()
+
+    def map(self, name: str) -> memoryview | None:
+        """A file's content as it is now; None where there is none."""
+        data = self.read(name)
+        return None if data is None else memoryview(data)
+
+    def close(self) -> None:
+        """A clean stop: nothing more is written."""
+        self._dead = "it was closed"
