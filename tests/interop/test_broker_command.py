@@ -82,6 +82,26 @@ def test_listens_logs_and_stops(
     assert all(LINE.match(line) and line.startswith("[me] ") for line in command.lines)
 
 
+def test_listens_on_unix_sockets(start: Callable[..., Command], tmp_path: Path) -> None:
+    tcp, http = tmp_path / "tcp.sock", tmp_path / "http.sock"
+    command = start(f"-tcp-address={tcp}", f"-http-address={http}", f"-data-path={tmp_path}")
+    command.wait_for(f"TCP: listening on {tcp}")
+    command.wait_for(f"HTTP: listening on {http}")
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(http))
+        client.sendall(b"GET /info HTTP/1.0\r\n\r\n")
+        answer = client.makefile().read()
+    assert '"http_port":-1,"tcp_port":-1,' in answer
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(tcp))
+        client.sendall(b"  V2PUB t\n\x00\x00\x00\x01x")
+        assert client.recv(10) == b"\x00\x00\x00\x06\x00\x00\x00\x00OK"
+    command.process.terminate()
+    assert command.end() == 0
+    assert not tcp.exists()
+    assert not http.exists()
+
+
 def test_a_second_broker_on_the_folder_is_refused(
     start: Callable[..., Command], tmp_path: Path
 ) -> None:

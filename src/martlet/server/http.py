@@ -24,6 +24,7 @@ from aiohttp import web
 from martlet import __version__
 from martlet.duration import format_duration
 from martlet.server.http_request import HttpError, Request
+from martlet.server.listener import serve
 from martlet.server.log_api import LogApi
 from martlet.server.nsq_api import NsqApi
 from martlet.server.stats import pauses
@@ -58,11 +59,7 @@ class HttpDoor:
     async def start(self, sock: socket.socket) -> None:
         """Accept connections on a socket that listens already."""
         pauses.watch()
-        loop = asyncio.get_running_loop()
-        if sock.family == socket.AF_UNIX:
-            self._listener = await loop.create_unix_server(self._web, sock=sock)
-        else:
-            self._listener = await loop.create_server(self._web, sock=sock)
+        self._listener = await serve(asyncio.get_running_loop(), self._web, sock)
 
     async def stop(self) -> None:
         """Accept no more, and close what is open after a moment."""

@@ -11,10 +11,9 @@ import asyncio
 import logging
 import random
 import resource
-import socket
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +28,7 @@ from martlet.server.clock import Clock
 from martlet.server.connection import Connection
 from martlet.server.disk import Disk
 from martlet.server.identity import broker_identity
+from martlet.server.listener import listen, port_of, remove, serve, shown
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from martlet.server.http import HttpDoor
 
 RECEIVE_BYTES = 1 << 18
-_BACKLOG = 4096
 _FILES_BESIDE_CONNECTIONS = 64
 _ROLLS_BEFORE_CHECKPOINT = 4
 
@@ -82,26 +81,27 @@ class Server:
         self.loop = asyncio.get_running_loop()
         options = self.options
         self.data_path = Path(options.data_path or ".").absolute()
-        tcp = _listen(options.tcp_address, "tcp-address")
-        try:
-            http = _listen(options.http_address, "http-address") if options.http_address else None
-        except OSError:
-            tcp.close()
-            raise
-        self._open_log()
+        with ExitStack() as undo:
+            tcp = undo.enter_context(listen(options.tcp_address, "tcp-address"))
+            http = None
+            if options.http_address:
+                http = undo.enter_context(listen(options.http_address, "http-address"))
+            self._open_log()
+            undo.pop_all()
         self.disk = Disk(self.broker, self.log, self._durable)
         self.broker.schedule.on_earlier = self._set_alarm
         self._set_alarm(self.broker.run())
-        self.tcp_port: int = tcp.getsockname()[1]
-        self.tcp_address = f"{tcp.getsockname()[0]}:{self.tcp_port}"
-        self._tcp = await self.loop.create_server(self._connection, sock=tcp, backlog=_BACKLOG)
+        self.tcp_port = port_of(tcp)
+        self.tcp_address = shown(tcp)
+        self._tcp = await serve(self.loop, self._connection, tcp)
         self.log.info("TCP: listening on %s", self.tcp_address)
         self.http_port = 0
+        self.http_address = ""
         if http is not None:
             from martlet.server.http import HttpDoor
 
-            self.http_port = http.getsockname()[1]
-            self.http_address = f"{http.getsockname()[0]}:{self.http_port}"
+            self.http_port = port_of(http)
+            self.http_address = shown(http)
             self._http = HttpDoor(self)
             await self._http.start(http)
             self.log.info("HTTP: listening on %s", self.http_address)
@@ -161,6 +161,12 @@ class Server:
     async def stop(self) -> None:
         """Close the doors, write down where everything is, and let the folder go."""
         self._tcp.close()
+        for address, port in (
+            (self.tcp_address, self.tcp_port),
+            (self.http_address, self.http_port),
+        ):
+            if port < 0:
+                remove(address)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -318,25 +324,6 @@ class Server:
     async def _keep_checkpoint(self) -> None:
         if self.broker.log.position != self.disk.checkpoint_position:
             await self.disk.checkpoint()
-
-
-def _listen(address: str, flag: str) -> socket.socket:
-    """A listening socket for ``host:port``, or the path of a unix socket."""
-    host, _, port = address.rpartition(":")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    host = host.strip("[]") or "0.0.0.0"
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, int(port)))
-        sock.listen(_BACKLOG)
-    except (OSError, ValueError, OverflowError) as error:
-        sock.close()
-        raise OSError(
-            f"listen ({address}) failed: {error}; is --{flag} right, and free?"
-        ) from error
-    sock.setblocking(False)
-    return sock
 
 
 def _allow_many_files() -> None:
