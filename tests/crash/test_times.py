@@ -1,0 +1,120 @@
+"""Times that outlive the broker: of deferred and requeued messages, over kills and clean stops."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.crash.load import EARLY_NS, JOURNAL_INTERVAL_S
+from tests.crash.wire import Message, Wire, channels_of, dpub, http, pub
+
+from martlet.testing import BrokerProcess
+
+pytestmark = pytest.mark.crash
+
+DELAY_MS = 4000
+LATE_NS = 1_000_000_000
+"""A busy machine may be this late."""
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    interval = f"--journal-interval={int(JOURNAL_INTERVAL_S * 1000)}ms"
+    with BrokerProcess(tmp_path, interval, "--log-level=warn") as process:
+        yield process
+
+
+def end(broker: BrokerProcess, how: str) -> None:
+    if how == "killed":
+        broker.kill()
+    else:
+        assert broker.stop() == 0
+
+
+async def journaled(wire: Wire) -> None:
+    """Return when the broker has written down what it was told on this connection."""
+    for _ in range(5):
+        wire.send(pub("barrier", b"x"))
+        await wire.ok()
+        await asyncio.sleep(2 * JOURNAL_INTERVAL_S)
+
+
+async def next_message(wire: Wire, due_ns: int) -> Message:
+    got = await wire.message()
+    late_ns = time.time_ns() - due_ns
+    assert -EARLY_NS <= late_ns < LATE_NS, f"{got.body!r} came {late_ns / 1e6:.1f} ms late"
+    return got
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+async def test_what_is_deferred_or_requeued_comes_at_its_time(
+    broker: BrokerProcess, how: str
+) -> None:
+    wire = await Wire.subscribed(broker.tcp_address, "t", "c")
+    wire.send(b"RDY 10\n")
+    await http(broker.http_address, "/pub?topic=t", b"requeued")
+    got = await wire.message()
+    assert (got.body, got.attempts) == (b"requeued", 1)
+    requeued_due_ns = time.time_ns() + DELAY_MS * 1_000_000
+    wire.send(b"REQ %b %d\n" % (got.id, DELAY_MS))
+    deferred_due_ns = time.time_ns() + (DELAY_MS + 300) * 1_000_000
+    wire.send(dpub("t", DELAY_MS + 300, b"deferred"))
+    await wire.ok()
+    await journaled(wire)
+    wire.close()
+    end(broker, how)
+
+    broker.start()
+    state = (await channels_of(broker.http_address))["t", "c"]
+    assert time.time_ns() < requeued_due_ns, "the machine is too slow for this test"
+    assert (state["depth"], state["deferred_count"]) == (0, 2)
+    wire = await Wire.subscribed(broker.tcp_address, "t", "c")
+    wire.send(b"RDY 10\n")
+    again = await next_message(wire, requeued_due_ns)
+    assert (again.body, again.id, again.attempts) == (b"requeued", got.id, 2)
+    deferred = await next_message(wire, deferred_due_ns)
+    assert (deferred.body, deferred.attempts) == (b"deferred", 1)
+    wire.close()
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+async def test_what_became_due_while_the_broker_was_away_comes_at_once(
+    broker: BrokerProcess, how: str
+) -> None:
+    wire = await Wire.subscribed(broker.tcp_address, "t", "c")
+    wire.send(dpub("t", 100, b"deferred"))
+    await wire.ok()
+    wire.close()
+    end(broker, how)
+    await asyncio.sleep(0.1)
+    broker.start()
+    wire = await Wire.subscribed(broker.tcp_address, "t", "c")
+    wire.send(b"RDY 1\n")
+    got = await next_message(wire, time.time_ns())
+    assert (got.body, got.attempts) == (b"deferred", 1)
+    wire.close()
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+async def test_what_was_in_flight_comes_again_at_once_and_with_its_id(
+    broker: BrokerProcess, how: str
+) -> None:
+    wire = await Wire.subscribed(broker.tcp_address, "t", "c")
+    wire.send(b"RDY 2\n")
+    await http(broker.http_address, "/mpub?topic=t", b"done\nkept")
+    done, kept = await wire.message(), await wire.message()
+    wire.send(b"FIN %b\n" % done.id)
+    await journaled(wire)
+    wire.close()
+    end(broker, how)
+
+    broker.start()
+    wire = await Wire.subscribed(broker.tcp_address, "t", "c")
+    wire.send(b"RDY 2\n")
+    again = await next_message(wire, time.time_ns())
+    assert (again.body, again.id) == (kept.body, kept.id)
+    assert await wire.silent(0.2)
+    wire.close()
