@@ -264,7 +264,7 @@ class Channel:
         elif cursor.stragglers.get(offset, consumer) is not None:
             cursor.stragglers.remove(offset)
         else:
-            raise NotInFlight("ID not in flight")
+            raise self._not_in_flight(offset)
         self._finished(consumer, 1)
 
     def finish_run(self, consumer: Consumer, offsets: Offsets) -> bool:
@@ -321,8 +321,14 @@ class Channel:
             return 1, lease.deadline_ns - consumer.timeout_ns
         straggler = cursor.stragglers.get(offset, consumer)
         if straggler is None:
-            raise NotInFlight("ID not in flight")
+            raise self._not_in_flight(offset)
         return straggler.attempts, straggler.delivered_at_ns
+
+    def _not_in_flight(self, offset: int) -> NotInFlight:
+        straggler = self.cursor.stragglers.by_offset.get(offset)
+        if self.cursor.window.is_held(offset) or (straggler and straggler.owner):
+            return NotInFlight("client does not own message")
+        return NotInFlight("ID not in flight")
 
     # time
 

@@ -64,6 +64,12 @@ class Window:
             self.floor <= offset < self.next and self._holders.item(offset - self._origin) == holder
         )
 
+    def is_held(self, offset: int) -> bool:
+        """Whether anybody holds the offset."""
+        if not self.floor <= offset < self.next:
+            return False
+        return self._holders.item(offset - self._origin) != 0
+
     def release(self, offset: int) -> None:
         """Nobody holds the offset any more."""
         self._holders[offset - self._origin] = 0

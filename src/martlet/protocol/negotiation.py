@@ -100,6 +100,12 @@ def negotiate(
     if not told["feature_negotiation"]:
         return b"OK"
     level = _DEFAULT_DEFLATE_LEVEL
+    topology = {}
+    if options.topology_region or options.topology_zone:
+        topology = {
+            "topology_region": options.topology_region,
+            "topology_zone": options.topology_zone,
+        }
     return json.dumps(
         {
             "max_rdy_count": options.max_rdy_count,
@@ -115,9 +121,8 @@ def negotiate(
             "auth_required": False,
             "output_buffer_size": identity.output_buffer_size,
             "output_buffer_timeout": identity.output_buffer_timeout_ns // _MILLISECOND_NS,
-            "topology_region": options.topology_region,
-            "topology_zone": options.topology_zone,
-        },
+        }
+        | topology,
         separators=(",", ":"),
     ).encode()
 

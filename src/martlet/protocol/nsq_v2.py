@@ -37,7 +37,10 @@ from martlet.protocol.bulk import (
 
 MAGIC = b"  V2"
 HEARTBEAT = b"_heartbeat_"
+NSQD_VERSION = "1.3.0"
+"""The version of nsqd whose behaviour this is; clients and dashboards compare it."""
 LONGEST_LINE_BYTES = 16 * 1024
+"""Including the newline."""
 FEW = 4
 """Shorter runs than this are quicker one by one."""
 
@@ -102,7 +105,11 @@ class ProtocolError(Exception):
 
     def frame(self) -> bytes:
         """The error as a frame."""
-        return frame(FrameType.ERROR, str(self).encode())
+        return frame(FrameType.ERROR, str(self).encode("utf-8", "surrogateescape"))
+
+
+class LineTooLong(Exception):
+    """A command line without an end. As nsqd does, the connection is closed without a word."""
 
 
 class Identify(NamedTuple):
@@ -198,10 +205,25 @@ class Limits(NamedTuple):
     max_req_timeout_ms: int
 
 
-def quoted(name: bytes | str) -> str:
-    """A name as nsqd quotes it in its errors."""
-    text = name if isinstance(name, str) else name.decode("utf-8", "backslashreplace")
-    return json.dumps(text, ensure_ascii=False)
+_ESCAPES = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 34: '"', 92: "\\"}
+
+
+def quoted(word: bytes) -> str:
+    """A word as Go quotes it, in whose errors nsqd shows names."""
+    shown = []
+    for letter in word.decode("utf-8", "surrogateescape"):
+        code = ord(letter)
+        if code in _ESCAPES:
+            shown.append("\\" + _ESCAPES[code])
+        elif 0xDC80 <= code <= 0xDCFF:
+            shown.append(f"\\x{code - 0xDC00:02x}")
+        elif letter.isprintable():
+            shown.append(letter)
+        elif code < 0x7F:
+            shown.append(f"\\x{code:02x}")
+        else:
+            shown.append(f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
+    return '"' + "".join(shown) + '"'
 
 
 class Decoder:
@@ -229,12 +251,10 @@ class Decoder:
             ids = finish_run(buffer, at, end)
             if ids is not None:
                 return FinishRun(ids), at + 21 * len(ids)
-        newline = buffer.find(b"\n", at, end)
+        newline = buffer.find(b"\n", at, min(end, at + LONGEST_LINE_BYTES))
         if newline < 0:
-            if end - at > LONGEST_LINE_BYTES:
-                raise ProtocolError(
-                    "E_INVALID", f"command line of more than {LONGEST_LINE_BYTES} bytes"
-                )
+            if end - at >= LONGEST_LINE_BYTES:
+                raise LineTooLong(f"no newline in {LONGEST_LINE_BYTES} bytes")
             self.wanted_bytes = 0
             return None
         line = bytes(buffer[at:newline])
@@ -244,8 +264,7 @@ class Decoder:
         words = line.removesuffix(b"\r").split(b" ")
         allowed = ALLOWED.get(words[0])
         if allowed is None:
-            name = words[0].decode("utf-8", "replace")
-            raise ProtocolError("E_INVALID", f"invalid command {name}")
+            raise ProtocolError("E_INVALID", f"invalid command {_text(words[0])}")
         if self.state not in allowed:
             name = words[0].decode()
             raise ProtocolError("E_INVALID", f"cannot {name} in current state")
@@ -351,13 +370,14 @@ class Decoder:
     ) -> tuple[Command, int] | None:
         body = self._body("MPUB", "", self.limits.max_body_size, buffer, at, body_at, end)
         if body is None:
+            if end >= body_at + 12:
+                self._message_count(buffer, body_at + 4, end)
+                (size,) = _SIZE.unpack_from(buffer, body_at + 8)
+                if not 0 < size <= self.limits.max_msg_size:
+                    raise self._bad_bodies(buffer, body_at + 8, end, 1)
             return None
         start, stop = body
-        if stop - start < 4:
-            raise ProtocolError("E_BAD_BODY", "MPUB failed to read message count")
-        (count,) = _SIZE.unpack_from(buffer, start)
-        if count <= 0 or count > (self.limits.max_body_size - 4) // 5:
-            raise ProtocolError("E_BAD_BODY", f"MPUB invalid message count {count}")
+        count = self._message_count(buffer, start, stop)
         longest = self.limits.max_msg_size
         matrix = uniform_bodies(buffer, start + 4, stop, count)
         if matrix is not None and matrix.shape[1] <= longest:
@@ -368,6 +388,14 @@ class Decoder:
         if stop - start > longest and max(map(len, bodies)) > longest:
             raise self._bad_bodies(buffer, start + 4, stop, count)
         return Publish("MPUB", topic, bodies, 1, None), stop
+
+    def _message_count(self, buffer: bytearray, start: int, stop: int) -> int:
+        if stop - start < 4:
+            raise ProtocolError("E_BAD_BODY", "MPUB failed to read message count")
+        count: int = _SIZE.unpack_from(buffer, start)[0]
+        if count <= 0 or count > (self.limits.max_body_size - 4) // 5:
+            raise ProtocolError("E_BAD_BODY", f"MPUB invalid message count {count}")
+        return count
 
     def _bad_bodies(self, buffer: bytearray, at: int, end: int, count: int) -> ProtocolError:
         """What is wrong with an MPUB's messages."""
@@ -420,7 +448,7 @@ _WITH_BODY = frozenset({b"IDENTIFY", b"AUTH", b"PUB", b"MPUB", b"DPUB"})
 
 
 def _text(word: bytes) -> str:
-    return word.decode("utf-8", "backslashreplace")
+    return word.decode("utf-8", "surrogateescape")
 
 
 def _at_least(words: list[bytes], count: int, text: str) -> None:
@@ -444,9 +472,11 @@ def _message_id(word: bytes) -> bytes:
 
 def _identify(data: bytes) -> Identify:
     try:
-        fields = json.loads(data)
+        fields = json.loads(data.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
-        fields = None
+        fields = False
+    if fields is None:
+        fields = {}
     if not isinstance(fields, dict):
         raise ProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body")
-    return Identify(fields)
+    return Identify({name.lower(): value for name, value in fields.items()})

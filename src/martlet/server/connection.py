@@ -134,6 +134,7 @@ class Connection(asyncio.BufferedProtocol):
         interval_ns = self.identity.heartbeat_interval_ns
         if interval_ns:
             self._silent = 0
+            self._heard = False
             self._heartbeat = self._server.loop.call_later(interval_ns / 1e9, self._beat)
 
     def _beat(self) -> None:
@@ -160,7 +161,6 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes have come."""
-        self._heard = True
         if self._own is None:
             buffer, end = self._server.receive_buffer, nbytes
         else:
@@ -174,9 +174,13 @@ class Connection(asyncio.BufferedProtocol):
                 if decoded is None:
                     break
                 command, at = decoded
+                self._heard = True
                 self._handle(command)
         except v2.ProtocolError as error:
             self._refuse(error)
+        except v2.LineTooLong as error:
+            self._server.log.error("[%s] - failed to read command - %s", self.remote_address, error)
+            self.close()
         except WritesRefused as error:
             self._refuse(v2.ProtocolError("E_INVALID", str(error)))
         if not self._closing:
@@ -247,9 +251,7 @@ class Connection(asyncio.BufferedProtocol):
             raise v2.ProtocolError("E_AUTH_DISABLED", "AUTH disabled")
 
     def _identify(self, command: v2.Identify) -> None:
-        answer = negotiate(
-            command.fields, self.identity, self._server.options, self._server.version
-        )
+        answer = negotiate(command.fields, self.identity, self._server.options, v2.NSQD_VERSION)
         self._wait_for_heartbeat()
         self._reply(v2.frame(v2.FrameType.RESPONSE, answer))
 
@@ -310,7 +312,7 @@ class Connection(asyncio.BufferedProtocol):
                 channel.requeue(consumer, offset, delay_ns)
         except (NotInFlight, ValueError) as error:
             text = str(error) if isinstance(error, NotInFlight) else "ID not in flight"
-            shown = id.decode("utf-8", "backslashreplace")
+            shown = id.decode("utf-8", "surrogateescape")
             self._refuse(
                 v2.ProtocolError(f"E_{verb}_FAILED", f"{verb} {shown} failed {text}", fatal=False)
             )

@@ -20,6 +20,7 @@ from martlet.broker.name import is_valid_name
 from martlet.broker.queue import Receipt
 from martlet.duration import MILLISECOND_NS, SECOND_NS
 from martlet.options import LogLevel, OptionError, flags
+from martlet.protocol.nsq_v2 import NSQD_VERSION
 from martlet.server import stats
 from martlet.server.http_request import HttpError, Request
 
@@ -86,7 +87,7 @@ class NsqApi:
             "topology_region": options.topology_region,
         }
         return {
-            "version": stats.NSQD_VERSION,
+            "version": NSQD_VERSION,
             "broadcast_address": options.broadcast_address,
             "hostname": socket.gethostname(),
             "http_port": server.http_port,

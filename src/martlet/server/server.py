@@ -17,7 +17,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from martlet import __version__
 from martlet.broker.errors import WritesRefused
 from martlet.broker.queue import Receipt
 from martlet.broker.restore import Restored, restore
@@ -51,7 +50,6 @@ class Server:
     def __init__(self, options: BrokerOptions, log: logging.Logger | None = None) -> None:
         self.options = options
         self.log = log or logging.getLogger("martlet")
-        self.version = __version__
         self.limits = Limits(
             options.max_rdy_count,
             options.max_msg_size,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from martlet import __version__
 from martlet.duration import SECOND_NS, format_duration
+from martlet.protocol.nsq_v2 import NSQD_VERSION
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from martlet.broker.topic import Topic
     from martlet.server.connection import Connection
     from martlet.server.server import Server
-
-NSQD_VERSION = "1.3.0"
-"""The version of nsqd whose behaviour this is; clients and dashboards compare it."""
 
 Report = dict[str, Any]
 """What ``/stats?format=json`` answers."""
