@@ -1,0 +1,56 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.interop.http_cases import sized
+
+from martlet.server.http_request import HttpError, parse_query
+from martlet.server.nsq_api import split_binary
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", {}),
+        ("topic=t", {"topic": "t"}),
+        ("topic=t&channel=c", {"topic": "t", "channel": "c"}),
+        ("topic=first&topic=second", {"topic": "first"}),
+        ("&&topic=t&", {"topic": "t"}),
+        ("binary", {"binary": ""}),
+        ("a=b=c", {"a": "b=c"}),
+        ("a+b=c+d", {"a b": "c d"}),
+        ("t=%23e%2B%C3%BC", {"t": "#e+\u00fc"}),
+        ("t=%ff", {"t": "\ufffd"}),
+    ],
+)
+def test_cuts_a_query(text: str, expected: dict[str, str]) -> None:
+    assert parse_query(text) == expected
+
+
+@pytest.mark.parametrize("text", ["a=%", "a=%1", "a=%zz", "%x=1", "a=1;b=2", "a=1&b=%2"])
+def test_refuses_what_go_refuses(text: str) -> None:
+    with pytest.raises(HttpError) as caught:
+        parse_query(text)
+    assert (caught.value.status, caught.value.message) == (400, "INVALID_REQUEST")
+
+
+@given(st.text())
+def test_no_query_raises_anything_else(text: str) -> None:
+    try:
+        parse_query(text)
+    except HttpError:
+        pass
+
+
+@given(st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=20), st.binary())
+def test_splits_what_was_joined(bodies: list[bytes], behind: bytes) -> None:
+    assert split_binary(sized(*bodies) + behind, 20, 10_000) == bodies
+
+
+@given(st.binary(max_size=100))
+def test_no_body_raises_anything_else(body: bytes) -> None:
+    refused, bodies = "", list[bytes]()
+    try:
+        bodies = split_binary(body, 20, 10_000)
+    except HttpError as error:
+        refused = error.message
+    assert refused in ("BAD_BODY", "BAD_MESSAGE") or body.startswith(sized(*bodies))
