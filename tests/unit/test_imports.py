@@ -16,7 +16,8 @@ DOORS = {"admin", "spark", "client", "lookup", "server"}
 
 # What each room may import beside itself and the modules on the ground.
 MAY_IMPORT = {
-    "apps": {"testing", "protocol"} | DOORS | LOWER,
+    "apps": {"bench", "testing", "protocol"} | DOORS | LOWER,
+    "bench": {"protocol"},
     "testing": {"protocol"} | DOORS | LOWER,
     "admin": {"client"} | LOWER,
     "spark": {"client"} | LOWER,
