@@ -389,6 +389,26 @@ class Decoder:
             raise self._bad_bodies(buffer, start + 4, stop, count)
         return Publish("MPUB", topic, bodies, 1, None), stop
 
+    def cut_off(self, buffer: bytearray, end: int) -> ProtocolError | None:
+        """The error of a client that has hung up in the middle of what is in the buffer; None
+        where that was the middle of a line, of which nsqd says nothing."""
+        newline = buffer.find(b"\n", 0, end)
+        if newline < 0:
+            return None
+        verb = _text(bytes(buffer[:newline]).split(b" ")[0])
+        body_at = newline + 1
+        if verb == "MPUB" and end >= body_at + 4:
+            count = 0
+            if end >= body_at + 8:
+                count = _SIZE.unpack_from(buffer, body_at + 4)[0]
+            if not count:
+                return ProtocolError("E_BAD_BODY", "MPUB failed to read message count")
+            return self._bad_bodies(buffer, body_at + 8, end, count)
+        what = "message body" if verb in ("PUB", "DPUB") else "body"
+        code = "E_BAD_MESSAGE" if verb in ("PUB", "DPUB") else "E_BAD_BODY"
+        size = " size" if end < body_at + 4 else ""
+        return ProtocolError(code, f"{verb} failed to read {what}{size}")
+
     def _message_count(self, buffer: bytearray, start: int, stop: int) -> int:
         if stop - start < 4:
             raise ProtocolError("E_BAD_BODY", "MPUB failed to read message count")

@@ -188,6 +188,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         """The client sends nothing more: what it is owed is sent, then the connection closes."""
+        if self._own is not None and not self._closing and self._greeted:
+            error = self._decoder.cut_off(self._own, self._filled)
+            if error is not None:
+                self._refuse(error)
         self.close()
         return True
 
