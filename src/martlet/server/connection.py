@@ -19,6 +19,7 @@ from martlet.broker.errors import NotInFlight, TooMany, WritesRefused
 from martlet.broker.name import is_valid_name
 from martlet.broker.queue import Receipt
 from martlet.protocol import nsq_v2 as v2
+from martlet.protocol.decoder import Decoder
 from martlet.protocol.negotiation import default_identity, negotiate
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, server: Server) -> None:
         self._server = server
         self._broker = server.broker
-        self._decoder = v2.Decoder(server.limits, is_valid_name)
+        self._decoder = Decoder(server.limits, is_valid_name)
         self._own: bytearray | None = None
         self._filled = 0
         self._greeted = False

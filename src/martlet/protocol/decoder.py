@@ -1,0 +1,313 @@
+"""The decoder: bytes of a V2 connection in, commands out (see `martlet.protocol.nsq_v2`)."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+
+from martlet.protocol.bulk import finish_run, publish_run, split_bodies, uniform_bodies
+from martlet.protocol.nsq_v2 import (
+    ALLOWED,
+    LONGEST_LINE_BYTES,
+    Auth,
+    Close,
+    Command,
+    Finish,
+    FinishRun,
+    Identify,
+    Limits,
+    LineTooLong,
+    Nop,
+    ProtocolError,
+    Publish,
+    Ready,
+    Requeue,
+    State,
+    Subscribe,
+    Touch,
+    quoted,
+)
+
+FEW = 4
+"""Shorter runs than this are quicker one by one."""
+
+_SIZE = struct.Struct(">i")
+_CLOSE = Close()
+_NOP = Nop()
+_MOST_KNOWN_LINES = 1024
+_F = ord("F")
+_WITH_BODY = frozenset({b"IDENTIFY", b"AUTH", b"PUB", b"MPUB", b"DPUB"})
+
+
+class Decoder:
+    """Reads commands from a buffer.
+
+    The buffer belongs to the connection: `decode` is given the part that is filled, and returns
+    the next command with the place behind it, or None when more bytes are needed; `wanted_bytes`
+    then says how many the command has in all, as far as that is known.
+
+    Args:
+        limits: what a client may send.
+        is_valid_name: the rule for names.
+    """
+
+    def __init__(self, limits: Limits, is_valid_name: Callable[[str], bool]) -> None:
+        self.limits = limits
+        self.state = State.INIT
+        self.wanted_bytes = 0
+        self._is_valid_name = is_valid_name
+        self._known_lines: dict[bytes, tuple[str, str]] = {}
+
+    def decode(self, buffer: bytearray, at: int, end: int) -> tuple[Command, int] | None:
+        """The command at byte `at`. Raises ProtocolError."""
+        if buffer[at] == _F and end - at >= FEW * 21 and self.state in ALLOWED[b"FIN"]:
+            ids = finish_run(buffer, at, end)
+            if ids is not None:
+                return FinishRun(ids), at + 21 * len(ids)
+        newline = buffer.find(b"\n", at, min(end, at + LONGEST_LINE_BYTES))
+        if newline < 0:
+            if end - at >= LONGEST_LINE_BYTES:
+                raise LineTooLong(f"no newline in {LONGEST_LINE_BYTES} bytes")
+            self.wanted_bytes = 0
+            return None
+        line = bytes(buffer[at:newline])
+        known = self._known_lines.get(line)
+        if known is not None:
+            return self._publish(*known, buffer, at, newline + 1, end)
+        words = line.removesuffix(b"\r").split(b" ")
+        allowed = ALLOWED.get(words[0])
+        if allowed is None:
+            raise ProtocolError("E_INVALID", f"invalid command {_text(words[0])}")
+        if self.state not in allowed:
+            name = words[0].decode()
+            raise ProtocolError("E_INVALID", f"cannot {name} in current state")
+        if words[0] in _WITH_BODY:
+            return self._with_body(words, line, buffer, at, newline + 1, end)
+        return self._plain(words), newline + 1
+
+    def _plain(self, words: list[bytes]) -> Command:
+        """A command that is only a line."""
+        verb = words[0]
+        if verb == b"FIN":
+            _at_least(words, 2, "FIN insufficient number of params")
+            return Finish(_message_id(words[1]))
+        if verb == b"RDY":
+            return self._ready(words)
+        if verb == b"NOP":
+            return _NOP
+        if verb == b"REQ":
+            _at_least(words, 3, "REQ insufficient number of params")
+            id = _message_id(words[1])
+            delay_ms = _number(words[2], "REQ could not parse timeout")
+            return Requeue(id, min(delay_ms, self.limits.max_req_timeout_ms))
+        if verb == b"TOUCH":
+            _at_least(words, 2, "TOUCH insufficient number of params")
+            return Touch(_message_id(words[1]))
+        if verb == b"CLS":
+            return _CLOSE
+        _at_least(words, 3, "SUB insufficient number of parameters")
+        for word, what, code in ((words[1], "topic", "TOPIC"), (words[2], "channel", "CHANNEL")):
+            if not self._is_valid_name(_text(word)):
+                raise ProtocolError(f"E_BAD_{code}", f"SUB {what} name {quoted(word)} is not valid")
+        return Subscribe(_text(words[1]), _text(words[2]))
+
+    def _ready(self, words: list[bytes]) -> Ready:
+        count = _number(words[1], "RDY could not parse count") if len(words) > 1 else 1
+        if count > self.limits.max_rdy_count:
+            raise ProtocolError(
+                "E_INVALID", f"RDY count {count} out of range 0-{self.limits.max_rdy_count}"
+            )
+        return Ready(count)
+
+    def _with_body(
+        self, words: list[bytes], line: bytes, buffer: bytearray, at: int, body_at: int, end: int
+    ) -> tuple[Command, int] | None:
+        verb = words[0].decode()
+        if verb in ("IDENTIFY", "AUTH"):
+            if verb == "AUTH" and len(words) != 1:
+                raise ProtocolError("E_INVALID", "AUTH invalid number of parameters")
+            body = self._body(verb, "", self.limits.max_body_size, buffer, at, body_at, end)
+            if body is None:
+                return None
+            start, stop = body
+            data = bytes(buffer[start:stop])
+            return (_identify(data) if verb == "IDENTIFY" else Auth(data)), stop
+        _at_least(words, 3 if verb == "DPUB" else 2, f"{verb} insufficient number of parameters")
+        topic = _text(words[1])
+        if not self._is_valid_name(topic):
+            again = "E_BAD_TOPIC " if verb == "MPUB" else ""
+            raise ProtocolError(
+                "E_BAD_TOPIC", f"{again}{verb} topic name {quoted(words[1])} is not valid"
+            )
+        if verb == "DPUB":
+            return self._deferred(words, topic, buffer, at, body_at, end)
+        if len(self._known_lines) >= _MOST_KNOWN_LINES:
+            self._known_lines.clear()
+        self._known_lines[line] = (verb, topic)
+        return self._publish(verb, topic, buffer, at, body_at, end)
+
+    def _publish(
+        self, verb: str, topic: str, buffer: bytearray, at: int, body_at: int, end: int
+    ) -> tuple[Command, int] | None:
+        if verb == "MPUB":
+            return self._publish_many(topic, buffer, at, body_at, end)
+        start = body_at + 4
+        size = _SIZE.unpack_from(buffer, body_at)[0] if start <= end else 0
+        stop = start + size
+        if not 0 < size <= self.limits.max_msg_size or stop > end:
+            limit = self.limits.max_msg_size
+            body = self._body(verb, "message ", limit, buffer, at, body_at, end)
+            assert body is None
+            return None
+        if end - at >= FEW * (stop - at):
+            bodies = publish_run(buffer, at, end, start - at, size)
+            count = len(bodies)
+            return Publish(verb, topic, bodies, count, None), at + count * (stop - at)
+        return Publish(verb, topic, [bytes(buffer[start:stop])], 1, None), stop
+
+    def _deferred(
+        self, words: list[bytes], topic: str, buffer: bytearray, at: int, body_at: int, end: int
+    ) -> tuple[Command, int] | None:
+        delay_ms = _number(words[2], "DPUB could not parse timeout")
+        longest_ms = self.limits.max_req_timeout_ms
+        if delay_ms > longest_ms:
+            raise ProtocolError("E_INVALID", f"DPUB timeout {delay_ms} out of range 0-{longest_ms}")
+        body = self._body("DPUB", "message ", self.limits.max_msg_size, buffer, at, body_at, end)
+        if body is None:
+            return None
+        start, stop = body
+        return Publish("DPUB", topic, [bytes(buffer[start:stop])], 1, delay_ms), stop
+
+    def _publish_many(
+        self, topic: str, buffer: bytearray, at: int, body_at: int, end: int
+    ) -> tuple[Command, int] | None:
+        body = self._body("MPUB", "", self.limits.max_body_size, buffer, at, body_at, end)
+        if body is None:
+            if end >= body_at + 12:
+                self._message_count(buffer, body_at + 4, end)
+                (size,) = _SIZE.unpack_from(buffer, body_at + 8)
+                if not 0 < size <= self.limits.max_msg_size:
+                    raise self._bad_bodies(buffer, body_at + 8, end, 1)
+            return None
+        start, stop = body
+        count = self._message_count(buffer, start, stop)
+        longest = self.limits.max_msg_size
+        matrix = uniform_bodies(buffer, start + 4, stop, count)
+        if matrix is not None and matrix.shape[1] <= longest:
+            return Publish("MPUB", topic, matrix, 1, None), stop
+        bodies = split_bodies(buffer, start + 4, stop, count)
+        if bodies is None or not all(bodies):
+            raise self._bad_bodies(buffer, start + 4, stop, count)
+        if stop - start > longest and max(map(len, bodies)) > longest:
+            raise self._bad_bodies(buffer, start + 4, stop, count)
+        return Publish("MPUB", topic, bodies, 1, None), stop
+
+    def cut_off(self, buffer: bytearray, end: int) -> ProtocolError | None:
+        """The error of a client that has hung up in the middle of what is in the buffer; None
+        where that was the middle of a line, of which nsqd says nothing.
+        """
+        newline = buffer.find(b"\n", 0, end)
+        if newline < 0:
+            return None
+        verb = _text(bytes(buffer[:newline]).split(b" ")[0])
+        body_at = newline + 1
+        if verb == "MPUB" and end >= body_at + 4:
+            count = 0
+            if end >= body_at + 8:
+                count = _SIZE.unpack_from(buffer, body_at + 4)[0]
+            if not count:
+                return ProtocolError("E_BAD_BODY", "MPUB failed to read message count")
+            return self._bad_bodies(buffer, body_at + 8, end, count)
+        what = "message body" if verb in ("PUB", "DPUB") else "body"
+        code = "E_BAD_MESSAGE" if verb in ("PUB", "DPUB") else "E_BAD_BODY"
+        size = " size" if end < body_at + 4 else ""
+        return ProtocolError(code, f"{verb} failed to read {what}{size}")
+
+    def _message_count(self, buffer: bytearray, start: int, stop: int) -> int:
+        if stop - start < 4:
+            raise ProtocolError("E_BAD_BODY", "MPUB failed to read message count")
+        count: int = _SIZE.unpack_from(buffer, start)[0]
+        if count <= 0 or count > (self.limits.max_body_size - 4) // 5:
+            raise ProtocolError("E_BAD_BODY", f"MPUB invalid message count {count}")
+        return count
+
+    def _bad_bodies(self, buffer: bytearray, at: int, end: int, count: int) -> ProtocolError:
+        """What is wrong with an MPUB's messages."""
+        limit = self.limits.max_msg_size
+        for number in range(count):
+            if at + 4 > end:
+                text = f"MPUB failed to read message({number}) body size"
+                return ProtocolError("E_BAD_MESSAGE", text)
+            (size,) = _SIZE.unpack_from(buffer, at)
+            if size <= 0:
+                text = f"MPUB invalid message({number}) body size {size}"
+                return ProtocolError("E_BAD_MESSAGE", text)
+            if size > limit:
+                return ProtocolError("E_BAD_MESSAGE", f"MPUB message too big {size} > {limit}")
+            at += 4 + size
+            if at > end:
+                return ProtocolError("E_BAD_MESSAGE", "MPUB failed to read message body")
+        return ProtocolError("E_BAD_BODY", f"MPUB has {end - at} bytes behind its messages")
+
+    def _body(
+        self,
+        verb: str,
+        what: str,
+        limit: int,
+        buffer: bytearray,
+        at: int,
+        body_at: int,
+        end: int,
+    ) -> tuple[int, int] | None:
+        """Where a body starts and stops; None while it is not all there."""
+        if end - body_at < 4:
+            self.wanted_bytes = body_at - at + 4
+            return None
+        (size,) = _SIZE.unpack_from(buffer, body_at)
+        code = "E_BAD_MESSAGE" if what else "E_BAD_BODY"
+        if size <= 0:
+            raise ProtocolError(code, f"{verb} invalid {what}body size {size}")
+        if size > limit:
+            raise ProtocolError(code, f"{verb} {what or 'body '}too big {size} > {limit}")
+        start = body_at + 4
+        stop = start + size
+        if stop > end:
+            self.wanted_bytes = stop - at
+            return None
+        return start, stop
+
+
+def _text(word: bytes) -> str:
+    return word.decode("utf-8", "surrogateescape")
+
+
+def _at_least(words: list[bytes], count: int, text: str) -> None:
+    if len(words) < count:
+        raise ProtocolError("E_INVALID", text)
+
+
+def _number(word: bytes, text: str) -> int:
+    if not word.isdigit() and word:
+        raise ProtocolError("E_INVALID", f"{text} {_text(word)}")
+    if len(word) > 20:
+        raise ProtocolError("E_INVALID", f"{text} {_text(word)}")
+    return int(word or b"0")
+
+
+def _message_id(word: bytes) -> bytes:
+    if len(word) != 16:
+        raise ProtocolError("E_INVALID", "invalid message ID")
+    return word
+
+
+def _identify(data: bytes) -> Identify:
+    try:
+        fields = json.loads(data.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        fields = False
+    if fields is None:
+        fields = {}
+    if not isinstance(fields, dict):
+        raise ProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body")
+    return Identify({name.lower(): value for name, value in fields.items()})
