@@ -21,7 +21,7 @@ from martlet.client.message import Message
 from martlet.client.name import check_name
 from martlet.client.readiness import Readiness
 from martlet.client.subscription import Subscription
-from martlet.client.worker import TURN_S, Handler, work
+from martlet.client.worker import Handler, work
 from martlet.protocol import commands
 
 logger = logging.getLogger("martlet.client")
@@ -114,7 +114,6 @@ class Consumer:
         self._expired = 0
         self._late = 0
         self._quiet_until_s = 0.0
-        self._turn_ends_at_s = 0.0
 
     async def __aenter__(self) -> Consumer:
         """Connect and subscribe; a broker that cannot be reached is tried again in the background.
@@ -184,10 +183,9 @@ class Consumer:
         inbox = self._inbox
         while not inbox.is_closed:
             now_s = time.monotonic()
-            if now_s > self._turn_ends_at_s:
-                await asyncio.sleep(0)
-                self._turn_ends_at_s = time.monotonic() + TURN_S
-            if not inbox.refill():
+            if now_s > inbox.turn_ends_at_s:
+                await inbox.rest()
+            elif not inbox.refill():
                 await inbox.arrival()
             elif now_s > inbox.expires_at_s:
                 inbox.drop_ready()

@@ -20,6 +20,9 @@ from martlet.client.batch import Batch
 from martlet.client.message import Message
 from martlet.protocol.message_run import MessageRun
 
+TURN_S = 0.001
+"""How long messages may be handled in one turn of the event loop, by all workers together."""
+
 
 @dataclass(slots=True)
 class Delivery:
@@ -42,6 +45,7 @@ class Inbox:
         ready: message objects made of the oldest delivery; to be taken from the left after
             ``refill`` said that there are some.
         expires_at_s: until when those are worth handling.
+        turn_ends_at_s: when whoever handles messages is to ``rest``.
         on_expired: called with how many messages were dropped because they had waited for longer
             than the broker's message timeout; the broker delivers them again, so that handling
             them here would be for nothing.
@@ -51,17 +55,20 @@ class Inbox:
     def __init__(self) -> None:
         self.ready: deque[Message] = deque()
         self.expires_at_s = 0.0
+        self.turn_ends_at_s = 0.0
         self.on_expired: Callable[[int], None] = lambda _count: None
         self.is_closed = False
         self._current: Delivery | None = None
         self._deliveries: deque[Delivery] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._error: Exception | None = None
+        self._is_resting = False
 
     def put(self, delivery: Delivery) -> None:
         """This came."""
         self._deliveries.append(delivery)
         if self._waiters:
+            self._begin_turn()
             self._wake(delivery.run.count)
 
     def close(self, error: Exception | None = None) -> None:
@@ -79,6 +86,17 @@ class Inbox:
         """Wait until there may be something, or the inbox is closed."""
         if not (self.ready or self._deliveries or self.is_closed):
             await self._put()
+
+    async def rest(self) -> None:
+        """Let the event loop do other things before the next message is handled."""
+        if not self._is_resting:
+            self._is_resting = True
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+        await asyncio.sleep(0)
+
+    def _begin_turn(self) -> None:
+        self._is_resting = False
+        self.turn_ends_at_s = time.monotonic() + TURN_S
 
     async def fill(self, count: int, wait_s: float) -> None:
         """Wait until there are so many messages, or for so long since there was one."""

@@ -7,7 +7,6 @@ task of its own kind, with all that asyncio offers in one.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
@@ -19,8 +18,6 @@ from martlet.client.message import Message
 
 Handler = Callable[[Message], Awaitable[object] | object]
 """Handles a message: a function, or a coroutine function."""
-TURN_S = 0.001
-"""How long handlers that never wait may hold the event loop together."""
 
 
 async def work(
@@ -33,16 +30,13 @@ async def work(
     """
     monotonic = time.monotonic
     ready = inbox.ready
-    turn_ends_at_s = monotonic() + TURN_S
     while not inbox.is_closed:
         now_s = monotonic()
-        if now_s > turn_ends_at_s:
-            await asyncio.sleep(0)
-            turn_ends_at_s = monotonic() + TURN_S
+        if now_s > inbox.turn_ends_at_s:
+            await inbox.rest()
             continue
         if not ready and not inbox.refill():
             await inbox.arrival()
-            turn_ends_at_s = monotonic() + TURN_S
             continue
         if now_s > inbox.expires_at_s:
             inbox.drop_ready()

@@ -197,6 +197,28 @@ async def test_a_slow_handler_does_not_hold_up_the_messages_behind_it() -> None:
         await running
 
 
+async def test_handlers_that_never_wait_leave_the_loop_its_turns() -> None:
+    handled = 0
+
+    async def handle(_message: Message) -> None:
+        nonlocal handled
+        handled += 1
+        until_s = time.monotonic() + 0.0005
+        while time.monotonic() < until_s:
+            pass
+
+    async with ScriptedBroker() as broker, Consumer("t", "c", broker.address) as consumer:
+        running = asyncio.create_task(consumer.run(handle, concurrency=50))
+        deliver(broker, *range(200))
+        turns = 0
+        while handled < 200:
+            await asyncio.sleep(0)
+            turns += bool(handled)
+        assert turns >= 40, "of a hundred thousandths of a second"
+        consumer.stop()
+        await running
+
+
 async def test_a_handler_runs_in_a_task_with_all_that_asyncio_offers() -> None:
     variable = contextvars.ContextVar[str]("variable")
     variable.set("outside")

@@ -111,13 +111,10 @@ def test_process(martlet_broker_process):
     [
         ("", ["-o", "asyncio_mode=auto"]),
         ("@pytest.mark.asyncio", ["-o", "asyncio_mode=strict"]),
-        ("@pytest.mark.anyio", ["-p", "no:asyncio"]),
     ],
-    ids=["auto", "strict", "anyio"],
+    ids=["auto", "strict"],
 )
 def test_a_user_has_the_fixtures(mark: str, options: list[str], tmp_path: Path) -> None:
-    if "anyio" in mark:
-        pytest.importorskip("anyio")
     test = tmp_path / "test_users.py"
     test.write_text(USERS_TEST.format(mark=mark))
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
