@@ -58,26 +58,11 @@ def begin_checkpoint(broker: Broker) -> CheckpointJob:
         for segment, bytes_needed in zip(log.segments, needed, strict=True)
         if not bytes_needed and segment.base + segment.capacity <= log.position
     ]
-    bases = {segment.base for segment in free}
     to_clean = worth_cleaning(log, needed, log.segments)
-    names = []
     dropped, broker.dropped_names = broker.dropped_names, []
-    for topic in broker.topics.values():
-        index = topic.queue.index
-        if not topic.ephemeral and index.write():
-            names.append(index.name)
-        first_needed = index.find(topic.lowest_needed)
-        gone = first_needed - index.first_row
-        if free and gone > _DROP_ROWS and gone > (index.end_row - index.first_row) // 2:
-            oldest = next((s.base for s in log.segments if s.base not in bases), log.position)
-            while first_needed > index.first_row and (
-                index.row(first_needed - 1).position >= oldest
-            ):
-                first_needed -= 1
-            if first_needed > index.first_row:
-                dropped.append(index.name)
-                index.drop_before(first_needed)
-                names.append(index.name)
+    if free:
+        dropped += _shorten_indexes(broker, free)
+    names = _write_indexes(broker)
     content = checkpoint.pack(
         broker.snapshot(
             position=log.position,
@@ -96,6 +81,39 @@ def begin_checkpoint(broker: Broker) -> CheckpointJob:
         stored_at_ns=broker.clock(),
     )
     return CheckpointJob(log.storage, log.flush_job(), names, content, free, to_clean, dropped)
+
+
+def _write_indexes(broker: Broker) -> list[str]:
+    """Write all rows of the indexes to their files. Returns the files to be made durable."""
+    names = []
+    for topic in broker.topics.values():
+        index = topic.queue.index
+        if not topic.ephemeral:
+            index.write()
+            if not index.synced:
+                names.append(index.name)
+                index.synced = True
+    return names
+
+
+def _shorten_indexes(broker: Broker, free: list[Segment]) -> list[str]:
+    """Begin index files anew that tell mostly of segments that go. Returns the old files."""
+    going = {segment.base for segment in free}
+    log = broker.log
+    oldest = next((s.base for s in log.segments if s.base not in going), log.position)
+    dropped = []
+    for topic in broker.topics.values():
+        index = topic.queue.index
+        row = index.find(topic.lowest_needed)
+        rows_gone = row - index.first_row
+        if rows_gone < max(_DROP_ROWS, (index.end_row - index.first_row) // 2):
+            continue
+        while row > index.first_row and index.row(row - 1).position >= oldest:
+            row -= 1
+        if row > index.first_row:
+            dropped.append(index.name)
+            index.drop_before(row)
+    return dropped
 
 
 def end_checkpoint(broker: Broker, job: CheckpointJob) -> None:

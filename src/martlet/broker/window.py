@@ -38,11 +38,12 @@ class Window:
 
     def grant(self, holder: int, end: int) -> None:
         """The offsets from `next` up to `end` go to a holder; 0 for none, who skips them."""
+        if holder == 0 and self.floor == self.next:
+            self.floor = self.next = self._origin = end
+            return
         if end - self._origin > len(self._holders):
             self._make_room(end)
         self._holders[self.next - self._origin : end - self._origin] = holder
-        if holder == 0 and self.floor == self.next:
-            self.floor = end
         self.next = end
 
     def _make_room(self, end: int) -> None:

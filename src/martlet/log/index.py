@@ -93,6 +93,8 @@ class Index:
         self._tail_row = self._stored_end
         self._mapped: Rows | None = None
         self._crc: int | None = crc
+        self.synced = True
+        """Nothing was written to the file since its owner last made it durable."""
 
     @property
     def name(self) -> str:
@@ -120,16 +122,17 @@ class Index:
             with suppress(OSError):
                 self.write()
 
-    def write(self) -> bool:
+    def write(self) -> None:
         """Write to the file what is not yet in it; keep the newest rows in memory too.
 
-        Returns whether anything was written.  Raises OSError.
+        Raises OSError.
         """
         unwritten = self._tail[self._stored_end - self._tail_row :]
         if unwritten:
             rows = np.array(unwritten, ENTRY)
             at = (self._stored_end - self.first_row) * ENTRY.itemsize
             self._storage.write_at(self.name, rows.tobytes(), at)
+            self.synced = False
             if self._crc is not None:
                 self._crc = crc32c(rows.tobytes(), self._crc)
             self._stored_end += len(unwritten)
@@ -138,7 +141,6 @@ class Index:
         if surplus > 0:
             del self._tail[:surplus]
             self._tail_row += surplus
-        return bool(unwritten)
 
     def row(self, number: int) -> Entry:
         """One row. Raises IndexError for numbers below `first_row` or from `end_row` on."""
@@ -222,6 +224,7 @@ class Index:
             self._storage.write_at(self.name, row, (number - self.first_row) * ENTRY.itemsize)
             self._mapped = None
             self._crc = None
+            self.synced = False
         return True
 
     @property
@@ -246,6 +249,7 @@ class Index:
         self._storage.write_at(self.name, rows.tobytes(), 0)
         self._stored_end = self._tail_row = len(rows)
         self._crc = crc32c(rows.tobytes())
+        self.synced = False
 
     def drop_before(self, number: int) -> None:
         """Forget the rows below `number`: the file goes on without them under another name.
@@ -263,3 +267,4 @@ class Index:
         self._mapped = None
         self._stored_end = number + len(kept)
         self._crc = crc32c(kept.tobytes())
+        self.synced = False

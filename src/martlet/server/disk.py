@@ -55,7 +55,7 @@ class Disk:
     def _flushed(self, job: FlushJob, done: asyncio.Future[None]) -> None:
         self.flushing = False
         self.flush_count += 1
-        if self._ended_well(done):
+        if self._ended_well(done) and self._broker.log.failed is None:
             self._broker.log.flushed(job)
         self._on_durable()
         if self._flush_again:
@@ -93,6 +93,8 @@ class Disk:
             self._broker.log.flush_failed(error)
             self._log.critical("%s", self._broker.log.failed)
             self._on_durable()
+            return False
+        if self._broker.log.failed is not None:
             return False
         await self._loop.run_in_executor(self._thread, job.save)
         self.checkpoint_position = job.flush.position
