@@ -86,6 +86,12 @@ async def as_any_broker(_command: Command) -> bool:
     return False
 
 
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
 class ScriptedBroker:
     """Attributes: what came (without IDENTIFY and NOP), and the connections, in order."""
 
@@ -146,6 +152,22 @@ class ScriptedBroker:
 
     def bodies(self) -> list[bytes]:
         return [body for command in self.commands for body in command.bodies]
+
+    def ready_counts(self) -> list[int]:
+        return [int(command.words[1]) for command in self.named("RDY")]
+
+    def answered(self, name: str) -> list[int]:
+        """The numbers of the messages that were answered so, by FIN or REQ."""
+        return [int(command.words[1], 16) for command in self.named(name)]
+
+    def deliver(self, *numbers: int, attempts: int = 1) -> None:
+        """Send messages with these numbers to who connected last."""
+        self.peers[-1].send(
+            b"".join(
+                message_frame(b"body %d" % number, number=number, attempts=attempts)
+                for number in numbers
+            )
+        )
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Wait until something has come that makes it true."""
