@@ -38,7 +38,7 @@ from martlet.log.record import (
     payload,
     read_header,
 )
-from martlet.log.recovery import Damage, Report, scan
+from martlet.log.recovery import Report, scan
 from martlet.log.storage import Segment
 
 _FRAME_TYPE_MESSAGE = 2
@@ -125,7 +125,7 @@ def verify(folder: Folder, progress: Callable[[int, int], None] = lambda done, a
     _judge_damage(report, segments, found)
     for index in indexes:
         _index_rows(index, segments, found)
-    if position > report.end_position and not _any_gone(segments):
+    if position > report.end_position and not _gone_between(segments, 0, position):
         found.add_damage(
             f"the checkpoint is of position {position}, but the log ends at"
             f" {report.end_position}: {position - report.end_position} bytes are lost"
@@ -138,10 +138,6 @@ def _base_of(segments: list[Segment], position: int) -> int:
         if segment.base <= position:
             return segment.base
     raise AssertionError(f"position {position} comes before every segment")
-
-
-def _any_gone(segments: list[Segment]) -> bool:
-    return any(isinstance(segment, LookedAtSegment) and segment.gone for segment in segments)
 
 
 def _segments_in_order(segments: list[Segment], found: Found) -> None:
@@ -192,9 +188,18 @@ def _record(header: Header, record: memoryview, segments: list[Segment], found: 
 
 def _hole(segments: list[Segment], start: int, end: int) -> bool:
     """Whether a segment that is not there any more lay between two positions."""
-    return any(
+    return _gone_between(segments, start, end) or any(
         start <= before.base + before.capacity < behind.base <= end
         for before, behind in pairwise(segments)
+    )
+
+
+def _gone_between(segments: list[Segment], start: int, end: int) -> bool:
+    """Whether a segment that holds some of these positions was taken away while we read."""
+    return any(
+        isinstance(segment, LookedAtSegment) and segment.gone
+        for segment in segments
+        if segment.base < end and start < segment.base + segment.capacity
     )
 
 
@@ -248,9 +253,9 @@ def _lone_trouble(header: Header, record: memoryview) -> str | None:
 
 def _judge_damage(report: Report, segments: list[Segment], found: Found) -> None:
     for damage in report.damaged:
-        if not _in_gone_segment(damage, segments):
+        if not _gone_between(segments, damage.start, damage.end):
             found.add_damage(str(damage))
-    if report.cut is not None and not _in_gone_segment(report.cut, segments):
+    if report.cut is not None and not _gone_between(segments, report.cut.start, report.cut.end):
         if found.in_use:
             found.notes.append(f"position {report.cut.start}: the broker is writing there")
         else:
@@ -258,14 +263,6 @@ def _judge_damage(report: Report, segments: list[Segment], found: Found) -> None
                 f"a torn tail at position {report.cut.start} ({report.cut.reason}): it was never"
                 " answered OK, and a broker cuts it when it starts"
             )
-
-
-def _in_gone_segment(damage: Damage, segments: list[Segment]) -> bool:
-    return any(
-        isinstance(segment, LookedAtSegment) and segment.gone
-        for segment in segments
-        if segment.base < damage.end and damage.start < segment.base + segment.capacity
-    )
 
 
 # the files that point into the log
