@@ -106,6 +106,7 @@ async def test_who_asks_before_sending_is_told_at_once(broker: Broker, wire: Wir
         b"Content-Length: %d\r\n\r\n" % (LIMIT + 1)
     )
     assert (await wire.answer())[0] == 413
+    assert await wire.rest() == b""  # it is closed: what the client would send is no request
     wire = await connect(broker)
     await wire.send(
         b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"

@@ -42,6 +42,8 @@ JSON = "application/json; charset=utf-8"
 TEXT = "text/plain; charset=utf-8"
 _STOP_S = 0.3
 """How long requests under way may take when the broker stops, in seconds."""
+_LINGER_S = 1.0
+"""How long a body that was refused is still read, so that its sender sees the answer."""
 _UNTOLD = frozenset({"/pub", "/mpub"})
 """Paths that are asked too often for a log line each."""
 _PLAIN = frozenset({"/ping"})
@@ -53,7 +55,7 @@ class HttpDoor:
 
     def __init__(self, server: Server) -> None:
         self._routes: Routes = {**NsqApi(server).routes(), **LogApi(server).routes()}
-        self._web = web.Server(self._handle, access_log=None)
+        self._web = web.Server(self._handle, access_log=None, lingering_time=_LINGER_S)
         self._listener: asyncio.Server | None = None
 
     async def start(self, sock: socket.socket) -> None:
@@ -75,6 +77,8 @@ class HttpDoor:
             response = answer if isinstance(answer, web.StreamResponse) else respond(200, answer)
         except HttpError as error:
             response = _refuse(error)
+            if error.status == 413 and not base.content.at_eof():
+                response.force_close()
         except Exception:
             log.exception("panic in HTTP handler - %s %s", request.method, request.path)
             response = _refuse(HttpError(500, "INTERNAL_ERROR"))

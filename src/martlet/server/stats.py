@@ -43,7 +43,7 @@ def collect(
     else:
         chosen = [broker.topics[topic]] if topic else _by_name(broker.topics)
         topics = [
-            _topic(each, channel, include_clients)
+            _topic(each, channel, include_clients, topic)
             for each in chosen
             if not channel or channel in each.channels
         ]
@@ -63,12 +63,12 @@ def _by_name(named: Mapping[str, Any]) -> list[Any]:
     return [named[name] for name in sorted(named)]
 
 
-def _topic(topic: Topic, channel: str, include_clients: bool) -> Report:
+def _topic(topic: Topic, channel: str, include_clients: bool, published: str) -> Report:
     depth = topic.depth
     chosen = [topic.channels[channel]] if channel else _by_name(topic.channels)
     return {
         "topic_name": topic.name,
-        "channels": [_channel(each, include_clients) for each in chosen],
+        "channels": [_channel(each, include_clients, published) for each in chosen],
         "depth": depth,
         "backend_depth": depth,
         "message_count": topic.message_count,
@@ -78,7 +78,7 @@ def _topic(topic: Topic, channel: str, include_clients: bool) -> Report:
     }
 
 
-def _channel(channel: Channel, include_clients: bool) -> Report:
+def _channel(channel: Channel, include_clients: bool, published: str) -> Report:
     depth = channel.depth
     return {
         "channel_name": channel.name,
@@ -91,7 +91,7 @@ def _channel(channel: Channel, include_clients: bool) -> Report:
         "timeout_count": channel.timeout_count,
         "client_count": len(channel.consumers),
         "clients": (
-            [_client(consumer.client, consumer) for consumer in channel.consumers]
+            [_client(consumer.client, consumer, published) for consumer in channel.consumers]
             if include_clients
             else None
         ),
@@ -100,7 +100,8 @@ def _channel(channel: Channel, include_clients: bool) -> Report:
     }
 
 
-def _client(connection: object, consumer: Consumer | None, topic: str = "") -> Report:
+def _client(connection: object, consumer: Consumer | None, published: str) -> Report:
+    """One client; of what it has published only the named topic, if one is named."""
     client = cast("Connection", connection)
     report: Report = {
         "client_id": client.client_id,
@@ -122,7 +123,7 @@ def _client(connection: object, consumer: Consumer | None, topic: str = "") -> R
     counts = [
         {"topic": name, "count": count}
         for name, count in client.message_counters.items()
-        if topic in ("", name)
+        if published in ("", name)
     ]
     if counts:
         report["pub_counts"] = counts
@@ -137,7 +138,7 @@ def _client(connection: object, consumer: Consumer | None, topic: str = "") -> R
 
 def _producers(server: Server, topic: str) -> list[Report]:
     return [
-        _client(connection, None, topic)
+        _client(connection, connection.consumer, topic)
         for connection in server.connections
         if connection.message_counters
     ]
