@@ -22,6 +22,8 @@ Offsets = npt.NDArray[np.int64]
 FIRST_CAPACITY = 64
 COMFORTABLE_SPAN = 1 << 17
 """Up to this many offsets a window just grows."""
+_NEAR = 4
+"""So many places are looked at one by one, before it is done in bulk."""
 _SCAN = 1024
 
 
@@ -109,16 +111,23 @@ class Window:
         """Move the floor up to the first offset that is held."""
         at = self.floor - self._origin
         end = self.next - self._origin
+        near = min(at + _NEAR, end)
+        while at < near and not self._holders.item(at):
+            at += 1
+        if at == near:
+            at = self._first_held(at, end)
+        self.floor = self._origin + at
+        if at == end:
+            self._origin = self.floor
+
+    def _first_held(self, at: int, end: int) -> int:
         while at < end:
             held = self._holders[at : min(at + _SCAN, end)] != 0
             first = int(held.argmax())
             if held[first]:
-                at += first
-                break
+                return at + first
             at += len(held)
-        self.floor = self._origin + at
-        if at == end:
-            self._origin = self.floor
+        return end
 
     def crowd(self) -> int:
         """How many of the oldest offsets should leave, because few of so many are held."""

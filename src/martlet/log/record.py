@@ -70,6 +70,8 @@ HEADER = np.dtype(
 )
 _STRUCT = struct.Struct("<IIIBBHQIIIIQqqIIQ")
 _CRC = struct.Struct("<I")
+_PLACE = struct.Struct("<I12xQI36xI")
+"""Of a header: magic, position, epoch and payload length."""
 assert HEADER.itemsize == HEADER_BYTES == _STRUCT.size
 
 
@@ -215,6 +217,17 @@ def read_header(data: Bytes, at: int, position: int) -> Header:
     if header.length != expected:
         raise BadRecord(f"position {position}: length {header.length}, parts need {expected}")
     return header
+
+
+def payload_length(record: memoryview, position: int, epoch: int) -> int | None:
+    """The payload's length of a record that this run wrote at a position.
+
+    A glance instead of `read_header`, for the way of each delivery.  None where it is not such a
+    record, and has to be looked at in full.
+    """
+    magic, own_position, own_epoch, length = _PLACE.unpack_from(record)
+    fits = magic == MAGIC and own_position == position and own_epoch == epoch
+    return length if fits else None
 
 
 def read_record(data: Bytes, at: int, position: int) -> tuple[Header, memoryview]:
