@@ -261,6 +261,27 @@ def test_recycled_segments_are_no_damage(tmp_path: Path) -> None:
     assert queue.end_offset == 200
 
 
+def test_moved_batches_are_no_damage(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    forgotten = writer.core.topic("slow").channel("forgotten")
+    busy = writer.core.topic("busy").channel("c")
+    for number in range(400):
+        if number % 100 == 0:
+            writer.publish("slow", b"not yet finished %d" % number)
+        writer.publish("busy", b"%d" % number * 500)
+        if number % 50 == 49:
+            busy.advance(writer.core.topics["busy"].queue.end_offset)
+            writer.checkpoint()
+            forgotten.advance(number // 200)
+    writer.checkpoint()
+    writer.close()
+    found = look(tmp_path)
+    assert found.damage == []
+    slow = found.queues[writer.core.topics["slow"].id, 0]
+    assert slow.moved > 0
+    assert slow.end_offset == 4
+
+
 @pytest.mark.parametrize("missing", [".", "log"])
 def test_says_that_there_is_no_log(
     tmp_path: Path, missing: str, capsys: pytest.CaptureFixture[str]

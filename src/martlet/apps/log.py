@@ -154,7 +154,11 @@ def _as_fields(found: Found, names: TopicNames) -> Fields:
             "topic_id": topic,
             "deleted": names.is_deleted(topic),
             "queue": number,
-            **vars(queue),
+            "start_offset": queue.start_offset,
+            "end_offset": queue.end_offset,
+            "batches": queue.batches,
+            "moved": queue.moved,
+            "bytes": queue.bytes,
         }
         for (topic, number), queue in sorted(found.queues.items())
     ]

@@ -45,6 +45,7 @@ _FRAME_TYPE_MESSAGE = 2
 _LONE_HEAD = struct.Struct(">II10x16s")
 _END = struct.Struct("<I")
 _ID = re.compile(rb"[0-9a-f]{16}")
+_LOOKS = 3
 _MOST_TOLD = 100
 """After so many places of damage the rest is only counted."""
 
@@ -55,9 +56,12 @@ class QueueFound:
 
     start_offset: int
     end_offset: int
-    end_position: int
     batches: int = 0
     bytes: int = 0
+    moved: int = 0
+    """How many of the batches were appended again by cleaning."""
+    last: Header | None = None
+    """The last batch that was not."""
 
 
 @dataclass
@@ -97,10 +101,25 @@ class _StoredIndex:
 def verify(folder: Folder, progress: Callable[[int, int], None] = lambda done, all: None) -> Found:
     """Verify everything in a data folder.
 
+    What looks damaged beside a running broker may have been half written, or just taken away: it
+    is looked at again, and only what stays counts.
+
     Args:
         folder: where.
         progress: told of bytes done and of all bytes, after each segment.
     """
+    found = _verify_once(folder, progress)
+    looks = 1
+    while found.in_use and found.damage and looks < _LOOKS:
+        seen = set(found.damage)
+        found = _verify_once(folder, progress)
+        found.damage = [text for text in found.damage if text in seen]
+        found.damage_count = len(found.damage)
+        looks += 1
+    return found
+
+
+def _verify_once(folder: Folder, progress: Callable[[int, int], None]) -> Found:
     found = Found(str(folder.path), folder.in_use)
     # The files that point into the log come first, so that a broker that goes on meanwhile does
     # not make them point behind what was read.
@@ -163,27 +182,36 @@ def _record(header: Header, record: memoryview, segments: list[Segment], found: 
         found.add_damage(f"position {header.position}: {trouble}")
         return
     end_offset = header.first_offset + header.count
-    queue = found.queues.get((header.topic, header.queue))
-    if queue is None:
-        queue = QueueFound(header.first_offset, end_offset, header.position)
-        found.queues[header.topic, header.queue] = queue
-    elif header.first_offset > queue.end_offset and not _hole(
-        segments, queue.end_position, header.position
-    ):
-        found.add_damage(
-            f"topic {header.topic} queue {header.queue}: offsets {queue.end_offset} up to"
-            f" {header.first_offset} are missing before position {header.position}"
-        )
-    elif header.first_offset < queue.end_offset and not header.flags & Flag.RELOCATED:
-        found.add_damage(
-            f"topic {header.topic} queue {header.queue}: offset {header.first_offset} comes again"
-            f" at position {header.position}, in a batch that is not marked as moved"
-        )
+    queue = found.queues.setdefault(
+        (header.topic, header.queue), QueueFound(header.first_offset, end_offset)
+    )
     queue.start_offset = min(queue.start_offset, header.first_offset)
     queue.end_offset = max(queue.end_offset, end_offset)
-    queue.end_position = header.next_position
     queue.batches += 1
     queue.bytes += header.payload_length
+    if header.flags & Flag.RELOCATED:
+        queue.moved += 1
+        return
+    if queue.last is not None:
+        _offsets_go_on(queue.last, header, segments, found)
+    queue.last = header
+
+
+def _offsets_go_on(before: Header, header: Header, segments: list[Segment], found: Found) -> None:
+    name = f"topic {header.topic} queue {header.queue}"
+    wanted = before.first_offset + before.count
+    if header.first_offset < wanted:
+        found.add_damage(
+            f"{name}: offset {header.first_offset} comes again at position {header.position}, in"
+            " a batch that is not marked as moved"
+        )
+    elif header.first_offset > wanted and not _hole(
+        segments, before.next_position, header.position
+    ):
+        found.add_damage(
+            f"{name}: offsets {wanted} up to {header.first_offset} are missing before position"
+            f" {header.position}"
+        )
 
 
 def _hole(segments: list[Segment], start: int, end: int) -> bool:
