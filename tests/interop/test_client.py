@@ -23,7 +23,7 @@ from martlet.client import (
 )
 from martlet.testing import Broker, BrokerProcess
 
-pytestmark = pytest.mark.interop
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(60)]
 
 FAST = Backoff(first_s=0.02, max_s=0.2)
 SOON = Backoff(first_s=0.05, max_s=0.05)
@@ -45,8 +45,16 @@ Start = Callable[..., BrokerProcess]
 )
 def start(request: pytest.FixtureRequest) -> Iterator[Start]:
     """Starts brokers, with arguments, that end with the test."""
+    started: list[BrokerProcess] = []
+
+    def start_one(*arguments: str) -> BrokerProcess:
+        started.append(stack.enter_context(request.param(None, *arguments)))
+        return started[-1]
+
     with ExitStack() as stack:
-        yield lambda *arguments: stack.enter_context(request.param(None, *arguments))
+        yield start_one
+        for broker in started:
+            print(broker.log())
 
 
 def channel_stats(broker: BrokerProcess, topic: str) -> dict[str, Any]:

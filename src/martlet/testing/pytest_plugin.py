@@ -6,6 +6,7 @@ fixture, so it needs pytest-asyncio, or anyio with a test that is marked for it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
@@ -35,3 +36,5 @@ def martlet_broker_process() -> Iterator[BrokerProcess]:
     """A broker as a process, empty, on free ports, with ``kill()`` and ``restart()``."""
     with BrokerProcess() as broker:
         yield broker
+        # pytest shows this where the test has failed.
+        print(broker.log(), file=sys.stderr)
