@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -228,32 +228,29 @@ class Connection(asyncio.BufferedProtocol):
     # commands
 
     def _handle(self, command: v2.Command) -> None:
-        kind = type(command)
-        if kind is v2.FinishRun:
-            self._finish_run(cast(v2.FinishRun, command))
-        elif kind is v2.Publish:
-            self._publish(cast(v2.Publish, command))
-        elif kind is v2.Finish:
-            self._answer_to(command, "FIN")
-        elif kind is v2.Requeue:
-            self._answer_to(command, "REQ")
-        elif kind is v2.Touch:
-            self._answer_to(command, "TOUCH")
-        elif kind is v2.Ready:
-            if self.state == v2.State.SUBSCRIBED:
-                assert self.consumer is not None and self.channel is not None
-                self.channel.set_ready(self.consumer, cast(v2.Ready, command).count)
-        elif kind is v2.Subscribe:
-            self._subscribe(cast(v2.Subscribe, command))
-        elif kind is v2.Identify:
-            self._identify(cast(v2.Identify, command))
-        elif kind is v2.Close:
-            assert self.consumer is not None and self.channel is not None
-            self._decoder.state = v2.State.CLOSING
-            self.channel.set_ready(self.consumer, 0)
-            self._reply(v2.CLOSE_WAIT)
-        elif kind is v2.Auth:
-            raise v2.ProtocolError("E_AUTH_DISABLED", "AUTH disabled")
+        _HANDLERS[type(command)](self, command)
+
+    def _authenticate(self, command: v2.Auth) -> None:
+        raise v2.ProtocolError("E_AUTH_DISABLED", "AUTH disabled")
+
+    def _ignore(self, command: v2.Nop) -> None:
+        """That it was sent says all."""
+
+    def _ready(self, command: v2.Ready) -> None:
+        if self.state == v2.State.SUBSCRIBED:
+            channel, consumer = self._subscription()
+            channel.set_ready(consumer, command.count)
+
+    def _stop_receiving(self, command: v2.Close) -> None:
+        channel, consumer = self._subscription()
+        self._decoder.state = v2.State.CLOSING
+        channel.set_ready(consumer, 0)
+        self._reply(v2.CLOSE_WAIT)
+
+    def _subscription(self) -> tuple[Channel, Consumer]:
+        assert self.channel is not None
+        assert self.consumer is not None
+        return self.channel, self.consumer
 
     def _identify(self, command: v2.Identify) -> None:
         answer = negotiate(command.fields, self.identity, self._server.options, v2.NSQD_VERSION)
@@ -290,37 +287,42 @@ class Connection(asyncio.BufferedProtocol):
         self._server.staged(self)
 
     def _finish_run(self, command: v2.FinishRun) -> None:
-        channel, consumer = self.channel, self.consumer
-        if channel is None or consumer is None:
-            return
+        channel, consumer = self._subscription()
         base = np.uint64(channel.cursor.queue.id_base)
         offsets = (command.ids - base).view(np.int64)
         if (offsets[1:] > offsets[:-1]).all() and channel.finish_run(consumer, offsets):
             return
         for number in command.ids.tolist():
-            self._answer_to(v2.Finish(b"%016x" % number), "FIN")
+            self._finish(v2.Finish(b"%016x" % number))
 
-    def _answer_to(self, command: v2.Command, verb: str) -> None:
-        """FIN, REQ and TOUCH: no answer is the good answer."""
-        channel, consumer = self.channel, self.consumer
-        if channel is None or consumer is None:
-            return
-        id = cast(v2.Finish, command).id
+    def _finish(self, command: v2.Finish) -> None:
+        channel, consumer = self._subscription()
         try:
-            offset = channel.cursor.queue.offset_of(id)
-            if verb == "FIN":
-                channel.finish(consumer, offset)
-            elif verb == "TOUCH":
-                channel.touch(consumer, offset)
-            else:
-                delay_ns = cast(v2.Requeue, command).delay_ms * _MILLISECOND_NS
-                channel.requeue(consumer, offset, delay_ns)
+            channel.finish(consumer, channel.cursor.queue.offset_of(command.id))
         except (NotInFlight, ValueError) as error:
-            text = str(error) if isinstance(error, NotInFlight) else "ID not in flight"
-            shown = id.decode("utf-8", "surrogateescape")
-            self._refuse(
-                v2.ProtocolError(f"E_{verb}_FAILED", f"{verb} {shown} failed {text}", fatal=False)
-            )
+            self._not_done("FIN", command.id, error)
+
+    def _requeue(self, command: v2.Requeue) -> None:
+        channel, consumer = self._subscription()
+        delay_ns = command.delay_ms * _MILLISECOND_NS
+        try:
+            channel.requeue(consumer, channel.cursor.queue.offset_of(command.id), delay_ns)
+        except (NotInFlight, ValueError) as error:
+            self._not_done("REQ", command.id, error)
+
+    def _touch(self, command: v2.Touch) -> None:
+        channel, consumer = self._subscription()
+        try:
+            channel.touch(consumer, channel.cursor.queue.offset_of(command.id))
+        except (NotInFlight, ValueError) as error:
+            self._not_done("TOUCH", command.id, error)
+
+    def _not_done(self, verb: str, id: bytes, error: Exception) -> None:
+        """Refuse an answer to a message; an id that is none stands for no message either."""
+        text = str(error) if isinstance(error, NotInFlight) else "ID not in flight"
+        shown = id.decode("utf-8", "surrogateescape")
+        what = f"{verb} {shown} failed {text}"
+        self._refuse(v2.ProtocolError(f"E_{verb}_FAILED", what, fatal=False))
 
     def _refuse(self, error: v2.ProtocolError) -> None:
         self._server.log.error("[%s] - %s", self.remote_address, error)
@@ -403,3 +405,18 @@ class Connection(asyncio.BufferedProtocol):
             self.channel.set_blocked(self.consumer, False)
         elif not self._transport.is_closing():
             self._transport.resume_reading()
+
+
+_HANDLERS: dict[type, Callable[[Connection, Any], None]] = {
+    v2.Identify: Connection._identify,
+    v2.Auth: Connection._authenticate,
+    v2.Subscribe: Connection._subscribe,
+    v2.Ready: Connection._ready,
+    v2.FinishRun: Connection._finish_run,
+    v2.Finish: Connection._finish,
+    v2.Requeue: Connection._requeue,
+    v2.Touch: Connection._touch,
+    v2.Publish: Connection._publish,
+    v2.Close: Connection._stop_receiving,
+    v2.Nop: Connection._ignore,
+}
