@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
+from typing import Any
 
 from martlet.client.address import Addresses, parse_addresses
 from martlet.client.backoff import Backoff
@@ -21,6 +22,8 @@ from martlet.protocol.commands import MPUB_EXTRA_BYTES
 logger = logging.getLogger("martlet.client")
 
 
+PIECE_MESSAGES = 20_000
+"""The most messages that ``publish_many`` deals with in one turn of the event loop."""
 Body = bytes | bytearray | memoryview
 
 
@@ -144,9 +147,10 @@ class Producer:
             Closed: the producer has been closed.
         """
         check_name(topic, "topic")
-        checked: Iterable[bytes] = map(self._check_body, bodies)
-        if isinstance(bodies, Sequence):
-            checked = list(checked)
+        if isinstance(bodies, (list, tuple)):
+            checked: Iterable[bytes] = await self._check_bodies(bodies)
+        else:
+            checked = map(self._check_body, bodies)
         count = 0
         size_bytes = 0
         sent: deque[Publication] = deque()
@@ -155,6 +159,7 @@ class Producer:
                 sent.append(self._add(topic, piece, piece_bytes))
                 count += len(piece)
                 size_bytes += piece_bytes
+                await asyncio.sleep(0)  # It is sent while the next is cut.
                 while size_bytes > self._limits.max_in_flight_bytes and len(sent) > 1:
                     size_bytes -= sent[0].size_bytes
                     await sent[0].future
@@ -175,7 +180,7 @@ class Producer:
         piece: list[bytes] = []
         piece_bytes = 0
         most_bytes = self._limits.command_bytes
-        most = self._limits.max_in_flight_messages
+        most = min(self._limits.max_in_flight_messages, PIECE_MESSAGES)
         for body in bodies:
             size_bytes = len(body) + MPUB_EXTRA_BYTES
             if piece and (piece_bytes + size_bytes > most_bytes or len(piece) >= most):
@@ -185,6 +190,19 @@ class Producer:
             piece_bytes += size_bytes
         if piece:
             yield piece, piece_bytes
+
+    async def _check_bodies(self, bodies: Sequence[Body]) -> list[bytes]:
+        """Check all of them, without holding up the event loop however many there are."""
+        most_bytes = self._limits.max_message_bytes
+        checked: list[bytes] = []
+        for start in range(0, len(bodies), PIECE_MESSAGES):
+            part: Any = bodies[start : start + PIECE_MESSAGES]
+            are_bytes = set(map(type, part)) == {bytes}
+            if not (are_bytes and 0 < min(map(len, part)) <= max(map(len, part)) <= most_bytes):
+                part = map(self._check_body, part)
+            checked += part
+            await asyncio.sleep(0)
+        return checked
 
     def _check_body(self, body: Body) -> bytes:
         if type(body) is not bytes:

@@ -209,6 +209,7 @@ async def test_a_cancelled_publish_is_not_sent() -> None:
         ("t", b"", BadBody, "empty"),
         ("t", b"x" * 101, BadBody, "101 bytes is above max_message_bytes=100.*--max-msg-size"),
         ("t", "text", TypeError, "not str: encode it"),
+        ("t", 5, TypeError, "not int"),
     ],
 )
 async def test_bad_input_is_told_before_it_is_sent(
@@ -246,6 +247,23 @@ async def test_publish_many_is_cut_to_what_the_broker_takes() -> None:
     assert broker.bodies() == [*bodies, bodies[0]]
     assert all(sum(len(body) + 4 for body in each.bodies) + 4 <= 100 for each in broker.commands)
     assert [each.name for each in broker.commands].count("PUB") == 1
+
+
+async def test_publish_many_leaves_the_loop_its_turns() -> None:
+    turns = 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with ScriptedBroker() as broker, Producer(broker.address) as producer:
+        turning = asyncio.create_task(turn())
+        assert await producer.publish_many("t", [b"x"] * 200_000) == 200_000
+        turning.cancel()
+    assert turns > 20
+    assert max(len(command.bodies) for command in broker.commands) <= 20_000
 
 
 async def test_no_more_is_in_flight_than_allowed() -> None:
