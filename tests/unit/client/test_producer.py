@@ -263,7 +263,6 @@ async def test_publish_many_leaves_the_loop_its_turns() -> None:
         assert await producer.publish_many("t", [b"x"] * 200_000) == 200_000
         turning.cancel()
     assert turns > 20
-    assert max(len(command.bodies) for command in broker.commands) <= 20_000
 
 
 async def test_no_more_is_in_flight_than_allowed() -> None:
