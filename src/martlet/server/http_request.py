@@ -7,12 +7,13 @@ body is read in pieces and no further than its limit, so a client cannot make th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from types import MappingProxyType
 from urllib.parse import unquote_to_bytes
 
-if TYPE_CHECKING:
-    from aiohttp import web
+from aiohttp import ClientError, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 
@@ -54,8 +55,8 @@ class Request:
             self.target = request.rel_url.raw_path_qs
         self.method = request.method
         path, _, self.query_text = self.target.partition("?")
-        self.path = unquote_to_bytes(path).decode(errors="replace")
-        self._query: dict[str, str] | None = None
+        self.path = _decode(path)
+        self._query: Mapping[str, str] | None = None
 
     @property
     def remote_address(self) -> str:
@@ -67,7 +68,7 @@ class Request:
         return "@"
 
     @property
-    def query(self) -> dict[str, str]:
+    def query(self) -> Mapping[str, str]:
         """The first value of each argument.
 
         Raises:
@@ -89,9 +90,6 @@ class Request:
             HttpError: 413 with the text `too_large`, there is more than the limit; 500
                 INTERNAL_ERROR, it broke off.
         """
-        from aiohttp import ClientError
-        from aiohttp.http_exceptions import HttpProcessingError
-
         request = self._request
         if self.content_length > limit_bytes:
             raise HttpError(413, too_large)
@@ -120,8 +118,6 @@ class Request:
         self, pieces: Iterable[memoryview], content_type: str, most_bytes: int
     ) -> web.StreamResponse:
         """Answer with bytes that are not copied together, so many at a time."""
-        from aiohttp import web
-
         pieces = list(pieces)
         response = web.StreamResponse()
         response.content_type = content_type
@@ -134,7 +130,8 @@ class Request:
         return response
 
 
-def parse_query(text: str) -> dict[str, str]:
+@lru_cache(maxsize=256)  # clients ask for the same again and again
+def parse_query(text: str) -> Mapping[str, str]:
     """Cut a query into its arguments; of several of one name the first counts.
 
     Raises:
@@ -146,9 +143,9 @@ def parse_query(text: str) -> dict[str, str]:
     for piece in text.split("&"):
         if piece:
             key, _, value = piece.partition("=")
-            arguments.setdefault(_unescape(key), _unescape(value))
-    return arguments
+            arguments.setdefault(_decode(key.replace("+", " ")), _decode(value.replace("+", " ")))
+    return MappingProxyType(arguments)
 
 
-def _unescape(text: str) -> str:
-    return unquote_to_bytes(text.replace("+", " ")).decode(errors="replace")
+def _decode(text: str) -> str:
+    return unquote_to_bytes(text).decode(errors="replace") if "%" in text else text
