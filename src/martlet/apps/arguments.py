@@ -61,7 +61,7 @@ class Arguments:
         group.add_argument("--version", action="version", version=version, help="print the version")
         group.add_argument("--config", metavar="FILE", help="read options from a TOML file")
         for name, text in _DEPRECATED.items():
-            group.add_argument(f"--{name}", metavar="BOOL", help=text)
+            group.add_argument(f"--{name}", nargs="?", metavar="BOOL", help=text)
         for flag in flags.values():
             if flag.section:
                 group = parser.add_argument_group(flag.section)
@@ -69,6 +69,7 @@ class Arguments:
                 f"--{flag.name}",
                 dest=flag.name,
                 action="append",
+                nargs="?" if _stands_alone(flag) else None,
                 metavar=_metavar(flag),
                 help=_help(flag, defaults[flag.field]).replace("%", "%%"),
             )
@@ -129,7 +130,7 @@ class Arguments:
                 result.append(f"--{name}" if argument == "-version" else argument)
             elif equals:
                 result.append(f"--{name}={value}")
-            elif name in _DEPRECATED or (flag and (flag.kind is Kind.BOOL or _is_bool(flag))):
+            elif name in _DEPRECATED or (flag and _stands_alone(flag)):
                 result.append(f"--{name}=true")
             else:
                 following = next(arguments, None)
@@ -178,9 +179,9 @@ def _nearest(name: str, names: Iterable[str]) -> str:
     return next(iter(difflib.get_close_matches(name, names, n=1)), "")
 
 
-def _is_bool(flag: Flag) -> bool:
-    """Whether a choice has true and false in it, so that it may stand alone."""
-    return any(text == "true" for text, _ in flag.choices)
+def _stands_alone(flag: Flag) -> bool:
+    """Whether the flag means true when it has no value."""
+    return flag.kind is Kind.BOOL or any(text == "true" for text, _ in flag.choices)
 
 
 def _metavar(flag: Flag) -> str:

@@ -9,7 +9,7 @@ from martlet.options.flag import Kind, option
 
 MIB = 1024 * 1024
 _NO_COMPRESSION = "this version offers no compression: clients are told so, and go on without"
-_NO_BUFFER = "messages are sent at once; a client's wish is answered and not needed"
+_NO_BUFFER = "a client's wish is checked and answered, but messages are always sent at once"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from martlet.duration import SECOND_NS
 from martlet.options.flag import Kind, option
 
+_NO_CALLS = "this version calls no other server over HTTP"
+
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions:
@@ -31,6 +33,7 @@ class NetworkOptions:
         Kind.STRING,
         "0.0.0.0:4152",
         "<addr>:<port> for HTTPS, which is served only with a certificate",
+        instead="this version takes no certificate, so it serves no HTTPS",
     )
     broadcast_address: str = option(
         "broadcast-address",
@@ -66,6 +69,7 @@ class NetworkOptions:
         2 * SECOND_NS,
         "how long a connection to another server over HTTP may take to open",
         limits=(1, None),
+        instead=_NO_CALLS,
     )
     http_client_request_timeout_ns: int = option(
         "http-client-request-timeout",
@@ -73,6 +77,7 @@ class NetworkOptions:
         5 * SECOND_NS,
         "how long a request to another server over HTTP may take",
         limits=(1, None),
+        instead=_NO_CALLS,
     )
     topology_region: str = option(
         "topology-region", Kind.STRING, "", "the region that this broker runs in, told in /info"

@@ -27,6 +27,8 @@ class LogLevel(IntEnum):
         return 10 * self
 
 
+_NO_STATSD = "this version sends nothing to statsd: read /stats"
+_NO_LATENCY = "this version does not measure it"
 _LOG_LEVELS = tuple((level.name.lower(), level) for level in LogLevel)
 
 
@@ -64,10 +66,14 @@ class ReportOptions:
         Kind.STRING,
         "",
         "<addr>:<port> of a statsd server",
-        instead="this version sends no metrics to statsd: read /stats",
+        instead=_NO_STATSD,
     )
     statsd_prefix: str = option(
-        "statsd-prefix", Kind.STRING, "nsq.%s", "the prefix of statsd keys, %s being the host"
+        "statsd-prefix",
+        Kind.STRING,
+        "nsq.%s",
+        "the prefix of statsd keys, %s being the host",
+        instead=_NO_STATSD,
     )
     statsd_interval_ns: int = option(
         "statsd-interval",
@@ -75,9 +81,14 @@ class ReportOptions:
         MINUTE_NS,
         "how often metrics go to statsd",
         limits=(MILLISECOND_NS, None),
+        instead=_NO_STATSD,
     )
     statsd_mem_stats: bool = option(
-        "statsd-mem-stats", Kind.BOOL, True, "whether statsd gets metrics of memory"
+        "statsd-mem-stats",
+        Kind.BOOL,
+        True,
+        "whether statsd gets metrics of memory",
+        instead=_NO_STATSD,
     )
     statsd_udp_packet_size: int = option(
         "statsd-udp-packet-size",
@@ -85,12 +96,14 @@ class ReportOptions:
         508,
         "the most bytes of a packet to statsd",
         limits=(64, 65507),
+        instead=_NO_STATSD,
     )
     statsd_exclude_ephemeral: bool = option(
         "statsd-exclude-ephemeral",
         Kind.BOOL,
         False,
         "leave ephemeral topics and channels out of what statsd gets",
+        instead=_NO_STATSD,
     )
     e2e_processing_latency_percentiles: tuple[float, ...] = option(
         "e2e-processing-latency-percentile",
@@ -98,7 +111,7 @@ class ReportOptions:
         (),
         "percentiles of the time from publish to finish, as 1.0,0.99,0.95",
         config_key="e2e_processing_latency_percentiles",
-        instead="this version does not measure it",
+        instead=_NO_LATENCY,
     )
     e2e_processing_latency_window_time_ns: int = option(
         "e2e-processing-latency-window-time",
@@ -106,6 +119,7 @@ class ReportOptions:
         10 * MINUTE_NS,
         "over how long those percentiles are taken",
         limits=(MILLISECOND_NS, None),
+        instead=_NO_LATENCY,
     )
     experiments: tuple[str, ...] = option(
         "enable-experiment",

@@ -60,7 +60,7 @@ class SecurityOptions:
         Kind.STRING,
         "",
         "the file of the authority that clients' certificates are checked with",
-        missing=_NO_TLS,
+        instead=_NO_TLS,
     )
     tls_client_auth_policy: str = option(
         "tls-client-auth-policy",
@@ -83,7 +83,7 @@ class SecurityOptions:
         TlsVersion.TLS1_0,
         "the oldest TLS to speak: tls1.0, tls1.1, tls1.2 or tls1.3",
         choices=_TLS_VERSIONS,
-        missing=_NO_TLS,
+        instead=_NO_TLS,
     )
     auth_http_addresses: tuple[str, ...] = option(
         "auth-http-address",
@@ -100,4 +100,5 @@ class SecurityOptions:
         "get",
         "how the auth server is asked: get or post",
         choices=(("get", "get"), ("post", "post")),
+        instead="this version asks no auth server",
     )
