@@ -158,6 +158,7 @@ async def torture(folder: Path, rounds: int, seed: int, *arguments: str) -> None
         assert len(ledger.channel("work", "all").journaled) > 10 * rounds
 
 
+@pytest.mark.timeout(300)
 async def test_twenty_kills(tmp_path: Path) -> None:
     await torture(tmp_path, 20, seed=20)
 

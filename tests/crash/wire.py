@@ -96,7 +96,9 @@ class Wire:
         await self.ok()
 
     def send(self, data: bytes) -> None:
-        self.writer.write(data)
+        """Send, unless the connection has gone, which reading tells."""
+        if not self.writer.is_closing():
+            self.writer.write(data)
 
     async def frame(self) -> Frame:
         """The next frame, heartbeats included. May be cancelled and called again."""

@@ -1,0 +1,325 @@
+"""Folders that were damaged while no broker ran on them, and what a start makes of them.
+
+What is delivered, and what the log lines say, is the promise: no more is lost than what was
+damaged, nothing that was finished comes back, and nobody is left to find out by himself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.crash.wire import http
+from tests.crash.written_folder import (
+    BATCH_COUNT,
+    BATCHES,
+    FINISHED,
+    SEGMENT_BYTES,
+    WrittenFolder,
+    bodies_of,
+    flip,
+)
+
+from martlet.apps.main import main
+from martlet.log.folder import Folder
+from martlet.log.record import HEADER_BYTES, BadRecord, Kind, read_record
+from martlet.log.recovery import Report, scan
+
+pytestmark = pytest.mark.crash
+
+ALL = [body for batch in range(BATCHES + 1) for body in bodies_of(batch)]
+NEW = BATCHES + 1
+"""The batch that is published after the damage."""
+MORE = 120
+"""Batches that fill more segments than are kept as spares."""
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WrittenFolder]:
+    """Folders of brokers that were stopped, killed, and killed before any checkpoint."""
+    made = {}
+    for name, clean, arguments in (
+        ("stopped", True, ()),
+        ("killed", False, ("--checkpoint-interval=20ms",)),
+        ("unsaved", False, ("--checkpoint-interval=1h",)),
+    ):
+        folder = WrittenFolder(tmp_path_factory.mktemp(name) / "data", *arguments)
+        try:
+            asyncio.run(folder.write(clean=clean))
+        finally:
+            folder.broker.close()
+        made[name] = folder
+    return made
+
+
+Folders = dict[str, WrittenFolder]
+
+
+def copied(name: str) -> Callable[[Folders, Path], Iterator[WrittenFolder]]:
+    def copy(originals: Folders, tmp_path: Path) -> Iterator[WrittenFolder]:
+        folder = originals[name].copy(tmp_path / "data")
+        yield folder
+        folder.broker.close()
+
+    return copy
+
+
+stopped = pytest.fixture(copied("stopped"), name="stopped")
+killed = pytest.fixture(copied("killed"), name="killed")
+unsaved = pytest.fixture(copied("unsaved"), name="unsaved")
+
+
+@pytest.fixture(params=["stopped", "killed"])
+def either(
+    request: pytest.FixtureRequest, originals: Folders, tmp_path: Path
+) -> Iterator[WrittenFolder]:
+    yield from copied(request.param)(originals, tmp_path)
+
+
+async def finds(folder: WrittenFolder, expected: list[bytes]) -> None:
+    """The channel has just this left, and what is published now comes behind it."""
+    await folder.publish(range(NEW, NEW + 1))
+    left = await folder.left()
+    assert sorted(left) == sorted(expected + bodies_of(NEW))
+    assert left[-BATCH_COUNT:] == bodies_of(NEW)
+
+
+def without(*batches: int) -> list[bytes]:
+    """What is left for the channel when these batches are lost."""
+    lost = {body for batch in batches for body in bodies_of(batch)}
+    return [body for body in ALL[FINISHED:] if body not in lost]
+
+
+def lost_lines(folder: WrittenFolder) -> list[str]:
+    return re.findall(r"topic t, channel c: messages (\d+ to \d+) are lost", folder.broker.log())
+
+
+async def test_an_undamaged_folder(killed: WrittenFolder) -> None:
+    said = await killed.start()
+    assert "lost" not in said
+    assert "cut" not in said
+    await finds(killed, ALL[FINISHED:])
+
+
+# the log
+
+
+@pytest.mark.parametrize("kept_bytes", [HEADER_BYTES, HEADER_BYTES + 1000])
+async def test_a_torn_tail_is_cut(unsaved: WrittenFolder, kept_bytes: int) -> None:
+    last = unsaved.batches()[-1]
+    unsaved.overwrite(last.position + kept_bytes, bytes(SEGMENT_BYTES)[: last.length - kept_bytes])
+    for at in range(last.next_position, last.next_position + 4000, 8):  # the journal behind it
+        unsaved.overwrite(at, bytes(8))
+    assert main(["log", "verify", str(unsaved.path)]) == 0
+    said = await unsaved.start()
+    assert f"cut a torn tail at position {last.position}: " in said
+    assert "the checksum does not fit" in said
+    await finds(unsaved, without(BATCHES))
+    assert unsaved.broker.stop() == 0
+    assert main(["log", "verify", str(unsaved.path)]) == 0
+
+
+async def test_a_tail_of_which_the_header_is_torn_is_the_end(unsaved: WrittenFolder) -> None:
+    last = unsaved.batches()[-1]
+    unsaved.overwrite(last.position + 40, bytes(last.length - 40 + 4000))
+    said = await unsaved.start()
+    assert f"going on at position {last.position}" in said
+    await finds(unsaved, without(BATCHES))
+
+
+async def test_a_flipped_bit_behind_the_checkpoint_costs_its_batch(unsaved: WrittenFolder) -> None:
+    hit = unsaved.batches()[30]
+    unsaved.flip(hit.position + HEADER_BYTES + 500)
+    assert main(["log", "verify", str(unsaved.path)]) == 1
+    said = await unsaved.start()
+    assert f"{hit.length} bytes from position {hit.position} are lost" in said
+    assert "the checksum does not fit" in said
+    await finds(unsaved, without(30))
+
+
+@pytest.mark.parametrize("place", [12, 20, 40, HEADER_BYTES + 500])
+async def test_a_flipped_bit_before_the_checkpoint_is_found_on_delivery(
+    either: WrittenFolder, place: int
+) -> None:
+    hit = either.batches()[30]
+    either.flip(hit.position + place)
+    said = await either.start()
+    assert "lost" not in said
+    await finds(either, without(30))
+    assert lost_lines(either) == ["600 to 619"]
+
+
+async def test_a_flipped_bit_in_the_batch_that_is_half_finished(stopped: WrittenFolder) -> None:
+    """What is left of it was in flight, and is read one by one."""
+    half = FINISHED // BATCH_COUNT
+    stopped.flip(stopped.batches()[half].position + HEADER_BYTES + 500)
+    await stopped.start()
+    await finds(stopped, without(half))
+    assert lost_lines(stopped)
+
+
+async def test_stale_bytes_of_a_recycled_segment_are_not_read(unsaved: WrittenFolder) -> None:
+    """Records that were good in an earlier life of the file, right behind the log's end."""
+    await unsaved.start()
+    assert sorted(await unsaved.left()) == sorted(ALL[FINISHED:])
+    assert unsaved.broker.stop() == 0  # a checkpoint: the segments before it are let go
+    unsaved.broker.start()
+    for batch in range(NEW, NEW + MORE):
+        await unsaved.publish(range(batch, batch + 1))
+        if stale_records(unsaved.segments()[-1]):
+            break
+    else:
+        raise AssertionError("no segment was used again")
+    unsaved.broker.kill()
+    assert main(["log", "verify", str(unsaved.path)]) == 0
+    said = await unsaved.start()
+    assert "lost" not in said
+    assert "cut" not in said
+    new = [body for number in range(NEW, batch + 1) for body in bodies_of(number)]
+    assert sorted(await unsaved.left()) == sorted(new)
+
+
+def stale_records(path: Path) -> list[int]:
+    """Where the last segment holds whole records of other positions."""
+    data = path.read_bytes()
+    found = []
+    for match in re.finditer(b"MTLG", data):
+        position = int.from_bytes(data[match.start() + 16 : match.start() + 24], "little")
+        if position == int(path.stem) + match.start():
+            continue
+        try:
+            read_record(data, match.start(), position)
+        except BadRecord:
+            continue
+        found.append(match.start())
+    return found
+
+
+async def test_a_good_record_of_another_place_is_not_read(unsaved: WrittenFolder) -> None:
+    report = Report()
+    records = list(scan(Folder(unsaved.path).segments(), 0, report))
+    copied = next(bytes(r) for h, r in records if h.kind == Kind.BATCH and h.count == BATCH_COUNT)
+    unsaved.overwrite(report.end_position, copied)
+    said = await unsaved.start()
+    assert f"going on at position {report.end_position}" in said
+    assert "lost" not in said
+    await finds(unsaved, ALL[FINISHED:])
+
+
+def lost_with(folder: WrittenFolder, segment: Path) -> list[int]:
+    """The batches that are in a segment, which is taken away."""
+    inside = [
+        header.first_offset // BATCH_COUNT
+        for header in folder.batches()
+        if folder.place(header.position)[0] == segment
+    ]
+    segment.unlink()
+    return inside
+
+
+async def test_a_missing_segment_costs_its_messages(either: WrittenFolder) -> None:
+    inside = lost_with(either, either.segments()[1])
+    assert len(inside) > 10
+    await either.start()
+    await finds(either, without(*inside))
+    lost = lost_lines(either)
+    assert lost[0].split(" to ")[0] == str(inside[0] * BATCH_COUNT)
+    assert lost[-1].split(" to ")[1] == str((inside[-1] + 1) * BATCH_COUNT - 1)
+
+
+async def test_a_missing_last_segment_costs_its_messages(stopped: WrittenFolder) -> None:
+    inside = lost_with(stopped, stopped.segments()[-1])
+    said = await stopped.start()
+    assert "the log ends before the checkpoint's position" in said
+    await finds(stopped, without(*inside))
+    assert lost_lines(stopped)
+    assert stopped.broker.stop() == 0
+
+
+async def test_all_segments_missing(stopped: WrittenFolder) -> None:
+    for segment in stopped.segments():
+        segment.unlink()
+    await stopped.start()
+    await finds(stopped, [])
+    assert lost_lines(stopped)
+    assert stopped.broker.stop() == 0
+
+
+# what points into the log
+
+
+def index_of(folder: WrittenFolder) -> Path:
+    """The index of topic t: the only one with rows."""
+    (path,) = [path for path in (folder.path / "index").iterdir() if path.stat().st_size]
+    return path
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def shorten(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-60])
+
+
+def flip_some(path: Path) -> None:
+    for at in (8, path.stat().st_size // 2):
+        flip(path, at)
+
+
+DAMAGES = pytest.mark.parametrize("damage", [remove, shorten, flip_some])
+
+
+@DAMAGES
+async def test_a_wrong_index_is_made_again(
+    either: WrittenFolder, damage: Callable[[Path], None]
+) -> None:
+    damage(index_of(either))
+    said = await either.start()
+    assert re.search(r"the index index/\S+ is missing or wrong; it is made from the log", said)
+    await finds(either, ALL[FINISHED:])
+    assert lost_lines(either) == []
+    assert either.broker.stop() == 0
+    assert main(["log", "verify", str(either.path)]) == 0
+
+
+@DAMAGES
+async def test_a_wrong_checkpoint_costs_time_alone(
+    either: WrittenFolder, damage: Callable[[Path], None]
+) -> None:
+    damage(either.path / "checkpoint")
+    said = await either.start()
+    assert re.search(
+        r"(there is no checkpoint|the checkpoint is damaged: .+);"
+        r" reading the whole log",
+        said,
+    )
+    await finds(either, ALL[FINISHED:])
+    assert lost_lines(either) == []
+    assert either.broker.stop() == 0
+    assert main(["log", "verify", str(either.path)]) == 0
+
+
+async def test_without_checkpoint_and_index_the_log_tells_everything(
+    stopped: WrittenFolder,
+) -> None:
+    (stopped.path / "checkpoint").unlink()
+    shutil.rmtree(stopped.path / "index")
+    await stopped.start()
+    await finds(stopped, ALL[FINISHED:])
+
+
+async def test_a_pause_comes_back_without_a_checkpoint(unsaved: WrittenFolder) -> None:
+    await unsaved.start()
+    await http(unsaved.broker.http_address, "/channel/pause?topic=t&channel=c", b"")
+    unsaved.broker.kill()
+    (unsaved.path / "checkpoint").unlink(missing_ok=True)
+    await unsaved.start()
+    stats = await http(unsaved.broker.http_address, "/stats?topic=t&channel=c")
+    assert b"*P [c " in stats
+    await http(unsaved.broker.http_address, "/channel/unpause?topic=t&channel=c", b"")
+    await finds(unsaved, ALL[FINISHED:])

@@ -1,0 +1,131 @@
+"""A data folder written by a real broker, and the places in it that a test damages."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+from tests.crash.wire import Wire, drain, http, mpub
+
+from martlet.log.folder import Folder
+from martlet.log.record import Header, Kind
+from martlet.log.recovery import Report, scan
+from martlet.testing import BrokerProcess
+
+SEGMENT_BYTES = 1 << 16
+BATCHES = 90
+BATCH_COUNT = 20
+FINISHED = 130
+"""So many of the first messages are finished: six batches and a half."""
+SETTINGS = (
+    f"--max-bytes-per-file={SEGMENT_BYTES}",
+    "--min-free-bytes=0",
+    "--journal-interval=5ms",
+    "--log-level=info",
+)
+
+
+def bodies_of(batch: int) -> list[bytes]:
+    """The bodies of a batch; they differ in size from batch to batch."""
+    return [b"%04d-%02d-" % (batch, n) + b"." * (50 + 7 * (batch % 5)) for n in range(BATCH_COUNT)]
+
+
+class WrittenFolder:
+    """Topic t with channel c, of which the first messages are finished.
+
+    Attributes:
+        path: the folder.
+        broker: the process, to be started again after the damage.
+    """
+
+    def __init__(self, path: Path, *arguments: str) -> None:
+        self.path = path
+        self.arguments = arguments
+        self.broker = BrokerProcess(path, *SETTINGS, *arguments)
+
+    def copy(self, path: Path) -> WrittenFolder:
+        """The same once more, to be damaged."""
+        shutil.copytree(self.path, path)
+        return WrittenFolder(path, *self.arguments)
+
+    async def write(self, *, clean: bool) -> None:
+        """Publish and finish, then end the broker by SIGTERM, or SIGKILL."""
+        broker = self.broker
+        broker.start()
+        await http(broker.http_address, "/topic/create?topic=t", b"")
+        await http(broker.http_address, "/channel/create?topic=t&channel=c", b"")
+        await self.publish(range(BATCHES))
+        wire = await Wire.subscribed(broker.tcp_address, "t", "c")
+        wire.send(b"RDY 1\n")
+        for _ in range(FINISHED):
+            got = await wire.message()
+            wire.send(b"FIN %b\n" % got.id)
+        wire.send(b"RDY 0\n")
+        await self.journaled()
+        await self.publish(range(BATCHES, BATCHES + 1))
+        wire.close()
+        if clean:
+            assert broker.stop() == 0
+        else:
+            broker.kill()
+
+    async def journaled(self) -> None:
+        """Return when the journal tells where the channel is."""
+        for number in range(5):
+            await http(self.broker.http_address, f"/topic/create?topic=barrier{number}", b"")
+            await asyncio.sleep(0.02)
+
+    async def publish(self, batches: range) -> None:
+        wire = await Wire.open(self.broker.tcp_address)
+        for batch in batches:
+            wire.send(mpub("t", bodies_of(batch)))
+            await wire.ok()
+        wire.close()
+
+    async def left(self) -> list[bytes]:
+        """What channel c still has, in the order in which it comes."""
+        got = await drain(self.broker.tcp_address, self.broker.http_address, "t", "c")
+        return [message.body for message in got]
+
+    async def start(self) -> str:
+        """Start the broker; what it says of the log."""
+        before = len(self.broker.log())
+        self.broker.start()
+        await http(self.broker.http_address, "/ping")
+        lines = self.broker.log()[before:].splitlines()
+        return "\n".join(line for line in lines if " LOG: " in line)
+
+    def segments(self) -> list[Path]:
+        return sorted((self.path / "log").glob("*.log"))
+
+    def batches(self) -> list[Header]:
+        """The records of topic t that the log holds, in order."""
+        records = scan(Folder(self.path).segments(), 0, Report())
+        headers = [header for header, _ in records if header.kind == Kind.BATCH]
+        return [header for header in headers if header.count == BATCH_COUNT]
+
+    def place(self, position: int) -> tuple[Path, int]:
+        """The file that holds a position, and the byte in it."""
+        path = [path for path in self.segments() if int(path.stem) <= position][-1]
+        return path, position - int(path.stem)
+
+    def overwrite(self, position: int, data: bytes) -> None:
+        path, at = self.place(position)
+        with open(path, "r+b") as file:
+            file.seek(at)
+            file.write(data)
+
+    def flip(self, position: int) -> None:
+        """Flip one bit of the log."""
+        path, at = self.place(position)
+        flip(path, at)
+
+
+def flip(path: Path, at: int) -> None:
+    """Flip one bit of a file."""
+    with open(path, "r+b") as file:
+        file.seek(at)
+        (octet,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([octet ^ 0x10]))
