@@ -1,0 +1,142 @@
+"""NSQ clients that others wrote, as they come: they must not notice that the broker is Martlet."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.interop.agent import Agent, Event
+from tests.interop.agents import story
+
+from martlet.testing import BrokerProcess
+
+pytestmark = pytest.mark.interop
+
+ROOT = Path(__file__).parents[2]
+AGENTS = Path(__file__).parent / "agents"
+NSQJS = "nsqjs@0.13.0"
+TOPIC, CHANNEL = "orders", "billing"
+RECONNECT_S = 40
+"""pynsq's reader waits 15 s before it connects again."""
+
+
+@pytest.fixture
+def broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess(None, f"--msg-timeout={story.MESSAGE_TIMEOUT_S}s") as process:
+        yield process
+
+
+@pytest.fixture(params=["pynsq", "ansq", "gnsq", "nsqjs"])
+def agent(request: pytest.FixtureRequest, broker: BrokerProcess) -> Iterator[Agent]:
+    arguments = [broker.tcp_address, TOPIC, CHANNEL]
+    if request.param == "nsqjs":
+        folder = node_modules(request)
+        values = {name: value for name, value in vars(story).items() if name.isupper()}
+        command = ["node", str(AGENTS / "nsqjs_agent.js"), *arguments, json.dumps(values)]
+        running = Agent(command, env={**os.environ, "NODE_PATH": str(folder)})
+    else:
+        module = f"tests.interop.agents.{request.param}_agent"
+        running = Agent([sys.executable, "-m", module, *arguments], cwd=ROOT)
+    with running:
+        yield running
+
+
+def node_modules(request: pytest.FixtureRequest) -> Path:
+    """Where nsqjs is; it is fetched once, and kept with what pytest keeps between runs."""
+    if not shutil.which("node") or not shutil.which("npm"):
+        pytest.skip("no node and npm here to run nsqjs with")
+    assert request.config.cache is not None
+    folder = request.config.cache.mkdir("nsqjs")
+    if not (folder / "node_modules" / "nsqjs").is_dir():
+        flags = ["--no-audit", "--no-fund", "--ignore-scripts", "--no-save"]
+        command = ["npm", "install", "--prefix", str(folder), *flags, NSQJS]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        except subprocess.TimeoutExpired:
+            pytest.skip("npm did not fetch nsqjs in 60 s")
+        if done.returncode:
+            pytest.skip(f"npm could not fetch nsqjs: {done.stderr[-300:]}")
+    return folder / "node_modules"
+
+
+def stats(broker: BrokerProcess) -> dict[str, Any]:
+    url = f"http://{broker.http_address}/stats?format=json&topic={TOPIC}"
+    with urllib.request.urlopen(url, timeout=10) as response:
+        answer: dict[str, Any] = json.load(response)
+    return answer
+
+
+def channel_of(broker: BrokerProcess) -> dict[str, Any]:
+    (channel,) = stats(broker)["topics"][0]["channels"]
+    assert channel["channel_name"] == CHANNEL
+    return dict(channel)
+
+
+def connections(broker: BrokerProcess) -> set[str]:
+    clients = channel_of(broker)["clients"] + stats(broker)["producers"]
+    return {client["remote_address"] for client in clients}
+
+
+def by_body(events: list[Event], body: str) -> list[Event]:
+    return [event for event in events if event.get("body") == body]
+
+
+def test_a_client_of_another_hand_notices_nothing(agent: Agent, broker: BrokerProcess) -> None:
+    agent.wait("quiet", 30, lambda: bool(agent.told("quiet")))
+    check_what_was_delivered(agent)
+    channel = channel_of(broker)
+    assert channel["depth"] == channel["in_flight_count"] == channel["deferred_count"] == 0
+    assert (channel["requeue_count"], channel["timeout_count"]) == (1, 0)
+
+    before = connections(broker)
+    assert len(before) == 2
+    agent.wait("ticking", 30, lambda: bool(agent.told("ticking")))
+    assert connections(broker) == before, "a client that answers heartbeats was cut off"
+
+    check_that_it_comes_back(agent, broker)
+
+
+def check_what_was_delivered(agent: Agent) -> None:
+    received = agent.told("received")
+    assert not agent.told("failed")
+    for body in (story.PLAIN, *story.TOGETHER):
+        assert [event["attempts"] for event in by_body(received, body)] == [1], body
+    assert [event["attempts"] for event in by_body(received, story.AGAIN)] == [1, 2]
+    first, second = by_body(received, story.AGAIN)
+    assert second["at_s"] - first["at_s"] >= story.AGAIN_MS / 1000 * 0.9
+
+    (slow,) = by_body(received, story.SLOW)
+    assert slow["attempts"] == 1, "a message that was touched timed out"
+
+    (later,) = by_body(received, story.LATER)
+    (published,) = by_body(agent.told("published"), story.LATER)
+    assert later["at_s"] - published["at_s"] >= story.LATER_MS / 1000 * 0.9
+
+
+def check_that_it_comes_back(agent: Agent, broker: BrokerProcess) -> None:
+    agent.wait("a tick", 10, lambda: any("tick" in body for body in agent.bodies("received")))
+    broker.kill()
+    seen = len(agent.events)
+    broker.start()
+
+    def is_back() -> bool:
+        published = by_event(agent.events[seen:], "published")
+        received = by_event(agent.events[seen:], "received")
+        return bool(published & received)
+
+    agent.wait("a tick after the restart", RECONNECT_S, is_back)
+    # Everything that was answered OK is delivered, whatever was under way when it died.
+    owed = set(agent.bodies("published")) - {",".join(story.TOGETHER)}
+    agent.wait("every tick", 20, lambda: owed <= set(agent.bodies("received")))
+
+
+def by_event(events: list[Event], name: str) -> set[str]:
+    return {event["body"] for event in events if event["event"] == name}
