@@ -70,6 +70,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.failing -= 1
             self._answer(503, {"message": "NOT YET"})
             return
+        if asked.get("topic", "t") not in self.server.folder.topics and self.command == "GET":
+            self._answer(404, {"message": "TOPIC_NOT_FOUND"})
+            return
         {
             "/log/topics": self._topics,
             "/log/offset": self._offset,

@@ -31,7 +31,8 @@ def tell_loss(fail: bool, key: QueueKey, wanted: int, there: int, why: str) -> i
     Raises:
         DataLossError: `fail` is set.
     """
-    text = f"{key}: offset {wanted} is wanted, but the first one there is {there}: {why}."
+    first = f"but the first one there is {there}" if there != wanted else "and is not to be had"
+    text = f"{key}: offset {wanted} is wanted, {first}: {why}."
     if fail:
         raise DataLossError(f"{text} {_WAY_OUT}")
     _LOG.warning("%s Going on at %d, as failOnDataLoss is false.", text, there)

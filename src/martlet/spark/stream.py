@@ -52,6 +52,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._seen_at_s = 0.0
         self._target: dict[QueueKey, int] | None = None
         self._advanced: dict[QueueKey, int] = {}
+        self._told_missing: set[QueueKey] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         # A task reads a split, which says all that it needs.
@@ -86,8 +87,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             DataLossError: a queue that the stream was reading is not there any more.
         """
         begin = flatten(start)
-        # A query without a limit asks at once again, and finds the checkpoint's position first of
-        # all: all that lies before it is safe.
+        # All before `start` has been committed, though Spark may never say so with `commit`: it does
+        # not for the last micro-batch of a run.
         self._advance(begin)
         seen = self._look(patient=not self._seen)
         reached: dict[QueueKey, int] = {}
@@ -170,9 +171,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             why = "the topic was deleted"
         else:
             why = f"none of {', '.join(self._options.addresses)} is that broker"
-        if self._options.fail_on_data_loss or key not in self._advanced:
+        # Said once: a stream that goes on comes here with every micro-batch.
+        if key not in self._told_missing:
             tell_loss(self._options.fail_on_data_loss, key, offset, offset, why)
-        self._advanced.setdefault(key, offset)
+            self._told_missing.add(key)
 
     def _create_channel(self) -> None:
         """Make topics and channel, so that nothing published from now on is let go unread."""

@@ -1,0 +1,63 @@
+"""Positions: shared out fairly, and cut into splits without a gap."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from martlet.log.index import ENTRY
+from martlet.spark.offsets import QueueKey, flatten, nested, spans, step
+from martlet.spark.split import edges_of
+
+KEYS = [QueueKey(broker, "t", queue) for broker in "ab" for queue in range(3)]
+SIZES = st.lists(st.integers(0, 1000), min_size=len(KEYS), max_size=len(KEYS))
+
+
+def test_nested_and_back() -> None:
+    flat = {key: number for number, key in enumerate(KEYS)}
+    offsets = nested(dict(reversed(list(flat.items()))))
+    assert list(offsets) == ["a", "b"]
+    assert offsets["a"]["t"] == {"0": 0, "1": 1, "2": 2}
+    assert flatten(offsets) == flat
+
+
+@given(sizes=SIZES, most=st.integers(1, 2000))
+def test_a_step_takes_as_many_as_it_may_and_no_more(sizes: list[int], most: int) -> None:
+    start = dict.fromkeys(KEYS, 5)
+    end = {key: 5 + size for key, size in zip(KEYS, sizes, strict=True)}
+    reached = step(start, end, most)
+    taken = {key: reached[key] - start[key] for key in KEYS}
+    assert sum(taken.values()) == min(most, sum(sizes))
+    assert all(0 <= taken[key] <= end[key] - start[key] for key in KEYS)
+    if most >= len(KEYS):
+        assert all(taken[key] for key in KEYS if end[key] > start[key])
+
+
+def test_spans_leave_out_what_is_empty_or_has_no_start() -> None:
+    start = {KEYS[0]: 3, KEYS[1]: 4}
+    end = {KEYS[0]: 9, KEYS[1]: 4, KEYS[2]: 7}
+    assert list(spans(start, end)) == [(KEYS[0], 3, 9)]
+
+
+@given(
+    counts=st.lists(st.integers(1, 50), min_size=1, max_size=50),
+    split_bytes=st.integers(1, 5000),
+    data=st.data(),
+)
+def test_edges_are_first_offsets_of_batches_within(
+    counts: list[int], split_bytes: int, data: st.DataObject
+) -> None:
+    rows = np.zeros(len(counts), ENTRY)
+    rows["count"] = counts
+    rows["first_offset"] = np.cumsum(counts) - counts
+    rows["length"] = rows["count"] * 10
+    total = sum(counts)
+    start = data.draw(st.integers(0, counts[0] - 1))
+    end = data.draw(st.integers(total - counts[-1] + 1, total))
+    edges = edges_of(rows, start, end, split_bytes)
+    assert edges == sorted(set(edges))
+    assert all(start < edge < end and edge in rows["first_offset"] for edge in edges)
+    # No part is larger than asked by more than a batch.
+    for first, last in zip([0, *edges], [*edges, total], strict=True):
+        assert (last - first) * 10 <= split_bytes + 2 * max(counts) * 10

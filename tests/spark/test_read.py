@@ -1,0 +1,192 @@
+"""A task's reading, from the files and through a broker, while the ground moves under it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql.types import StructType
+
+from martlet.log.record import BadRecord
+from martlet.spark import read as reading
+from martlet.spark.endpoint import BrokerRefused, BrokerUnreachable, Endpoint
+from martlet.spark.loss import DataLossError
+from martlet.spark.offsets import QueueKey
+from martlet.spark.read import read
+from martlet.spark.schema import arrow_schema
+from martlet.spark.split import Split
+from martlet.testing.broker_process import free_port
+from tests.spark.door import Door, serving
+from tests.spark.folder import Folder
+
+SCHEMA = arrow_schema(StructType().add("offset", "long").add("value", "binary"))
+SEGMENT_BYTES = 16 << 10
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "CHUNK_BYTES", 4 << 10)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """500 messages in batches of ten, over several segments, between those of another topic."""
+    folder = Folder(tmp_path / "data", SEGMENT_BYTES)
+    for first in range(0, 500, 10):
+        folder.append("t", [body(offset) for offset in range(first, first + 10)])
+        folder.append("noise", [b"-" * 300] * 2)
+    return folder
+
+
+@pytest.fixture
+def door(folder: Folder) -> Iterator[Door]:
+    with serving(Door(folder)) as door:
+        yield door
+
+
+def body(offset: int) -> bytes:
+    return b"%d " % offset * (1 + offset % 7)
+
+
+def split(door: Door, start: int = 0, end: int = 500, *, fail: bool = True) -> Split:
+    return Split(
+        key=QueueKey(door.folder.broker, "t", 0),
+        topic_id=door.folder.topics["t"],
+        start=start,
+        end=end,
+        address=door.address,
+        data_path=door.data_path,
+        timeout_ms=5000,
+        fail_on_data_loss=fail,
+    )
+
+
+def offsets_read(wanted: Split) -> list[int]:
+    found: list[int] = []
+    for batch in read(wanted, SCHEMA):
+        offsets = batch.column("offset").to_pylist()
+        assert batch.column("value").to_pylist() == [body(offset) for offset in offsets]
+        found += offsets
+    return found
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 500), (3, 497), (10, 20), (255, 256)])
+@pytest.mark.parametrize("directly", [True, False])
+def test_exactly_the_wanted_messages_in_order(
+    door: Door, start: int, end: int, directly: bool
+) -> None:
+    if not directly:
+        door.data_path = "/nowhere"
+    assert offsets_read(split(door, start, end)) == list(range(start, end))
+    assert ("/log/batches" in door.requests) is not directly
+
+
+def test_another_brokers_folder_of_the_same_path_is_left_alone(door: Door, folder: Folder) -> None:
+    (folder.path / "broker.json").write_text(json.dumps({"broker": "other", "version": 1}))
+    assert offsets_read(split(door)) == list(range(500))
+    assert "/log/batches" in door.requests
+
+
+def test_a_segment_recycled_while_it_is_read(
+    door: Door, folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What had been read stands; the rest of the segment has gone, and that is told."""
+    batches = read(split(door, fail=False), SCHEMA)
+    found = next(batches).column("offset").to_pylist()
+    folder.recycle_first()
+    with caplog.at_level(logging.WARNING):
+        for batch in batches:
+            offsets = batch.column("offset").to_pylist()
+            assert batch.column("value").to_pylist() == [body(offset) for offset in offsets]
+            found += offsets
+    first = folder.start_offsets["t", 0]
+    assert first > 20
+    assert found == [*range(found.index(first)), *range(first, 500)]
+    assert f"Going on at {first}" in caplog.text
+
+
+def test_a_segment_recycled_while_it_is_read_fails_by_default(door: Door, folder: Folder) -> None:
+    batches = read(split(door), SCHEMA)
+    next(batches)
+    folder.recycle_first()
+    with pytest.raises(DataLossError) as caught:
+        list(batches)
+    text = str(caught.value)
+    for part in ("topic t, queue 0", str(folder.start_offsets["t", 0]), "failOnDataLoss", "channel"):
+        assert part in text
+
+
+def test_a_batch_that_cleaning_has_moved_is_asked_of_the_broker(
+    door: Door, folder: Folder
+) -> None:
+    rows = folder.entries["t", 0]
+    first_offset, position, count, length, *rest = rows[7]
+    base = position // SEGMENT_BYTES * SEGMENT_BYTES
+    segment = folder.path / "log" / f"{base:020d}.log"
+    original = folder.record
+    record = original(position, length)
+    with segment.open("r+b") as file:
+        file.seek(position - base)
+        file.write(bytes(length))
+    folder.record = (  # type: ignore[method-assign]
+        lambda at, size: record if at == position else original(at, size)
+    )
+    assert offsets_read(split(door)) == list(range(500))
+    assert count == 10
+    assert first_offset == 70
+    assert len(rest) == 2
+
+
+def test_a_damaged_record_is_an_error_and_not_a_gap(door: Door, folder: Folder) -> None:
+    position = folder.entries["t", 0][7][1]
+    base = position // SEGMENT_BYTES * SEGMENT_BYTES
+    with (folder.path / "log" / f"{base:020d}.log").open("r+b") as file:
+        file.seek(position - base + 150)
+        file.write(b"!")
+    with pytest.raises(BadRecord, match=f"position {position}"):
+        list(read(split(door), SCHEMA))
+
+
+def test_removed_in_the_middle_is_a_loss(door: Door, folder: Folder) -> None:
+    del folder.entries["t", 0][5]
+    for door.data_path in (str(folder.path), "/nowhere"):
+        with pytest.raises(DataLossError, match="offset 50 is wanted.*first one there is 60"):
+            list(read(split(door), SCHEMA))
+        expected = [*range(50), *range(60, 500)]
+        assert offsets_read(split(door, fail=False)) == expected
+
+
+def test_a_log_that_ends_too_early_is_a_loss(door: Door) -> None:
+    with pytest.raises(DataLossError, match="the broker's log ends before it"):
+        list(read(split(door, 490, 600), SCHEMA))
+
+
+def test_a_broker_that_is_busy_is_asked_again(door: Door) -> None:
+    door.failing = 3
+    assert offsets_read(split(door)) == list(range(500))
+
+
+def test_a_broker_that_is_away_is_named() -> None:
+    endpoint = Endpoint(f"127.0.0.1:{free_port()}", 200)
+    with pytest.raises(BrokerUnreachable, match=rf"{endpoint.address}.*timeoutMs"):
+        endpoint.listing()
+
+
+def test_a_broker_that_is_away_for_a_moment(door: Door, folder: Folder) -> None:
+    """The connection that was kept breaks, and the broker is not there for some tries."""
+    endpoint = Endpoint(door.address, 10_000)
+    assert endpoint.listing().broker == folder.broker
+    door.failing = 2
+    endpoint.close()
+    assert {queue.topic for queue in endpoint.listing().queues} == {"t", "noise"}
+    endpoint.close()
+
+
+def test_what_the_broker_refuses_is_told_at_once(door: Door) -> None:
+    endpoint = Endpoint(door.address, 60_000)
+    with pytest.raises(BrokerRefused, match="HTTP 404: TOPIC_NOT_FOUND"):
+        endpoint.offset_at("missing", 0, 0)
+    endpoint.close()

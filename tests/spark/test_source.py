@@ -1,0 +1,140 @@
+"""Batch queries on a real broker: what is stored is what Spark sees."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from martlet.testing import BrokerProcess
+from tests.spark.publish import ask, publish
+
+pytestmark = pytest.mark.spark
+
+SEGMENT = "--max-bytes-per-file=1048576"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker with 30,000 messages of topic t over several segments, and some of topic u."""
+    with BrokerProcess(tmp_path_factory.mktemp("data"), SEGMENT) as process:
+        for first in range(0, 30_000, 1000):
+            publish(process.http_address, "t", map(body, range(first, first + 1000)))
+            publish(process.http_address, "u", [b"other"] * 10)
+        yield process
+
+
+def body(number: int) -> bytes:
+    return json.dumps({"number": number, "pad": "x" * (number % 200)}).encode()
+
+
+def load(spark: SparkSession, broker: BrokerProcess, schema: str | None = None, **options: str) -> DataFrame:
+    reader = spark.read.format("martlet").option("addresses", broker.http_address)
+    if schema:
+        reader = reader.schema(schema)
+    return reader.options(**({"topic": "t"} | options)).load()
+
+
+def test_every_message_and_column(spark: SparkSession, broker: BrokerProcess) -> None:
+    before = datetime.now(UTC) - timedelta(minutes=5)
+    rows = load(spark, broker, splitBytes="500000").orderBy("offset").collect()
+    assert [row.offset for row in rows] == list(range(30_000))
+    assert [bytes(row.value) for row in rows] == [body(number) for number in range(30_000)]
+    assert len({row.message_id for row in rows}) == 30_000
+    broker_id = ask(broker.http_address, "/log/topics")["broker"]
+    for row in rows[:: len(rows) - 1]:
+        assert (row.key, row.topic, row.partition, row.headers) == (None, "t", 0, None)
+        assert (row.timestampType, row.attempts, row.broker) == (1, 1, broker_id)
+        assert before < row.timestamp.replace(tzinfo=UTC) < datetime.now(UTC)
+
+
+def test_columns_that_were_asked_for_in_their_order(spark: SparkSession, broker: BrokerProcess) -> None:
+    rows = load(spark, broker, "offset BIGINT, value BINARY")
+    assert rows.columns == ["offset", "value"]
+    total = rows.agg(F.sum(F.length("value")), F.max("offset"), F.count("*")).collect()[0]
+    assert tuple(total) == (sum(len(body(number)) for number in range(30_000)), 29_999, 30_000)
+
+
+def test_splits_become_tasks(spark: SparkSession, broker: BrokerProcess) -> None:
+    narrow = load(spark, broker, "offset BIGINT", splitBytes="500000")
+    assert narrow.rdd.getNumPartitions() > 5
+    assert load(spark, broker, "offset BIGINT").rdd.getNumPartitions() == 1
+
+
+def test_topics_together(spark: SparkSession, broker: BrokerProcess) -> None:
+    counts = load(spark, broker, topic="t,u").groupBy("topic").count().collect()
+    assert {row.topic: row["count"] for row in counts} == {"t": 30_000, "u": 300}
+
+
+def test_between_offsets(spark: SparkSession, broker: BrokerProcess) -> None:
+    part = load(
+        spark,
+        broker,
+        "offset BIGINT",
+        startingOffsets='{"t": {"0": 12345}}',
+        endingOffsets='{"t": {"0": 12400}}',
+    )
+    assert sorted(row.offset for row in part.collect()) == list(range(12_345, 12_400))
+    assert load(spark, broker, startingOffsets="latest").count() == 0
+
+
+def test_between_times(spark: SparkSession, broker: BrokerProcess) -> None:
+    publish(broker.http_address, "timed", [b"before"])
+    time.sleep(0.01)
+    noon_ms = time.time_ns() // 1_000_000
+    time.sleep(0.01)
+    publish(broker.http_address, "timed", [b"after"])
+    for option, expected in (("startingTimestamp", b"after"), ("endingTimestamp", b"before")):
+        rows = load(spark, broker, topic="timed", **{option: str(noon_ms)}).collect()
+        assert [bytes(row.value) for row in rows] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"topic": "nothing"}, "there is no topic 'nothing' at .*; there is .*t"),
+        ({"startingOffsets": '{"t": {"0": 99999}}'}, "offset 99999 of topic t.*behind its end"),
+        ({"startingOffsets": '{"t": {"7": 1}}'}, "there is no topic t, queue 7"),
+        ({"startingOffsets": '{"u": {"0": 1}}'}, "startingOffsets"),
+        ({"startOffsets": "earliest"}, "did you mean startingOffsets"),
+    ],
+)
+def test_bad_options_are_told(
+    spark: SparkSession, broker: BrokerProcess, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(PySparkException, match=f"(?s){message}"):
+        load(spark, broker, **options).count()
+
+
+def test_found_without_registration(broker: BrokerProcess, tmp_path: Path) -> None:
+    """As `spark-submit` of a script that knows nothing of Martlet but the format's name."""
+    import subprocess
+    import sys
+
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import sys\n"
+        "from martlet.spark.java import prepare_environment\n"
+        "prepare_environment()\n"
+        "from pyspark.sql import SparkSession\n"
+        "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', False)"
+        ".getOrCreate()\n"
+        "rows = spark.read.format('martlet').option('addresses', sys.argv[1]).option('topic', 't')\n"
+        "print('rows', rows.load().count())\n"
+        "spark.stop()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script, broker.http_address],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert "rows 30000" in done.stdout, done.stdout + done.stderr
