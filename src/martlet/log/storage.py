@@ -18,8 +18,12 @@ import errno
 import fcntl
 import mmap
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class StorageFull(OSError):
@@ -148,6 +152,8 @@ class DiskStorage:
         self._lock = self._take_lock(folder / "martlet.lock")
         self._keep_free_bytes = keep_free_bytes
         self._most_spares = spares
+        # Files beside the log are written in another thread, and may take a spare's room.
+        self._spares_lock = threading.Lock()
         self._spares = sorted(self._log.glob("*.spare"))
         self._spare_number = max((int(p.stem) for p in self._spares), default=0)
 
@@ -184,27 +190,29 @@ class DiskStorage:
     def create(self, base: int, capacity: int) -> Segment:
         """Rename a spare of that capacity or allocate a file."""
         path = self._log / f"{base:020d}.log"
-        for spare in self._spares:
-            if spare.stat().st_size == capacity:
-                self._spares.remove(spare)
-                os.rename(spare, path)
-                break
-        else:
-            self._allocate(path, capacity)
+        with self._spares_lock:
+            for spare in self._spares:
+                if spare.stat().st_size == capacity:
+                    self._spares.remove(spare)
+                    os.rename(spare, path)
+                    break
+            else:
+                self._allocate(path, capacity)
         self._sync_folder(self._log)
         return self._open(path, base)
 
     def reserve(self, capacity: int, count: int) -> bool:
         """Allocate spares until there are enough of that capacity."""
-        missing = count - sum(spare.stat().st_size == capacity for spare in self._spares)
-        for _ in range(missing):
-            self._spare_number += 1
-            path = self._log / f"{self._spare_number}.spare"
-            try:
-                self._allocate(path, capacity)
-            except StorageFull:
-                return False
-            self._spares.append(path)
+        with self._spares_lock:
+            missing = count - sum(spare.stat().st_size == capacity for spare in self._spares)
+            for _ in range(missing):
+                self._spare_number += 1
+                path = self._log / f"{self._spare_number}.spare"
+                try:
+                    self._allocate(path, capacity)
+                except StorageFull:
+                    return False
+                self._spares.append(path)
         return True
 
     def _allocate(self, path: Path, capacity: int) -> None:
@@ -222,7 +230,7 @@ class DiskStorage:
             os.posix_fallocate(fd, 0, capacity)
         except OSError as error:
             path.unlink()
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if error.errno not in (*_FULL, errno.EFBIG):
                 raise
             raise StorageFull(
                 error.errno,
@@ -236,13 +244,34 @@ class DiskStorage:
         """Keep the file as a spare unless there are enough, or somebody still reads its bytes."""
         assert isinstance(segment, DiskSegment)
         unseen = segment.close()
-        if unseen and len(self._spares) < self._most_spares:
-            self._spare_number += 1
-            spare = self._log / f"{self._spare_number}.spare"
-            os.rename(segment.path, spare)
-            self._spares.append(spare)
-        else:
-            segment.path.unlink()
+        with self._spares_lock:
+            if unseen and len(self._spares) < self._most_spares:
+                self._spare_number += 1
+                spare = self._log / f"{self._spare_number}.spare"
+                os.rename(segment.path, spare)
+                self._spares.append(spare)
+            else:
+                segment.path.unlink()
+
+    def _finding_room(self, write: Callable[[], None]) -> None:
+        """Write a file beside the log; on a full disk, spares make room for it.
+
+        What is freed in the end is worth more than a spare: segments can only be let go after a
+        checkpoint, and a checkpoint is such a file.
+        """
+        while True:
+            try:
+                return write()
+            except OSError as error:
+                if error.errno not in _FULL or not self._give_up_spare():
+                    raise
+
+    def _give_up_spare(self) -> bool:
+        with self._spares_lock:
+            if not self._spares:
+                return False
+            self._spares.pop().unlink()
+        return True
 
     def read(self, name: str) -> bytes | None:
         """Read a small file."""
@@ -253,6 +282,9 @@ class DiskStorage:
 
     def replace(self, name: str, data: bytes) -> None:
         """Write beside it, fsync, rename, fsync the folder."""
+        self._finding_room(lambda: self._replace(name, data))
+
+    def _replace(self, name: str, data: bytes) -> None:
         path = self.folder / name
         beside = path.with_name(path.name + ".new")
         with open(beside, "wb") as file:
@@ -271,7 +303,10 @@ class DiskStorage:
         return sorted(p.name for p in (self.folder / folder).iterdir())
 
     def write_at(self, name: str, data: bytes, at: int) -> None:
-        """Open, write, cut, close: index files are many and touched seldom."""
+        """Open, write, close: index files are many and touched seldom."""
+        self._finding_room(lambda: self._write_at(name, data, at))
+
+    def _write_at(self, name: str, data: bytes, at: int) -> None:
         fd = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             view = memoryview(data)

@@ -320,7 +320,9 @@ class Server:
             self.disk.flush()
 
     async def _keep_checkpoint(self) -> None:
-        if self.broker.log.position != self.disk.checkpoint_position:
+        log = self.broker.log
+        # A full log may not move at all; then only a checkpoint can free segments.
+        if log.position != self.disk.checkpoint_position or log.full is not None:
             await self.disk.checkpoint()
 
 

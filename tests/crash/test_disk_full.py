@@ -1,0 +1,161 @@
+"""A disk that is really full: a small file system of its own, filled by messages and by others."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from tests.crash.wire import HttpRefused, Refused, Wire, drain, http, mpub, pub
+
+from martlet.apps.main import main
+from martlet.testing import BrokerProcess
+
+pytestmark = pytest.mark.crash
+
+MIB = 1 << 20
+DISK_BYTES = 40 * MIB
+SEGMENT_BYTES = MIB
+KEPT_FREE_BYTES = 8 * MIB
+BATCH = 100
+BODY_BYTES = 500
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 40 MiB."""
+    mounted = tmp_path / "disk"
+    mounted.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(mounted)]
+    if os.geteuid() != 0 or subprocess.run(command, check=False).returncode:
+        pytest.skip("needs the right to mount a small file system")
+    yield mounted
+    subprocess.run(["umount", str(mounted)], check=True)
+
+
+@pytest.fixture(params=["async", "sync"])
+async def broker(request: pytest.FixtureRequest, small_disk: Path) -> AsyncIterator[BrokerProcess]:
+    with BrokerProcess(
+        small_disk / "data",
+        f"--max-bytes-per-file={SEGMENT_BYTES}",
+        f"--min-free-bytes={KEPT_FREE_BYTES}",
+        "--journal-interval=10ms",
+        "--checkpoint-interval=100ms",
+        f"--flush={request.param}",
+    ) as process:
+        await http(process.http_address, "/topic/create?topic=t", b"")
+        await http(process.http_address, "/channel/create?topic=t&channel=c", b"")
+        yield process
+
+
+class Publisher:
+    """Publishes batches, and knows what was answered OK."""
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        self._broker = broker
+        self._numbers = itertools.count()
+        self.answered: set[bytes] = set()
+
+    async def publish_until_refused(self) -> str:
+        """Returns the error."""
+        wire = await Wire.open(self._broker.tcp_address)
+        try:
+            while True:
+                bodies = [b"%010d" % next(self._numbers) * 50 for _ in range(BATCH)]
+                wire.send(mpub("t", bodies))
+                await wire.ok()
+                self.answered.update(bodies)
+        except Refused as refused:
+            assert await wire.ended() == b""
+            return str(refused)
+        finally:
+            wire.close()
+
+    async def publish_once(self) -> bool:
+        """Whether a message was taken that needs a segment of its own."""
+        body = b"%010d" % next(self._numbers) * (SEGMENT_BYTES * 95 // 1000)
+        wire = await Wire.open(self._broker.tcp_address)
+        wire.send(pub("t", body))
+        try:
+            await wire.ok()
+        except Refused as refused:
+            assert str(refused).startswith("E_PUB_FAILED PUB failed the disk is full: ")
+            return False
+        finally:
+            wire.close()
+        self.answered.add(body)
+        return True
+
+
+async def refusal(broker: BrokerProcess, target: str, body: bytes | None = None) -> str:
+    with pytest.raises(HttpRefused) as caught:
+        await http(broker.http_address, target, body)
+    return str(caught.value)
+
+
+async def taken_again(publisher: Publisher) -> None:
+    async with asyncio.timeout(10):
+        while not await publisher.publish_once():
+            await asyncio.sleep(0.05)
+
+
+async def test_a_full_disk_refuses_publishers_and_loses_nothing(
+    broker: BrokerProcess, small_disk: Path
+) -> None:
+    publisher = Publisher(broker)
+    error = await publisher.publish_until_refused()
+    assert error.startswith("E_MPUB_FAILED MPUB failed the disk is full: ")
+    assert len(publisher.answered) * BODY_BYTES > (DISK_BYTES - KEPT_FREE_BYTES) * 0.8
+    disk = os.statvfs(small_disk)
+    assert disk.f_bavail * disk.f_frsize >= KEPT_FREE_BYTES - 2 * MIB
+
+    big = b"b" * 900_000  # small ones may still find room in the segment
+    assert (await refusal(broker, "/pub?topic=t", big)).startswith("503 PUB_FAILED the disk is")
+    assert (await refusal(broker, "/ping")).startswith("500 NOK - the disk is full")
+    stats = json.loads(await http(broker.http_address, "/stats?format=json"))
+    assert stats["health"].startswith("NOK - the disk is full")
+
+    got = await drain(broker.tcp_address, broker.http_address, "t", "c")
+    assert {message.body for message in got} == publisher.answered
+    await taken_again(publisher)
+    assert await http(broker.http_address, "/ping") == b"OK"
+    again = await publisher.publish_until_refused()
+    assert again.startswith("E_MPUB_FAILED MPUB failed the disk is full: ")
+    left = publisher.answered - {message.body for message in got}
+    assert len(left) * BODY_BYTES > 10 * MIB
+    more = await drain(broker.tcp_address, broker.http_address, "t", "c")
+    assert {message.body for message in more} == left
+
+
+async def test_a_broker_killed_on_a_full_disk_comes_back(broker: BrokerProcess) -> None:
+    publisher = Publisher(broker)
+    await publisher.publish_until_refused()
+    broker.kill()
+    assert main(["log", "verify", str(broker.data_path)]) == 0
+    broker.start()
+    got = await drain(broker.tcp_address, broker.http_address, "t", "c")
+    assert {message.body for message in got} == publisher.answered
+    await taken_again(publisher)
+
+
+async def test_a_disk_filled_by_others_to_the_last_byte(
+    broker: BrokerProcess, small_disk: Path
+) -> None:
+    """Then even a checkpoint finds no room, and consuming must free some all the same."""
+    publisher = Publisher(broker)
+    await publisher.publish_until_refused()
+    with open(small_disk / "other", "wb", buffering=0) as other, suppress(OSError):
+        while other.write(bytes(4096)):
+            pass
+    disk = os.statvfs(small_disk)
+    assert disk.f_bavail == 0
+    got = await drain(broker.tcp_address, broker.http_address, "t", "c")
+    assert {message.body for message in got} == publisher.answered
+    for _ in range(8):  # more than is kept in reserve
+        await taken_again(publisher)
