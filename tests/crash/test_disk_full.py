@@ -85,7 +85,8 @@ class Publisher:
         try:
             await wire.ok()
         except Refused as refused:
-            assert str(refused).startswith("E_PUB_FAILED PUB failed the disk is full: ")
+            if not str(refused).startswith("E_PUB_FAILED PUB failed the disk is full: "):
+                raise
             return False
         finally:
             wire.close()
@@ -101,7 +102,7 @@ async def refusal(broker: BrokerProcess, target: str, body: bytes | None = None)
 
 async def taken_again(publisher: Publisher) -> None:
     async with asyncio.timeout(10):
-        while not await publisher.publish_once():
+        while not await publisher.publish_once():  # noqa: ASYNC110, no event tells of it
             await asyncio.sleep(0.05)
 
 

@@ -146,12 +146,12 @@ class Wire:
 
 
 class HttpRefused(Exception):
-    """Another status than 200."""
+    """Another status than 200, with the message of a JSON answer, or the whole of another."""
 
     def __init__(self, status: int, text: str) -> None:
+        if text.startswith("{"):
+            text = json.loads(text)["message"]
         super().__init__(f"{status} {text}")
-        self.status = status
-        self.text = text
 
 
 def http_now(address: str, target: str, body: bytes | None = None) -> bytes:
