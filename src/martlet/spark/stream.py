@@ -96,7 +96,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = queue.end_offset
             if self._target is not None:
                 end = min(end, self._target.get(key, queue.start_offset))
-            reached[key] = max(end, begin[key]) if key in begin else queue.start_offset
+            if key not in begin:
+                reached[key] = queue.start_offset
+            elif begin[key] > queue.end_offset:
+                reached[key] = self._in_range(key, begin[key], seen)
+            else:
+                reached[key] = max(end, begin[key])
         for key in begin.keys() - seen.keys():
             self._missing(key, begin[key])
             reached[key] = begin[key]
