@@ -31,6 +31,10 @@ from martlet.log.storage import Segment, Storage, StorageFull
 _BATCH = int(Kind.BATCH)
 
 
+_HEAD_GROWTH_BYTES = 1024
+"""How much longer, at a guess, the next segment's head will be than the last one's."""
+
+
 class WritesRefused(Exception):
     """The log takes no writes at the moment, or never again; the text says why and what to do."""
 
@@ -55,6 +59,8 @@ class CommitLog:
         storage: where the segments are.
         segments: those that are there, by base.
         position: where to append; the end of the last good record.
+        durable_position: up to where it is known to be durable.  What is behind may be no more
+            than written, by a broker that was killed; the first flush makes it durable too.
         epoch: the number of this run of the broker, written into each record.
         segment_bytes: the capacity of new segments.
     """
@@ -66,12 +72,13 @@ class CommitLog:
         position: int,
         epoch: int,
         segment_bytes: int,
+        durable_position: int = 0,
     ) -> None:
         assert segment_bytes % 8 == 0 and position % 8 == 0
         self.storage = storage
         self.segments = segments
         self.position = position
-        self.durable_position = position
+        self.durable_position = durable_position
         self.epoch = epoch
         self.failed: str | None = None
         self.full: str | None = None
@@ -79,9 +86,10 @@ class CommitLog:
         """Called when a segment was begun, to write down what recovery must know there."""
         self._segment_bytes = segment_bytes
         self._bases = [segment.base for segment in segments]
-        self._dirty: list[Segment] = []
+        self._dirty = [s for s in segments if s.base + s.capacity > durable_position]
         self._rolling = False
-        if not segments:
+        self._head_bytes = 0
+        if not segments or position > segments[-1].base + segments[-1].capacity:
             self._begin_segment(position, segment_bytes)
         self._current = self.segments[-1]
         self._end = self._current.base + self._current.capacity
@@ -166,12 +174,14 @@ class CommitLog:
         """See that a record of `length` bytes fits at `position`, in a new segment if need be."""
         if self.failed is not None:
             raise WritesRefused(self.failed)
-        if self.position + length <= self._end:
-            return
-        capacity = max(self._segment_bytes, align8(length))
-        reserved = journal or self.storage.reserve(self._segment_bytes, 2)
+        while self.position + length > self._end:
+            self._roll(length, journal=journal)
+
+    def _roll(self, length: int, *, journal: bool) -> None:
+        """Begin a segment with room for what it begins with, and for `length` bytes more."""
+        capacity = max(self._segment_bytes, align8(length) + self._head_bytes)
         try:
-            if not reserved:
+            if not journal and not self.storage.reserve(self._segment_bytes, 2):
                 raise StorageFull("no room for another segment and one in reserve")
             self._close_segment()
             self._begin_segment(self._current.base + self._current.capacity, capacity)
@@ -181,14 +191,18 @@ class CommitLog:
                 " by consuming what is stored, or when the disk has room"
             )
             raise WritesRefused(self.full) from error
+        except OSError as error:
+            self.full = f"no segment could be begun: {error}; it is tried again with each message"
+            raise WritesRefused(self.full) from error
         self.full = None
         if not self._rolling:
+            base = self.position
             self._rolling = True
             try:
                 self.on_roll()
             finally:
                 self._rolling = False
-            self.make_room(length, journal=journal)
+            self._head_bytes = self.position - base + _HEAD_GROWTH_BYTES
 
     def _close_segment(self) -> None:
         left = self._current.base + self._current.capacity - self.position
@@ -241,13 +255,18 @@ class CommitLog:
 
     def flush_job(self) -> FlushJob:
         """What has to be flushed for all that is written now to be durable."""
-        job = FlushJob(self.position, tuple(self._dirty))
-        self._dirty = []
-        return job
+        return FlushJob(self.position, tuple(self._dirty))
 
     def flushed(self, job: FlushJob) -> None:
-        """A flush job has succeeded."""
+        """A flush job has succeeded. Until then its segments belong to each later job too."""
         self.durable_position = max(self.durable_position, job.position)
+        written_since = self.position > job.position
+        self._dirty = [
+            segment
+            for segment in self._dirty
+            if segment not in job.segments
+            or (written_since and segment.base + segment.capacity > job.position)
+        ]
 
     def flush_failed(self, error: OSError) -> None:
         """A flush job has failed: what it would have kept is in doubt; nothing more is taken."""
