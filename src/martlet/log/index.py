@@ -6,7 +6,8 @@ One row a batch, rows by first offset::
 
 Rows are numbered from the queue's beginning and keep their number.  The newest are in memory as
 tuples, which is the fastest thing to read one at a time; the rest is in a file, mapped as a numpy
-array.  The file may lag behind or be lost: the log rebuilds it.
+array.  The file may lag behind or be lost: the log rebuilds it.  Rows that are in the file change
+only when it is written for a checkpoint: until then it is what the last checkpoint vouches for.
 """
 
 from __future__ import annotations
@@ -92,6 +93,8 @@ class Index:
         self._tail: list[Entry] = []
         self._tail_row = self._stored_end
         self._mapped: Rows | None = None
+        self._moved: dict[int, Entry] = {}
+        """Rows that are in the file, and have changed since."""
         self._crc: int | None = crc
         self.synced = True
         """Nothing was written to the file since its owner last made it durable."""
@@ -120,13 +123,22 @@ class Index:
         self._tail.append(entry)
         if len(self._tail) % MOST_ROWS_IN_MEMORY == 0:
             with suppress(OSError):
-                self.write()
+                self._write_new()
 
     def write(self) -> None:
         """Write to the file what is not yet in it; keep the newest rows in memory too.
 
         Raises OSError.
         """
+        for number, entry in self._moved.items():
+            row = np.array([entry], ENTRY).tobytes()
+            self._mapped = self._crc = None
+            self.synced = False
+            self._storage.write_at(self.name, row, (number - self.first_row) * ENTRY.itemsize)
+        self._moved.clear()
+        self._write_new()
+
+    def _write_new(self) -> None:
         unwritten = self._tail[self._stored_end - self._tail_row :]
         if unwritten:
             rows = np.array(unwritten, ENTRY)
@@ -149,6 +161,9 @@ class Index:
             return self._tail[at]
         if number < self.first_row:
             raise IndexError(f"row {number} has gone, the first is {self.first_row}")
+        moved = self._moved.get(number)
+        if moved is not None:
+            return moved
         return Entry._make(self._file_rows()[number - self.first_row].item())
 
     def rows(self, start: int, end: int) -> list[Entry]:
@@ -168,7 +183,13 @@ class Index:
         parts = []
         if start < self._tail_row:
             stop = min(end, self._tail_row)
-            parts.append(self._file_rows()[start - self.first_row : stop - self.first_row])
+            rows = self._file_rows()[start - self.first_row : stop - self.first_row]
+            if self._moved:
+                rows = rows.copy()
+                for number, entry in self._moved.items():
+                    if start <= number < stop:
+                        rows[number - start] = entry
+            parts.append(rows)
         if end > self._tail_row:
             begin = max(start, self._tail_row)
             tail = self._tail[begin - self._tail_row : end - self._tail_row]
@@ -189,6 +210,17 @@ class Index:
         if number >= self.first_row and self.row(number).end_offset > offset:
             return number
         return number + 1
+
+    def count_deferred(self, first: int, end: int) -> int:
+        """How many of the messages from offset `first` up to `end` are deferred ones."""
+        start, stop = self.find(first), self.find(end)
+        if start == stop == self.end_row:
+            return 0
+        rows = self.array(start, stop + 1)
+        rows = rows[rows["deliver_at_ns"] != 0]
+        begins = np.maximum(rows["first_offset"].astype(np.int64), first)
+        ends = np.minimum(rows["first_offset"].astype(np.int64) + rows["count"], end)
+        return int(np.maximum(ends - begins, 0).sum())
 
     def find_time(self, stored_at_ns: int) -> int:
         """The number of the first row stored at or after a time."""
@@ -220,11 +252,7 @@ class Index:
         if at >= 0:
             self._tail[at] = moved
         if number < self._stored_end:
-            row = np.array([moved], ENTRY).tobytes()
-            self._storage.write_at(self.name, row, (number - self.first_row) * ENTRY.itemsize)
-            self._mapped = None
-            self._crc = None
-            self.synced = False
+            self._moved[number] = moved
         return True
 
     @property
@@ -244,6 +272,7 @@ class Index:
     def fill(self, rows: Rows) -> None:
         """Take these rows in place of all others."""
         self._tail = []
+        self._moved.clear()
         self.first_row = self._stored_end = self._tail_row = 0
         self._mapped = None
         self._storage.write_at(self.name, rows.tobytes(), 0)
