@@ -210,6 +210,7 @@ class Broker:
                 except WritesRefused:
                     self._dirty += dirty
                     raise
+                channel.cursor.journal_number += 1
                 channel.cursor.stragglers.changed.clear()
                 channel.cursor.stragglers.removed.clear()
             channel.dirty = False

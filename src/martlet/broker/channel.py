@@ -34,6 +34,23 @@ class Surroundings(Protocol):
         """The channel's cursor moved: journal it before long."""
 
 
+class Source(Protocol):
+    """What a channel reads: its topic, as far as it is to be seen."""
+
+    @property
+    def limit(self) -> int:
+        """The offset up to which the channel sees it."""
+
+    def limit_of(self, cursor: Cursor) -> int:
+        """The offset up to which a cursor may go from where it is."""
+
+    def count_from(self, offset: int) -> int:
+        """How many messages there are to be seen from an offset on."""
+
+    def deferred_from(self, offset: int) -> int:
+        """How many of them are deferred ones."""
+
+
 class Channel:
     """A channel of a topic.
 
@@ -43,7 +60,7 @@ class Channel:
         topic: the topic's name.
         name: its own.
         cursor: where it stands.
-        limit: tells the offset up to which a cursor may deliver.
+        source: what it reads.
         waiting: where the channel enters itself while a consumer would take a message.
     """
 
@@ -54,7 +71,7 @@ class Channel:
         topic: str,
         name: str,
         cursor: Cursor,
-        limit: Callable[[Cursor], int],
+        source: Source,
         waiting: dict[Channel, None],
         *,
         most_consumers: int = 0,
@@ -71,9 +88,11 @@ class Channel:
         self.timeout_count = 0
         self.dirty = False
         self._around = around
-        self._limit = limit
+        self._source = source
+        self._limit = source.limit_of
         self._waiting = waiting
-        self._counted_from = cursor.next
+        self.counted_from = cursor.next
+        """Messages below this offset came before the broker was started."""
         self._most_consumers = most_consumers
         self._max_timeout_ns = max_timeout_ns
         self._line: deque[Consumer] = deque()
@@ -87,17 +106,13 @@ class Channel:
     def depth(self) -> int:
         """How many messages wait to be delivered, deferred ones aside."""
         cursor = self.cursor
-        fresh = max(0, self._limit(self.cursor) - cursor.next - cursor.deferred_ahead)
+        fresh = self._source.count_from(cursor.next) - cursor.deferred_ahead
         return fresh + cursor.stragglers.ready_count
 
     @property
     def message_count(self) -> int:
         """How many messages have come to it since the broker was started."""
-        return self._limit(self.cursor) - self._counted_from
-
-    def count_from(self, offset: int) -> None:
-        """Messages below an offset came before the broker was started."""
-        self._counted_from = offset
+        return self._source.limit - self.counted_from
 
     @property
     def in_flight_count(self) -> int:
@@ -392,7 +407,7 @@ class Channel:
 
     def empty(self) -> None:
         """Finish everything that is stored for the channel."""
-        self.advance(self._limit(self.cursor))
+        self.advance(self._source.limit)
 
     def advance(self, offset: int) -> None:
         """Finish everything below an offset, in flight or not; what is above stays as it is."""
@@ -408,7 +423,7 @@ class Channel:
                     straggler.owner.in_flight_count -= 1
                 cursor.stragglers.remove(known)
         if offset > cursor.next:
-            cursor.skip_to(offset)
+            cursor.skip_to(offset, self._source.deferred_from(offset))
         self._changed()
         self._line_up(self.consumers)
         self.pump()

@@ -19,7 +19,7 @@ from martlet.broker.straggler import Stragglers
 from martlet.broker.window import Window
 from martlet.log.commitlog import CommitLog
 from martlet.log.index import Entry
-from martlet.log.record import HEADER_BYTES, BadRecord, Header, frame_ends, read_header, read_record
+from martlet.log.record import HEADER_BYTES, BadRecord, align8, payload_length, read_record
 
 if TYPE_CHECKING:
     from martlet.log.index import Rows
@@ -47,13 +47,15 @@ class Cursor:
         self.window = Window(start)
         self.stragglers: Stragglers[Consumer] = Stragglers()
         self.deferred_ahead = 0
-        """How many messages from `next` on are among the stragglers."""
+        """How many messages from `next` on are deferred ones, which do not come from there."""
+        self.journal_number = 0
+        """The number of the last entry in the journal."""
         self.lost_count = 0
         """Messages that could not be read from the log any more."""
         self.on_lost: Callable[[int, int, str], None] = lambda first, end, why: None
         self._row = -1
         self._entry: Entry | None = None
-        self._header: Header | None = None
+        self._payload_end = 0
         self._record: memoryview = memoryview(b"")
         self._ends: memoryview | None = None
 
@@ -80,17 +82,18 @@ class Cursor:
             rows: Rows = index.array(number, number + _SCHEDULE_ROWS)
             for row in rows[rows["deliver_at_ns"] != 0].tolist():
                 entry = Entry._make(row)
-                if first <= entry.first_offset < end:
-                    earliest = self._defer(entry, now_ns, earliest)
+                begin, stop = max(first, entry.first_offset), min(end, entry.end_offset)
+                if begin < stop:
+                    earliest = min(earliest or entry.deliver_at_ns, entry.deliver_at_ns)
+                    self._defer(begin, stop, entry.deliver_at_ns, now_ns)
             number += len(rows)
         return earliest
 
-    def _defer(self, entry: Entry, now_ns: int, earliest: int | None) -> int:
-        for offset in range(entry.first_offset, entry.end_offset):
-            if offset not in self.stragglers.by_offset:
-                self.stragglers.wait(offset, 0, entry.deliver_at_ns, now_ns)
-                self.deferred_ahead += offset >= self.next
-        return min(entry.deliver_at_ns, earliest or entry.deliver_at_ns)
+    def _defer(self, first: int, end: int, due_ns: int, now_ns: int) -> None:
+        assert first >= self.next
+        for offset in range(first, end):
+            self.stragglers.wait(offset, 0, due_ns, now_ns)
+        self.deferred_ahead += end - first
 
     def take(self, holder: int, most: int, limit: int) -> tuple[list[memoryview], int]:
         """Grant up to `most` messages below offset `limit` to a holder.
@@ -110,7 +113,7 @@ class Cursor:
                 assert entry is not None
             begin = first - entry.first_offset
             end = min(entry.count, begin + most - taken)
-            part = self._slice(begin, end)
+            part = self._slice(entry, begin, end)
             parts.append(part)
             window.grant(holder, entry.first_offset + end)
             taken += end - begin
@@ -140,7 +143,7 @@ class Cursor:
             self._skip(entry.end_offset)
             return False
         try:
-            self._header, self._record = self._read(entry)
+            self._payload_end, self._record = self._read(entry)
         except BadRecord as error:
             self.lost_count += entry.end_offset - offset
             self.on_lost(offset, entry.end_offset, str(error))
@@ -149,32 +152,34 @@ class Cursor:
         self._entry, self._row, self._ends = entry, row, None
         return True
 
-    def _read(self, entry: Entry) -> tuple[Header, memoryview]:
-        """A batch's record. What another run of the broker wrote is verified in full."""
-        record = self._log.view(entry.position, entry.length)
+    def _read(self, entry: Entry) -> tuple[int, memoryview]:
+        """Where a batch's frames end in its record, and the record.
+
+        What another run of the broker wrote is verified in full.
+        """
+        position = entry.position
+        record = self._log.view(position, entry.length)
         if record is None:
-            raise BadRecord(f"position {entry.position}: its segment is not there")
-        header = read_header(record, 0, entry.position)
-        if header.epoch != self._log.epoch:
-            read_record(record, 0, entry.position)
-        if header.first_offset != entry.first_offset or header.topic != self.queue.topic:
-            raise BadRecord(f"position {entry.position}: the record of another batch")
-        return header, record
+            raise BadRecord(f"position {position}: its segment is not there")
+        length = payload_length(record, position, self._log.epoch)
+        if length is None:
+            header, _ = read_record(record, 0, position)
+            if header.first_offset != entry.first_offset or header.topic != self.queue.topic:
+                raise BadRecord(f"position {position}: the record of another batch")
+            length = header.payload_length
+        return HEADER_BYTES + length, record
 
     def _skip(self, end: int) -> None:
         self.window.grant(0, end)
 
-    def _slice(self, begin: int, end: int) -> memoryview:
+    def _slice(self, entry: Entry, begin: int, end: int) -> memoryview:
         """The frames of the current batch from number `begin` up to `end`."""
-        header, record = self._header, self._record
-        assert header is not None
-        if begin == 0 and end == header.count:
-            return record[HEADER_BYTES : HEADER_BYTES + header.payload_length]
+        if end - begin == entry.count:
+            return self._record[HEADER_BYTES : self._payload_end]
         if self._ends is None:
-            ends_at = header.ends_at
-            self._ends = record[ends_at : ends_at + 4 * header.count].cast("I")
+            self._ends = _frame_ends(entry, self._payload_end, self._record)
         start = self._ends[begin - 1] if begin else 0
-        return record[HEADER_BYTES + start : HEADER_BYTES + self._ends[end - 1]]
+        return self._record[HEADER_BYTES + start : HEADER_BYTES + self._ends[end - 1]]
 
     def frame(self, offset: int, attempts: int) -> bytearray | None:
         """A copy of one message's frame that tells the attempts; None where it has gone."""
@@ -185,21 +190,27 @@ class Cursor:
             self.on_lost(offset, offset + 1, "no batch of the index holds it")
             return None
         try:
-            header, record = self._read(entry)
+            payload_end, record = self._read(entry)
         except BadRecord as error:
             self.on_lost(offset, offset + 1, str(error))
             return None
         number = offset - entry.first_offset
-        ends = frame_ends(header, record)
-        start = int(ends[number - 1]) if number else 0
-        frame = bytearray(record[HEADER_BYTES + start : HEADER_BYTES + int(ends[number])])
+        ends = _frame_ends(entry, payload_end, record)
+        start = ends[number - 1] if number else 0
+        frame = bytearray(record[HEADER_BYTES + start : HEADER_BYTES + ends[number]])
         told = min(attempts, MOST_ATTEMPTS)
         frame[_ATTEMPTS_AT : _ATTEMPTS_AT + 2] = told.to_bytes(2, "big")
         return frame
 
-    def skip_to(self, offset: int) -> None:
-        """Go on at an offset behind `next`; nothing below it is in flight or waits."""
+    def skip_to(self, offset: int, deferred_ahead: int) -> None:
+        """Go on at an offset behind `next`, with so many deferred messages from there on."""
         assert offset >= self.next
         self._skip(offset)
-        self.deferred_ahead = sum(known >= offset for known in self.stragglers.by_offset)
+        self.deferred_ahead = deferred_ahead
         self._entry = None
+
+
+def _frame_ends(entry: Entry, payload_end: int, record: memoryview) -> memoryview:
+    """Where each frame of a batch ends, from the first one's start: an array of u32, in place."""
+    ends_at = align8(payload_end)
+    return record[ends_at : ends_at + 4 * entry.count].cast("I")

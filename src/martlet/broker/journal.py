@@ -11,13 +11,16 @@ Topology entries are JSON, because they are few and people read them in a dump:
 A cursor entry is binary, little-endian::
 
      0 channel u32 | 4 flags u32 (1 = full) | 8 next u64 | 16 scheduled end u64
-    24 ranges u32  | 28 changed u32 | 32 removed u32 | 36 padding
+    24 ranges u32  | 28 changed u32 | 32 removed u32 | 36 number u32
     40 ranges x (first u64, end u64)      unfinished in the window
      . changed x (offset u64, due i64 ns, attempts u64)
      . removed x offset u64
 
-A full entry replaces what was known of the stragglers, another one is laid over it.  What is in
-flight is written as due at once, since no flight outlives the broker.
+A full entry replaces what was known of the stragglers, another one is laid over it.  Those are
+numbered, and a full one has the number of the last one before it: where one is missing, because the
+log was damaged there, those behind it say nothing, until a full one comes.  An older state costs
+messages that are delivered again; half of a newer one would cost messages.
+What is in flight is written as due at once, since no flight outlives the broker.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from martlet.log.record import BadRecord
 
 _CURSOR = struct.Struct("<IIQQIIII")
 _FULL = 1
+_NUMBER_MASK = 0xFFFF_FFFF
 _CHANGED = np.dtype([("offset", "<u8"), ("due_ns", "<i8"), ("attempts", "<u8")])
 
 Description = dict[str, Any]
@@ -75,7 +79,7 @@ def pack_cursor(channel: int, cursor: Cursor, scheduled_end: int, *, full: bool)
         len(ranges),
         len(changed),
         len(removed),
-        0,
+        (cursor.journal_number if full else cursor.journal_number + 1) & _NUMBER_MASK,
     )
     return b"".join(
         (
@@ -96,12 +100,15 @@ class CursorState:
     ranges: list[tuple[int, int]] = field(default_factory=list)
     stragglers: dict[int, tuple[int, int]] = field(default_factory=dict)
     """offset: (attempts, due_ns)"""
+    number: int = 0
+    """The last entry's."""
 
-    def apply(self, entry: bytes) -> None:
-        """Take a cursor entry in."""
-        _, flags, self.next, self.scheduled_end, ranges, changed, removed, _ = _CURSOR.unpack_from(
-            entry
-        )
+    def apply(self, entry: bytes) -> bool:
+        """Take a cursor entry in. False, and nothing done, where one before it is missing."""
+        _, flags, next, scheduled_end, ranges, changed, removed, number = _CURSOR.unpack_from(entry)
+        if not flags & _FULL and number != (self.number + 1) & _NUMBER_MASK:
+            return False
+        self.next, self.scheduled_end, self.number = next, scheduled_end, number
         at = _CURSOR.size
         rows = np.frombuffer(entry, "<u8", 2 * ranges, at).reshape(-1, 2)
         self.ranges = [(first, end) for first, end in rows.tolist()]
@@ -113,10 +120,12 @@ class CursorState:
         at += _CHANGED.itemsize * changed
         for offset in np.frombuffer(entry, "<u8", removed, at).tolist():
             self.stragglers.pop(offset, None)
+        return True
 
     def restore(self, cursor: Cursor, now_ns: int) -> None:
         """Bring a fresh cursor into this state."""
         cursor.window.reset(self.next)
+        cursor.journal_number = self.number
         for first, end in self.ranges:
             for offset in range(first, end):
                 if offset not in self.stragglers:
@@ -124,9 +133,9 @@ class CursorState:
         for offset in sorted(self.stragglers):
             attempts, due_ns = self.stragglers[offset]
             cursor.stragglers.wait(offset, attempts, due_ns, now_ns)
-            cursor.deferred_ahead += offset >= self.next
 
 
-def channel_of(entry: bytes) -> int:
-    """Whose cursor a cursor entry tells."""
-    return int(_CURSOR.unpack_from(entry)[0])
+def channel_of(entry: bytes) -> tuple[int, bool]:
+    """Whose cursor a cursor entry tells, and whether it tells all of it."""
+    channel, flags, *_ = _CURSOR.unpack_from(entry)
+    return channel, bool(flags & _FULL)

@@ -12,6 +12,7 @@ from martlet.broker.errors import WritesRefused
 from martlet.log.batch import Batch
 from martlet.log.commitlog import CommitLog
 from martlet.log.index import Entry, Index
+from martlet.log.record import FRAME_HEADER_BYTES
 
 ID_MASK = (1 << 64) - 1
 MOST_BATCH_BYTES = 1 << 20
@@ -118,6 +119,7 @@ class Queue:
             length = len(record)
             self.index.add(Entry(first, position, count, length, stored_at_ns, deliver_at_ns))
             self.end_offset = first + count
+            self.message_bytes += batch.payload_length - FRAME_HEADER_BYTES * count
             receipt.position = position + length
         finally:
             record.release()

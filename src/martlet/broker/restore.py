@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from martlet.broker.broker import Broker
+from martlet.broker.errors import WritesRefused
 from martlet.broker.journal import CursorState, Description, channel_of, unpack_topology
 from martlet.broker.name import is_ephemeral
 from martlet.broker.queue import Queue
@@ -61,11 +62,18 @@ class _State:
         """By topic id: what the checkpoint vouches for, or what was made from the log."""
 
     def apply(self, kind: int, topic: int, entry: bytes) -> None:
+        # A topic or channel may be unknown because its own entry was lost: its number is taken.
+        self.last_id = max(self.last_id, topic)
         if kind == Kind.CURSOR:
+            channel, full = channel_of(entry)
+            self.last_id = max(self.last_id, channel)
             state = self.topics.get(topic)
-            if state is not None:
-                channel = channel_of(entry)
-                state.cursors.setdefault(channel, CursorState(0, 0)).apply(entry)
+            if state is None:
+                return
+            if full:
+                state.cursors[channel] = CursorState(0, 0)
+            if channel in state.cursors:
+                state.cursors[channel].apply(entry)
         elif kind == Kind.TOPOLOGY:
             fields = unpack_topology(entry)
             getattr(self, f"_apply_{fields['op']}")(fields)
@@ -86,7 +94,8 @@ class _State:
         id = description["id"]
         self.last_id = max(self.last_id, id)
         index = self.indexes.get(id) or Index(self.storage, id, 0)
-        end_offset = index.row(index.end_row - 1).end_offset if index.end_row else 0
+        has_rows = index.end_row > index.first_row
+        end_offset = index.row(index.end_row - 1).end_offset if has_rows else 0
         return _TopicState(description, index, end_offset)
 
     def _apply_topic(self, fields: Description) -> None:
@@ -118,11 +127,12 @@ class _State:
             state.cursors.pop(fields["id"], None)
 
     def apply_batch(self, header: Header) -> None:
+        self.last_id = max(self.last_id, header.topic)
         state = self.topics.get(header.topic)
         if state is None:
             return
         end_offset = header.first_offset + header.count
-        if header.first_offset >= state.end_offset or not state.index.end_row:
+        if header.first_offset >= state.end_offset:
             state.index.add(
                 Entry(
                     header.first_offset,
@@ -163,15 +173,18 @@ def restore(
     while segments and segments[-1].base > end:
         storage.retire(segments.pop())
     if segments and end > segments[-1].base + segments[-1].capacity:
-        notes.append(f"the log ends before the checkpoint's position {end}")
-        end = segments[-1].base + segments[-1].capacity
+        notes.append(f"the log ends before the checkpoint's position {end}, where it goes on")
     epoch = max(state.epoch, report.last_epoch) + 1
-    log = CommitLog(storage, segments, end, epoch, segment_bytes)
+    log = CommitLog(storage, segments, end, epoch, segment_bytes, position or 0)
     broker = Broker(log, clock, random, **options)
     _settle(broker, state)
-    log.append_journal(Kind.EPOCH, b"", topic=0, stored_at_ns=clock())
-    if position is None:
-        broker.begin_segment()
+    try:
+        log.append_journal(Kind.EPOCH, b"", topic=0, stored_at_ns=clock())
+        if position is None:
+            broker.begin_segment()
+    except WritesRefused as error:
+        # What is stored can be consumed all the same, and that makes room.
+        notes.append(f"nothing can be written yet: {error}")
     return broker, Restored(report, position, notes)
 
 
@@ -254,7 +267,7 @@ def _settle(broker: Broker, state: _State) -> None:
         if is_ephemeral(description["name"]):
             continue
         kept.add(known.index.name)
-        ends = [cursor.next for cursor in known.cursors.values()]
+        ends = [max(told.next, told.scheduled_end) for told in known.cursors.values()]
         marks = [description["paused_at"] or 0, description["backlog_offset"]]
         end_offset = max(known.end_offset, *ends, *marks)
         queue = Queue(broker.log, id, 0, description["id_base"], known.index, end_offset)
@@ -262,16 +275,21 @@ def _settle(broker: Broker, state: _State) -> None:
         topic.paused_at = description["paused_at"]
         topic.backlog_offset = description["backlog_offset"]
         topic.voids = [(first, end) for first, end in description["voids"]]
+        if known.channels and all(is_ephemeral(c["name"]) for c in known.channels.values()):
+            topic.backlog_offset = topic.limit
         broker.adopt(topic)
         for channel_id, told in known.channels.items():
             if is_ephemeral(told["name"]):
                 continue
-            cursor = known.cursors.get(channel_id) or CursorState(end_offset, end_offset)
+            # Its place was lost with a damaged record: everything that is stored comes again.
+            start = known.cursors.get(channel_id)
+            cursor = start or CursorState(queue.start_offset, queue.start_offset)
             channel = topic.restore_channel(channel_id, told["name"], cursor.next)
             channel.paused = told["paused"]
             cursor.restore(channel.cursor, now_ns)
-            channel.count_from(topic.limit)
-            channel.schedule(cursor.scheduled_end, topic.limit)
+            channel.counted_from = topic.limit
+            topic.schedule(channel, cursor.scheduled_end)
+            channel.cursor.deferred_ahead = topic.deferred_from(cursor.next)
             channel.arm()
     for name in broker.log.storage.names("index"):
         if f"index/{name}" not in kept:

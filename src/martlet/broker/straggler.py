@@ -144,7 +144,7 @@ class Stragglers(Generic[OwnerT]):
         """Those whose time has come: a waiting one becomes ready, those in flight are returned
         and stay as they are.
         """
-        overdue = []
+        overdue: dict[int, Straggler[OwnerT]] = {}
         while (due_ns := self.earliest_ns()) is not None and due_ns <= now_ns:
             _, offset = heappop(self._times)
             straggler = self.by_offset[offset]
@@ -152,8 +152,8 @@ class Stragglers(Generic[OwnerT]):
                 self._ready_set.add(offset)
                 self.ready.append(offset)
             else:
-                overdue.append((offset, straggler))
-        return overdue
+                overdue[offset] = straggler
+        return list(overdue.items())
 
     def owned_by(self, owner: OwnerT) -> list[tuple[int, Straggler[OwnerT]]]:
         """All that an owner has in flight."""

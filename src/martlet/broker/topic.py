@@ -16,9 +16,10 @@ from martlet.broker.journal import Description
 from martlet.broker.name import is_ephemeral, is_valid_name
 from martlet.broker.queue import MOST_BATCH_BYTES, Queue, Receipt
 from martlet.log.commitlog import CommitLog
-from martlet.log.record import FRAME_HEADER_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from martlet.log.batch import Batch, Bytes
 
 
@@ -41,6 +42,9 @@ class TopicSurroundings(Surroundings, Protocol):
     def journal_topology(self, op: str, topic_number: int, /, **fields: object) -> None:
         """Write a topology entry. Raises WritesRefused."""
 
+    def write_journal(self) -> None:
+        """Write down where the cursors are. Raises WritesRefused."""
+
     def lost(self, topic: str, channel: str, first: int, end: int, reason: str) -> None:
         """Messages of a channel can not be read any more."""
 
@@ -62,7 +66,6 @@ class Topic:
         self.queue = queue
         self.channels: dict[str, Channel] = {}
         self.message_count = 0
-        self.message_bytes = 0
         self.backlog_offset = queue.start_offset
         """Where the first channel will begin."""
         self.paused_at: int | None = None
@@ -87,8 +90,31 @@ class Topic:
             if cursor.next < first:
                 return first
             if cursor.next < end:
-                cursor.skip_to(end)
+                cursor.skip_to(end, self.deferred_from(end))
         return self.limit
+
+    def _stretches(self, first: int) -> Iterator[tuple[int, int]]:
+        """What the channels get of the offsets from `first` on, as (first, end)."""
+        for void, end in self.voids:
+            if first < void:
+                yield first, void
+            first = max(first, end)
+        if first < self.limit:
+            yield first, self.limit
+
+    def count_from(self, offset: int) -> int:
+        """How many messages the channels get of those from an offset on."""
+        return sum(end - first for first, end in self._stretches(offset))
+
+    def deferred_from(self, offset: int) -> int:
+        """How many of them are deferred ones."""
+        index = self.queue.index
+        return sum(index.count_deferred(first, end) for first, end in self._stretches(offset))
+
+    @property
+    def message_bytes(self) -> int:
+        """The bytes of all bodies stored since the start."""
+        return self.queue.message_bytes
 
     @property
     def depth(self) -> int:
@@ -105,18 +131,28 @@ class Topic:
         return min(channel.cursor.lowest_needed for channel in self.channels.values())
 
     def describe(self) -> Description:
-        """The topic as the journal tells it, without its channels."""
+        """The topic as the journal tells it, without its channels.
+
+        Ephemeral channels are not told of when all is told: without others, what they have got is
+        no backlog for the first channel that comes after a restart.
+        """
+        backlog_offset = self.backlog_offset
+        if self.channels and all(channel.ephemeral for channel in self.channels.values()):
+            backlog_offset = self.limit
         return {
             "id": self.id,
             "name": self.name,
             "id_base": self.queue.id_base,
             "paused_at": self.paused_at,
-            "backlog_offset": self.backlog_offset,
+            "backlog_offset": backlog_offset,
             "voids": self.voids,
         }
 
-    def _journal(self) -> None:
-        self._around.journal_topology("topic", self.id, topic=self.describe())
+    def _change(self, **changes: object) -> None:
+        """Write down what changes, and then change it: all stays as it is where that is refused."""
+        self._around.journal_topology("topic", self.id, topic=self.describe() | changes)
+        for name, value in changes.items():
+            setattr(self, name, value)
 
     # messages
 
@@ -130,7 +166,6 @@ class Topic:
         batch = queue.batch
         if batch is None or deliver_at_ns or batch.end > MOST_BATCH_BYTES:
             batch = self._around.staged(self)
-        before = batch.end
         if type(bodies) is list:
             if len(bodies) == 1:
                 batch.add(bodies[0])
@@ -138,7 +173,6 @@ class Topic:
                 batch.add_many(bodies)
         else:
             batch.add_matrix(cast("Bytes", bodies))
-        self.message_bytes += batch.end - before - FRAME_HEADER_BYTES * len(bodies)
         if deliver_at_ns:
             return self._around.commit_topic(self, deliver_at_ns)
         return queue.receipt
@@ -179,8 +213,13 @@ class Topic:
             except Exception:
                 del self.channels[name]
                 raise
-            channel.schedule(start, self.limit)
+            self.schedule(channel, start)
         return channel
+
+    def schedule(self, channel: Channel, first: int) -> None:
+        """See that a channel gets the deferred messages from an offset on at their time."""
+        for start, end in self._stretches(max(first, channel.cursor.next)):
+            channel.schedule(start, end)
 
     def restore_channel(self, id: int, name: str, start: int) -> Channel:
         """Put a channel in place that begins at an offset."""
@@ -193,7 +232,7 @@ class Topic:
             self.name,
             name,
             cursor,
-            self.limit_of,
+            self,
             self._waiting,
             most_consumers=around.most_consumers,
             max_timeout_ns=around.max_timeout_ns,
@@ -217,11 +256,10 @@ class Topic:
     def delete_channel(self, name: str) -> None:
         """Delete a channel and disconnect its consumers. Raises NotFound."""
         channel = self.find_channel(name)
+        if len(self.channels) == 1:
+            self._change(backlog_offset=self.limit)
         self._around.journal_topology("channel_deleted", self.id, topic_id=self.id, id=channel.id)
         del self.channels[name]
-        if not self.channels:
-            self.backlog_offset = self.limit
-            self._journal()
         channel.close()
 
     # what the operator does
@@ -230,32 +268,34 @@ class Topic:
         """Keep messages from the channels, or hand them on again."""
         if paused == self.paused:
             return
-        before, end = self.paused_at, self.queue.end_offset
-        self.paused_at = end if paused else None
-        self._journal()
+        before = self.paused_at
+        self._change(paused_at=self.queue.end_offset if paused else None)
         if before is not None:
             for channel in self.channels.values():
-                channel.schedule(before, end)
+                self.schedule(channel, before)
                 channel.pump()
 
     def pause_channel(self, name: str, paused: bool) -> None:
         """Stop a channel's delivery, or let it go on. Raises NotFound."""
         channel = self.find_channel(name)
         if channel.paused != paused:
+            self.journal_channel(channel, paused=paused)
             channel.set_paused(paused)
-            self.journal_channel(channel)
 
     def empty(self) -> None:
         """Drop the messages that no channel has got yet."""
         end = self.queue.end_offset
         if not self.channels:
-            self.backlog_offset = end
+            self._change(backlog_offset=end)
         elif self.paused_at is not None and self.paused_at < end:
             passed = min(channel.cursor.next for channel in self.channels.values())
-            self.voids = [void for void in self.voids if void[1] > passed]
-            self.voids.append((self.paused_at, end))
-            self.paused_at = end
-        self._journal()
+            voids = [void for void in self.voids if void[1] > passed]
+            if voids != self.voids:
+                self._around.write_journal()
+            dropped = end - self.paused_at
+            self._change(voids=[*voids, (self.paused_at, end)], paused_at=end)
+            for channel in self.channels.values():
+                channel.counted_from += dropped
 
     def close(self) -> None:
         """The topic is deleted: so are its channels."""
