@@ -32,7 +32,8 @@ A disk promises less than one thinks, and this one promises no more than a disk:
 - A flush that failed has made nothing durable, and another flush that succeeds afterwards does not
   make up for it (https://lwn.net/Articles/752063/).
 
-A process that is killed loses nothing of all that: what it wrote is with the kernel.
+A process that is killed loses nothing of all that: what it wrote is with the kernel.  It is not
+durable by that either, and may be lost when the power fails later.
 """
 
 from __future__ import annotations
@@ -107,8 +108,16 @@ class _File:
         self.doubtful += self.unflushed
         self.unflushed.clear()
 
-    def after_power_cut(self, random: Random) -> bytearray:
-        """The bytes as the disk has them: what was flushed, and of the rest what chance left."""
+    def after_kill(self) -> _File:
+        """The file as the next process sees it: nothing has become durable by the kill."""
+        after = _File(self.seen)
+        after.stable = bytearray(self.stable)
+        after.unflushed = list(self.unflushed)
+        after.doubtful = list(self.doubtful)
+        return after
+
+    def after_power_cut(self, random: Random) -> _File:
+        """The file as the disk has it: what was flushed, and of the rest what chance left."""
         left = bytearray(self.stable)
         writes = [*self.doubtful, *self.unflushed]
         if random.random() < 0.5:
@@ -124,7 +133,7 @@ class _File:
                 _lay(left, at, data[: random.randint(0, len(data))])
             elif fate == 2:
                 _lay_sectors(left, at, data, random)
-        return left
+        return _File(left)
 
 
 def _lay(file: bytearray, at: int, data: bytes) -> None:
@@ -149,11 +158,11 @@ def _lay_sectors(file: bytearray, at: int, data: bytes, random: Random) -> None:
 class SimulatedSegment:
     """A segment in memory. The storage makes them."""
 
-    def __init__(self, storage: SimulatedStorage, base: int, content: bytes | bytearray) -> None:
+    def __init__(self, storage: SimulatedStorage, base: int, file: _File) -> None:
         self.base = base
-        self.capacity = len(content)
+        self.capacity = len(file.seen)
         self._storage = storage
-        self._file = _File(content)
+        self._file = file
         self._view = memoryview(self._file.seen).toreadonly()
 
     @property
@@ -200,17 +209,15 @@ class SimulatedSegment:
         del self._file.seen[-1]
         return True
 
-    def after(self, power: bool, random: Random) -> bytearray:
-        """Its bytes after a crash."""
-        return self._file.after_power_cut(random) if power else bytearray(self._file.seen)
+    def after(self, storage: SimulatedStorage, power: bool) -> SimulatedSegment:
+        """The segment as a storage finds it after a crash."""
+        file = self._file
+        file = file.after_power_cut(storage.random) if power else file.after_kill()
+        return SimulatedSegment(storage, self.base, file)
 
     def recycled(self, base: int) -> SimulatedSegment:
         """The same file under another base, stale bytes, unflushed ones and all."""
-        other = SimulatedSegment(self._storage, base, self._file.seen)
-        other._file.stable = self._file.stable
-        other._file.unflushed = self._file.unflushed
-        other._file.doubtful = self._file.doubtful
-        return other
+        return SimulatedSegment(self._storage, base, self._file.after_kill())
 
 
 class SimulatedStorage:
@@ -278,18 +285,18 @@ class SimulatedStorage:
         if power:
             found += [s for s in self._retired if self.random.randrange(2)]
         for segment in found:
-            content = segment.after(power, self.random)
-            after._segments.setdefault(segment.base, SimulatedSegment(after, segment.base, content))
-        for spare in self._spares:
-            if not any(spare is segment for segment in found):
-                content = spare.after(power, self.random)
-                after._spares.append(SimulatedSegment(after, spare.base, content))
+            after._segments.setdefault(segment.base, segment.after(after, power))
+        after._spares = [
+            spare.after(after, power)
+            for spare in self._spares
+            if not any(spare is segment for segment in found)
+        ]
         files = dict(self._files)
         if power:
             back = {name: file for name, file in self._removed.items() if self.random.randrange(2)}
             files = back | files
         for name, file in files.items():
-            after._files[name] = _File(file.after_power_cut(self.random) if power else file.seen)
+            after._files[name] = file.after_power_cut(self.random) if power else file.after_kill()
         self._dead = "the power was cut" if power else "its process was killed"
         return after
 
@@ -326,7 +333,7 @@ class SimulatedStorage:
                 break
         else:
             self._check_room(capacity)
-            segment = SimulatedSegment(self, base, bytes(capacity))
+            segment = SimulatedSegment(self, base, _File(bytes(capacity)))
         self._segments[base] = segment
         self._retired.clear()
         return segment
@@ -340,7 +347,7 @@ class SimulatedStorage:
                 self._check_room(capacity)
             except StorageFull:
                 return False
-            self._spares.append(SimulatedSegment(self, 0, bytes(capacity)))
+            self._spares.append(SimulatedSegment(self, 0, _File(bytes(capacity))))
         return True
 
     def _check_room(self, capacity: int) -> None:
