@@ -1,0 +1,266 @@
+"""What a broker owes its users, in plain Python: one object a message, and no cleverness.
+
+The model knows nothing of offsets below a floor, of windows, leases or segments.  It says for each
+message of each channel where it is, and for whatever happened whether a crash may undo it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+NEVER = 1 << 63
+"""A position that no log reaches: what is not written down anywhere."""
+
+
+class Place(Enum):
+    """Where a message is, as a channel sees it."""
+
+    FRESH = "not yet delivered"
+    READY = "to be delivered again, or its time has come"
+    DEFERRED = "waits for a time"
+    IN_FLIGHT = "with a consumer"
+    DONE = "finished, or emptied"
+
+
+@dataclass
+class ChannelMessage:
+    """One message of one channel."""
+
+    place: Place = Place.FRESH
+    attempts: int = 0
+    due_ns: int = 0
+    """When it is deferred until, or times out."""
+    delivered_at_ns: int = 0
+    owner: ModelConsumer | None = None
+    done_position: int = NEVER
+    """Once the log is durable up to here, it must not come back."""
+
+
+@dataclass
+class Message:
+    """One message of a topic."""
+
+    body: bytes
+    deliver_at_ns: int
+    position: int
+    """Behind its batch in the log."""
+    lost: bool = False
+    """A power cut took it, as it may before it is flushed."""
+
+
+@dataclass(eq=False)
+class ModelConsumer:
+    """A subscription, and the client behind it."""
+
+    channel: ModelChannel
+    timeout_ns: int
+    sent: list[tuple[ModelConsumer, bytes]]
+    """Where all that the core sends to anybody is gathered, in order."""
+    seen: list[tuple[memoryview | bytes | bytearray, bytes]] = field(default_factory=list)
+    """Frames lately sent, as they are handed over and as they were then."""
+    ready_count: int = 0
+    blocked: bool = False
+    closed: bool = False
+    delivered_count: int = 0
+    finished_count: int = 0
+    requeued_count: int = 0
+
+    def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
+        """The core sends; what it means is read when the core has returned."""
+        assert not self.closed, "a message for a consumer whose channel is gone"
+        for frame in frames:
+            copy = bytes(frame)
+            self.sent.append((self, copy))
+            self.seen.append((frame, copy))
+        del self.seen[:-4]
+
+    def channel_closed(self) -> None:
+        """The channel was deleted."""
+        self.closed = True
+
+    @property
+    def in_flight(self) -> list[int]:
+        """The offsets that it holds."""
+        return [o for o, m in self.channel.messages.items() if m.owner is self]
+
+    @property
+    def room(self) -> int:
+        """How many more messages it takes."""
+        return 0 if self.blocked else self.ready_count - len(self.in_flight)
+
+
+@dataclass(eq=False)
+class ModelChannel:
+    """A channel and all messages that belong to it, by offset."""
+
+    topic: ModelTopic
+    name: str
+    created_position: int
+    messages: dict[int, ChannelMessage] = field(default_factory=dict)
+    consumers: list[ModelConsumer] = field(default_factory=list)
+    paused: bool = False
+    paused_position: int = 0
+    message_count: int = 0
+    requeue_count: int = 0
+    timeout_count: int = 0
+
+    def all_in(self, place: Place) -> list[int]:
+        """The offsets of the messages in a place."""
+        return [offset for offset, m in self.messages.items() if m.place is place]
+
+    @property
+    def visible_fresh(self) -> list[int]:
+        """What was never delivered and may be."""
+        limit = self.topic.limit
+        return [offset for offset in self.all_in(Place.FRESH) if offset < limit]
+
+    @property
+    def depth(self) -> int:
+        """How many messages may be delivered now."""
+        return len(self.visible_fresh) + len(self.all_in(Place.READY))
+
+    def show(self, offset: int, now_ns: int) -> None:
+        """The topic hands a message on to the channel."""
+        self.message_count += 1
+        due_ns = self.topic.messages[offset].deliver_at_ns
+        message = self.messages[offset]
+        if due_ns and message.place is Place.FRESH:
+            message.place = Place.READY if due_ns <= now_ns else Place.DEFERRED
+            message.due_ns = due_ns
+
+    def deliver(self, consumer: ModelConsumer, offset: int, attempts: int, now_ns: int) -> None:
+        """The core has sent a message; say whether it may."""
+        assert not self.paused, "a paused channel delivers nothing"
+        assert offset in self.messages, f"offset {offset} does not belong to the channel"
+        message = self.messages[offset]
+        assert message.place in (Place.FRESH, Place.READY), f"{offset} is {message.place}"
+        if message.place is Place.FRESH:
+            fresh = self.visible_fresh
+            assert fresh, f"{offset} is not handed on to the channel yet"
+            assert offset == fresh[0], f"{offset} is delivered before {fresh[0]}"
+        assert consumer.room > 0, f"RDY {consumer.ready_count} with {len(consumer.in_flight)}"
+        message.attempts += 1
+        assert attempts == message.attempts
+        message.place = Place.IN_FLIGHT
+        message.owner = consumer
+        message.delivered_at_ns = now_ns
+        message.due_ns = now_ns + consumer.timeout_ns
+        consumer.delivered_count += 1
+
+    def put_back(self, offset: int) -> None:
+        """A message is to be delivered again, at once."""
+        message = self.messages[offset]
+        message.place, message.owner = Place.READY, None
+
+    def done(self, offset: int) -> None:
+        """A message is finished."""
+        message = self.messages[offset]
+        message.place, message.owner = Place.DONE, None
+
+    def expire(self, now_ns: int) -> None:
+        """What is due by now is due."""
+        for offset, message in self.messages.items():
+            if message.due_ns <= now_ns:
+                if message.place is Place.IN_FLIGHT:
+                    self.timeout_count += 1
+                    self.put_back(offset)
+                elif message.place is Place.DEFERRED:
+                    self.put_back(offset)
+
+    def written_down(self, position: int) -> None:
+        """Everything is in the log below a position."""
+        for message in self.messages.values():
+            if message.place is Place.DONE:
+                message.done_position = min(message.done_position, position)
+
+    @property
+    def earliest_ns(self) -> int:
+        """When something will be due."""
+        waiting = (Place.IN_FLIGHT, Place.DEFERRED)
+        return min((m.due_ns for m in self.messages.values() if m.place in waiting), default=NEVER)
+
+
+@dataclass(eq=False)
+class ModelTopic:
+    """A topic."""
+
+    name: str
+    created_position: int
+    messages: list[Message] = field(default_factory=list)
+    channels: dict[str, ModelChannel] = field(default_factory=dict)
+    backlog_offset: int = 0
+    paused_at: int | None = None
+    changed_position: int = 0
+    """Where the log tells of pause and backlog as they are now."""
+    message_bytes: int = 0
+    message_count: int = 0
+    has_holes: bool = False
+    """A power cut took messages out of its middle: counts of what is left are not exact."""
+
+    @property
+    def limit(self) -> int:
+        """The offset up to which channels see it."""
+        return len(self.messages) if self.paused_at is None else self.paused_at
+
+    @property
+    def depth(self) -> int:
+        """What no channel has yet."""
+        start = self.limit if self.channels else self.backlog_offset
+        return len(self.messages) - start
+
+    def publish(self, bodies: list[bytes], deliver_at_ns: int, position: int, now_ns: int) -> None:
+        """A batch is stored, with the log's position behind it."""
+        for body in bodies:
+            offset = len(self.messages)
+            self.messages.append(Message(body, deliver_at_ns, position))
+            self.message_bytes += len(body)
+            self.message_count += 1
+            for channel in self.channels.values():
+                channel.messages[offset] = ChannelMessage()
+                if self.paused_at is None:
+                    channel.show(offset, now_ns)
+
+    def create_channel(self, name: str, position: int, now_ns: int) -> ModelChannel:
+        """A new channel: the first one gets the backlog."""
+        start = self.limit if self.channels else self.backlog_offset
+        channel = self.channels[name] = ModelChannel(self, name, position)
+        for offset in range(start, len(self.messages)):
+            channel.messages[offset] = ChannelMessage()
+            if self.messages[offset].lost:
+                channel.done(offset)
+            if offset < self.limit:
+                channel.show(offset, now_ns)
+        return channel
+
+    def delete_channel(self, name: str, position: int) -> None:
+        """A channel goes; without any, messages gather for the next first one."""
+        del self.channels[name]
+        if not self.channels:
+            self.backlog_offset = self.limit
+            self.changed_position = position
+
+    def pause(self, paused: bool, position: int, now_ns: int) -> None:
+        """Messages are kept from the channels, or handed on again."""
+        if paused == (self.paused_at is not None):
+            return
+        before, self.paused_at = self.paused_at, len(self.messages) if paused else None
+        self.changed_position = position
+        if before is not None:
+            for channel in self.channels.values():
+                for offset in range(before, len(self.messages)):
+                    channel.show(offset, now_ns)
+
+    def empty(self, position: int) -> None:
+        """What no channel has got is dropped."""
+        self.changed_position = position
+        end = len(self.messages)
+        if not self.channels:
+            self.backlog_offset = end
+        elif self.paused_at is not None:
+            for channel in self.channels.values():
+                for offset in range(self.paused_at, end):
+                    channel.done(offset)
+                    channel.messages[offset].done_position = position
+            self.paused_at = end
