@@ -25,6 +25,8 @@ from martlet.bench.target import Target, TargetFailed
 from martlet.testing.broker_process import BrokerProcess
 
 _HTTP = "HOST:PORT[,HTTP_PORT]"
+_WIDTH = 100
+"""Columns of a table that goes to a file."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -129,7 +131,8 @@ def _bench(given: argparse.Namespace, stack: ExitStack) -> int:
     for note in notes(comparison, about):
         print(note)
     heading = None if theirs is None else f"{theirs.name} ({versions.get(theirs.name, '')})"
-    Console().print(table(lines, f"martlet {__version__}", heading))
+    width = None if sys.stdout.isatty() else _WIDTH
+    Console(width=width).print(table(lines, f"martlet {__version__}", heading))
     if given.json:
         text = json.dumps(document(lines, comparison, about, versions), indent=1)
         given.json.write_text(text + "\n", encoding="utf-8")

@@ -45,12 +45,12 @@ def table(lines: Sequence[Line], ours: str, theirs: str | None) -> Table:
     from rich.table import Table
 
     result = Table()
-    result.add_column("work")
+    result.add_column("work", no_wrap=True)
     result.add_column(ours, justify="right")
     if theirs is not None:
         result.add_column(theirs, justify="right")
         result.add_column("ratio", justify="right")
-        result.add_column("of the pairs", justify="right")
+        result.add_column("pairs", justify="right")
     for line in lines:
         cells = [f"{line.row.work} {line.measure}".strip(), _value(line, line.median)]
         if theirs is not None:
@@ -71,7 +71,7 @@ def _compared(line: Line) -> list[str]:
 
 
 def _value(line: Line, value: float) -> str:
-    return f"{value:,.0f} {line.row.unit}"
+    return f"{value:,.0f}/s" if line.row.more_is_better else f"{value:,.0f} {line.row.unit}"
 
 
 def notes(comparison: Comparison, about: dict[str, Any]) -> list[str]:
@@ -80,8 +80,8 @@ def notes(comparison: Comparison, about: dict[str, Any]) -> list[str]:
     lines = [
         f"{about['time']}, {about['processor']}, {about['cores']} cores, {about['system']},"
         f" Python {about['python']}",
-        f"medians of {comparison.repeat} runs of {comparison.seconds:g} s, bodies of 200 bytes and"
-        f" 2 connections unless said otherwise, by {tool}",
+        f"messages a second, medians of {comparison.repeat} runs of {comparison.seconds:g} s;"
+        f" bodies of 200 bytes and 2 connections unless said otherwise; by {tool}",
     ]
     if about["load_average"] > _BUSY:
         lines.append(
