@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import os
@@ -12,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.crash.wire import HttpRefused, Refused, Wire, drain, http, mpub, pub
+from tests.crash.wire import HttpRefused, Refused, Wire, drain, http, mpub, pub, until
 
 from martlet.apps.main import main
 from martlet.testing import BrokerProcess
@@ -100,12 +99,6 @@ async def refusal(broker: BrokerProcess, target: str, body: bytes | None = None)
     return str(caught.value)
 
 
-async def taken_again(publisher: Publisher) -> None:
-    async with asyncio.timeout(10):
-        while not await publisher.publish_once():  # noqa: ASYNC110, no event tells of it
-            await asyncio.sleep(0.05)
-
-
 async def test_a_full_disk_refuses_publishers_and_loses_nothing(
     broker: BrokerProcess, small_disk: Path
 ) -> None:
@@ -124,7 +117,7 @@ async def test_a_full_disk_refuses_publishers_and_loses_nothing(
 
     got = await drain(broker.tcp_address, broker.http_address, "t", "c")
     assert {message.body for message in got} == publisher.answered
-    await taken_again(publisher)
+    await until(publisher.publish_once)
     assert await http(broker.http_address, "/ping") == b"OK"
     again = await publisher.publish_until_refused()
     assert again.startswith("E_MPUB_FAILED MPUB failed the disk is full: ")
@@ -142,7 +135,7 @@ async def test_a_broker_killed_on_a_full_disk_comes_back(broker: BrokerProcess) 
     broker.start()
     got = await drain(broker.tcp_address, broker.http_address, "t", "c")
     assert {message.body for message in got} == publisher.answered
-    await taken_again(publisher)
+    await until(publisher.publish_once)
 
 
 async def test_a_disk_filled_by_others_to_the_last_byte(
@@ -159,4 +152,4 @@ async def test_a_disk_filled_by_others_to_the_last_byte(
     got = await drain(broker.tcp_address, broker.http_address, "t", "c")
     assert {message.body for message in got} == publisher.answered
     for _ in range(8):  # more than is kept in reserve
-        await taken_again(publisher)
+        await until(publisher.publish_once)

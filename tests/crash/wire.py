@@ -11,7 +11,7 @@ import json
 import struct
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 RESPONSE, ERROR, MESSAGE = 0, 1, 2
@@ -171,6 +171,13 @@ async def http(address: str, target: str, body: bytes | None = None) -> bytes:
     return await asyncio.to_thread(http_now, address, target, body)
 
 
+async def until(check: Callable[[], Awaitable[bool]]) -> None:
+    """Ask again and again, of a broker that tells nobody when it is so."""
+    async with asyncio.timeout(ANSWER_S):
+        while not await check():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
 async def channels_of(address: str) -> dict[tuple[str, str], dict[str, Any]]:
     """What /stats says of each channel."""
     report = json.loads(await http(address, "/stats?format=json"))
@@ -188,7 +195,7 @@ async def drain(
     channel: str,
     *,
     idle_s: float = 0.3,
-    rdy: int = 500,
+    rdy: int = 100,
 ) -> list[Message]:
     """Finish all that a channel has, until it says that nothing is left."""
     wire = await Wire.subscribed(address, topic, channel)

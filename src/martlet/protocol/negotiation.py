@@ -68,7 +68,14 @@ def _checked(fields: dict[str, object]) -> dict[str, object]:
             if type(value) is not kind:
                 raise ProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body")
             known[name] = value
+    for name in _STRINGS:
+        known[name] = _encodable(str(known[name]))
     return known
+
+
+def _encodable(text: str) -> str:
+    """JSON may name half of a surrogate pair, which is no character: Go reads U+FFFD there."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _within(value: int, low: int, high: int, text: str) -> int:

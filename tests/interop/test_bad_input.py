@@ -1,0 +1,480 @@
+"""Clients that make mistakes, or mean harm: each gets an error as nsqd gives it, the broker lives,
+and the others do not notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.crash.wire import (
+    ERROR,
+    GONE,
+    RESPONSE,
+    Frame,
+    Wire,
+    channels_of,
+    drain,
+    http,
+    mpub,
+    pub,
+    u32,
+    until,
+)
+from tests.interop import bad_input_cases
+from tests.interop.bad_input_cases import LIMITS, identify
+from tests.interop.nsqd_process import NSQD
+
+from martlet.testing import BrokerProcess
+
+pytestmark = pytest.mark.interop
+
+RECORDED: dict[str, list[str]] = json.loads(
+    (Path(__file__).parent / "nsqd_bad_input.json").read_text(encoding="utf-8")
+)
+ELSE = {
+    # nsqd's number overflows, and it calls another number out of range.
+    "RDY of many digits": [
+        "response OK",
+        "error E_INVALID RDY could not parse count 99999999999999999999999",
+        "closed",
+    ],
+    # nsqd takes the octets of the next command for the rest of the count.
+    "MPUB of too few octets for a count": [
+        "error E_BAD_BODY MPUB failed to read message count",
+        "closed",
+    ],
+}
+"""Where another answer than nsqd's is meant."""
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[BrokerProcess]:
+    with BrokerProcess(None, *LIMITS, "--log-level=error") as process:
+        yield process
+
+
+@asynccontextmanager
+async def others(process: BrokerProcess, longest_s: float = 3.0) -> AsyncIterator[None]:
+    """Two clients that do all right meanwhile, and complain where anything is slow or lost."""
+    producer = await Wire.open(process.tcp_address)
+    consumer = await Wire.subscribed(process.tcp_address, "others", "c#ephemeral")
+    consumer.send(b"RDY 10\n")
+
+    async def go_on() -> None:
+        for number in count():
+            body, began_s = b"%d" % number, time.monotonic()
+            producer.send(pub("others", body))
+            await producer.ok()
+            got = await consumer.message()
+            assert got.body == body
+            consumer.send(b"FIN %b\n" % got.id)
+            assert time.monotonic() - began_s < longest_s
+            await asyncio.sleep(0.01)
+
+    task = asyncio.create_task(go_on())
+    try:
+        yield
+    finally:
+        ended = task.done()
+        task.cancel()
+        outcome = (await asyncio.gather(task, return_exceptions=True))[0]
+        producer.close()
+        consumer.close()
+        if ended:
+            assert isinstance(outcome, BaseException)
+            raise outcome
+
+
+@pytest.fixture
+async def broker(process: BrokerProcess) -> AsyncIterator[BrokerProcess]:
+    """A broker that must have the same process, and other clients, at the end of the test."""
+    before = process.process_id
+    async with others(process):
+        yield process
+    assert process.process_id == before
+    assert await http(process.http_address, "/ping") == b"OK"
+
+
+def private_bytes(process: BrokerProcess) -> int:
+    """What the process holds for itself alone."""
+    lines = Path(f"/proc/{process.process_id}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
+
+
+# mistakes that nsqd makes an answer to
+
+
+async def test_answers_are_those_of_nsqd(broker: BrokerProcess) -> None:
+    told = await bad_input_cases.transcripts(broker.tcp_address)
+    assert told == RECORDED | ELSE
+
+
+@pytest.mark.skipif(NSQD is None, reason="no nsqd: put it on PATH, or its path into NSQD")
+async def test_the_record_is_what_nsqd_answers(tmp_path: Path) -> None:
+    with bad_input_cases.nsqd(tmp_path) as process:
+        assert await bad_input_cases.transcripts(process.tcp_address) == RECORDED
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_what_was_published_before_a_mistake_is_answered_first(
+    broker: BrokerProcess, at_once: bool
+) -> None:
+    wire = await Wire.open(broker.tcp_address)
+    wire.send(pub("mistakes", b"good"))
+    if not at_once:
+        await wire.writer.drain()
+        await asyncio.sleep(0.01)
+    wire.send(b"NONSENSE\n" + pub("mistakes", b"never"))
+    assert await wire.answer() == Frame(RESPONSE, b"OK")
+    assert await wire.answer() == Frame(ERROR, b"E_INVALID invalid command NONSENSE")
+    assert await wire.ended() == b""
+    wire.close()
+    got = await drain(broker.tcp_address, broker.http_address, "mistakes", f"c{at_once}")
+    assert b"never" not in {message.body for message in got}
+
+
+# pieces
+
+
+async def test_a_slow_writer_is_understood(broker: BrokerProcess) -> None:
+    """Each octet in a packet of its own."""
+    wire = await Wire.open(broker.tcp_address, magic=b"")
+    wire.writer.get_extra_info("socket").setsockopt(6, 1, 1)  # TCP_NODELAY
+    for octet in b"  V2" + pub("slow", b"one") + mpub("slow", [b"two", b"three" * 20]) + b"NOP\n":
+        wire.send(bytes([octet]))
+        await asyncio.sleep(0.0005)
+    await wire.ok()
+    await wire.ok()
+    wire.close()
+    got = await drain(broker.tcp_address, broker.http_address, "slow", "c")
+    assert [message.body for message in got] == [b"one", b"two", b"three" * 20]
+
+
+@pytest.mark.parametrize("how", ["closed", "reset"])
+async def test_a_command_of_which_the_end_never_comes_is_not_done(
+    broker: BrokerProcess, how: str
+) -> None:
+    topic = f"half-{how}"
+    await http(broker.http_address, f"/topic/create?topic={topic}", b"")
+    whole = mpub(topic, [b"a" * 100, b"b" * 100])
+    for cut in (1, 5, len(f"MPUB {topic}\n") + 2, len(f"MPUB {topic}\n") + 8, 100, len(whole) - 1):
+        wire = await Wire.open(broker.tcp_address)
+        wire.send(whole[:cut])
+        await wire.writer.drain()
+        if how == "closed":
+            wire.writer.write_eof()
+            assert b"OK" not in await wire.ended()
+        wire.close()
+    await http(broker.http_address, f"/channel/create?topic={topic}&channel=c", b"")
+    assert (await channels_of(broker.http_address))[topic, "c"]["depth"] == 0
+
+
+async def test_an_endless_line_ends_the_connection(broker: BrokerProcess) -> None:
+    before = private_bytes(broker)
+    wire = await Wire.open(broker.tcp_address)
+
+    async def send_for_ever() -> None:
+        while True:
+            wire.send(b"x" * 4096)
+            await wire.writer.drain()
+
+    with pytest.raises(ConnectionError):
+        await asyncio.wait_for(send_for_ever(), 20)
+    assert private_bytes(broker) - before < 10 * MIB
+    wire.close()
+
+
+async def test_announced_octets_cost_nothing_until_they_come(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path, "--log-level=error") as process:
+        async with others(process):
+            before = private_bytes(process)
+            wires = [await Wire.open(process.tcp_address) for _ in range(200)]
+            for wire in wires:
+                wire.send(b"MPUB t\n" + u32(5 * MIB) + b"x" * 1000)
+            await asyncio.sleep(0.5)
+            grown = private_bytes(process) - before
+            for wire in wires:
+                wire.close()
+        assert grown < 100 * MIB, f"{grown / MIB:.0f} MiB for 200 KB received"
+
+
+# clients that do not read
+
+
+async def publish(broker: BrokerProcess, topic: str, bodies: list[bytes]) -> None:
+    wire = await Wire.open(broker.tcp_address)
+    for start in range(0, len(bodies), 4):
+        wire.send(mpub(topic, bodies[start : start + 4]))
+        await wire.ok()
+    wire.close()
+
+
+def deaf(wire: Wire) -> None:
+    """Read nothing more from the socket."""
+    wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
+
+
+async def test_a_consumer_that_never_reads_holds_nothing_for_ever(broker: BrokerProcess) -> None:
+    """It is dropped when it has not read for a heartbeat, and others get its messages."""
+    wire = await Wire.subscribed(broker.tcp_address, "deaf", "c", heartbeat_interval=1000)
+    deaf(wire)
+    wire.send(b"RDY 100\n")
+    bodies = {b"%05d" % n + b"x" * 900 for n in range(2000)}
+    await publish(broker, "deaf", sorted(bodies))
+
+    async def dropped() -> bool:
+        return not (await channels_of(broker.http_address))["deaf", "c"]["client_count"]
+
+    await until(dropped)
+    got = await drain(broker.tcp_address, broker.http_address, "deaf", "c")
+    assert {message.body for message in got} == bodies
+    wire.close()
+
+
+async def test_a_consumer_that_says_something_but_never_reads_is_dropped(
+    broker: BrokerProcess,
+) -> None:
+    """Its heartbeats are answered blindly, while more waits for it than it will ever read."""
+    await http(broker.http_address, "/topic/create?topic=blind", b"")
+    await publish(broker, "blind", [b"x" * 1000] * 2000)
+    wire = await Wire.subscribed(broker.tcp_address, "blind", "c", heartbeat_interval=1000)
+    wire.writer.get_extra_info("socket").setsockopt(1, 8, 4096)  # SO_RCVBUF
+    deaf(wire)
+
+    async def talk() -> None:
+        id = count()
+        while not wire.writer.is_closing():
+            wire.send(b"NOP\nRDY 100\n")
+            wire.send(b"FIN %016x\n" % next(id))
+            await asyncio.sleep(0.05)
+
+    talking = asyncio.create_task(talk())
+    try:
+        state = (await channels_of(broker.http_address))["blind", "c"]
+        assert state["client_count"] == 1
+        # 100 in flight do not fill the buffers of the kernel; a larger RDY is refused here.
+        assert state["in_flight_count"] <= 100
+    finally:
+        talking.cancel()
+        wire.close()
+    got = await drain(broker.tcp_address, broker.http_address, "blind", "c")
+    assert len(got) == 2000
+
+
+async def test_a_publisher_that_never_reads_its_answers_is_held_up(broker: BrokerProcess) -> None:
+    before = private_bytes(broker)
+    wire = await Wire.open(broker.tcp_address)
+    wire.writer.get_extra_info("socket").setsockopt(1, 8, 4096)  # SO_RCVBUF
+    deaf(wire)
+    sent = 0
+    piece = pub("torrent", b"x") * 20_000
+    try:
+        async with asyncio.timeout(3):
+            while not wire.writer.is_closing():
+                wire.send(piece)
+                await wire.writer.drain()
+                sent += 20_000
+    except (TimeoutError, ConnectionError):
+        pass
+    assert private_bytes(broker) - before < 50 * MIB
+    wire.close()
+
+
+# connections
+
+
+async def test_thousands_come_and_go(broker: BrokerProcess) -> None:
+    host, _, port = broker.tcp_address.rpartition(":")
+    before = psutil.Process(broker.process_id).num_fds()
+
+    async def visit(number: int) -> None:
+        _, writer = await asyncio.open_connection(host, int(port))
+        if number % 3:
+            writer.write(b"  V2" if number % 3 == 1 else b"  V2SUB visited c#ephemeral\n")
+        if number % 2:
+            await asyncio.sleep(0)
+        writer.transport.abort() if number % 5 else writer.close()
+
+    for start in range(0, 3000, 100):
+        await asyncio.gather(*(visit(number) for number in range(start, start + 100)))
+
+    async def gone() -> bool:
+        return bool(psutil.Process(broker.process_id).num_fds() <= before + 5)
+
+    await until(gone)
+    assert ("visited", "c#ephemeral") not in await channels_of(broker.http_address)
+
+
+async def published(process: BrokerProcess, topic: str, body: bytes) -> bool:
+    """Whether the broker had a descriptor for a connection to publish on."""
+    wire = await Wire.open(process.tcp_address)
+    wire.send(pub(topic, body))
+    try:
+        await wire.ok()
+    except GONE:
+        return False
+    finally:
+        wire.close()
+    return True
+
+
+async def test_a_broker_without_file_descriptors_recovers(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path, "--log-level=error") as process:
+        resource.prlimit(process.process_id, resource.RLIMIT_NOFILE, (64, 64))
+        kept = await Wire.subscribed(process.tcp_address, "t", "c")
+        kept.send(b"RDY 1\n")
+        crowd = [await Wire.open(process.tcp_address) for _ in range(100)]
+        await asyncio.sleep(0.3)
+        cpu = psutil.Process(process.process_id).cpu_times()
+        await asyncio.sleep(0.5)
+        busy = psutil.Process(process.process_id).cpu_times()
+        assert busy.user + busy.system - cpu.user - cpu.system < 0.4, "it spins"
+        for wire in crowd:
+            wire.close()
+        await until(lambda: published(process, "t", b"alive"))
+        assert (await kept.message()).body == b"alive"
+        kept.close()
+
+
+# what belongs to others
+
+
+async def test_nobody_finishes_twice_or_for_others(broker: BrokerProcess) -> None:
+    mine = await Wire.subscribed(broker.tcp_address, "ids", "c")
+    mine.send(b"RDY 1\n")
+    await http(broker.http_address, "/pub?topic=ids", b"one")
+    got = await mine.message()
+    theirs = await Wire.subscribed(broker.tcp_address, "ids", "c")
+    elsewhere = await Wire.subscribed(broker.tcp_address, "ids", "d")
+    for wire, why in ((theirs, b"client does not own message"), (elsewhere, b"ID not in flight")):
+        for verb, after in ((b"FIN", b""), (b"REQ", b" 0"), (b"TOUCH", b"")):
+            wire.send(b"%b %b%b\n" % (verb, got.id, after))
+            failed = b"E_%b_FAILED %b %b failed %b" % (verb, verb, got.id, why)
+            assert await wire.answer() == Frame(ERROR, failed)
+    mine.send(b"FIN %b\n" % got.id)
+    assert await mine.silent(0.1)
+    for _ in range(2):
+        mine.send(b"FIN %b\n" % got.id)
+        failed = b"E_FIN_FAILED FIN %b failed ID not in flight" % got.id
+        assert await mine.answer() == Frame(ERROR, failed)
+    state = (await channels_of(broker.http_address))["ids", "c"]
+    assert (state["depth"], state["in_flight_count"]) == (0, 0)
+    for wire in (mine, theirs, elsewhere):
+        wire.close()
+
+
+async def test_many_finishes_of_which_some_are_wrong(broker: BrokerProcess) -> None:
+    """A run of FINs in one packet: each good one counts, each bad one gets its error."""
+    wire = await Wire.subscribed(broker.tcp_address, "runs", "c")
+    await http(broker.http_address, "/mpub?topic=runs", b"\n".join(b"%d" % n for n in range(50)))
+    wire.send(b"RDY 50\n")
+    got = [await wire.message() for _ in range(50)]
+    ids = [message.id for message in got]
+    wrong = [b"f" * 16, b"0" * 16, ids[3], ids[3].upper() if ids[3].isdigit() else b"1" * 16]
+    sent = ids[:20] + wrong[:3] + ids[20:40] + wrong[:1] + ids[40:]
+    wire.send(b"".join(b"FIN %b\n" % id for id in sent))
+    errors = [await wire.answer() for _ in range(4)]
+    assert [frame.type for frame in errors] == [ERROR] * 4
+    told = [frame.data.split()[2] for frame in errors]
+    assert told == [b"f" * 16, b"0" * 16, ids[3], b"f" * 16]
+    assert await wire.silent(0.1)
+    state = (await channels_of(broker.http_address))["runs", "c"]
+    assert (state["depth"], state["in_flight_count"]) == (0, 0)
+    wire.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["\ud800", "two\nlines", "\x00", '"quoted"', "\u2028", "x" * 900], ids=range(6)
+)
+async def test_a_strange_client_id_spoils_no_statistics(broker: BrokerProcess, name: str) -> None:
+    wire = await Wire.open(broker.tcp_address)
+    fields = {"client_id": name, "hostname": name, "user_agent": name}
+    wire.send(identify(json.dumps(fields).encode()))
+    await wire.ok()
+    wire.send(b"SUB strange c#ephemeral\n")
+    await wire.ok()
+    for target in ("/stats", "/stats?format=json"):
+        assert await http(broker.http_address, target)
+    wire.close()
+
+
+# HTTP
+
+
+async def raw_http(broker: BrokerProcess, data: bytes) -> bytes:
+    """All that is answered to these bytes until the broker closes or keeps silent."""
+    host, _, port = broker.http_address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    answered = b""
+    try:
+        writer.write(data)
+        async with asyncio.timeout(2):
+            while piece := await reader.read(1 << 16):
+                answered += piece
+    except (TimeoutError, *GONE):
+        pass
+    finally:
+        writer.transport.abort()
+    return answered
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x00" * 100,
+        b"  V2PUB t\n" + u32(1) + b"x",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /ping HTTP/1.1\r\n" + b"X: y\r\n" * 20_000 + b"\r\n",
+        b"GET /ping HTTP/1.1\r\nHost: x\r\nX-Long: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"POST /pub?topic=h HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"POST /pub?topic=h HTTP/1.1\r\nHost: x\r\nContent-Length: 1e3\r\n\r\n",
+        b"POST /pub?topic=h HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999\r\n\r\n",
+        b"POST /pub?topic=h HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+    ids=[
+        "zeros",
+        "another protocol",
+        "no path",
+        "a version of the future",
+        "a long path",
+        "many headers",
+        "a long header",
+        "a length below zero",
+        "a length that is no number",
+        "a length above the limit",
+        "a chunk without a length",
+    ],
+)
+async def test_http_garbage_gets_a_client_error(broker: BrokerProcess, data: bytes) -> None:
+    answered = await raw_http(broker, data)
+    assert answered[:10] in (b"HTTP/1.1 4", b"HTTP/1.0 4", b"HTTP/1.1 5"), answered[:200]
+    assert ("h", "c") not in await channels_of(broker.http_address)
+
+
+async def test_slow_http_clients_hold_up_nobody(broker: BrokerProcess) -> None:
+    host, _, port = broker.http_address.rpartition(":")
+    head = b"POST /pub?topic=late HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n"
+    pairs = [await asyncio.open_connection(host, int(port)) for _ in range(200)]
+    for octet in head + b"ab":
+        for _, writer in pairs:
+            writer.write(bytes([octet]))
+        await asyncio.sleep(0.001)
+    assert await http(broker.http_address, "/ping") == b"OK"
+    for number, (_, writer) in enumerate(pairs):
+        writer.transport.abort() if number else writer.write(b"c")
+    assert (await pairs[0][0].readuntil(b"OK")).startswith(b"HTTP/1.1 200 OK")
+    pairs[0][1].close()
+    got = await drain(broker.tcp_address, broker.http_address, "late", "c")
+    assert [message.body for message in got] == [b"abc"]
