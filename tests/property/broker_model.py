@@ -258,6 +258,7 @@ class ModelTopic:
         end = len(self.messages)
         if not self.channels:
             self.backlog_offset = end
+            self.paused_at = None if self.paused_at is None else end
         elif self.paused_at is not None:
             for channel in self.channels.values():
                 for offset in range(self.paused_at, end):

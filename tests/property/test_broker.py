@@ -35,6 +35,7 @@ from tests.property.broker_model import (
     Place,
 )
 
+from martlet.broker import channel as channel_module
 from martlet.broker import cursor as cursor_module
 from martlet.broker import topic as topic_module
 from martlet.broker import upkeep as upkeep_module
@@ -868,6 +869,7 @@ def everything_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few dozen messages do what takes millions else."""
     monkeypatch.setattr(window_module, "FIRST_CAPACITY", 4)
     monkeypatch.setattr(window_module, "COMFORTABLE_SPAN", 16)
+    monkeypatch.setattr(channel_module, "COMFORTABLE_SPAN", 16)
     monkeypatch.setattr(window_module, "_SCAN", 4)
     monkeypatch.setattr(cursor_module, "MOST_GRANT_BYTES", 700)
     monkeypatch.setattr(cursor_module, "_SCHEDULE_ROWS", 3)

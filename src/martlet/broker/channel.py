@@ -18,6 +18,7 @@ from martlet.broker.cursor import Cursor
 from martlet.broker.errors import NotInFlight, TooMany
 from martlet.broker.name import is_ephemeral
 from martlet.broker.schedule import Alarm, Schedule
+from martlet.broker.window import COMFORTABLE_SPAN
 
 if TYPE_CHECKING:
     from martlet.broker.window import Offsets
@@ -96,6 +97,7 @@ class Channel:
         self._most_consumers = most_consumers
         self._max_timeout_ns = max_timeout_ns
         self._line: deque[Consumer] = deque()
+        self._fresh_turn = False
         self._by_number: dict[int, Consumer] = {}
         self._last_number = 0
         self._alarm: Alarm = around.schedule.alarm(self._expire)
@@ -188,21 +190,31 @@ class Channel:
     # delivery
 
     def pump(self) -> None:
-        """Deliver what can be delivered."""
+        """Deliver what can be delivered.
+
+        While there are messages to be delivered again they take turns with the fresh ones, so that
+        one that fails again and again keeps no other from its consumer.
+        """
         line = self._line
         while line and not self.paused:
             consumer = line[0]
             room = consumer.room
             if room <= 0:
                 self._leave_line(consumer)
-            elif self.cursor.stragglers.ready_count:
+                continue
+            limit = self._limit(self.cursor)
+            available = limit - self.cursor.next
+            some_again = self.cursor.stragglers.ready_count
+            if some_again and (available <= 0 or not self._fresh_turn):
+                self._fresh_turn = True
                 self._grant_straggler(consumer)
+            elif available <= 0:
+                return
             else:
-                limit = self._limit(self.cursor)
-                available = limit - self.cursor.next
-                if available <= 0:
-                    return
-                if len(line) > 1:
+                self._fresh_turn = False
+                if some_again:
+                    room = 1
+                elif len(line) > 1:
                     room = min(room, -(-available // len(line)))
                     line.rotate(-1)
                 self._grant(consumer, room, limit)
@@ -231,9 +243,8 @@ class Channel:
         consumer.message_count += taken
         self._alarm.at(deadline_ns)
         consumer.client.send_messages(parts)
-        crowded = window.crowd()
-        if crowded:
-            self._thin_out(window.floor + crowded)
+        if window.next - window.floor > COMFORTABLE_SPAN:
+            self._thin_out(window.floor + window.crowd())
 
     def _sampled_out(self, consumer: Consumer) -> bool:
         return self._around.random.randrange(100) >= consumer.sample_rate
@@ -429,8 +440,9 @@ class Channel:
         self.pump()
 
     def close(self) -> None:
-        """The channel is deleted: its clients are told."""
+        """The channel is deleted: its clients are told, and get no more messages."""
         self._alarm.cancel()
+        self.paused = True
         for consumer in list(self.consumers):
             consumer.client.channel_closed()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 
@@ -25,6 +27,9 @@ class Lease(NamedTuple):
     first: int
     end: int
     deadline_ns: int
+
+
+_first_offset = attrgetter("first")
 
 
 class Consumer:
@@ -75,10 +80,11 @@ class Consumer:
 
     def lease_of(self, offset: int) -> Lease:
         """The lease under which it holds an offset."""
-        for lease in self.leases:
-            if lease.first <= offset < lease.end:
-                return lease
-        raise AssertionError(f"offset {offset} is held without a lease")
+        leases = self.leases
+        number = bisect_right(leases, offset, key=_first_offset) - 1
+        lease = leases[number]
+        assert lease.first <= offset < lease.end, f"offset {offset} is held without a lease"
+        return lease
 
     def trim_leases(self, floor: int) -> None:
         """Drop the oldest leases of which everything is finished."""

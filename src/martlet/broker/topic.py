@@ -286,7 +286,7 @@ class Topic:
         """Drop the messages that no channel has got yet."""
         end = self.queue.end_offset
         if not self.channels:
-            self._change(backlog_offset=end)
+            self._change(backlog_offset=end, paused_at=end if self.paused else None)
         elif self.paused_at is not None and self.paused_at < end:
             passed = min(channel.cursor.next for channel in self.channels.values())
             voids = [void for void in self.voids if void[1] > passed]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from martlet.broker.broker import Broker
+from martlet.broker.errors import WritesRefused
 from martlet.log import checkpoint
 from martlet.log.commitlog import FlushJob
 from martlet.log.record import BadRecord
@@ -56,7 +57,7 @@ def begin_checkpoint(broker: Broker) -> CheckpointJob:
     free = [
         segment
         for segment, bytes_needed in zip(log.segments, needed, strict=True)
-        if not bytes_needed and segment.base + segment.capacity <= log.position
+        if not bytes_needed and segment.base + segment.capacity < log.position
     ]
     to_clean = worth_cleaning(log, needed, log.segments)
     dropped, broker.dropped_names = broker.dropped_names, []
@@ -119,9 +120,12 @@ def _shorten_indexes(broker: Broker, free: list[Segment]) -> list[str]:
 def end_checkpoint(broker: Broker, job: CheckpointJob) -> None:
     """The job has run: let go what is not needed, and clean where that pays.
 
-    Raises WritesRefused where cleaning found no room; nothing is lost by that.
+    Raises WritesRefused where cleaning found no room, or a flush has failed meanwhile: then the
+    log is kept whole.  Nothing is lost by that.
     """
     log = broker.log
+    if log.failed is not None:
+        raise WritesRefused(log.failed)
     log.flushed(job.flush)
     for segment in job.free:
         log.retire(segment)

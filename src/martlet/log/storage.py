@@ -197,23 +197,31 @@ class DiskStorage:
                     os.rename(spare, path)
                     break
             else:
-                self._allocate(path, capacity)
+                # Under its own name only once it is whole: who is killed here leaves a spare.
+                whole = self._spare_path()
+                self._allocate(whole, capacity)
+                os.rename(whole, path)
         self._sync_folder(self._log)
         return self._open(path, base)
 
     def reserve(self, capacity: int, count: int) -> bool:
-        """Allocate spares until there are enough of that capacity."""
+        """Allocate spares until there are enough of that capacity; others are given back."""
         with self._spares_lock:
-            missing = count - sum(spare.stat().st_size == capacity for spare in self._spares)
-            for _ in range(missing):
-                self._spare_number += 1
-                path = self._log / f"{self._spare_number}.spare"
+            for spare in [s for s in self._spares if s.stat().st_size != capacity]:
+                self._spares.remove(spare)
+                spare.unlink()
+            for _ in range(count - len(self._spares)):
+                path = self._spare_path()
                 try:
                     self._allocate(path, capacity)
                 except StorageFull:
                     return False
                 self._spares.append(path)
         return True
+
+    def _spare_path(self) -> Path:
+        self._spare_number += 1
+        return self._log / f"{self._spare_number}.spare"
 
     def _allocate(self, path: Path, capacity: int) -> None:
         disk = os.statvfs(self._log)
@@ -246,8 +254,7 @@ class DiskStorage:
         unseen = segment.close()
         with self._spares_lock:
             if unseen and len(self._spares) < self._most_spares:
-                self._spare_number += 1
-                spare = self._log / f"{self._spare_number}.spare"
+                spare = self._spare_path()
                 os.rename(segment.path, spare)
                 self._spares.append(spare)
             else:
