@@ -13,7 +13,7 @@ startingTimestamp     none             from the first message stored at or after
 endingTimestamp       none             up to the same, for batch queries
 maxOffsetsPerTrigger  none             how many messages a micro-batch may hold
 failOnDataLoss        true             false: go on behind what is gone, and log it
-splitBytes            64 MiB           bytes of the log that one Spark task reads
+splitBytes            128 MiB          bytes of the log that one Spark task reads
 channel               none             a channel that is advanced as a stream's batches are
                                        committed, so the broker keeps what was not yet read
 timeoutMs             60000            how long a broker may be out of reach
@@ -49,7 +49,7 @@ _NAMES = (
     "channel",
     "timeoutMs",
 )
-_DEFAULT_SPLIT_BYTES = 64 << 20
+_DEFAULT_SPLIT_BYTES = 128 << 20
 _LEAST_SPLIT_BYTES = 64 << 10
 _MOST_SPLIT_BYTES = 4 << 30
 _DEFAULT_TIMEOUT_MS = 60_000

@@ -35,21 +35,21 @@ def read(split: Split, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         BadRecord: the log is damaged.
         BrokerUnreachable, BrokerRefused: the broker is needed and does not answer.
     """
-    _spare_collector()
     reading = _Reading(split, schema)
     try:
         yield from reading.from_files()
         yield from reading.from_broker()
     finally:
         reading.endpoint.close()
+        _spare_collector()
 
 
 @functools.cache
 def _spare_collector() -> None:
-    """Take what the worker has loaded out of garbage collection, once a process.
+    """Take what is loaded when the first split has been read out of garbage collection.
 
     Spark's workers collect all garbage after each task, and go through everything that pyspark, pandas
-    and pyarrow have loaded: 50 ms, as long as decoding 100 MB of the log.
+    and pyarrow have loaded: 50 ms, as long as decoding 100 MB of the log takes.
     """
     gc.freeze()
 
