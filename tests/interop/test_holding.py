@@ -1,0 +1,226 @@
+"""What a broker holds, and how fast it comes and goes.
+
+The limits are loose where a busy machine would make them fail; what was measured is printed, and
+is to be seen with ``pytest -s``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.crash.wire import HttpRefused, Wire, http, http_now, mpub, until
+
+from martlet.testing import BrokerProcess
+
+pytestmark = [pytest.mark.interop, pytest.mark.slow]
+
+MIB = 1 << 20
+QUIET = "--log-level=warn"
+CHANNELS = 1000
+CONNECTIONS = 5000
+BACKLOG = 10_000_000
+BODY_BYTES = 200
+BATCH = 1000
+
+
+@contextmanager
+def measured(what: str) -> Iterator[None]:
+    began_s = time.monotonic()
+    yield
+    print(f"{what}: {time.monotonic() - began_s:.2f} s")
+
+
+def private_bytes(process: BrokerProcess) -> int:
+    """What the process holds for itself alone, without what it sees of files."""
+    lines = Path(f"/proc/{process.process_id}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
+
+
+def anonymous_bytes(process: BrokerProcess) -> int:
+    """What of it is in memory alone."""
+    lines = Path(f"/proc/{process.process_id}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Anonymous:"))
+
+
+def cpu_s(process: BrokerProcess) -> float:
+    times = psutil.Process(process.process_id).cpu_times()
+    return float(times.user + times.system)
+
+
+def start(process: BrokerProcess) -> float:
+    """Start the broker; how long it takes until it answers a client."""
+    began_s = time.monotonic()
+    process.start()
+    while True:
+        try:
+            assert http_now(process.http_address, "/ping") == b"OK"
+        except (OSError, HttpRefused):
+            time.sleep(0.01)
+        else:
+            return time.monotonic() - began_s
+
+
+def stop(process: BrokerProcess) -> float:
+    began_s = time.monotonic()
+    assert process.stop() == 0
+    return time.monotonic() - began_s
+
+
+def test_it_listens_soon_on_an_empty_folder(tmp_path: Path) -> None:
+    took = []
+    for number in range(5):
+        with BrokerProcess(tmp_path / str(number), QUIET) as process:
+            process.stop()
+            began_s = time.monotonic()
+            process.start()
+            took.append(time.monotonic() - began_s)
+    print(f"listens after {min(took):.2f} s, at worst {max(took):.2f} s")
+    assert min(took) < 2.0
+
+
+async def connected(process: BrokerProcess, number: int) -> list[Wire]:
+    """Connections that heartbeats keep alive; the last ones made answer first."""
+    wires: list[Wire] = []
+    for _ in range(0, number, 100):
+        wires += await asyncio.gather(*(Wire.open(process.tcp_address) for _ in range(100)))
+    return wires
+
+
+async def test_it_stops_soon_with_a_thousand_clients(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path, QUIET) as process:
+        wires = await connected(process, 1000)
+        for wire in wires:
+            wire.send(b"SUB t c\nRDY 10\n")
+        for wire in wires:
+            await wire.ok()
+        for _ in range(20):
+            await http(process.http_address, "/mpub?topic=t", b"\n".join([b"x" * 100] * 1000))
+        took_s = await asyncio.to_thread(stop, process)
+        print(f"stops in {took_s:.2f} s with 1,000 consumers")
+        assert took_s < 3.0
+        for wire in wires:
+            await wire.ended()
+            wire.close()
+        started_s = start(process)
+        print(f"starts again in {started_s:.2f} s")
+        stats = json.loads(await http(process.http_address, "/stats?format=json&topic=t"))
+        assert stats["topics"][0]["channels"][0]["depth"] == 20_000
+
+
+async def test_thousands_of_idle_connections_are_held(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path, QUIET) as process:
+        before = private_bytes(process)
+        wires = await connected(process, CONNECTIONS)
+
+        async def all_there() -> bool:
+            return bool(psutil.Process(process.process_id).num_fds() >= CONNECTIONS)
+
+        await until(all_there)
+        grown = private_bytes(process) - before
+        used_s, began_s = cpu_s(process), time.monotonic()
+        await asyncio.sleep(5)
+        share = (cpu_s(process) - used_s) / (time.monotonic() - began_s)
+        print(
+            f"{CONNECTIONS} idle connections: {grown / MIB:.0f} MiB,"
+            f" {grown / CONNECTIONS / 1024:.1f} KiB each, {share:.2%} of a core"
+        )
+        assert grown < 200 * MIB
+        assert share < 0.10
+        for wire in (wires[0], wires[-1]):
+            wire.send(mpub("t", [b"x"]))
+            await wire.ok()
+        for wire in wires:
+            wire.close()
+        with measured("stops"):
+            assert process.stop() == 0
+
+
+async def test_idle_channels_cost_next_to_nothing(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path, QUIET) as process:
+        before = private_bytes(process)
+        wires = await connected(process, CHANNELS)
+        for number, wire in enumerate(wires):
+            wire.send(f"SUB topic{number % 10} channel{number}\nRDY 10\n".encode())
+        for wire in wires:
+            await wire.ok()
+        for number in range(10):
+            await http(process.http_address, f"/pub?topic=topic{number}", b"x")
+        for wire in wires:
+            got = await wire.message()
+            wire.send(b"FIN %b\n" % got.id)
+        await asyncio.sleep(2)
+        used_s, began_s = cpu_s(process), time.monotonic()
+        await asyncio.sleep(10)
+        share = (cpu_s(process) - used_s) / (time.monotonic() - began_s)
+        grown = private_bytes(process) - before
+        print(f"{CHANNELS} idle channels: {share:.2%} of a core, {grown / MIB:.0f} MiB")
+        assert share < 0.02
+        for wire in wires:
+            wire.close()
+
+
+async def fill(process: BrokerProcess) -> None:
+    """Publish the backlog, a few batches ahead of the answers."""
+    await http(process.http_address, "/topic/create?topic=t", b"")
+    await http(process.http_address, "/channel/create?topic=t&channel=c", b"")
+    command = mpub("t", [b"x" * BODY_BYTES] * BATCH)
+    wire = await Wire.open(process.tcp_address)
+    ahead = asyncio.Semaphore(8)
+
+    async def read() -> None:
+        for _ in range(BACKLOG // BATCH):
+            await wire.ok()
+            ahead.release()
+
+    reading = asyncio.create_task(read())
+    for _ in range(BACKLOG // BATCH):
+        await ahead.acquire()
+        wire.send(command)
+    await reading
+    wire.close()
+
+
+async def has_all(process: BrokerProcess) -> None:
+    """The backlog is there, and its first message comes."""
+    stats = json.loads(await http(process.http_address, "/stats?format=json&topic=t"))
+    assert stats["topics"][0]["channels"][0]["depth"] == BACKLOG
+    wire = await Wire.subscribed(process.tcp_address, "t", "c")
+    wire.send(b"RDY 1\n")
+    assert (await wire.message()).body == b"x" * BODY_BYTES
+    wire.close()
+
+
+@pytest.mark.timeout(600)
+async def test_ten_million_messages_wait(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path, QUIET) as process:
+        with measured(f"{BACKLOG} messages of {BODY_BYTES} bytes published"):
+            await fill(process)
+        held = private_bytes(process)
+        print(f"private: {held / MIB:.0f} MiB, anonymous {anonymous_bytes(process) / MIB:.0f} MiB")
+        await has_all(process)
+        with measured("stops"):
+            assert process.stop() == 0
+        clean_s = start(process)
+        print(f"ready after a clean stop: {clean_s:.2f} s")
+        await has_all(process)
+        process.kill()
+        killed_s = start(process)
+        print(f"ready after kill -9: {killed_s:.2f} s")
+        await has_all(process)
+        process.kill()
+        (tmp_path / "checkpoint").unlink()
+        print(f"ready without a checkpoint: {start(process):.2f} s")
+        await has_all(process)
+        again = private_bytes(process)
+        print(f"private: {again / MIB:.0f} MiB, anonymous {anonymous_bytes(process) / MIB:.0f} MiB")
+        assert held < 200 * MIB
+        assert again < 200 * MIB
+        assert clean_s < 3
+        assert killed_s < 10
