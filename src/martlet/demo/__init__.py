@@ -1,1 +1,1 @@
-"""The main job on real data: a year of flights, four consumers, Spark, and a broker that is killed."""
+"""The main job on real data: a year of flights, consumers, Spark, and a broker that is killed."""

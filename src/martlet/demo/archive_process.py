@@ -1,0 +1,152 @@
+"""What runs in the process that archives: Spark, the archive of the flights, and the report on it.
+
+Started by `martlet.demo.archiving` as ``python -m martlet.demo.archive_process ADDRESS FOLDER``.
+It talks in lines: on standard input it is told ``finish COUNT`` once all has been published; that
+input ends without it when the job was broken off.  On standard output it tells JSON objects:
+
+    {"rows": 123}                       so many rows have been archived so far
+    {"result": {...}}                   the fields of a `Found`
+    {"failed": "the query ..."}         why it gave up
+
+All that Java and Spark print goes to standard error, which is a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+
+from martlet.demo.flights import KEY, SCHEMA
+from martlet.demo.handling import TOPIC
+from martlet.demo.place import PARQUET
+from martlet.spark.archive import CORRUPT, Archive
+from martlet.spark.java import spark_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_POLL_S = 0.2
+_INTERVAL = "1 second"
+
+
+def main(address: str, folder: Path) -> int:
+    """Archive until told to finish; the result is the exit code of the process."""
+    told = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)
+
+    def tell(**fields: Any) -> None:
+        print(json.dumps(fields), file=told)
+
+    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(orders,), daemon=True).start()
+    try:
+        spark = spark_session("martlet demo")
+        try:
+            tell(**_archive(spark, address, folder, orders, tell))
+        finally:
+            for query in spark.streams.active:
+                query.stop()
+            spark.stop()
+    except Exception as error:
+        tell(failed=_cause(error))
+        raise
+    return 0
+
+
+def _listen(orders: queue.SimpleQueue[str]) -> None:
+    for line in sys.stdin:
+        orders.put(line.strip())
+    orders.put("")
+
+
+def _archive(
+    spark: SparkSession, address: str, folder: Path, orders: queue.SimpleQueue[str], tell: Any
+) -> dict[str, Any]:
+    table = str(folder / PARQUET)
+    started = Archive(
+        addresses=address,
+        topics=TOPIC,
+        out=table,
+        json_schema=SCHEMA,
+        partition_by=("origin", "month"),
+        interval=_INTERVAL,
+    ).start(spark)
+    progress = _Progress(started, tell)
+    order = None
+    while order is None:
+        progress.look()
+        try:
+            order = orders.get(timeout=_POLL_S)
+        except queue.Empty:
+            pass
+    if not order:
+        return {"failed": "broken off"}
+    started.processAllAvailable()
+    progress.look()
+    started.stop()
+    return {"result": _result(spark, table, int(order.split()[1]))}
+
+
+def _cause(error: Exception) -> str:
+    """The one line that matters of what Spark says: the last that names an error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Unreachable): ", line)]
+    return (errors[-1:] or lines[:1] or [type(error).__name__])[0]
+
+
+class _Progress:
+    """Tells how many rows the query has archived."""
+
+    def __init__(self, query: StreamingQuery, tell: Any) -> None:
+        self._query = query
+        self._tell = tell
+        self._seen = -1
+        self._rows = 0
+
+    def look(self) -> None:
+        """Tell if there is more. Raises what ended the query, if it has ended."""
+        if not self._query.isActive:
+            self._query.awaitTermination()
+        before = self._rows
+        for progress in self._query.recentProgress:
+            if progress["batchId"] > self._seen and progress["numInputRows"]:
+                self._seen = progress["batchId"]
+                self._rows += progress["numInputRows"]
+        if self._rows > before:
+            self._tell(rows=self._rows)
+
+
+def _result(spark: SparkSession, table: str, count: int) -> dict[str, Any]:
+    """What Spark finds in the archive, of so many flights."""
+    archive = spark.read.parquet(table).cache()
+    (totals,) = archive.agg(
+        F.count("*").alias("rows"),
+        F.countDistinct("_offset").alias("offsets"),
+        F.count(CORRUPT).alias("corrupt"),
+    ).collect()
+    flights = archive.dropDuplicates([KEY])
+    report = flights.groupBy("carrier").agg(
+        F.count("*").alias("flights"), F.avg("dep_delay").alias("mean_delay_min")
+    )
+    missing = spark.range(count).join(archive, F.col("id") == F.col(KEY), "left_anti")
+    return {
+        **totals.asDict(),
+        "flights": flights.count(),
+        "missing": [row["id"] for row in missing.collect()],
+        "report": {
+            row["carrier"]: [row["flights"], row["mean_delay_min"]] for row in report.collect()
+        },
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))

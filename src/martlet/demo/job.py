@@ -1,0 +1,161 @@
+"""The main job, from the start of the broker to the account.
+
+Nobody but this module knows of the kill: producer, consumers and archive are told nothing of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from martlet.client import ClientError
+from martlet.demo.account import Account
+from martlet.demo.archiving import Archiving, Found
+from martlet.demo.board import Board
+from martlet.demo.broker import Broker, verify
+from martlet.demo.failure import DemoFailed
+from martlet.demo.flights import Flights
+from martlet.demo.handling import CHANNEL, TOPIC, Handling
+from martlet.demo.place import Place
+from martlet.demo.publishing import Publishing
+
+ARCHIVE_CHANNEL = "archive"
+
+
+@dataclass
+class _Seen:
+    """What is learnt on the way, as far as the job gets."""
+
+    kills: int = 0
+    stored: int | None = None
+    left: int | None = None
+    found: Found | None = None
+
+
+class Job:
+    """One run.
+
+    Args:
+        place: where.
+        board: where to show how far it is.
+        flights: how many, None for all.
+        rate: how many are published a second at most.
+    """
+
+    def __init__(self, place: Place, board: Board, flights: int | None, rate: float) -> None:
+        self._place = place
+        self._board = board
+        self._count = flights
+        self._rate = rate
+        self._seen = _Seen()
+
+    async def run(self) -> Account:
+        """Do it all.
+
+        Raises:
+            DemoFailed: it did not even begin. What goes wrong later is in the account.
+        """
+        place, board, seen = self._place, self._board, self._seen
+        troubles: list[str] = []
+        async with AsyncExitStack() as stack:
+            broker = await stack.enter_async_context(Broker(place.data))
+            stack.callback(lambda: place.broker_log.write_text(broker.process.log()))
+            board.say(
+                f"broker: process {broker.process.process_id}, on {broker.process.tcp_address}"
+                f" (HTTP on {broker.process.http_address})"
+            )
+            archiving = await stack.enter_async_context(
+                Archiving(broker.process.http_address, place)
+            )
+            board.say("archive: Spark is starting, in a process of its own")
+            flights = await asyncio.to_thread(Flights.load, self._count)
+            board.say(f"source: {flights.count:,} flights read")
+            handling = Handling(broker.process.tcp_address, flights.count)
+            publishing = Publishing(
+                broker.process.tcp_address, flights.messages, handling, self._rate
+            )
+            try:
+                async with asyncio.TaskGroup() as group:
+                    watch = [
+                        group.create_task(archiving.follow()),
+                        group.create_task(board.run()),
+                    ]
+                    await self._work(broker, archiving, publishing, handling)
+                    for task in watch:
+                        task.cancel()
+            except* (DemoFailed, ClientError) as errors:
+                troubles += [str(error) for error in _leaves(errors)]
+        log = await verify(place.data)
+        return Account(
+            answered=bytes(publishing.answered),
+            done=handling.done,
+            published=publishing.published,
+            stored=seen.stored,
+            deliveries=handling.deliveries,
+            failures=handling.failures,
+            left=seen.left,
+            found=seen.found,
+            source=flights.report,
+            handled=handling.report(),
+            log=log,
+            kills=seen.kills,
+            troubles=tuple(troubles),
+        )
+
+    async def _work(
+        self, broker: Broker, archiving: Archiving, publishing: Publishing, handling: Handling
+    ) -> None:
+        board, seen, total = self._board, self._seen, handling.count
+        # The archive's channel keeps at the broker what Spark has not read; then all may begin.
+        await broker.settle(TOPIC, ARCHIVE_CHANNEL)
+        board.say("archive: the query is running; publishing begins")
+        board.add("acknowledged", total, lambda: publishing.acknowledged)
+        board.add("finished", total, lambda: handling.finished)
+        board.add("archived", total, lambda: archiving.rows)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(handling.run())
+            group.create_task(self._kill(broker, archiving, publishing, handling))
+            await publishing.run()
+            board.say(f"every one of {total:,} flights was answered OK")
+            await handling.reach(total)
+            seen.stored = await broker.stored(TOPIC)
+            seen.left = await broker.settle(TOPIC, CHANNEL)
+            handling.stop()
+        board.say(f"every flight is finished, and the channel {CHANNEL} is empty")
+        seen.found = await archiving.finish(total)
+        board.say("the archive is complete, and Spark has made its report")
+
+    async def _kill(
+        self, broker: Broker, archiving: Archiving, publishing: Publishing, handling: Handling
+    ) -> None:
+        """Kill the broker once half of the flights are acknowledged."""
+        half = asyncio.Event()
+
+        def look(acknowledged: int) -> None:
+            if 2 * acknowledged >= handling.count:
+                half.set()
+
+        publishing.on_acknowledged = look
+        await half.wait()
+        on_the_way = publishing.published - publishing.acknowledged
+        counts = (
+            f"{publishing.acknowledged:,} flights acknowledged and {on_the_way:,} on their way,"
+            f" {handling.finished:,} finished, {archiving.rows:,} archived"
+        )
+        killed_s = self._board.seconds
+        await broker.kill()
+        self._seen.kills += 1
+        self._board.say(f"broker: killed with SIGKILL, with {counts}")
+        await broker.restart()
+        self._board.say(
+            f"broker: process {broker.process.process_id} listens on the same ports and folder,"
+            f" {self._board.seconds - killed_s:.2f} s after the kill"
+        )
+
+
+def _leaves(errors: BaseExceptionGroup[Exception]) -> list[Exception]:
+    leaves: list[Exception] = []
+    for error in errors.exceptions:
+        leaves += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return leaves

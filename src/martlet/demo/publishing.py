@@ -1,0 +1,77 @@
+"""Publishing the flights, as a feed brings them: at a steady pace, and never far ahead.
+
+The broker takes the year's flights in a second.  So that there is a middle in which everybody is
+at work, they come at a rate; and so that it is the middle for the consumers too, however slow the
+machine is, the feed waits where it is more than a tenth ahead of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from martlet.client import Producer
+from martlet.demo.handling import TOPIC, Handling
+
+SLICE = 100
+"""How many flights are published in one call."""
+CALLS = 32
+"""How many calls may wait for their OK at once."""
+_LEAST_REST_S = 0.05
+_LEAD = 10
+
+
+class Publishing:
+    """Publishes all messages to the topic.
+
+    Attributes:
+        published: how many were given to the client.
+        acknowledged: how many were answered OK.
+        answered: for each message, whether it was.
+        on_acknowledged: called after each answer with how many were answered so far.
+    """
+
+    def __init__(
+        self, address: str, messages: list[bytes], handling: Handling, rate: float
+    ) -> None:
+        self.published = 0
+        self.acknowledged = 0
+        self.answered = bytearray(len(messages))
+        self.on_acknowledged: Callable[[int], None] = lambda _count: None
+        self._address = address
+        self._messages = messages
+        self._handling = handling
+        self._lead = max(len(messages) // _LEAD, SLICE)
+        self._interval_s = SLICE / rate
+
+    async def run(self) -> None:
+        """Publish until every message is answered OK.
+
+        Raises:
+            ExceptionGroup: of the client's errors, such as PublishTimeout.
+        """
+        loop = asyncio.get_running_loop()
+        calls = asyncio.Semaphore(CALLS)
+        due_s = loop.time()
+        async with Producer(self._address) as producer, asyncio.TaskGroup() as group:
+            for start in range(0, len(self._messages), SLICE):
+                wait_s = due_s - loop.time()
+                if wait_s > _LEAST_REST_S:
+                    await asyncio.sleep(wait_s)
+                await self._handling.reach(start - self._lead)
+                await calls.acquire()
+                group.create_task(self._publish(producer, start, calls))
+                # Each call in a command of its own: what is published in one turn goes in one.
+                await asyncio.sleep(0)
+                due_s += self._interval_s
+
+    async def _publish(self, producer: Producer, start: int, calls: asyncio.Semaphore) -> None:
+        part = self._messages[start : start + SLICE]
+        self.published += len(part)
+        try:
+            count = await producer.publish_many(TOPIC, part)
+        finally:
+            calls.release()
+        self.acknowledged += count
+        self.answered[start : start + count] = b"\1" * count
+        self.on_acknowledged(self.acknowledged)
