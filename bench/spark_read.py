@@ -3,8 +3,8 @@
     spark_read.py [--messages 10000000] [--size 200] [--rounds 5] [--master local[2]] [--folder DIR]
 
 A broker is started and given messages of random letters; Spark writes them all, every column, as
-Parquet and as JSON lines.  Then each of them is asked for ``sum(length(value))``, in turns, after one
-turn that does not count.  What is printed is the median of the rounds.
+Parquet and as JSON lines.  Then each of them is asked for ``sum(length(value))``, in turns, after
+one turn that does not count.  What is printed is the median of the rounds.
 
 Parquet and JSON lines are read with the schema of all columns, of which Spark takes what the query
 needs by itself; Martlet's source is told by ``.schema("value BINARY")``, and once more is not.
@@ -74,7 +74,9 @@ def expect_ok(answer: bytes) -> int:
     return 1
 
 
-def sources(spark: SparkSession, http_address: str, folder: Path) -> dict[str, Callable[[], DataFrame]]:
+def sources(
+    spark: SparkSession, http_address: str, folder: Path
+) -> dict[str, Callable[[], DataFrame]]:
     """What is compared, by name; the files are written here."""
 
     def topic(schema: str | None) -> DataFrame:
@@ -140,7 +142,10 @@ def main() -> None:
         shutil.rmtree(folder)
 
     medians = {name: statistics.median(taken) for name, taken in seconds.items()}
-    print(f"\n{platform.machine()}, {os.cpu_count()} processors, {asked.master}, {time.strftime('%F')}")
+    print(
+        f"\n{platform.machine()}, {os.cpu_count()} processors, {asked.master},"
+        f" {time.strftime('%F')}"
+    )
     print(f"{'':22}{'M rows/s':>9}{'x Parquet':>11}{'x JSON':>8}{'seconds':>20}")
     for name, median_s in medians.items():
         parts = medians["Parquet"] / median_s, medians["JSON lines"] / median_s
@@ -149,7 +154,9 @@ def main() -> None:
             f"{min(seconds[name]):>10.2f} to {max(seconds[name]):.2f}"
         )
     if asked.json:
-        asked.json.write_text(json.dumps({"messages": asked.messages, "seconds": seconds}, indent=1))
+        asked.json.write_text(
+            json.dumps({"messages": asked.messages, "seconds": seconds}, indent=1)
+        )
 
 
 if __name__ == "__main__":

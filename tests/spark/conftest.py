@@ -19,8 +19,6 @@ def spark() -> Iterator[SparkSession]:
     with warnings.catch_warnings():
         # py4j leaves the pipes of its Java to the collector.
         warnings.simplefilter("ignore", ResourceWarning)
-        session = spark_session(
-            "martlet tests", **{"spark.sql.streaming.stopTimeout": "20s", "spark.default.parallelism": 2}
-        )
+        session = spark_session("martlet tests")
         yield session
         session.stop()

@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
-
 from tests.spark.folder import Folder
 
 INDEX_ROWS_A_REPLY = (1 << 20) // 40

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.spark.publish import publish
 
 from martlet.spark.archive import Archive
 from martlet.testing import BrokerProcess
-from tests.spark.publish import publish
 
 pytestmark = pytest.mark.spark
 

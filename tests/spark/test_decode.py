@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.spark.folder import EPOCH_NS, Folder
 
 from martlet.log.record import BadRecord, frame_ends, payload, read_record
 from martlet.spark.decode import Chunk, Columns, chunk_of
 from martlet.spark.schema import SCHEMA, arrow_schema
-from tests.spark.folder import EPOCH_NS, Folder
 
 BATCHES = st.lists(
     st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=6), min_size=1, max_size=6
@@ -60,7 +60,11 @@ def slowly(folder: Folder) -> list[tuple[int, int, int, str, bytes]]:
 
 def rows_of(batch: pa.RecordBatch) -> list[tuple[int, int, int, str, bytes]]:
     micros = batch.column("timestamp").cast(pa.int64())
-    columns = [batch.column("offset"), micros, *map(batch.column, ("attempts", "message_id", "value"))]
+    columns = [
+        batch.column("offset"),
+        micros,
+        *map(batch.column, ("attempts", "message_id", "value")),
+    ]
     return list(zip(*(column.to_pylist() for column in columns), strict=True))
 
 

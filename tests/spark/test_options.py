@@ -65,7 +65,11 @@ def test_offsets_as_json() -> None:
         ("batch", {"startingOffsets": '{"t": {"0": -3}}'}, "neither earliest"),
         ("batch", {"startingOffsets": '{"t": {"0": true}}'}, "neither earliest"),
         ("batch", {"startingOffsets": "latest", "startingTimestamp": "1"}, "exclude each other"),
-        ("batch", {"startingTimestamp": "2023-11-14T22:13:20"}, "for UTC write 2023-11-14T22:13:20Z"),
+        (
+            "batch",
+            {"startingTimestamp": "2023-11-14T22:13:20"},
+            "for UTC write 2023-11-14T22:13:20Z",
+        ),
         ("batch", {"startingTimestamp": "yesterday"}, "neither milliseconds"),
         ("batch", {"failOnDataLoss": "maybe"}, "neither true nor false"),
         ("batch", {"splitBytes": "64m"}, "not a whole number"),

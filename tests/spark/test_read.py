@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql.types import StructType
+from tests.spark.door import Door, serving
+from tests.spark.folder import Folder
 
 from martlet.log.record import BadRecord
 from martlet.spark import read as reading
@@ -19,8 +21,6 @@ from martlet.spark.read import read
 from martlet.spark.schema import arrow_schema
 from martlet.spark.split import Split
 from martlet.testing.broker_process import free_port
-from tests.spark.door import Door, serving
-from tests.spark.folder import Folder
 
 SCHEMA = arrow_schema(StructType().add("offset", "long").add("value", "binary"))
 SEGMENT_BYTES = 16 << 10
@@ -115,29 +115,30 @@ def test_a_segment_recycled_while_it_is_read_fails_by_default(door: Door, folder
     with pytest.raises(DataLossError) as caught:
         list(batches)
     text = str(caught.value)
-    for part in ("topic t, queue 0", str(folder.start_offsets["t", 0]), "failOnDataLoss", "channel"):
+    for part in (
+        "topic t, queue 0",
+        str(folder.start_offsets["t", 0]),
+        "failOnDataLoss",
+        "channel",
+    ):
         assert part in text
 
 
-def test_a_batch_that_cleaning_has_moved_is_asked_of_the_broker(
-    door: Door, folder: Folder
-) -> None:
+def test_a_batch_that_cleaning_has_moved_is_asked_of_the_broker(door: Door, folder: Folder) -> None:
     rows = folder.entries["t", 0]
-    first_offset, position, count, length, *rest = rows[7]
-    base = position // SEGMENT_BYTES * SEGMENT_BYTES
+    first_offset, gone, count, length, *_ = rows[7]
+    base = gone // SEGMENT_BYTES * SEGMENT_BYTES
     segment = folder.path / "log" / f"{base:020d}.log"
     original = folder.record
-    record = original(position, length)
+    moved = original(gone, length)
     with segment.open("r+b") as file:
-        file.seek(position - base)
+        file.seek(gone - base)
         file.write(bytes(length))
     folder.record = (  # type: ignore[method-assign]
-        lambda at, size: record if at == position else original(at, size)
+        lambda position, length: moved if position == gone else original(position, length)
     )
     assert offsets_read(split(door)) == list(range(500))
-    assert count == 10
-    assert first_offset == 70
-    assert len(rest) == 2
+    assert (first_offset, count) == (70, 10)
 
 
 def test_a_damaged_record_is_an_error_and_not_a_gap(door: Door, folder: Folder) -> None:
@@ -153,7 +154,7 @@ def test_a_damaged_record_is_an_error_and_not_a_gap(door: Door, folder: Folder) 
 def test_removed_in_the_middle_is_a_loss(door: Door, folder: Folder) -> None:
     del folder.entries["t", 0][5]
     for door.data_path in (str(folder.path), "/nowhere"):
-        with pytest.raises(DataLossError, match="offset 50 is wanted.*first one there is 60"):
+        with pytest.raises(DataLossError, match=r"offset 50 is wanted.*first one there is 60"):
             list(read(split(door), SCHEMA))
         expected = [*range(50), *range(60, 500)]
         assert offsets_read(split(door, fail=False)) == expected

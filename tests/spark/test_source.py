@@ -12,9 +12,9 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from tests.spark.publish import ask, publish
 
 from martlet.testing import BrokerProcess
-from tests.spark.publish import ask, publish
 
 pytestmark = pytest.mark.spark
 
@@ -35,7 +35,9 @@ def body(number: int) -> bytes:
     return json.dumps({"number": number, "pad": "x" * (number % 200)}).encode()
 
 
-def load(spark: SparkSession, broker: BrokerProcess, schema: str | None = None, **options: str) -> DataFrame:
+def load(
+    spark: SparkSession, broker: BrokerProcess, schema: str | None = None, **options: str
+) -> DataFrame:
     reader = spark.read.format("martlet").option("addresses", broker.http_address)
     if schema:
         reader = reader.schema(schema)
@@ -55,7 +57,9 @@ def test_every_message_and_column(spark: SparkSession, broker: BrokerProcess) ->
         assert before < row.timestamp.replace(tzinfo=UTC) < datetime.now(UTC)
 
 
-def test_columns_that_were_asked_for_in_their_order(spark: SparkSession, broker: BrokerProcess) -> None:
+def test_columns_that_were_asked_for_in_their_order(
+    spark: SparkSession, broker: BrokerProcess
+) -> None:
     rows = load(spark, broker, "offset BIGINT, value BINARY")
     assert rows.columns == ["offset", "value"]
     total = rows.agg(F.sum(F.length("value")), F.max("offset"), F.count("*")).collect()[0]
@@ -126,7 +130,8 @@ def test_found_without_registration(broker: BrokerProcess, tmp_path: Path) -> No
         "from pyspark.sql import SparkSession\n"
         "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', False)"
         ".getOrCreate()\n"
-        "rows = spark.read.format('martlet').option('addresses', sys.argv[1]).option('topic', 't')\n"
+        "rows = spark.read.format('martlet').option('addresses', sys.argv[1])"
+        ".option('topic', 't')\n"
         "print('rows', rows.load().count())\n"
         "spark.stop()\n"
     )

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
+from tests.spark.publish import ask, post, publish
 
 from martlet.testing import BrokerProcess
-from tests.spark.publish import ask, post, publish
 
 pytestmark = pytest.mark.spark
 
@@ -152,7 +152,7 @@ def test_deleted_and_made_anew_is_a_loss(job: Job, broker: BrokerProcess) -> Non
     post(broker.http_address, "/topic/delete?topic=t")
     publish(broker.http_address, "t", bodies(0, 5))
     query = job.start(once=True)
-    with pytest.raises(Exception, match="(?s)offset 100 is wanted.*made anew"):
+    with pytest.raises(Exception, match=r"(?s)offset 100 is wanted.*made anew"):
         query.awaitTermination(60)
 
 

@@ -14,9 +14,9 @@ from martlet.spark.archive import Archive
 from martlet.spark.java import spark_session
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
-_POLL_S = 0.5
+_POLL_S = 1
 
 
 def main(argv: Sequence[str]) -> int:
@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     archive = jobs.add_parser(
         "archive",
         help="topics as a growing table of Parquet files",
-        description="Write topics to a partitioned table of Parquet files, each message exactly once.",
+        description="Write topics to a table of Parquet files, each message exactly once.",
     )
     add = archive.add_argument
     add("--addresses", required=True, metavar="HOST:PORT,...", help="HTTP addresses of the brokers")
@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
         "--partition-by",
         default="topic,date",
         metavar="COLUMN,...",
-        help="columns that become folders: fields of the messages, topic, date (default: %(default)s)",
+        help="columns that become folders: fields, topic, date (default: %(default)s)",
     )
     add("--checkpoint", metavar="DIR", help="where the position is kept (default: OUT/_checkpoint)")
     add(

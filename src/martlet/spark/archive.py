@@ -6,8 +6,8 @@ therefore read the table through Spark.  Two shapes:
 
 - without a JSON schema, a row a message: value as bytes, and where it came from;
 - with one, the fields of the message as columns, and where it came from as `_topic`, `_queue`,
-  `_offset`, `_timestamp`, `_message_id`, `_broker`.  What is not JSON of that schema is kept as text
-  in `_corrupt_record`.
+  `_offset`, `_timestamp`, `_message_id`, `_broker`.  What is not JSON of that schema is kept as
+  text in `_corrupt_record`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StringType, StructType
 
 CORRUPT = "_corrupt_record"
@@ -43,7 +43,7 @@ class Archive:
         addresses: HTTP addresses of the brokers, comma separated.
         topics: topics, comma separated.
         out: the table's folder, or any URL that Spark writes to.
-        json_schema: the fields of the messages as a Spark DDL string, ``"origin STRING, month INT"``.
+        json_schema: the fields of the messages in Spark's words, ``"origin STRING, month INT"``.
         partition_by: the columns that become folders: fields of the message, or topic and date.
         checkpoint: where the position is kept; None for ``_checkpoint`` in `out`.
         channel: the channel that keeps at the broker what is not archived yet; None for none.
@@ -130,7 +130,13 @@ class Archive:
     def _fields(self) -> StructType:
         assert self.json_schema is not None
         fields = StructType.fromDDL(self.json_schema)
+        if not isinstance(fields, StructType):
+            raise ValueError(
+                f"{self.json_schema!r} names no fields; 'origin STRING, month INT' does"
+            )
         taken = sorted({CORRUPT, *_ORIGIN} & set(fields.fieldNames()))
         if taken:
-            raise ValueError(f"the schema may not have {', '.join(taken)}: the archive names so itself")
+            raise ValueError(
+                f"the schema may not have {', '.join(taken)}: the archive names so itself"
+            )
         return StructType([*fields.fields]).add(CORRUPT, StringType())

@@ -39,7 +39,9 @@ class BatchReader(DataSourceReader):
         seen = brokers.look(patient=True)
         for topic in options.topics:
             if not any(key.topic == topic for key in seen):
-                there = sorted({name for broker in brokers.ids for name in brokers.topics_at(broker)})
+                there = sorted(
+                    {name for broker in brokers.ids for name in brokers.topics_at(broker)}
+                )
                 raise ValueError(
                     f"there is no topic {topic!r} at {', '.join(options.addresses)}; there is "
                     + (", ".join(there[:20]) + (" ..." if len(there) > 20 else "") or "none")

@@ -135,9 +135,9 @@ class Brokers:
                 holders = [key for key in seen if key[1:] == (outer, int(inner))]
                 if len(holders) > 1 and offset >= 0:
                     raise ValueError(
-                        f"option {option}: {len(holders)} brokers have topic {outer}, queue {inner};"
-                        f' write {{"<broker id>": {{"{outer}": {{"{inner}": {offset}}}}}}} for each '
-                        f"of {', '.join(key.broker for key in holders)}"
+                        f"option {option}: {len(holders)} brokers have topic {outer}, queue"
+                        f' {inner}; write {{"<broker id>": {{"{outer}": {{"{inner}": {offset}}}}}}}'
+                        f" for each of {', '.join(key.broker for key in holders)}"
                     )
                 for key in holders or [QueueKey("?", outer, int(inner))]:
                     given[key] = offset

@@ -6,9 +6,9 @@ The frames of a queue's batches lie in a buffer, a segment's mapping or a reply 
                ^34 bytes, then the body
 
 An Arrow binary array is one buffer and the n + 1 places where it is cut, so it cannot leave bytes
-out.  But the places ``body 0 starts, body 0 ends, body 1 starts, body 1 ends ...`` cut the very same
-buffer into values that alternate between a body and the gap behind it, and ``take`` copies every
-second of them.  Where the bodies start and end is known from the ends stored with each batch.
+out.  But the places ``body 0 starts, body 0 ends, body 1 starts, body 1 ends ...`` cut the very
+same buffer into values that alternate between a body and the gap behind it, and ``take`` copies
+every second of them.  Where the bodies start and end is known from the ends stored with each batch.
 All other columns are gathered by numpy at fixed distances from the frames' starts, or constant.
 """
 

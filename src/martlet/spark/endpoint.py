@@ -1,8 +1,8 @@
 """A broker's HTTP address, as the source uses it: what there is, where it is, and the log itself.
 
-One connection, kept alive and made anew when it breaks.  A broker that is out of reach is asked again,
-at growing intervals, until `timeout_ms` have passed.  An endpoint can be pickled; its copy connects
-by itself.
+One connection, kept alive and made anew when it breaks.  A broker that is out of reach is asked
+again, at growing intervals, until `timeout_ms` have passed.  An endpoint can be pickled; its copy
+connects by itself.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ _BATCHES_ONLY = ("endingOffsets", "endingTimestamp")
 class Bound:
     """Where to start or to end: at one end of each queue, at given offsets, or at a time.
 
-    Exactly one of `everywhere` (EARLIEST or LATEST), `offsets` and `timestamp_ns` is set.  `offsets`
-    is by topic and queue, or by broker, topic and queue.
+    Exactly one of `everywhere` (EARLIEST or LATEST), `offsets` and `timestamp_ns` is set.
+    `offsets` is by topic and queue, or by broker, topic and queue.
     """
 
     everywhere: int | None = None

@@ -1,8 +1,8 @@
 """A task's work: the messages of a split as record batches.
 
-From the segment files where the broker runs on this machine, else through the broker.  Whatever goes
-wrong with the files, a segment that was recycled or a batch that cleaning has moved, is asked of the
-broker, which knows best; a record that the broker too hands out damaged is an error.
+From the segment files where the broker runs on this machine, else through the broker.  Whatever
+goes wrong with the files, a segment that was recycled or a batch that cleaning has moved, is asked
+of the broker, which knows best; a record that the broker too hands out damaged is an error.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def read(split: Split, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 def _spare_collector() -> None:
     """Take what is loaded when the first split has been read out of garbage collection.
 
-    Spark's workers collect all garbage after each task, and go through everything that pyspark, pandas
-    and pyarrow have loaded: 50 ms, as long as decoding 100 MB of the log takes.
+    Spark's workers collect all garbage after each task, and go through everything that pyspark,
+    pandas and pyarrow have loaded: 50 ms, as long as decoding 100 MB of the log takes.
     """
     gc.freeze()
 
@@ -99,9 +99,7 @@ class _Reading:
             if not data:
                 self._lose(split.end, "the broker's log ends before it")
                 return
-            chunk = chunk_of(
-                data, _starts_of(data), topic_id=split.topic_id, queue=split.key.queue
-            )
+            chunk = chunk_of(data, _starts_of(data), topic_id=split.topic_id, queue=split.key.queue)
             yield from self._batches(chunk)
             self._pass(chunk)
 

@@ -39,7 +39,7 @@ SCHEMA = StructType(
         StructField("broker", StringType()),
     ]
 )
-"""`partition` is the queue; `key` and `headers` are null for messages that came by NSQ's protocol."""
+"""`partition` is the queue; `key` and `headers` are null: NSQ's protocol has none."""
 
 
 def arrow_schema(wanted: StructType) -> pa.Schema:
@@ -58,6 +58,6 @@ def arrow_schema(wanted: StructType) -> pa.Schema:
         if field.dataType.simpleString() != types[field.name].simpleString():
             raise ValueError(
                 f"column {field.name!r} of the martlet source is {types[field.name].simpleString()}"
-                f" and not {field.dataType.simpleString()}: read it as it is and CAST it in the query"
+                f" and not {field.dataType.simpleString()}: read it as it is, CAST it in the query"
             )
     return to_arrow_schema(wanted, timezone="UTC")

@@ -1,8 +1,8 @@
 """A broker's segment files, read directly by a task that runs on the broker's machine.
 
 The files are the broker's, which reuses them: a segment that all channels have passed is renamed to
-the log's end and overwritten.  So what is read here counts only if, after it was copied, the file still
-has the name under which it was opened, as it is renamed before it is overwritten.
+the log's end and overwritten.  So what is read here counts only if, after it was copied, the file
+still has the name under which it was opened, as it is renamed before it is overwritten.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ class SegmentFiles:
         for run_end in run_ends:
             while first < run_end:
                 segment = self._segment(int(positions[first]))
-                last_byte = min(segment.base + len(segment.data), int(positions[first]) + MOST_BYTES)
+                last_byte = min(
+                    segment.base + len(segment.data), int(positions[first]) + MOST_BYTES
+                )
                 full = int(sums[first] - lengths[first]) + chunk_bytes
                 end = first + min(
                     int(np.searchsorted(sums[first:run_end], full, "right")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from pyspark.sql.datasource import InputPartition
@@ -56,7 +57,7 @@ def plan(
                 timeout_ms=options.timeout_ms,
                 fail_on_data_loss=options.fail_on_data_loss,
             )
-            for first, last in zip(edges, edges[1:], strict=False)
+            for first, last in pairwise(edges)
         ]
     return splits
 

@@ -1,8 +1,8 @@
 """A stream's reader: its position, what a micro-batch holds, and the channel that follows it.
 
 Spark keeps the position in the query's checkpoint, so a restarted query continues exactly where the
-last finished micro-batch ended.  What Spark has committed may be let go by the broker: with the option
-`channel`, a channel of that name follows.
+last finished micro-batch ended.  What Spark has committed may be let go by the broker: with the
+option `channel`, a channel of that name follows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from martlet.spark.split import Split, plan
 
 _LOG = logging.getLogger(__name__)
 _LOOK_INTERVAL_S = 0.1
-"""An idle query asks for the latest offset some 77 times a second; the brokers are asked 10 times."""
+"""An idle query asks for the latest offset 77 times a second; the brokers are asked 10 times."""
 
 Seen = Mapping[QueueKey, QueueRange]
 
@@ -80,19 +80,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         """Where the next micro-batch ends.
 
-        A queue that has just appeared is taken in at its first offset: it has messages from the next
-        micro-batch on, and where it began is then in the checkpoint.
+        A queue that has just appeared is taken in at its first offset: it has messages from the
+        next micro-batch on, and where it began is then in the checkpoint.
 
         Raises:
             DataLossError: a queue that the stream was reading is not there any more.
         """
         begin = flatten(start)
-        # All before `start` has been committed, though Spark may never say so with `commit`: it does
-        # not for the last micro-batch of a run.
-        self._advance(begin)
-        seen = self._look(patient=not self._seen)
-        reached: dict[QueueKey, int] = {}
-        for key, queue in seen.items():
+        # All before `start` has been committed, though Spark may never say so with `commit`: it
+        does # not for the last micro-batch of a run. self._advance(begin) seen =
+        self._look(patient=not self._seen) reached: dict[QueueKey, int] = {} for key, queue in
+        seen.items():
             end = queue.end_offset
             if self._target is not None:
                 end = min(end, self._target.get(key, queue.start_offset))
