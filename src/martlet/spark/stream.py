@@ -88,9 +88,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         begin = flatten(start)
         # All before `start` has been committed, though Spark may never say so with `commit`: it
-        does # not for the last micro-batch of a run. self._advance(begin) seen =
-        self._look(patient=not self._seen) reached: dict[QueueKey, int] = {} for key, queue in
-        seen.items():
+        # does not for the last micro-batch of a run.
+        self._advance(begin)
+        seen = self._look(patient=not self._seen)
+        reached: dict[QueueKey, int] = {}
+        for key, queue in seen.items():
             end = queue.end_offset
             if self._target is not None:
                 end = min(end, self._target.get(key, queue.start_offset))
