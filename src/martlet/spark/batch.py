@@ -36,6 +36,13 @@ class BatchReader(DataSourceReader):
         """
         options = self._options
         brokers = Brokers(options.addresses, options.topics, options.timeout_ms)
+        try:
+            return self._plan(brokers)
+        finally:
+            brokers.close()
+
+    def _plan(self, brokers: Brokers) -> list[InputPartition]:
+        options = self._options
         seen = brokers.look(patient=True)
         for topic in options.topics:
             if not any(key.topic == topic for key in seen):

@@ -30,6 +30,11 @@ class Brokers:
         """By address, the last that was heard."""
         self._silent_since_s: dict[str, float] = {}
 
+    def close(self) -> None:
+        """Close the connections; the next request opens them again."""
+        for endpoint in self._endpoints:
+            endpoint.close()
+
     def look(self, *, patient: bool) -> dict[QueueKey, QueueRange]:
         """Ask every broker what it holds.
 

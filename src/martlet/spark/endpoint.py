@@ -153,10 +153,13 @@ class Endpoint:
         self._ask("POST", "/topic/create", {"topic": topic})
         self._ask("POST", "/channel/create", {"topic": topic, "channel": channel})
 
-    def advance(self, topic: str, channel: str, offset: int) -> None:
-        """Let a channel go forward: it is done with all that lies below `offset`."""
+    def advance(self, topic: str, channel: str, offset: int, *, patient: bool = True) -> None:
+        """Let a channel go forward: it is done with all that lies below `offset`.
+
+        Not `patient`: one try only.
+        """
         parameters: Parameters = {"topic": topic, "channel": channel, "offset": offset}
-        self._ask("POST", "/channel/advance", parameters)
+        self._ask("POST", "/channel/advance", parameters, patient=patient)
 
     def _ask(
         self, method: str, path: str, parameters: Parameters, *, patient: bool = True
@@ -175,9 +178,9 @@ class Endpoint:
                 trouble = f"{type(error).__name__}: {error}"
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not patient:
+                waited = f"; waited {self.timeout_ms} ms, see option timeoutMs" if patient else ""
                 raise BrokerUnreachable(
-                    f"the broker at {self.address} did not answer {path} ({trouble}); "
-                    + (f"waited {self.timeout_ms} ms, see option timeoutMs" if patient else "")
+                    f"the broker at {self.address} did not answer {path} ({trouble}){waited}"
                 )
             if pause_s == _FIRST_PAUSE_S:
                 _LOG.warning(

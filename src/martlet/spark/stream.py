@@ -90,7 +90,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # All before `start` has been committed, though Spark may never say so with `commit`: it
         # does not for the last micro-batch of a run.
         self._advance(begin)
-        seen = self._look(patient=not self._seen)
+        seen = self._look(patient=False)
         reached: dict[QueueKey, int] = {}
         for key, queue in seen.items():
             end = queue.end_offset
@@ -143,6 +143,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: Offsets) -> None:
         """Spark is done with all before `end`: so is the channel."""
         self._advance(flatten(end))
+
+    def stop(self) -> None:
+        """The query has ended."""
+        if self._brokers is not None:
+            self._brokers.close()
 
     def _connected(self) -> Brokers:
         if self._brokers is None:
@@ -197,13 +202,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if channel is None:
             return
         brokers = self._connected()
-        if not self._seen:
-            self._look(patient=True)
+        seen = self._seen or self._look(patient=False)
         for key, offset in position.items():
-            if key not in self._seen or self._advanced.get(key) == offset:
+            if key not in seen or self._advanced.get(key) == offset:
                 continue
+            # It has to be there from the beginning; after that the next one makes up for a failure.
+            patient = key not in self._advanced
             try:
-                brokers.endpoint(key.broker).advance(key.topic, channel, offset)
+                endpoint = brokers.endpoint(key.broker)
+                endpoint.advance(key.topic, channel, offset, patient=patient)
             except BrokerUnreachable as error:
                 _LOG.warning("channel %s of %s stays behind for now: %s", channel, key.topic, error)
             else:
