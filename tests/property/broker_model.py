@@ -97,6 +97,7 @@ class ModelChannel:
 
     topic: ModelTopic
     name: str
+    id: int
     created_position: int
     messages: dict[int, ChannelMessage] = field(default_factory=dict)
     consumers: list[ModelConsumer] = field(default_factory=list)
@@ -187,6 +188,7 @@ class ModelTopic:
     """A topic."""
 
     name: str
+    id: int
     created_position: int
     messages: list[Message] = field(default_factory=list)
     channels: dict[str, ModelChannel] = field(default_factory=dict)
@@ -222,10 +224,10 @@ class ModelTopic:
                 if self.paused_at is None:
                     channel.show(offset, now_ns)
 
-    def create_channel(self, name: str, position: int, now_ns: int) -> ModelChannel:
+    def create_channel(self, name: str, id: int, position: int, now_ns: int) -> ModelChannel:
         """A new channel: the first one gets the backlog."""
         start = self.limit if self.channels else self.backlog_offset
-        channel = self.channels[name] = ModelChannel(self, name, position)
+        channel = self.channels[name] = ModelChannel(self, name, id, position)
         for offset in range(start, len(self.messages)):
             channel.messages[offset] = ChannelMessage()
             if self.messages[offset].lost:

@@ -238,7 +238,7 @@ class BrokerMachine(RuleBasedStateMachine):
             if self.refused(lambda: self.broker.topic(name)):
                 assert name not in self.broker.topics
                 return None
-            self.topics[name] = ModelTopic(name, self.position)
+            self.topics[name] = ModelTopic(name, self.broker.topics[name].id, self.position)
         return self.topics[name]
 
     # topics and channels
@@ -255,7 +255,8 @@ class BrokerMachine(RuleBasedStateMachine):
         if name in topic.channels or self.refused(lambda: self.real_topic(topic).channel(name)):
             assert (name in self.real_topic(topic).channels) == (name in topic.channels)
             return
-        topic.create_channel(name, self.position, self.clock.now_ns)
+        id = self.real_topic(topic).channels[name].id
+        topic.create_channel(name, id, self.position, self.clock.now_ns)
 
     @rule(name=names, rarely=st.integers(0, 3))
     def delete_topic(self, name: str, rarely: int) -> None:
@@ -648,7 +649,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _compare_after_restart(self, *, power: bool, durable: int) -> None:
         """What the broker knows is what the model says, as far as it was written down."""
-        self._compare_names(power, durable)
+        gone = self._compare_names(durable)
         for topic in self.topics.values():
             real = self.real_topic(topic)
             if topic.changed_position > durable:
@@ -665,31 +666,38 @@ class BrokerMachine(RuleBasedStateMachine):
             if power:
                 topic.created_position = topic.changed_position = 0
         if power:
-            self.deleted.clear()
+            self.deleted = gone
 
-    def _compare_names(self, power: bool, durable: int) -> None:
-        """A power cut may take what was created, and bring back what was deleted."""
-        for name in list(self.broker.topics):
-            if name not in self.topics:
+    def _compare_names(self, durable: int) -> list[tuple[str, str | None, int]]:
+        """A power cut may take what was created, and bring back what was deleted.
+
+        Returns what had to be deleted once more.
+        """
+        gone: list[tuple[str, str | None, int]] = []
+        for name, real_topic in list(self.broker.topics.items()):
+            if name not in self.topics or self.topics[name].id != real_topic.id:
                 assert any(n == name and p > durable for n, c, p in self.deleted if c is None)
                 self.broker.delete_topic(name)
+                gone.append((name, None, self.position))
         for topic in list(self.topics.values()):
             real = self.broker.topics.get(topic.name)
             if real is None:
                 assert topic.created_position > durable
                 del self.topics[topic.name]
                 continue
-            for name in list(real.channels):
-                if name not in topic.channels:
+            for name, real_channel in list(real.channels.items()):
+                if name not in topic.channels or topic.channels[name].id != real_channel.id:
                     known = [p for n, c, p in self.deleted if n == topic.name and c == name]
                     assert any(p > durable for p in known), f"{name} is back"
                     topic.changed_position = NEVER
                     real.delete_channel(name)
+                    gone.append((topic.name, name, self.position))
             for name, channel in list(topic.channels.items()):
                 if name not in real.channels:
                     assert channel.created_position > durable, f"{name} has gone"
                     del topic.channels[name]
                     topic.changed_position = NEVER
+        return gone
 
     def _compare_messages(self, topic: ModelTopic, real: Topic, power: bool, durable: int) -> None:
         end = real.queue.end_offset
@@ -829,8 +837,8 @@ class BrokerMachine(RuleBasedStateMachine):
             self.pause_topic(topic.name, False)
             self.settle()
             if not topic.channels and topic.messages:
-                self.real_topic(topic).channel("last")
-                topic.create_channel("last", self.position, self.clock.now_ns)
+                id = self.real_topic(topic).channel("last").id
+                topic.create_channel("last", id, self.position, self.clock.now_ns)
         for channel in self.channels():
             self._drain(channel)
         self.stands_where_the_model_stands()

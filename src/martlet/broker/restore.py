@@ -262,9 +262,11 @@ def _settle(broker: Broker, state: _State) -> None:
     now_ns = broker.clock()
     broker.last_id = state.last_id
     kept = set()
+    newest = {state.topics[id].description["name"]: id for id in sorted(state.topics)}
     for id, known in state.topics.items():
         description = known.description
-        if is_ephemeral(description["name"]):
+        # Of two of one name, what tells that the older one was deleted is lost.
+        if is_ephemeral(description["name"]) or newest[description["name"]] != id:
             continue
         kept.add(known.index.name)
         ends = [max(told.next, told.scheduled_end) for told in known.cursors.values()]
@@ -278,8 +280,9 @@ def _settle(broker: Broker, state: _State) -> None:
         if known.channels and all(is_ephemeral(c["name"]) for c in known.channels.values()):
             topic.backlog_offset = topic.limit
         broker.adopt(topic)
+        newest_channels = {known.channels[i]["name"]: i for i in sorted(known.channels)}
         for channel_id, told in known.channels.items():
-            if is_ephemeral(told["name"]):
+            if is_ephemeral(told["name"]) or newest_channels[told["name"]] != channel_id:
                 continue
             # Its place was lost with a damaged record: everything that is stored comes again.
             start = known.cursors.get(channel_id)
