@@ -25,21 +25,36 @@ _SIZE = struct.Struct(">I")
 
 
 def finish_run(buffer: bytearray, at: int, end: int) -> Ids | None:
-    """The ids of the FIN lines that follow each other from `at` on; None where there is none, or
-    one of them is not hexadecimal.
+    """The ids of the FIN lines with hexadecimal ids that follow each other from `at` on.
+
+    None where they are less than two: a single one is not worth the search for others.
     """
+    second = at + FINISH_BYTES
+    if buffer[second : second + 4] != b"FIN ":
+        return None
     rows = (end - at) // FINISH_BYTES
     heads: npt.NDArray[np.uint32] = np.ndarray((rows,), "<u4", buffer, at, (FINISH_BYTES,))
     tails: Bytes = np.ndarray((rows,), np.uint8, buffer, at + FINISH_BYTES - 1, (FINISH_BYTES,))
     good = (heads == _FINISH_WORD) & (tails == _NEWLINE)
     count = rows if good.all() else int(good.argmin())
-    if not count:
+    if count < 2:
         return None
     digits: Bytes = np.ndarray((count, 16), np.uint8, buffer, at + 4, (FINISH_BYTES, 1))
     try:
-        return np.frombuffer(unhexlify(digits.tobytes()), ">u8").astype(np.uint64)
+        ids = unhexlify(digits.tobytes())
     except binascii.Error:
-        return None
+        count = _hexadecimal_rows(digits)
+        if count < 2:
+            return None
+        ids = unhexlify(digits[:count].tobytes())
+    return np.frombuffer(ids, ">u8").astype(np.uint64)
+
+
+def _hexadecimal_rows(digits: Bytes) -> int:
+    """How many rows from the first on have nothing but hexadecimal digits."""
+    letters = digits | 0x20
+    good = ((digits >= 0x30) & (digits <= 0x39)) | ((letters >= 0x61) & (letters <= 0x66))
+    return int(good.all(axis=1).argmin())
 
 
 def publish_run(buffer: bytearray, at: int, end: int, head_bytes: int, size: int) -> Bytes:
@@ -48,6 +63,8 @@ def publish_run(buffer: bytearray, at: int, end: int, head_bytes: int, size: int
     """
     stride = head_bytes + size
     rows = (end - at) // stride
+    if buffer[at + stride : at + stride + head_bytes] != buffer[at : at + head_bytes]:
+        rows = 1
     heads: Bytes = np.ndarray((rows, head_bytes), np.uint8, buffer, at, (stride, 1))
     head = bytes(buffer[at : at + head_bytes])
     count = rows
