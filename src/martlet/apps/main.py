@@ -26,7 +26,7 @@ COMMANDS = {
     "broker": Command("martlet.apps.broker", "run a broker; takes nsqd's flags"),
     "log": Command("martlet.apps.log", "verify or dump the commit log of a data folder"),
     "pipeline": Command("martlet.apps.pipeline", "Spark jobs on topics: archive", "spark"),
-    "bench": Command("martlet.apps.bench", "measure a broker, beside another NSQ server", "bench"),
+    "bench": Command("martlet.apps.bench", "measure a broker, beside another NSQ server", "cli"),
     "demo": Command("martlet.apps.demo", "the main job on real data, with a kill -9", "demo"),
 }
 
