@@ -16,8 +16,9 @@ DOORS = {"admin", "spark", "client", "lookup", "server"}
 
 # What each room may import beside itself and the modules on the ground.
 MAY_IMPORT = {
-    "apps": {"bench", "testing", "protocol"} | DOORS | LOWER,
+    "apps": {"bench", "demo", "testing", "protocol"} | DOORS | LOWER,
     "bench": {"protocol"},
+    "demo": {"client", "spark", "testing"},
     "testing": {"protocol"} | DOORS | LOWER,
     "admin": {"client"} | LOWER,
     "spark": {"client"} | LOWER,
