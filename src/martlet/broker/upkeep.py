@@ -129,6 +129,7 @@ def end_checkpoint(broker: Broker, job: CheckpointJob) -> None:
     log.flushed(job.flush)
     for segment in job.free:
         log.retire(segment)
+    log.look_for_room()
     for name in job.dropped:
         log.storage.remove(name)
     if job.to_clean is not None and job.to_clean in log.segments:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from martlet.log.record import (
@@ -94,7 +95,8 @@ class CommitLog:
         self._current = self.segments[-1]
         self._end = self._current.base + self._current.capacity
         assert self._current.base <= position <= self._current.base + self._current.capacity
-        storage.reserve(segment_bytes, 1)
+        with suppress(StorageFull):
+            storage.reserve(segment_bytes, 1)
 
     def append_batch(
         self,
@@ -181,14 +183,14 @@ class CommitLog:
         """Begin a segment with room for what it begins with, and for `length` bytes more."""
         capacity = max(self._segment_bytes, align8(length) + self._head_bytes)
         try:
-            if not journal and not self.storage.reserve(self._segment_bytes, 2):
-                raise StorageFull("no room for another segment and one in reserve")
+            if not journal:
+                self._reserve()
             self._close_segment()
             self._begin_segment(self._current.base + self._current.capacity, capacity)
         except StorageFull as error:
             self.full = (
-                f"the disk is full: {error}; messages are taken again when segments are freed"
-                " by consuming what is stored, or when the disk has room"
+                f"the disk is full: {error.strerror}; messages are taken again when consuming"
+                " what is stored has freed segments, or when room is made on the disk"
             )
             raise WritesRefused(self.full) from error
         except OSError as error:
@@ -203,6 +205,17 @@ class CommitLog:
             finally:
                 self._rolling = False
             self._head_bytes = self.position - base + _HEAD_GROWTH_BYTES
+
+    def _reserve(self) -> None:
+        """Room for one more segment, and for one that only the journal may use."""
+        self.storage.reserve(self._segment_bytes, 2)
+
+    def look_for_room(self) -> None:
+        """Whether a disk that was full has room again, so that `full` says how it is now."""
+        if self.full is not None:
+            with suppress(OSError):
+                self._reserve()
+                self.full = None
 
     def _close_segment(self) -> None:
         left = self._current.base + self._current.capacity - self.position

@@ -60,8 +60,8 @@ class Storage(Protocol):
     def create(self, base: int, capacity: int) -> Segment:
         """Make a segment, from a spare where one fits. Raises StorageFull."""
 
-    def reserve(self, capacity: int, count: int) -> bool:
-        """See that `count` spares are at hand; False where the disk has no room for them."""
+    def reserve(self, capacity: int, count: int) -> None:
+        """See that `count` spares are at hand. Raises StorageFull."""
 
     def retire(self, segment: Segment) -> None:
         """The segment is not needed any more: keep it as a spare, or give its room back."""
@@ -204,7 +204,7 @@ class DiskStorage:
         self._sync_folder(self._log)
         return self._open(path, base)
 
-    def reserve(self, capacity: int, count: int) -> bool:
+    def reserve(self, capacity: int, count: int) -> None:
         """Allocate spares until there are enough of that capacity; others are given back."""
         with self._spares_lock:
             for spare in [s for s in self._spares if s.stat().st_size != capacity]:
@@ -212,12 +212,8 @@ class DiskStorage:
                 spare.unlink()
             for _ in range(count - len(self._spares)):
                 path = self._spare_path()
-                try:
-                    self._allocate(path, capacity)
-                except StorageFull:
-                    return False
+                self._allocate(path, capacity)
                 self._spares.append(path)
-        return True
 
     def _spare_path(self) -> Path:
         self._spare_number += 1
@@ -229,9 +225,8 @@ class DiskStorage:
         if free - capacity < self._keep_free_bytes:
             raise StorageFull(
                 errno.ENOSPC,
-                f"no room for a segment of {capacity} bytes: {free} bytes are free and"
-                f" {self._keep_free_bytes} must stay free; make room, or consume what is stored",
-                str(self.folder),
+                f"no room for a segment of {capacity} bytes in {self.folder}: {free} bytes are"
+                f" free and {self._keep_free_bytes} must stay free (--min-free-bytes)",
             )
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
@@ -242,8 +237,8 @@ class DiskStorage:
                 raise
             raise StorageFull(
                 error.errno,
-                f"no room for a segment of {capacity} bytes ({os.strerror(error.errno)})",
-                str(self.folder),
+                f"no room for a segment of {capacity} bytes in {self.folder}"
+                f" ({os.strerror(error.errno)})",
             ) from error
         finally:
             os.close(fd)

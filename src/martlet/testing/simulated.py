@@ -338,17 +338,13 @@ class SimulatedStorage:
         self._retired.clear()
         return segment
 
-    def reserve(self, capacity: int, count: int) -> bool:
-        """See that `count` spares are at hand; False where there is no room for them."""
+    def reserve(self, capacity: int, count: int) -> None:
+        """See that `count` spares are at hand. Raises StorageFull."""
         self.check_alive()
         self._spares = [spare for spare in self._spares if spare.capacity == capacity]
         while len(self._spares) < count:
-            try:
-                self._check_room(capacity)
-            except StorageFull:
-                return False
+            self._check_room(capacity)
             self._spares.append(SimulatedSegment(self, 0, _File(bytes(capacity))))
-        return True
 
     def _check_room(self, capacity: int) -> None:
         if self.capacity_bytes is None:
