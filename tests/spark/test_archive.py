@@ -15,7 +15,8 @@ from tests.spark.publish import publish
 from martlet.spark.archive import Archive
 from martlet.testing import BrokerProcess
 
-pytestmark = pytest.mark.spark
+# A machine that is busy elsewhere starts a Java virtual machine in a minute.
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_the_command(broker: BrokerProcess, tmp_path: Path) -> None:
         *("--addresses", broker.http_address, "--topic", "raw", "--master", "local[1]"),
     ]
     done = subprocess.run(
-        [*command, "--out", str(out)], capture_output=True, text=True, timeout=110, check=False
+        [*command, "--out", str(out)], capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "batch 0: 2 messages archived" in done.stdout

@@ -14,7 +14,8 @@ from tests.spark.publish import ask, post, publish
 
 from martlet.testing import BrokerProcess
 
-pytestmark = pytest.mark.spark
+# A machine that is busy elsewhere starts a Java virtual machine in a minute.
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
