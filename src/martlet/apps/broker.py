@@ -22,6 +22,10 @@ from martlet.options import BrokerOptions, LogLevel, OptionError, default_value,
 if TYPE_CHECKING:
     import logging
 
+_COLLECT_AFTER = 50_000
+"""New objects before the garbage collector looks at them: a broker makes few cycles, and most of
+what it makes is gone within the turn."""
+
 DESCRIPTION = (
     "Run a broker that NSQ's clients use unchanged. Takes the flags and the config file of nsqd."
 )
@@ -90,6 +94,7 @@ async def _serve(options: BrokerOptions, log: logging.Logger) -> int:
         return 1
     # What a start leaves behind lives as long as the process: no collection need look at it.
     gc.freeze()
+    gc.set_threshold(_COLLECT_AFTER)
     await stopping.wait()
     await server.stop()
     log.info("bye")

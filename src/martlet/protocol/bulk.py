@@ -11,6 +11,7 @@ from __future__ import annotations
 import binascii
 import struct
 from binascii import unhexlify
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -96,7 +97,7 @@ def split_bodies(buffer: bytearray, at: int, end: int, count: int) -> list[bytes
     unpack = _SIZE.unpack_from
     place = 0
     try:
-        for _ in range(count):
+        for _ in repeat(None, count):
             start = place + 4
             place = start + unpack(data, place)[0]
             add(data[start:place])

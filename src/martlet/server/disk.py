@@ -16,6 +16,9 @@ from martlet.broker.errors import WritesRefused
 from martlet.broker.upkeep import CheckpointJob, begin_checkpoint, end_checkpoint
 from martlet.log.commitlog import FlushJob
 
+_REST = 4
+"""A flush that nobody waits for comes so many times its length after the last one."""
+
 
 class Disk:
     """Runs the jobs that block.
@@ -37,6 +40,16 @@ class Disk:
         self.checkpoint_position = -1
         """Up to where the newest checkpoint tells everything."""
         self.flush_count = 0
+        self._began = 0.0
+        self._rested_at = 0.0
+
+    @property
+    def rested(self) -> bool:
+        """Whether the disk has been left alone for a while since the last flush.
+
+        Flushes that nobody waits for leave it most of the time to others.
+        """
+        return not self.flushing and self._loop.time() >= self._rested_at
 
     def flush(self) -> None:
         """Make durable what is written now; when a flush runs, another follows it."""
@@ -48,6 +61,7 @@ class Disk:
             return
         self.flushing = True
         self._flush_again = False
+        self._began = self._loop.time()
         job = log.flush_job()
         future = self._loop.run_in_executor(self._thread, job.run)
         future.add_done_callback(lambda done: self._flushed(job, done))
@@ -55,6 +69,8 @@ class Disk:
     def _flushed(self, job: FlushJob, done: asyncio.Future[None]) -> None:
         self.flushing = False
         self.flush_count += 1
+        now = self._loop.time()
+        self._rested_at = now + _REST * (now - self._began)
         if self._ended_well(done) and self._broker.log.failed is None:
             self._broker.log.flushed(job)
         self._on_durable()

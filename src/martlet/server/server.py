@@ -255,7 +255,8 @@ class Server:
             else:
                 for connection in staged:
                     connection.settle(None)
-                if self.broker.stored_count - self._flushed_count >= self.options.sync_every:
+                unflushed = self.broker.stored_count - self._flushed_count
+                if unflushed >= self.options.sync_every and self.disk.rested:
                     self._keep_flushed()
         if self._settled:
             self._durable()
