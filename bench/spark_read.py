@@ -56,8 +56,10 @@ def fill(address: str, messages: int, size: int) -> None:
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port))) as connection:
         answers = connection.makefile("rb")
-        connection.sendall(b"  V2")
-        waiting = 0
+        without_heartbeats = b'{"heartbeat_interval": -1}'
+        size_field = len(without_heartbeats).to_bytes(4, "big")
+        connection.sendall(b"  V2IDENTIFY\n" + size_field + without_heartbeats)
+        waiting = 1
         for command in commands(messages, size):
             connection.sendall(command)
             waiting += 1
