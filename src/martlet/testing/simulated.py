@@ -300,6 +300,10 @@ class SimulatedStorage:
         self._dead = "the power was cut" if power else "its process was killed"
         return after
 
+    def segment_bytes_of(self, base: int) -> bytearray:
+        """The bytes of the segment at a base, to be damaged behind everybody's back."""
+        return self._segments[base].content
+
     @property
     def used_bytes(self) -> int:
         """What is taken of the disk."""

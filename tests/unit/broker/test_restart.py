@@ -1,0 +1,472 @@
+"""What a broker knows after a clean stop, a kill and a power cut, and what it lets go meanwhile."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from martlet.broker.broker import Broker
+from martlet.broker.errors import WritesRefused
+from martlet.broker.upkeep import begin_checkpoint, end_checkpoint
+from martlet.log.record import FRAME_HEADER_BYTES, HEADER_BYTES, Kind, read_header
+from martlet.log.recovery import Report, scan
+from tests.unit.broker.core import SECOND_NS, Core
+
+
+def record_positions(broker: Broker, kind: Kind) -> list[int]:
+    """Where the log's records of a kind are."""
+    found = scan(broker.log.segments, 0, Report())
+    return [header.position for header, _ in found if header.kind == kind]
+
+
+def damage(core: Core, position: int) -> None:
+    """Flip a bit of the record at a position, behind its header."""
+    segment = core.broker.log.find(position)
+    assert segment is not None
+    content = core.storage.segment_bytes_of(segment.base)
+    content[position - segment.base + HEADER_BYTES] ^= 1
+
+
+def test_a_clean_stop_leaves_nothing_to_read() -> None:
+    core = Core()
+    client = core.client("t").ready(2)
+    core.publish("t", b"1", b"2", b"3")
+    client.finish(0)
+    client.requeue(1, 100 * SECOND_NS)
+    core.broker.topics["t"].pause_channel("c", True)
+    core.stop()
+    assert core.restored.report.records == 0
+    assert core.restored.notes == []
+    channel = core.channel("t")
+    assert channel.paused
+    assert (channel.depth, channel.deferred_count, channel.in_flight_count) == (1, 1, 0)
+    assert channel.message_count == 0, "counts begin anew"
+    core.broker.topics["t"].pause_channel("c", False)
+    again = core.client("t").ready(10)
+    assert [(m.attempts, m.body) for m in again.got] == [(2, b"3")]
+    core.wait(100 * SECOND_NS)
+    assert (2, b"2") in [(m.attempts, m.body) for m in again.got[1:]]
+
+
+def test_what_was_in_flight_is_delivered_again_after_a_kill() -> None:
+    core = Core()
+    client = core.client("t").ready(3)
+    core.publish("t", b"1", b"2", b"3")
+    client.finish(1)
+    core.broker.write_journal()
+    client.finish(0)
+    core.kill()
+    again = core.client("t").ready(10)
+    assert sorted(again.bodies) == [b"1", b"3"]
+    assert {m.attempts for m in again.got} == {2}
+
+
+def test_a_killed_broker_is_known_without_any_checkpoint_or_journal() -> None:
+    core = Core()
+    core.channel("t", "c")
+    core.channel("t", "d")
+    core.broker.topics["t"].set_paused(True)
+    core.publish("t", b"1")
+    core.publish("u", b"2", delay_ns=50 * SECOND_NS)
+    core.kill()
+    topic = core.broker.topics["t"]
+    assert topic.paused
+    assert set(topic.channels) == {"c", "d"}
+    topic.set_paused(False)
+    assert core.client("t", "c").ready(1).bodies == [b"1"]
+    later = core.client("u").ready(1)
+    assert later.bodies == []
+    core.wait(50 * SECOND_NS)
+    assert later.bodies == [b"2"]
+
+
+def test_emptied_messages_stay_gone_after_a_kill_deferred_ones_too() -> None:
+    core = Core()
+    core.channel("t")
+    topic = core.broker.topics["t"]
+    topic.set_paused(True)
+    core.publish("t", b"1", delay_ns=SECOND_NS)
+    core.publish("t", b"2")
+    topic.empty()
+    core.kill()
+    core.broker.topics["t"].set_paused(False)
+    client = core.client("t").ready(10)
+    core.wait(10 * SECOND_NS)
+    assert client.bodies == []
+    core.publish("t", b"3")
+    assert client.bodies == [b"3"]
+
+
+def test_what_was_emptied_before_stays_gone_when_more_is_emptied() -> None:
+    core = Core()
+    client = core.client("t").ready(10)
+    topic = core.broker.topics["t"]
+    for body in (b"1", b"2"):
+        topic.set_paused(True)
+        core.publish("t", body)
+        topic.empty()
+        topic.set_paused(False)
+        core.publish("t", b"kept " + body)
+        client.finish(-1)
+    core.broker.write_journal()
+    core.kill()
+    assert core.client("t").ready(10).bodies == []
+
+
+def test_what_an_ephemeral_channel_got_is_no_backlog_after_a_restart() -> None:
+    core = Core()
+    client = core.client("t", "c#ephemeral").ready(10)
+    core.publish("t", b"1")
+    client.finish()
+    for restart in (core.kill, core.stop, core.kill):
+        restart()
+        assert core.broker.topics["t"].channels == {}
+        core.publish("t", b"2")
+        assert core.broker.topics["t"].depth == 1
+        client = core.client("t", "c#ephemeral").ready(10)
+        assert client.bodies == [b"2"]
+        client.finish()
+
+
+def test_deferred_messages_scheduled_ahead_stay_finished_after_a_restart() -> None:
+    core = Core()
+    client = core.client("t")
+    core.publish("t", b"1")
+    core.publish("t", b"2", delay_ns=SECOND_NS)
+    core.wait(SECOND_NS)
+    client.ready(1)
+    client.ready(0)
+    client.finish(0)
+    core.stop()
+    again = core.client("t").ready(10)
+    core.wait(10 * SECOND_NS)
+    assert again.bodies == [b"1"]
+
+
+def test_a_lost_journal_entry_makes_messages_come_again_and_loses_none() -> None:
+    core = Core()
+    client = core.client("t").ready(3)
+    core.publish("t", b"1", b"2", b"3")
+    client.requeue(0, 100 * SECOND_NS)
+    core.broker.write_journal()
+    lost = record_positions(core.broker, Kind.CURSOR)[-1]
+    client.finish(1)
+    core.broker.write_journal()
+    damage(core, lost)
+    core.kill()
+    assert [d.start for d in core.restored.report.damaged] == [lost]
+    again = core.client("t").ready(10)
+    assert sorted(again.bodies) == [b"1", b"2", b"3"]
+
+
+def test_numbers_of_topics_whose_entry_was_lost_are_not_given_again() -> None:
+    core = Core()
+    core.publish("lost", b"1")
+    (position,) = record_positions(core.broker, Kind.TOPOLOGY)[1:]
+    core.publish("kept", b"2")
+    damage(core, position)
+    core.kill()
+    assert set(core.broker.topics) == {"kept"}
+    core.broker.topic("new")
+    core.kill()
+    assert core.broker.topics["new"].queue.end_offset == 0
+    assert core.client("kept").ready(1).bodies == [b"2"]
+
+
+def test_of_two_topics_of_one_name_the_newer_one_counts() -> None:
+    core = Core()
+    core.publish("t", b"old")
+    core.broker.delete_topic("t")
+    lost = record_positions(core.broker, Kind.TOPOLOGY)[-1]
+    core.publish("t", b"new")
+    damage(core, lost)
+    core.kill()
+    assert list(core.broker.topics) == ["t"]
+    assert core.client("t").ready(10).bodies == [b"new"]
+    assert core.broker.topics["t"].id in core.broker.by_id
+    assert len(core.broker.by_id) == 1
+
+
+def test_a_record_that_does_not_fit_behind_a_segments_head_gets_a_segment_of_its_size() -> None:
+    core = Core()
+    for name in "abcdefgh":
+        core.channel(name)
+    sizes = range(core.segment_bytes - 900, core.segment_bytes + 200, 50)
+    for size in sizes:
+        assert core.publish("a", b"x" * size).error is None
+    assert len(core.broker.log.segments) < 3 * len(sizes)
+    client = core.client("a").ready(len(sizes))
+    assert [len(body) for body in client.bodies] == list(sizes)
+
+
+def test_a_full_disk_refuses_publishers_until_consumers_have_freed_segments() -> None:
+    core = Core()
+    client = core.client("t")
+    core.storage.capacity_bytes = 7 * core.segment_bytes
+    core.storage.keep_free_bytes = core.segment_bytes
+    count = 0
+    while (receipt := core.publish("t", b"x" * 500)).error is None:
+        count += 1
+    assert "the disk is full" in str(receipt.error)
+    assert core.broker.health.startswith("NOK - the disk is full")
+    with pytest.raises(WritesRefused):
+        for number in range(1000):
+            core.broker.topic(f"t{number}")
+    client.ready(1000)
+    assert len(client.got) == count
+    client.finish()
+    core.checkpoint()
+    assert core.publish("t", b"again").error is None
+    assert core.broker.health == "OK"
+    assert client.bodies[-1] == b"again"
+
+
+def test_a_broker_starts_on_a_full_disk_and_can_be_emptied() -> None:
+    core = Core()
+    core.channel("t")
+    core.storage.capacity_bytes = 7 * core.segment_bytes
+    core.storage.keep_free_bytes = core.segment_bytes
+    count = 0
+    while core.publish("t", b"x" * 500).error is None:
+        count += 1
+    with pytest.raises(WritesRefused):
+        while True:
+            core.broker.topics["t"].set_paused(not core.broker.topics["t"].paused)
+    core.kill()
+    assert any("nothing can be written yet" in note for note in core.restored.notes)
+    client = core.client("t").ready(1000)
+    if core.broker.topics["t"].paused:
+        client.channel.advance(count)
+    else:
+        assert len(client.got) == count
+        client.finish()
+    core.checkpoint()
+    assert core.publish("t", b"again").error is None
+
+
+@pytest.mark.parametrize("what", ["pause", "unpause", "pause channel", "empty", "delete channel"])
+def test_what_is_refused_has_not_happened(what: str) -> None:
+    core = Core()
+    client = core.client("t").ready(1)
+    topic = core.broker.topics["t"]
+    if what in ("unpause", "empty"):
+        topic.set_paused(True)
+    core.publish("t", b"1")
+    core.storage.write_error = OSError(errno.EIO, "Input/output error")
+    before = (topic.describe(), topic.depth, client.channel.paused, list(client.got))
+    acts = {
+        "pause": lambda: topic.set_paused(True),
+        "unpause": lambda: topic.set_paused(False),
+        "pause channel": lambda: topic.pause_channel("c", True),
+        "empty": topic.empty,
+        "delete channel": lambda: topic.delete_channel("c"),
+    }
+    with pytest.raises(WritesRefused, match="writing to the log failed"):
+        acts[what]()
+    assert (topic.describe(), topic.depth, client.channel.paused, client.got) == before
+    assert topic.channels == {"c": client.channel}
+    assert not client.closed
+
+
+def test_a_failed_flush_is_final_and_a_checkpoint_on_its_way_lets_nothing_go() -> None:
+    core = Core()
+    client = core.client("t").ready(1000)
+    core.fill("t", 4)
+    client.finish()
+    job = begin_checkpoint(core.broker)
+    assert job.free
+    error = OSError(errno.EIO, "Input/output error")
+    core.broker.log.flush_failed(error)
+    with pytest.raises(WritesRefused, match="flushing the log failed"):
+        end_checkpoint(core.broker, job)
+    assert all(segment in core.broker.log.segments for segment in job.free)
+    assert core.publish("t", b"1").error is not None
+    assert core.broker.health.startswith("NOK - flushing the log failed")
+
+
+def test_what_a_dropped_flush_job_covered_is_flushed_by_the_next() -> None:
+    core = Core()
+    core.publish("t", b"1")
+    core.broker.log.flush_job()
+    core.flush()
+    core.kill(power=True)
+    assert core.client("t").ready(1).bodies == [b"1"]
+
+
+def test_what_a_killed_broker_wrote_is_made_durable_by_the_next() -> None:
+    core = Core()
+    bodies = core.fill("t", 3)
+    core.kill()
+    assert core.broker.log.durable_position == 0
+    core.flush()
+    core.kill(power=True)
+    assert core.client("t").ready(1000).bodies == bodies
+
+
+def test_segments_that_every_channel_has_passed_are_used_again() -> None:
+    core = Core()
+    clients = [core.client("t", name).ready(1000) for name in ("c", "d")]
+    core.fill("t", 5)
+    clients[0].finish()
+    core.checkpoint()
+    assert len(core.broker.log.segments) > 5
+    clients[1].finish()
+    core.checkpoint()
+    assert len(core.broker.log.segments) <= 2
+    assert core.storage.spare_count == 2
+
+
+def test_the_segment_that_is_written_is_kept_when_it_is_exactly_full() -> None:
+    core = Core()
+    client = core.client("t").ready(100)
+    log = core.broker.log
+    core.publish("t", b"x")
+    end = log.segments[-1].base + log.segments[-1].capacity
+    trailer_bytes = 8
+    room = end - log.position - HEADER_BYTES - FRAME_HEADER_BYTES - trailer_bytes
+    assert core.publish("t", b"y" * room).error is None
+    assert log.position == end
+    client.finish()
+    core.checkpoint()
+    core.kill()
+    assert core.publish("t", b"more").error is None
+    assert core.client("t").ready(1).bodies == [b"more"]
+
+
+def test_a_forgotten_channel_of_a_small_topic_does_not_pin_segments() -> None:
+    core = Core()
+    core.channel("small", "forgotten")
+    core.publish("small", b"1", b"2")
+    client = core.client("big").ready(10_000)
+    for _ in range(12):
+        core.fill("big", 1)
+        client.finish(*[n for n in range(len(client.got)) if n >= client.consumer.finish_count])
+        core.checkpoint()
+    assert len(core.broker.log.segments) < 6
+    for restart in (core.kill, core.stop):
+        restart()
+        assert core.client("small", "forgotten").ready(10).bodies == [b"1", b"2"]
+    assert core.lost == []
+
+
+def test_a_clean_stop_after_cleaning_does_not_doubt_its_indexes() -> None:
+    core = Core()
+    core.channel("small", "forgotten")
+    core.publish("small", b"1")
+    client = core.client("big").ready(10_000)
+    for _ in range(6):
+        core.fill("big", 1)
+    client.finish()
+    core.stop()
+    assert core.restored.notes == []
+    core.kill()
+    assert core.restored.notes == []
+    assert core.client("small", "forgotten").ready(1).bodies == [b"1"]
+
+
+def test_a_missing_or_damaged_index_is_made_from_the_log() -> None:
+    core = Core()
+    bodies = core.fill("t", 2)
+    core.publish("u", b"1")
+    core.checkpoint()
+    (name,) = [n for n in core.storage.names("index") if n.startswith("1-")]
+    core.storage.remove(f"index/{name}")
+    core.storage.write_at("index/2-0.idx", b"\xff", 8)
+    core.kill()
+    assert len(core.restored.notes) == 2
+    assert "is missing or wrong; it is made from the log" in core.restored.notes[0]
+    assert core.client("t").ready(1000).bodies == bodies
+    assert core.client("u").ready(1000).bodies == [b"1"]
+
+
+def test_a_missing_or_damaged_checkpoint_costs_reading_the_whole_log() -> None:
+    core = Core()
+    client = core.client("t").ready(1)
+    bodies = core.fill("t", 2)
+    client.finish(0)
+    core.broker.write_journal()
+    core.checkpoint()
+    content = core.storage.read("checkpoint")
+    assert content is not None
+    core.storage.replace("checkpoint", content[:-20] + b"?" + content[-19:])
+    core.kill()
+    assert "the checkpoint is damaged" in core.restored.notes[0]
+    assert sorted(core.client("t").ready(1000).bodies) == sorted(bodies[1:])
+    core.checkpoint()
+    core.storage.remove("checkpoint")
+    core.kill()
+    assert "there is no checkpoint" in core.restored.notes[0]
+    assert sorted(core.client("t").ready(1000).bodies) == sorted(bodies[1:])
+
+
+def test_a_queue_whose_rows_have_all_gone_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("martlet.broker.upkeep._DROP_ROWS", 3)
+    core = Core()
+    client = core.client("t").ready(1000)
+    core.fill("t", 3)
+    client.finish()
+    for _ in range(3):
+        core.fill("u", 2)
+        core.client("u", "v").channel.empty()
+        core.broker.topics["u"].delete_channel("v")
+        core.checkpoint()
+    end = core.broker.topics["t"].queue.end_offset
+    index = core.broker.topics["t"].queue.index
+    assert index.first_row == index.end_row > 0
+    core.stop()
+    assert core.broker.topics["t"].queue.end_offset == end
+    assert core.broker.topics["t"].queue.start_offset == end
+    again = core.client("t").ready(10)
+    core.publish("t", b"new")
+    assert again.bodies == [b"new"]
+
+
+def test_damaged_messages_are_told_of_and_those_around_them_delivered() -> None:
+    core = Core()
+    for body in (b"1", b"2", b"3"):
+        core.publish("t", body)
+    core.stop()
+    damage(core, core.broker.topics["t"].queue.index.row(1).position)
+    client = core.client("t").ready(10)
+    assert client.bodies == [b"1", b"3"]
+    ((topic, channel, first, end, reason),) = core.lost
+    assert (topic, channel, first, end) == ("t", "c", 1, 2)
+    assert "checksum" in reason
+    client.finish()
+    assert client.channel.depth == 0
+
+
+def test_a_log_that_ends_before_its_checkpoint_goes_on_behind_it() -> None:
+    core = Core()
+    core.fill("t", 3)
+    core.checkpoint()
+    log = core.broker.log
+    position = log.position
+    storage = core.storage.crash()
+    for segment in storage.segments()[1:]:
+        storage.retire(segment)
+    core.storage = storage
+    core._open()
+    assert any("the log ends before the checkpoint" in note for note in core.restored.notes)
+    assert core.broker.log.position >= position
+    core.publish("t", b"new")
+    core.kill()
+    client = core.client("t").ready(1000)
+    assert client.bodies[-1] == b"new"
+
+
+def test_records_of_the_log_name_their_run() -> None:
+    core = Core()
+    core.publish("t", b"1")
+    first = core.broker.log.epoch
+    core.kill()
+    core.publish("t", b"2")
+    core.stop()
+    assert core.broker.log.epoch == first + 2
+    epochs = []
+    for entry in core.broker.topics["t"].queue.index.rows(0, 2):
+        record = core.broker.log.view(entry.position, entry.length)
+        assert record is not None
+        epochs.append(read_header(record, 0, entry.position).epoch)
+    assert epochs == [first, first + 1]
