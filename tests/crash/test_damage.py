@@ -7,6 +7,7 @@ damaged, nothing that was finished comes back, and nobody is left to find out by
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -143,14 +144,14 @@ async def test_a_flipped_bit_behind_the_checkpoint_costs_its_batch(unsaved: Writ
 
 @pytest.mark.parametrize("place", [12, 20, 40, HEADER_BYTES + 500])
 async def test_a_flipped_bit_before_the_checkpoint_is_found_on_delivery(
-    either: WrittenFolder, place: int
+    stopped: WrittenFolder, place: int
 ) -> None:
-    hit = either.batches()[30]
-    either.flip(hit.position + place)
-    said = await either.start()
+    hit = stopped.batches()[30]
+    stopped.flip(hit.position + place)
+    said = await stopped.start()
     assert "lost" not in said
-    await finds(either, without(30))
-    assert lost_lines(either) == ["600 to 619"]
+    await finds(stopped, without(30))
+    assert lost_lines(stopped) == ["600 to 619"]
 
 
 async def test_a_flipped_bit_in_the_batch_that_is_half_finished(stopped: WrittenFolder) -> None:
@@ -229,6 +230,40 @@ async def test_a_missing_segment_costs_its_messages(either: WrittenFolder) -> No
     lost = lost_lines(either)
     assert lost[0].split(" to ")[0] == str(inside[0] * BATCH_COUNT)
     assert lost[-1].split(" to ")[1] == str((inside[-1] + 1) * BATCH_COUNT - 1)
+
+
+@pytest.mark.parametrize("left_bytes", [50, SEGMENT_BYTES // 2 + 3])
+async def test_a_segment_cut_short_costs_what_was_cut(
+    stopped: WrittenFolder, left_bytes: int
+) -> None:
+    """As a copy that broke off leaves it, at any length."""
+    path = stopped.segments()[1]
+    inside = [
+        header.first_offset // BATCH_COUNT
+        for header in stopped.batches()
+        if stopped.place(header.position)[0] == path
+        and header.next_position - int(path.stem) > left_bytes
+    ]
+    os.truncate(path, left_bytes)
+    await stopped.start()
+    await finds(stopped, without(*inside))
+    assert len(lost_lines(stopped)) == len(inside)
+
+
+@pytest.mark.parametrize("left_bytes", [0, 4001])
+async def test_the_last_segment_cut_short(stopped: WrittenFolder, left_bytes: int) -> None:
+    path = stopped.segments()[-1]
+    inside = [
+        header.first_offset // BATCH_COUNT
+        for header in stopped.batches()
+        if stopped.place(header.position)[0] == path
+        and header.next_position - int(path.stem) > left_bytes
+    ]
+    os.truncate(path, left_bytes)
+    said = await stopped.start()
+    assert "the log ends before the checkpoint's position" in said
+    await finds(stopped, without(*inside))
+    assert len(lost_lines(stopped)) == len(inside)
 
 
 async def test_a_missing_last_segment_costs_its_messages(stopped: WrittenFolder) -> None:

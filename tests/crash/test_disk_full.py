@@ -23,7 +23,7 @@ DISK_BYTES = 40 * MIB
 SEGMENT_BYTES = MIB
 KEPT_FREE_BYTES = 8 * MIB
 BATCH = 100
-BODY_BYTES = 500
+BODY_BYTES = 2000
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ class Publisher:
         wire = await Wire.open(self._broker.tcp_address)
         try:
             while True:
-                bodies = [b"%010d" % next(self._numbers) * 50 for _ in range(BATCH)]
+                bodies = [b"%010d" % next(self._numbers) * (BODY_BYTES // 10) for _ in range(BATCH)]
                 wire.send(mpub("t", bodies))
                 await wire.ok()
                 self.answered.update(bodies)
