@@ -208,12 +208,14 @@ class Topic:
             if start is None:
                 start = self.limit if self.channels else self.backlog_offset
             channel = self.restore_channel(self._around.next_id(), name, start)
+            # Before it is written down: that may begin a segment, whose head tells of it in full.
+            self.schedule(channel, start)
             try:
                 self.journal_channel(channel, start=start)
             except Exception:
                 del self.channels[name]
+                channel.close()
                 raise
-            self.schedule(channel, start)
         return channel
 
     def schedule(self, channel: Channel, first: int) -> None:

@@ -150,7 +150,7 @@ class Core:
 
     def fill(self, topic: str, segments: int) -> list[bytes]:
         """Publish so much that at least so many segments are begun; all the bodies."""
-        bodies = []
+        bodies: list[bytes] = []
         end = self.broker.log.position + segments * self.segment_bytes
         while self.broker.log.position < end:
             body = b"%d " % len(bodies) * 40

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.unit.broker.core import SECOND_NS, Core
 
 from martlet.broker.errors import InvalidName, NotFound, NotInFlight, TooMany
-from tests.unit.broker.core import SECOND_NS, Core
 
 
 def test_the_first_channel_gets_the_backlog_and_later_ones_what_comes_after() -> None:
