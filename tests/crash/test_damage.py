@@ -43,12 +43,13 @@ MORE = 120
 def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WrittenFolder]:
     """Folders of brokers that were stopped, killed, and killed before any checkpoint."""
     made = {}
-    for name, clean, arguments in (
+    for name, clean, flags in (
         ("stopped", True, ()),
         ("killed", False, ("--checkpoint-interval=20ms",)),
         ("unsaved", False, ("--checkpoint-interval=1h",)),
     ):
-        folder = WrittenFolder(tmp_path_factory.mktemp(name) / "data", *arguments)
+        path = tmp_path_factory.mktemp(name) / "data"
+        folder = WrittenFolder(path, *flags, process=True)
         try:
             asyncio.run(folder.write(clean=clean))
         finally:
@@ -60,9 +61,11 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WrittenFold
 Folders = dict[str, WrittenFolder]
 
 
-def copied(name: str) -> Callable[[Folders, Path], Iterator[WrittenFolder]]:
+def copied(
+    name: str, *, process: bool = False
+) -> Callable[[Folders, Path], Iterator[WrittenFolder]]:
     def copy(originals: Folders, tmp_path: Path) -> Iterator[WrittenFolder]:
-        folder = originals[name].copy(tmp_path / "data")
+        folder = originals[name].copy(tmp_path / "data", process=process)
         yield folder
         folder.broker.close()
 
@@ -72,6 +75,7 @@ def copied(name: str) -> Callable[[Folders, Path], Iterator[WrittenFolder]]:
 stopped = pytest.fixture(copied("stopped"), name="stopped")
 killed = pytest.fixture(copied("killed"), name="killed")
 unsaved = pytest.fixture(copied("unsaved"), name="unsaved")
+to_kill = pytest.fixture(copied("unsaved", process=True), name="to_kill")
 
 
 @pytest.fixture(params=["stopped", "killed"])
@@ -163,25 +167,25 @@ async def test_a_flipped_bit_in_the_batch_that_is_half_finished(stopped: Written
     assert lost_lines(stopped)
 
 
-async def test_stale_bytes_of_a_recycled_segment_are_not_read(unsaved: WrittenFolder) -> None:
+async def test_stale_bytes_of_a_recycled_segment_are_not_read(to_kill: WrittenFolder) -> None:
     """Records that were good in an earlier life of the file, right behind the log's end."""
-    await unsaved.start()
-    assert sorted(await unsaved.left()) == sorted(ALL[FINISHED:])
-    assert unsaved.broker.stop() == 0  # a checkpoint: the segments before it are let go
-    unsaved.broker.start()
+    await to_kill.start()
+    assert sorted(await to_kill.left()) == sorted(ALL[FINISHED:])
+    assert to_kill.broker.stop() == 0  # a checkpoint: the segments before it are let go
+    to_kill.broker.start()
     for batch in range(NEW, NEW + MORE):
-        await unsaved.publish(range(batch, batch + 1))
-        if stale_records(unsaved.segments()[-1]):
+        await to_kill.publish(range(batch, batch + 1))
+        if stale_records(to_kill.segments()[-1]):
             break
     else:
         raise AssertionError("no segment was used again")
-    unsaved.broker.kill()
-    assert main(["log", "verify", str(unsaved.path)]) == 0
-    said = await unsaved.start()
+    to_kill.kill()
+    assert main(["log", "verify", str(to_kill.path)]) == 0
+    said = await to_kill.start()
     assert "lost" not in said
     assert "cut" not in said
     new = [body for number in range(NEW, batch + 1) for body in bodies_of(number)]
-    assert sorted(await unsaved.left()) == sorted(new)
+    assert sorted(await to_kill.left()) == sorted(new)
 
 
 def stale_records(path: Path) -> list[int]:
@@ -348,13 +352,13 @@ async def test_without_checkpoint_and_index_the_log_tells_everything(
     await finds(stopped, ALL[FINISHED:])
 
 
-async def test_a_pause_comes_back_without_a_checkpoint(unsaved: WrittenFolder) -> None:
-    await unsaved.start()
-    await http(unsaved.broker.http_address, "/channel/pause?topic=t&channel=c", b"")
-    unsaved.broker.kill()
-    (unsaved.path / "checkpoint").unlink(missing_ok=True)
-    await unsaved.start()
-    stats = await http(unsaved.broker.http_address, "/stats?topic=t&channel=c")
+async def test_a_pause_comes_back_without_a_checkpoint(to_kill: WrittenFolder) -> None:
+    await to_kill.start()
+    await http(to_kill.broker.http_address, "/channel/pause?topic=t&channel=c", b"")
+    to_kill.kill()
+    (to_kill.path / "checkpoint").unlink(missing_ok=True)
+    await to_kill.start()
+    stats = await http(to_kill.broker.http_address, "/stats?topic=t&channel=c")
     assert b"*P [c " in stats
-    await http(unsaved.broker.http_address, "/channel/unpause?topic=t&channel=c", b"")
-    await finds(unsaved, ALL[FINISHED:])
+    await http(to_kill.broker.http_address, "/channel/unpause?topic=t&channel=c", b"")
+    await finds(to_kill, ALL[FINISHED:])

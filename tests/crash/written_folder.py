@@ -6,6 +6,7 @@ import asyncio
 import shutil
 from pathlib import Path
 
+from tests.crash.here import BrokerHere
 from tests.crash.wire import Wire, drain, http, mpub
 
 from martlet.log.folder import Folder
@@ -36,18 +37,24 @@ class WrittenFolder:
 
     Attributes:
         path: the folder.
-        broker: the process, to be started again after the damage.
+        broker: to be started again after the damage, here or as a process.
     """
 
-    def __init__(self, path: Path, *arguments: str) -> None:
+    def __init__(self, path: Path, *flags: str, process: bool) -> None:
         self.path = path
-        self.arguments = arguments
-        self.broker = BrokerProcess(path, *SETTINGS, *arguments)
+        self.flags = flags
+        kind = BrokerProcess if process else BrokerHere
+        self.broker: BrokerProcess | BrokerHere = kind(path, *SETTINGS, *flags)
 
-    def copy(self, path: Path) -> WrittenFolder:
+    def copy(self, path: Path, *, process: bool) -> WrittenFolder:
         """The same once more, to be damaged."""
         shutil.copytree(self.path, path)
-        return WrittenFolder(path, *self.arguments)
+        return WrittenFolder(path, *self.flags, process=process)
+
+    def kill(self) -> None:
+        """End the broker by SIGKILL."""
+        assert isinstance(self.broker, BrokerProcess)
+        self.broker.kill()
 
     async def write(self, *, clean: bool) -> None:
         """Publish and finish, then end the broker by SIGTERM, or SIGKILL."""
@@ -68,7 +75,7 @@ class WrittenFolder:
         if clean:
             assert broker.stop() == 0
         else:
-            broker.kill()
+            self.kill()
 
     async def journaled(self) -> None:
         """Return when the journal tells where the channel is."""
@@ -94,7 +101,7 @@ class WrittenFolder:
         self.broker.start()
         await http(self.broker.http_address, "/ping")
         lines = self.broker.log()[before:].splitlines()
-        return "\n".join(line for line in lines if " LOG: " in line)
+        return "\n".join(line for line in lines if ": LOG: " in line)
 
     def segments(self) -> list[Path]:
         return sorted((self.path / "log").glob("*.log"))
