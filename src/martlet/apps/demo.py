@@ -107,7 +107,7 @@ def _tell(account: Account, place: Place, console: Console, seconds: float) -> i
     if account.found is not None:
         reports = {
             "source": account.source,
-            "Spark": account.found.report,
+            "archive": account.found.report,
             "consumers": account.handled,
         }
         console.print(table(reports))

@@ -1,8 +1,9 @@
 """What runs in the process that archives: Spark, the archive of the flights, and the report on it.
 
 Started by `martlet.demo.archiving` as ``python -m martlet.demo.archive_process ADDRESS FOLDER``.
-It talks in lines: on standard input it is told ``finish COUNT`` once all has been published; that
-input ends without it when the job was broken off.  On standard output it tells JSON objects:
+It talks in lines: on standard input it is told ``finish FLIGHTS MESSAGES`` once all has been
+published; that input ends without it when the job was broken off.  On standard output it tells
+JSON objects:
 
     {"rows": 123}                       so many rows have been archived so far
     {"result": {...}}                   the fields of a `Found`
@@ -19,6 +20,7 @@ import queue
 import re
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.2
 _INTERVAL = "1 second"
+_MOST = 50_000
+"""Flights in a micro-batch at most, so that it is seen how the archive grows."""
 
 
 def main(address: str, folder: Path) -> int:
@@ -79,21 +83,26 @@ def _archive(
         json_schema=SCHEMA,
         partition_by=("origin", "month"),
         interval=_INTERVAL,
+        max_offsets=_MOST,
     ).start(spark)
     progress = _Progress(started, tell)
-    order = None
-    while order is None:
+    order = ""
+    while not order:
         progress.look()
         try:
             order = orders.get(timeout=_POLL_S)
         except queue.Empty:
-            pass
-    if not order:
-        return {"failed": "broken off"}
+            continue
+        if not order:
+            return {"failed": "broken off"}
+    _, count, stored = order.split()
+    while progress.rows < int(stored):
+        time.sleep(_POLL_S)
+        progress.look()
     started.processAllAvailable()
     progress.look()
     started.stop()
-    return {"result": _result(spark, table, int(order.split()[1]))}
+    return {"result": _result(spark, table, int(count))}
 
 
 def _cause(error: Exception) -> str:
@@ -104,47 +113,54 @@ def _cause(error: Exception) -> str:
 
 
 class _Progress:
-    """Tells how many rows the query has archived."""
+    """Tells how many rows the query has archived.
+
+    Attributes:
+        rows: so many.
+    """
 
     def __init__(self, query: StreamingQuery, tell: Any) -> None:
+        self.rows = 0
         self._query = query
         self._tell = tell
         self._seen = -1
-        self._rows = 0
 
     def look(self) -> None:
         """Tell if there is more. Raises what ended the query, if it has ended."""
         if not self._query.isActive:
             self._query.awaitTermination()
-        before = self._rows
+        before = self.rows
         for progress in self._query.recentProgress:
             if progress["batchId"] > self._seen and progress["numInputRows"]:
                 self._seen = progress["batchId"]
-                self._rows += progress["numInputRows"]
-        if self._rows > before:
-            self._tell(rows=self._rows)
+                self.rows += progress["numInputRows"]
+        if self.rows > before:
+            self._tell(rows=self.rows)
 
 
 def _result(spark: SparkSession, table: str, count: int) -> dict[str, Any]:
     """What Spark finds in the archive, of so many flights."""
-    archive = spark.read.parquet(table).cache()
+    archive = spark.read.parquet(table)
+    archive = archive.select(KEY, "carrier", "dep_delay", "_offset", CORRUPT).cache()
     (totals,) = archive.agg(
         F.count("*").alias("rows"),
         F.countDistinct("_offset").alias("offsets"),
         F.count(CORRUPT).alias("corrupt"),
     ).collect()
-    flights = archive.dropDuplicates([KEY])
-    report = flights.groupBy("carrier").agg(
-        F.count("*").alias("flights"), F.avg("dep_delay").alias("mean_delay_min")
-    )
+    report = {
+        line["carrier"]: [line["flights"], line["mean_delay_min"]]
+        # A flight that was stored twice is one flight.
+        for line in archive.dropDuplicates([KEY])
+        .groupBy("carrier")
+        .agg(F.count("*").alias("flights"), F.avg("dep_delay").alias("mean_delay_min"))
+        .collect()
+    }
     missing = spark.range(count).join(archive, F.col("id") == F.col(KEY), "left_anti")
     return {
         **totals.asDict(),
-        "flights": flights.count(),
+        "flights": sum(flights for flights, _ in report.values()),
         "missing": [row["id"] for row in missing.collect()],
-        "report": {
-            row["carrier"]: [row["flights"], row["mean_delay_min"]] for row in report.collect()
-        },
+        "report": report,
     }
 
 

@@ -119,11 +119,11 @@ class Job:
             await publishing.run()
             board.say(f"every one of {total:,} flights was answered OK")
             await handling.reach(total)
-            seen.stored = await broker.stored(TOPIC)
+            stored = seen.stored = await broker.stored(TOPIC)
             seen.left = await broker.settle(TOPIC, CHANNEL)
             handling.stop()
         board.say(f"every flight is finished, and the channel {CHANNEL} is empty")
-        seen.found = await archiving.finish(total)
+        seen.found = await archiving.finish(total, stored)
         board.say("the archive is complete, and Spark has made its report")
 
     async def _kill(

@@ -43,14 +43,15 @@ def table(reports: Mapping[str, Report]) -> Table:
     """Reports beside each other, the first being what the others are compared with."""
     from rich.table import Table
 
-    result = Table(title="Flights and mean departure delay in minutes, by carrier")
-    result.add_column("carrier")
-    for name in reports:
-        result.add_column(f"{name}: flights", justify="right")
-        result.add_column("delay", justify="right")
-    result.add_column("equal")
+    result = Table(title="Flights, and their mean departure delay in minutes", show_footer=True)
     first, *others = reports.values()
     wrong = {carrier for other in others for carrier in differing(first, other)}
+    result.add_column("carrier", "all")
+    for name, report in reports.items():
+        flights = sum(line.flights for line in report.values())
+        result.add_column(f"{name}\nflights", f"{flights:,}", justify="right")
+        result.add_column("\ndelay", justify="right")
+    result.add_column("equal", "NO" if wrong else "yes")
     for carrier in sorted({carrier for each in reports.values() for carrier in each}):
         cells = [text for each in reports.values() for text in _cells(each.get(carrier))]
         result.add_row(carrier, *cells, "NO" if carrier in wrong else "yes")
@@ -59,6 +60,6 @@ def table(reports: Mapping[str, Report]) -> Table:
 
 def _cells(line: CarrierLine | None) -> tuple[str, str]:
     if line is None:
-        return "none", ""
+        return "missing", ""
     delay = line.mean_delay_min
-    return f"{line.flights:,}", "none" if delay is None else f"{delay:.4f}"
+    return f"{line.flights:,}", "none" if delay is None else f"{delay:.2f}"
