@@ -28,7 +28,7 @@ from martlet.log.record import (
     read_header,
     read_record,
 )
-from martlet.log.storage import Segment
+from martlet.log.storage import Segment, forget_pages
 
 _PIECE_WORDS = 1 << 16
 _POSITION_WORD = 2
@@ -93,6 +93,8 @@ def scan(
             report.end_position = header.next_position
             yield header, record
             at += header.length
+        # Else a start after a crash would count all that it has looked at as its own memory.
+        forget_pages(segment.view)
     if doubt is not None and _is_torn(segments, doubt.start):
         report.cut = doubt
 

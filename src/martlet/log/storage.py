@@ -94,6 +94,12 @@ class Storage(Protocol):
         """Let go of everything."""
 
 
+def forget_pages(view: memoryview) -> None:
+    """Give back the memory through which a mapped file was read; it stays in the page cache."""
+    if isinstance(view.obj, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        view.obj.madvise(mmap.MADV_DONTNEED)
+
+
 class DiskSegment:
     """A segment on a real disk."""
 
