@@ -79,6 +79,7 @@ class Board:
             DemoFailed: nothing moves any more.
         """
         seen: list[int] = []
+        told: list[int] = []
         moved_s = told_s = time.monotonic()
         while True:
             await asyncio.sleep(_TICK_S)
@@ -88,8 +89,8 @@ class Board:
                 seen, moved_s = counts, now_s
             elif now_s - moved_s > STALL_S:
                 raise DemoFailed(f"nothing has moved for {STALL_S:.0f} s")
-            if not self._console.is_terminal and now_s - told_s > _LINE_S and any(counts):
-                told_s = now_s
+            if not self._console.is_terminal and now_s - told_s > _LINE_S and counts != told:
+                told, told_s = counts, now_s
                 self.say(", ".join(f"{row.label} {row.count():,}" for row in self._rows))
 
     def _show(self) -> list[int]:
