@@ -181,7 +181,9 @@ class CommitLog:
 
     def _roll(self, length: int, *, journal: bool) -> None:
         """Begin a segment with room for what it begins with, and for `length` bytes more."""
-        capacity = max(self._segment_bytes, align8(length) + self._head_bytes)
+        capacity = self._segment_bytes
+        if align8(length) + self._head_bytes > capacity:
+            capacity = align8(length) + self._head_bytes + _HEAD_GROWTH_BYTES
         try:
             if not journal:
                 self._reserve()
@@ -204,7 +206,7 @@ class CommitLog:
                 self.on_roll()
             finally:
                 self._rolling = False
-            self._head_bytes = self.position - base + _HEAD_GROWTH_BYTES
+            self._head_bytes = self.position - base
 
     def _reserve(self) -> None:
         """Room for one more segment, and for one that only the journal may use."""

@@ -1,0 +1,102 @@
+"""Records: what is written reads back, and what is not a record of its place is refused."""
+
+import numpy as np
+import pytest
+
+from martlet.log.batch import Batch
+from martlet.log.record import (
+    HEADER,
+    HEADER_BYTES,
+    BadRecord,
+    Flag,
+    Kind,
+    align8,
+    frame_ends,
+    journal_record,
+    payload,
+    read_header,
+    read_record,
+    record_length,
+    seal_again,
+)
+
+
+def entry(content: bytes = b"some entry", position: int = 4096) -> bytearray:
+    return journal_record(
+        Kind.CURSOR, content, position=position, epoch=3, topic=7, stored_at_ns=11
+    )
+
+
+def test_a_journal_record_reads_back() -> None:
+    record = entry()
+    header, view = read_record(record, 0, 4096)
+    assert bytes(payload(header, view)) == b"some entry"
+    assert header.length == len(record) == align8(HEADER_BYTES + 10)
+    assert (header.kind, header.epoch, header.topic, header.stored_at_ns) == (Kind.CURSOR, 3, 7, 11)
+    assert header.next_position == 4096 + len(record)
+
+
+def test_numpy_reads_the_same_header() -> None:
+    record = entry()
+    row = np.frombuffer(record, HEADER, 1)[0]
+    header = read_header(record, 0, 4096)
+    assert tuple(row.item()) == tuple(header)
+
+
+def test_every_flipped_bit_is_noticed() -> None:
+    record = entry(b"x")
+    for place in range(len(record)):
+        for bit in (1, 16, 128):
+            broken = bytearray(record)
+            broken[place] ^= bit
+            with pytest.raises(BadRecord):
+                read_record(broken, 0, 4096)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda record: record[:40], "only 40 bytes left"),
+        (lambda record: record[:-8], "cut at"),
+        (lambda record: bytes(len(record)), "no record"),
+        (lambda record: record[:12] + b"\x09" + record[13:], "version 9"),
+        (lambda record: record[:8] + b"\x10" + record[9:], "length 16, parts need"),
+    ],
+)
+def test_what_is_no_record_is_told_why(change: object, text: str) -> None:
+    assert callable(change)
+    with pytest.raises(BadRecord, match=text):
+        read_record(change(entry()), 0, 4096)
+
+
+def test_a_record_of_another_place_is_refused() -> None:
+    with pytest.raises(BadRecord, match="a record of position 4096"):
+        read_record(entry(), 0, 8192)
+
+
+def test_a_record_sealed_again_names_its_new_place() -> None:
+    record = entry()
+    seal_again(record, position=1 << 40, epoch=9, flags=Flag.RELOCATED)
+    header, _ = read_record(record, 0, 1 << 40)
+    assert (header.epoch, header.flags, header.topic) == (9, Flag.RELOCATED, 7)
+
+
+def test_lengths_leave_everything_at_multiples_of_8() -> None:
+    for payload_bytes in range(40):
+        for count in range(5):
+            assert record_length(payload_bytes, count) % 8 == 0
+    assert record_length(0, 0) == HEADER_BYTES
+    assert record_length(35, 1) == HEADER_BYTES + 40 + 8
+    assert record_length(35, 1, 9) == HEADER_BYTES + 40 + 8 + 16
+
+
+def test_ends_stand_where_the_header_says() -> None:
+    batch = Batch()
+    batch.begin(5, 77)
+    batch.add(b"a")
+    batch.add(b"bcd")
+    record, _ = batch.finish()
+    header = read_header(
+        journal_record(Kind.BATCH, b"", position=0, epoch=0, topic=0, stored_at_ns=0), 0, 0
+    )._replace(count=2, payload_length=batch.payload_length)
+    assert frame_ends(header, record).tolist() == [35, 35 + 37]

@@ -1,0 +1,183 @@
+"""Reading a log forward: where it ends, what is damaged, and what an earlier life left behind."""
+
+from random import Random
+
+from martlet.log.commitlog import CommitLog
+from martlet.log.record import HEADER_BYTES, Kind, journal_record
+from martlet.log.recovery import Report, scan
+from martlet.testing import SimulatedStorage
+
+SEGMENT_BYTES = 1024
+
+
+def new_log(storage: SimulatedStorage, position: int = 0) -> CommitLog:
+    return CommitLog(storage, storage.segments(), position, 1, SEGMENT_BYTES)
+
+
+def append(log: CommitLog, *contents: bytes) -> list[int]:
+    return [log.append_journal(Kind.CURSOR, c, topic=1, stored_at_ns=1) for c in contents]
+
+
+def read(storage: SimulatedStorage, start: int = 0) -> tuple[list[bytes], Report]:
+    report = Report()
+    found = [
+        bytes(record[HEADER_BYTES : HEADER_BYTES + header.payload_length])
+        for header, record in scan(storage.segments(), start, report)
+    ]
+    return found, report
+
+
+def test_a_whole_log_over_segments() -> None:
+    storage = SimulatedStorage(Random(1))
+    log = new_log(storage)
+    contents = [b"%d" % n * 60 for n in range(40)]
+    positions = append(log, *contents)
+    found, report = read(storage)
+    assert found == contents
+    assert report.end_position == log.position
+    assert (report.cut, report.damaged, report.last_epoch) == (None, [], 1)
+    found, report = read(storage, positions[7])
+    assert found == contents[7:]
+    found, report = read(storage, log.position)
+    assert found == []
+    assert report.end_position == log.position
+
+
+def test_an_empty_log() -> None:
+    assert read(SimulatedStorage(Random(1)))[1].end_position == 0
+    storage = SimulatedStorage(Random(1))
+    new_log(storage)
+    found, report = read(storage)
+    assert (found, report.end_position, report.cut, report.damaged) == ([], 0, None, [])
+
+
+def test_a_torn_tail_is_cut_and_told() -> None:
+    storage = SimulatedStorage(Random(1))
+    log = new_log(storage)
+    *_, last = append(log, b"one", b"two", b"three" * 20)
+    content = storage.segment_bytes_of(0)
+    content[last + 100 : log.position] = bytes(log.position - last - 100)
+    found, report = read(storage)
+    assert found == [b"one", b"two"]
+    assert report.end_position == last
+    assert report.cut is not None
+    assert report.cut.start == last
+    assert "checksum" in str(report.cut)
+    assert report.damaged == []
+
+
+def test_a_flipped_bit_in_the_middle_is_passed_over_and_told() -> None:
+    storage = SimulatedStorage(Random(1))
+    log = new_log(storage)
+    positions = append(log, b"one", b"two", b"three", b"four")
+    storage.segment_bytes_of(0)[positions[1] + HEADER_BYTES] ^= 4
+    found, report = read(storage)
+    assert found == [b"one", b"three", b"four"]
+    (damage,) = report.damaged
+    assert (damage.start, damage.end) == (positions[1], positions[2])
+    assert f"{damage.end - damage.start} bytes from position {damage.start} are lost" in str(damage)
+    assert report.cut is None
+    assert report.end_position == log.position
+
+
+def test_damage_up_to_the_end_of_a_segment() -> None:
+    storage = SimulatedStorage(Random(1))
+    log = new_log(storage)
+    contents = [b"%02d" % n * 50 for n in range(20)]
+    positions = append(log, *contents)
+    in_first = [n for n, position in enumerate(positions) if position < SEGMENT_BYTES]
+    content = storage.segment_bytes_of(0)
+    content[positions[in_first[-1]] :] = bytes(SEGMENT_BYTES - positions[in_first[-1]])
+    found, report = read(storage)
+    assert found == contents[: in_first[-1]] + contents[in_first[-1] + 1 :]
+    (damage,) = report.damaged
+    assert (damage.start, damage.end) == (positions[in_first[-1]], SEGMENT_BYTES)
+
+
+def test_a_missing_segment_is_a_hole() -> None:
+    storage = SimulatedStorage(Random(1))
+    log = new_log(storage)
+    contents = [b"%02d" % n * 50 for n in range(20)]
+    positions = append(log, *contents)
+    storage.retire(storage.segments()[1])
+    found, report = read(storage)
+    assert found == [
+        content
+        for content, position in zip(contents, positions, strict=True)
+        if not SEGMENT_BYTES <= position < 2 * SEGMENT_BYTES
+    ]
+    assert report.end_position == log.position
+
+
+def test_stale_records_of_a_recycled_segment_are_nothing() -> None:
+    storage = SimulatedStorage(Random(1))
+    log = new_log(storage)
+    append(log, *[b"%02d" % n * 50 for n in range(20)])
+    for segment in storage.segments()[:-1]:
+        job = log.flush_job()
+        job.run()
+        log.flushed(job)
+        log.retire(segment)
+    for _ in range(12):
+        append(log, b"new" * 100)
+        _, report = read(storage)
+        assert report.end_position == log.position
+        assert (report.cut, report.damaged) == (None, [])
+    assert b"040404" in b"".join(bytes(s.view) for s in log.segments), "nothing stale is there"
+
+
+def test_a_misplaced_record_is_nothing() -> None:
+    storage = SimulatedStorage(Random(1))
+    log = new_log(storage)
+    append(log, b"one")
+    content = storage.segment_bytes_of(0)
+    content[log.position : 2 * log.position] = content[: log.position]
+    found, report = read(storage)
+    assert found == [b"one"]
+    assert report.end_position == log.position
+
+
+def test_the_last_segment_exactly_full() -> None:
+    storage = SimulatedStorage(Random(1))
+    log = new_log(storage)
+    (first,) = append(log, b"x" * (SEGMENT_BYTES - HEADER_BYTES))
+    assert (first, log.position) == (0, SEGMENT_BYTES)
+    for _ in range(2):
+        found, report = read(storage)
+        assert len(found) == 1
+        assert report.end_position == SEGMENT_BYTES
+        log = new_log(storage, report.end_position)
+    assert append(log, b"next") == [SEGMENT_BYTES]
+    assert len(read(storage)[0]) == 2
+
+
+def test_what_is_left_of_a_segment_is_too_short_for_a_header() -> None:
+    storage = SimulatedStorage(Random(1))
+    log = new_log(storage)
+    append(log, b"x" * (SEGMENT_BYTES - HEADER_BYTES - 40))
+    append(log, b"next")
+    found, report = read(storage)
+    assert (len(found), report.damaged, report.cut) == (2, [], None)
+    assert report.end_position == log.position
+
+
+def test_a_segment_was_begun_and_nothing_written() -> None:
+    storage = SimulatedStorage(Random(1))
+    log = new_log(storage)
+    append(log, b"x" * 700, b"y" * 700)
+    segment = log.segments[-1]
+    storage.segment_bytes_of(segment.base)[:] = bytes(SEGMENT_BYTES)
+    found, report = read(storage)
+    assert len(found) == 1
+    assert report.end_position < segment.base
+    assert report.damaged == []
+
+
+def test_a_record_that_looks_good_in_the_body_of_another_is_not_read() -> None:
+    storage = SimulatedStorage(Random(1))
+    log = new_log(storage)
+    inner = journal_record(
+        Kind.CURSOR, b"forged", position=HEADER_BYTES, epoch=1, topic=1, stored_at_ns=1
+    )
+    append(log, bytes(inner), b"last")
+    assert read(storage)[0] == [bytes(inner), b"last"]
