@@ -226,9 +226,13 @@ def lost_with(folder: WrittenFolder, segment: Path) -> list[int]:
     return inside
 
 
-async def test_a_missing_segment_costs_its_messages(either: WrittenFolder) -> None:
+async def test_a_missing_segment_costs_its_messages(
+    either: WrittenFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
     inside = lost_with(either, either.segments()[1])
     assert len(inside) > 10
+    assert main(["log", "verify", str(either.path)]) == 1
+    assert "that channels need" in capsys.readouterr().out
     await either.start()
     await finds(either, without(*inside))
     lost = lost_lines(either)

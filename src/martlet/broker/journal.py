@@ -33,7 +33,8 @@ from typing import Any
 import numpy as np
 
 from martlet.broker.cursor import Cursor
-from martlet.log.record import BadRecord
+from martlet.log.checkpoint import Checkpoint
+from martlet.log.record import BadRecord, Kind
 
 _CURSOR = struct.Struct("<IIQQIIII")
 _FULL = 1
@@ -139,3 +140,20 @@ def channel_of(entry: bytes) -> tuple[int, bool]:
     """Whose cursor a cursor entry tells, and whether it tells all of it."""
     channel, flags, *_ = _CURSOR.unpack_from(entry)
     return channel, bool(flags & _FULL)
+
+
+def needed_from(loaded: Checkpoint) -> dict[int, int]:
+    """By topic number: below which offset no channel needs a message, as of a checkpoint."""
+    snapshot = unpack_topology(loaded.entries[0][2])
+    needed = {
+        topic["id"]: topic["backlog_offset"]
+        for topic in snapshot["topics"]
+        if not topic["channels"]
+    }
+    for kind, topic, entry in loaded.entries:
+        if kind == Kind.CURSOR:
+            cursor = CursorState(0, 0)
+            cursor.apply(entry)
+            unfinished = [cursor.next, *cursor.stragglers, *(first for first, _ in cursor.ranges)]
+            needed[topic] = min(needed.get(topic, cursor.next), *unfinished)
+    return needed

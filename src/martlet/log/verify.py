@@ -5,7 +5,8 @@ Read-only, so it may run beside a broker.  What is looked at:
 - every record of every segment: magic, own position, checksum, parts that fit each other;
 - inside a batch: frames that follow each other, of type message, with ids that count up;
 - between batches: offsets without gaps in each queue, but where segments have been let go;
-- each index row that the checkpoint counts: the record at its position is that batch;
+- each index row that the checkpoint counts: the record at its position is that batch, and where a
+  channel still needs it, there is a segment that holds it;
 - the checkpoint itself, and that the log reaches as far as it says.
 
 Damage is what should be there and is not.  A torn tail is no damage: it was never answered OK, and
@@ -17,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -46,6 +47,8 @@ _LONE_HEAD = struct.Struct(">II10x16s")
 _END = struct.Struct("<I")
 _ID = re.compile(rb"[0-9a-f]{16}")
 _LOOKS = 3
+_NOTHING = 1 << 63
+"""Behind every offset there is."""
 _MOST_TOLD = 100
 """After so many places of damage the rest is only counted."""
 
@@ -96,9 +99,24 @@ class _StoredIndex:
     queue: int
     name: str
     rows: Rows
+    needed_from: int
+    """The offset below which no channel needs anything."""
 
 
-def verify(folder: Folder, progress: Callable[[int, int], None] = lambda done, all: None) -> Found:
+NeededFrom = Callable[[checkpoint.Checkpoint], Mapping[int, int]]
+"""Tells, by topic number, below which offset no channel needs anything: the journal's meaning is
+not known here.  Of topics that it leaves out nothing is needed."""
+
+
+def _nothing_needed(loaded: checkpoint.Checkpoint) -> Mapping[int, int]:
+    return {}
+
+
+def verify(
+    folder: Folder,
+    progress: Callable[[int, int], None] = lambda done, all: None,
+    needed_from: NeededFrom = _nothing_needed,
+) -> Found:
     """Verify everything in a data folder.
 
     What looks damaged beside a running broker may have been half written, or just taken away: it
@@ -107,23 +125,26 @@ def verify(folder: Folder, progress: Callable[[int, int], None] = lambda done, a
     Args:
         folder: where.
         progress: told of bytes done and of all bytes, after each segment.
+        needed_from: tells what channels need, by a checkpoint.
     """
-    found = _verify_once(folder, progress)
+    found = _verify_once(folder, progress, needed_from)
     looks = 1
     while found.in_use and found.damage and looks < _LOOKS:
         seen = set(found.damage)
-        found = _verify_once(folder, progress)
+        found = _verify_once(folder, progress, needed_from)
         found.damage = [text for text in found.damage if text in seen]
         found.damage_count = len(found.damage)
         looks += 1
     return found
 
 
-def _verify_once(folder: Folder, progress: Callable[[int, int], None]) -> Found:
+def _verify_once(
+    folder: Folder, progress: Callable[[int, int], None], needed_from: NeededFrom
+) -> Found:
     found = Found(str(folder.path), folder.in_use)
     # The files that point into the log come first, so that a broker that goes on meanwhile does
     # not make them point behind what was read.
-    position, indexes = _checkpoint(folder, found)
+    position, indexes = _checkpoint(folder, found, needed_from)
     segments = folder.segments()
     found.segments = len(segments)
     _segments_in_order(segments, found)
@@ -296,7 +317,9 @@ def _judge_damage(report: Report, segments: list[Segment], found: Found) -> None
 # the files that point into the log
 
 
-def _checkpoint(folder: Folder, found: Found) -> tuple[int, list[_StoredIndex]]:
+def _checkpoint(
+    folder: Folder, found: Found, needed_from: NeededFrom
+) -> tuple[int, list[_StoredIndex]]:
     """The position that the checkpoint is of, and the indexes that it counts."""
     loaded = checkpoint.load(folder)
     if isinstance(loaded, str):
@@ -305,9 +328,10 @@ def _checkpoint(folder: Folder, found: Found) -> tuple[int, list[_StoredIndex]]:
         )
         return 0, []
     fields = json.loads(loaded.entries[0][2])
+    needed = needed_from(loaded)
     indexes: list[_StoredIndex] = []
     for topic, (first_row, stored, _) in fields["indexes"].items():
-        index = _index(folder, int(topic), first_row, stored)
+        index = _index(folder, int(topic), first_row, stored, needed.get(int(topic), _NOTHING))
         if isinstance(index, _StoredIndex):
             indexes.append(index)
         elif not (found.in_use and checkpoint.load(folder) != loaded):
@@ -316,14 +340,16 @@ def _checkpoint(folder: Folder, found: Found) -> tuple[int, list[_StoredIndex]]:
     return int(fields["position"]), indexes
 
 
-def _index(folder: Folder, topic: int, first_row: int, stored: int) -> _StoredIndex | str:
+def _index(
+    folder: Folder, topic: int, first_row: int, stored: int, needed_from: int
+) -> _StoredIndex | str:
     name = index_name(topic, 0, first_row)
     data = folder.read(name) if stored else b""
     if data is None:
         return f"the index {name} is missing"
     if len(data) < stored * ENTRY.itemsize:
         return f"the index {name} is cut: {len(data)} bytes hold no {stored} rows"
-    return _StoredIndex(topic, 0, name, np.frombuffer(data, ENTRY, stored))
+    return _StoredIndex(topic, 0, name, np.frombuffer(data, ENTRY, stored), needed_from)
 
 
 def _index_rows(index: _StoredIndex, segments: list[Segment], found: Found) -> None:
@@ -336,10 +362,12 @@ def _index_rows(index: _StoredIndex, segments: list[Segment], found: Found) -> N
             f"the index {index.name}: row {row} ends at offset {ends[row]}, and the next begins"
             f" at {rows['first_offset'][row + 1]}"
         )
+    held = np.zeros(len(rows), np.bool_)
     for segment in segments:
         inside = (rows["position"] >= segment.base) & (
             rows["position"] < segment.base + segment.capacity
         )
+        held |= inside
         for row in np.flatnonzero(inside).tolist():
             first_offset, position, count, length, stored_at_ns, deliver_at_ns = rows[row].item()
             try:
@@ -357,3 +385,10 @@ def _index_rows(index: _StoredIndex, segments: list[Segment], found: Found) -> N
                     f"the index {index.name}: row {row} (offset {first_offset}) points to"
                     f" position {position}: {trouble}"
                 )
+    missing = rows[~held & (ends > index.needed_from)]
+    if len(missing):
+        found.add_damage(
+            f"the index {index.name}: {int(missing['count'].sum())} messages that channels need,"
+            f" offsets {missing['first_offset'][0]} to"
+            f" {missing['first_offset'][-1] + missing['count'][-1] - 1}, are in no segment"
+        )
