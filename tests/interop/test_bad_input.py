@@ -9,8 +9,6 @@ import json
 import resource
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from itertools import count
 from pathlib import Path
 
 import psutil
@@ -31,6 +29,8 @@ from tests.crash.wire import (
 )
 from tests.interop import bad_input_cases
 from tests.interop.bad_input_cases import LIMITS, identify
+from tests.interop.bystanders import others
+from tests.interop.memory import MIB, private_bytes
 from tests.interop.nsqd_process import NSQD
 
 from martlet.testing import BrokerProcess
@@ -54,45 +54,12 @@ ELSE = {
     ],
 }
 """Where another answer than nsqd's is meant."""
-MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[BrokerProcess]:
     with BrokerProcess(None, *LIMITS, "--log-level=error") as process:
         yield process
-
-
-@asynccontextmanager
-async def others(process: BrokerProcess, longest_s: float = 3.0) -> AsyncIterator[None]:
-    """Two clients that do all right meanwhile, and complain where anything is slow or lost."""
-    producer = await Wire.open(process.tcp_address)
-    consumer = await Wire.subscribed(process.tcp_address, "others", "c#ephemeral")
-    consumer.send(b"RDY 10\n")
-
-    async def go_on() -> None:
-        for number in count():
-            body, began_s = b"%d" % number, time.monotonic()
-            producer.send(pub("others", body))
-            await producer.ok()
-            got = await consumer.message()
-            assert got.body == body
-            consumer.send(b"FIN %b\n" % got.id)
-            assert time.monotonic() - began_s < longest_s
-            await asyncio.sleep(0.01)
-
-    task = asyncio.create_task(go_on())
-    try:
-        yield
-    finally:
-        ended = task.done()
-        task.cancel()
-        outcome = (await asyncio.gather(task, return_exceptions=True))[0]
-        producer.close()
-        consumer.close()
-        if ended:
-            assert isinstance(outcome, BaseException)
-            raise outcome
 
 
 @pytest.fixture
@@ -103,12 +70,6 @@ async def broker(process: BrokerProcess) -> AsyncIterator[BrokerProcess]:
         yield process
     assert process.process_id == before
     assert await http(process.http_address, "/ping") == b"OK"
-
-
-def private_bytes(process: BrokerProcess) -> int:
-    """What the process holds for itself alone."""
-    lines = Path(f"/proc/{process.process_id}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
 
 
 # mistakes that nsqd makes an answer to
@@ -141,6 +102,38 @@ async def test_what_was_published_before_a_mistake_is_answered_first(
     wire.close()
     got = await drain(broker.tcp_address, broker.http_address, "mistakes", f"c{at_once}")
     assert b"never" not in {message.body for message in got}
+
+
+@pytest.mark.parametrize("data", [pub("t", b"x" * (4 << 20)), b"NO\n" + pub("t", b"x") * 50_000])
+async def test_the_error_reaches_a_client_that_goes_on_sending(
+    broker: BrokerProcess, data: bytes
+) -> None:
+    """A socket closed with octets that nobody has read is reset, and takes the error along."""
+    for _ in range(10):
+        wire = await Wire.open(broker.tcp_address)
+        wire.send(data)
+        frame = await wire.answer()
+        assert frame.type == ERROR
+        assert await wire.ended() == b""
+        wire.close()
+
+
+async def test_a_consumer_that_made_a_mistake_holds_nothing(broker: BrokerProcess) -> None:
+    """However long it takes to close the connection: others get its messages at once."""
+    wire = await Wire.subscribed(broker.tcp_address, "held", "c")
+    wire.send(b"RDY 10\n")
+    await http(broker.http_address, "/pub?topic=held", b"one")
+    assert (await wire.message()).body == b"one"
+    wire.send(b"NO\n")
+    assert (await wire.answer()).type == ERROR
+    other = await Wire.subscribed(broker.tcp_address, "held", "c")
+    other.send(b"RDY 1\n")
+    began_s = time.monotonic()
+    again = await other.message()
+    assert (again.body, again.attempts) == (b"one", 2)
+    assert time.monotonic() - began_s < 0.5
+    wire.close()
+    other.close()
 
 
 # pieces
@@ -241,34 +234,32 @@ async def test_a_consumer_that_never_reads_holds_nothing_for_ever(broker: Broker
     wire.close()
 
 
-async def test_a_consumer_that_says_something_but_never_reads_is_dropped(
-    broker: BrokerProcess,
-) -> None:
-    """Its heartbeats are answered blindly, while more waits for it than it will ever read."""
-    await http(broker.http_address, "/topic/create?topic=blind", b"")
-    await publish(broker, "blind", [b"x" * 1000] * 2000)
-    wire = await Wire.subscribed(broker.tcp_address, "blind", "c", heartbeat_interval=1000)
-    wire.writer.get_extra_info("socket").setsockopt(1, 8, 4096)  # SO_RCVBUF
-    deaf(wire)
+async def test_a_consumer_that_talks_but_never_reads_is_dropped(tmp_path: Path) -> None:
+    """It is not silent; but more waits for it than the kernel's buffers hold, for too long."""
+    with BrokerProcess(tmp_path, "--log-level=error") as process:
+        async with others(process):
+            publisher = await Wire.open(process.tcp_address)
+            for _ in range(30):
+                publisher.send(mpub("blind", [b"x" * 10_000] * 100))
+                await publisher.ok()
+            publisher.close()
+            before = private_bytes(process)
+            wire = await Wire.subscribed(process.tcp_address, "blind", "c", heartbeat_interval=1000)
+            deaf(wire)
+            wire.send(b"RDY 2500\n")
+            grown: list[int] = []
 
-    async def talk() -> None:
-        id = count()
-        while not wire.writer.is_closing():
-            wire.send(b"NOP\nRDY 100\n")
-            wire.send(b"FIN %016x\n" % next(id))
-            await asyncio.sleep(0.05)
+            async def dropped() -> bool:
+                wire.send(b"NOP\nFIN 0123456789abcdef\n")
+                grown.append(private_bytes(process) - before)
+                state = (await channels_of(process.http_address))["blind", "c"]
+                return not state["client_count"]
 
-    talking = asyncio.create_task(talk())
-    try:
-        state = (await channels_of(broker.http_address))["blind", "c"]
-        assert state["client_count"] == 1
-        # 100 in flight do not fill the buffers of the kernel; a larger RDY is refused here.
-        assert state["in_flight_count"] <= 100
-    finally:
-        talking.cancel()
-        wire.close()
-    got = await drain(broker.tcp_address, broker.http_address, "blind", "c")
-    assert len(got) == 2000
+            await until(dropped)
+            assert max(grown) < 50 * MIB  # pages of the log, which it reads, among them
+            state = (await channels_of(process.http_address))["blind", "c"]
+            assert (state["depth"], state["in_flight_count"]) == (3000, 0)
+            wire.close()
 
 
 async def test_a_publisher_that_never_reads_its_answers_is_held_up(broker: BrokerProcess) -> None:
@@ -406,75 +397,3 @@ async def test_a_strange_client_id_spoils_no_statistics(broker: BrokerProcess, n
     for target in ("/stats", "/stats?format=json"):
         assert await http(broker.http_address, target)
     wire.close()
-
-
-# HTTP
-
-
-async def raw_http(broker: BrokerProcess, data: bytes) -> bytes:
-    """All that is answered to these bytes until the broker closes or keeps silent."""
-    host, _, port = broker.http_address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    answered = b""
-    try:
-        writer.write(data)
-        async with asyncio.timeout(2):
-            while piece := await reader.read(1 << 16):
-                answered += piece
-    except (TimeoutError, *GONE):
-        pass
-    finally:
-        writer.transport.abort()
-    return answered
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\x00" * 100,
-        b"  V2PUB t\n" + u32(1) + b"x",
-        b"GET\r\n\r\n",
-        b"GET / HTTP/9.9\r\n\r\n",
-        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
-        b"GET /ping HTTP/1.1\r\n" + b"X: y\r\n" * 20_000 + b"\r\n",
-        b"GET /ping HTTP/1.1\r\nHost: x\r\nX-Long: " + b"y" * 100_000 + b"\r\n\r\n",
-        b"POST /pub?topic=h HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
-        b"POST /pub?topic=h HTTP/1.1\r\nHost: x\r\nContent-Length: 1e3\r\n\r\n",
-        b"POST /pub?topic=h HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999\r\n\r\n",
-        b"POST /pub?topic=h HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-    ],
-    ids=[
-        "zeros",
-        "another protocol",
-        "no path",
-        "a version of the future",
-        "a long path",
-        "many headers",
-        "a long header",
-        "a length below zero",
-        "a length that is no number",
-        "a length above the limit",
-        "a chunk without a length",
-    ],
-)
-async def test_http_garbage_gets_a_client_error(broker: BrokerProcess, data: bytes) -> None:
-    answered = await raw_http(broker, data)
-    assert answered[:10] in (b"HTTP/1.1 4", b"HTTP/1.0 4", b"HTTP/1.1 5"), answered[:200]
-    assert ("h", "c") not in await channels_of(broker.http_address)
-
-
-async def test_slow_http_clients_hold_up_nobody(broker: BrokerProcess) -> None:
-    host, _, port = broker.http_address.rpartition(":")
-    head = b"POST /pub?topic=late HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n"
-    pairs = [await asyncio.open_connection(host, int(port)) for _ in range(200)]
-    for octet in head + b"ab":
-        for _, writer in pairs:
-            writer.write(bytes([octet]))
-        await asyncio.sleep(0.001)
-    assert await http(broker.http_address, "/ping") == b"OK"
-    for number, (_, writer) in enumerate(pairs):
-        writer.transport.abort() if number else writer.write(b"c")
-    assert (await pairs[0][0].readuntil(b"OK")).startswith(b"HTTP/1.1 200 OK")
-    pairs[0][1].close()
-    got = await drain(broker.tcp_address, broker.http_address, "late", "c")
-    assert [message.body for message in got] == [b"abc"]

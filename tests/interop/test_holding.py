@@ -16,12 +16,12 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.crash.wire import HttpRefused, Wire, http, http_now, mpub, until
+from tests.interop.memory import MIB, private_bytes
 
 from martlet.testing import BrokerProcess
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
-MIB = 1 << 20
 QUIET = "--log-level=warn"
 CHANNELS = 1000
 CONNECTIONS = 5000
@@ -35,12 +35,6 @@ def measured(what: str) -> Iterator[None]:
     began_s = time.monotonic()
     yield
     print(f"{what}: {time.monotonic() - began_s:.2f} s")
-
-
-def private_bytes(process: BrokerProcess) -> int:
-    """What the process holds for itself alone, without what it sees of files."""
-    lines = Path(f"/proc/{process.process_id}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
 
 
 def anonymous_bytes(process: BrokerProcess) -> int:
