@@ -177,13 +177,13 @@ class SimulatedSegment:
 
     def write(self, data: memoryview | bytes | bytearray, at: int) -> None:
         """Write all of `data` at byte `at`.  Raises the storage's ``write_error`` while it is set,
-        and has then written a part.
+        and has then written a part, not more than half.
         """
         self._storage.check_alive()
         assert at >= 0 and at + len(data) <= self.capacity, "a write beyond the segment's end"
         error = self._storage.write_error
         if error is not None:
-            part = bytes(data[: self._storage.random.randrange(len(data))])
+            part = bytes(data[: self._storage.random.randrange(len(data) // 2 + 1)])
             self._file.write(part, at)
             raise error
         self._file.write(bytes(data), at)
