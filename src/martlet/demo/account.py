@@ -85,8 +85,9 @@ class Account:
         """What is wrong; nothing, if all is as it must be."""
         log = [] if self.log[0] else [f"martlet log verify: {self.log[1]}"]
         if self.troubles or self.found is None:
-            # What is missing then is a consequence.
-            return [*(self.troubles or ["there is no archive"]), *log]
+            # What else is missing then is a consequence.
+            late = [f"not finished by then: {_named(self.unfinished)}"] if self.unfinished else []
+            return [*(self.troubles or ["there is no archive"]), *late, *log]
         return [*self._of_the_consumers(), *self._of_the_archive(self.found), *log]
 
     def _of_the_consumers(self) -> Iterator[str]:

@@ -15,9 +15,11 @@ from martlet.demo.failure import DemoFailed
 
 _TICK_S = 0.1
 _LINE_S = 2.0
-STALL_S = 240.0
-"""When nothing at all has moved for so long the job is given up. Spark takes ten seconds to start,
-but on a machine that has much else to do it takes minutes."""
+START_S = 240.0
+"""How long it may take until something moves. Spark takes ten seconds to start, but on a machine
+that has much else to do it takes minutes."""
+STALL_S = 120.0
+"""When nothing at all has moved for so long the job is given up."""
 
 
 @dataclass(slots=True)
@@ -87,8 +89,8 @@ class Board:
             now_s = time.monotonic()
             if counts != seen:
                 seen, moved_s = counts, now_s
-            elif now_s - moved_s > STALL_S:
-                raise DemoFailed(f"nothing has moved for {STALL_S:.0f} s")
+            elif now_s - moved_s > (limit_s := STALL_S if any(counts) else START_S):
+                raise DemoFailed(f"nothing has moved for {limit_s:.0f} s")
             if not self._console.is_terminal and now_s - told_s > _LINE_S and counts != told:
                 told, told_s = counts, now_s
                 self.say(", ".join(f"{row.label} {row.count():,}" for row in self._rows))

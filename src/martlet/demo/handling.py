@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import AsyncExitStack
+from types import TracebackType
 
 from martlet.client import Consumer, Message
 from martlet.demo.flights import KEY
@@ -46,17 +47,37 @@ class Handling:
         self.consumers = [
             Consumer(TOPIC, CHANNEL, address, max_in_flight=IN_FLIGHT) for _ in range(CONSUMERS)
         ]
+        self._subscribed: AsyncExitStack
         self._failed = bytearray(count)
         self._finished = bytearray(count)
         self._sums: dict[str, list[int]] = {}
         self._target = 0
         self._reached = asyncio.Event()
 
-    async def run(self) -> None:
-        """Handle messages until the consumers are stopped."""
-        async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
+    async def __aenter__(self) -> Handling:
+        """Subscribe.
+
+        As with NSQ, a channel that is not the first of its topic gets what is published from then
+        on; so nothing may be published before.
+        """
+        async with AsyncExitStack() as stack:
             for consumer in self.consumers:
                 await stack.enter_async_context(consumer)
+            self._subscribed = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._subscribed.aclose()
+
+    async def run(self) -> None:
+        """Handle messages until the consumers are stopped."""
+        async with asyncio.TaskGroup() as group:
+            for consumer in self.consumers:
                 group.create_task(consumer.run(self.handle))
 
     def stop(self) -> None:

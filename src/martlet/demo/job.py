@@ -113,7 +113,7 @@ class Job:
         board.add("acknowledged", total, lambda: publishing.acknowledged)
         board.add("finished", total, lambda: handling.finished)
         board.add("archived", total, lambda: archiving.rows)
-        async with asyncio.TaskGroup() as group:
+        async with handling, asyncio.TaskGroup() as group:
             group.create_task(handling.run())
             group.create_task(self._kill(broker, archiving, publishing, handling))
             await publishing.run()

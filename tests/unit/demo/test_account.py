@@ -81,14 +81,14 @@ def test_lost_is_what_was_answered_and_is_missing_anywhere() -> None:
         done=b"\1\0\1\0",
         found=replace(FOUND, missing=frozenset({2, 3})),
     )
-    assert account.lost == {1, 2}
+    assert account.lost == frozenset({1, 2})
     assert "lost 2" in shown(account)
 
 
 def test_nothing_is_called_lost_where_the_job_was_broken_off() -> None:
     account = replace(GOOD, done=b"\0\0\0\0", stored=None, left=None, troubles=("stopped",))
     assert account.lost is None
-    assert account.faults() == ["stopped"]
+    assert account.faults() == ["stopped", "not finished by then: 4 flights (rows 0, 1, 2, 3)"]
     assert "lost unknown" in shown(account)
 
 
