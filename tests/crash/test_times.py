@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.crash.here import BrokerHere
 from tests.crash.load import EARLY_NS, JOURNAL_INTERVAL_S
 from tests.crash.wire import Message, Wire, channels_of, dpub, http, pub
 
@@ -15,16 +16,26 @@ from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.crash
 
-DELAY_MS = 4000
+DELAY_MS = 3000
 LATE_NS = 1_000_000_000
 """A busy machine may be this late."""
 
 
+FLAGS = (f"--journal-interval={int(JOURNAL_INTERVAL_S * 1000)}ms", "--log-level=warn")
+
+
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    interval = f"--journal-interval={int(JOURNAL_INTERVAL_S * 1000)}ms"
-    with BrokerProcess(tmp_path, interval, "--log-level=warn") as process:
+    with BrokerProcess(tmp_path, *FLAGS) as process:
         yield process
+
+
+@pytest.fixture
+def again(tmp_path: Path) -> Iterator[BrokerHere]:
+    """The broker of the second life, which starts before anything is due."""
+    broker = BrokerHere(tmp_path, *FLAGS)
+    yield broker
+    broker.close()
 
 
 def end(broker: BrokerProcess, how: str) -> None:
@@ -51,7 +62,7 @@ async def next_message(wire: Wire, due_ns: int) -> Message:
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 async def test_what_is_deferred_or_requeued_comes_at_its_time(
-    broker: BrokerProcess, how: str
+    broker: BrokerProcess, again: BrokerHere, how: str
 ) -> None:
     wire = await Wire.subscribed(broker.tcp_address, "t", "c")
     wire.send(b"RDY 10\n")
@@ -67,14 +78,14 @@ async def test_what_is_deferred_or_requeued_comes_at_its_time(
     wire.close()
     end(broker, how)
 
-    broker.start()
-    state = (await channels_of(broker.http_address))["t", "c"]
+    again.start()
+    state = (await channels_of(again.http_address))["t", "c"]
     assert time.time_ns() < requeued_due_ns, "the machine is too slow for this test"
     assert (state["depth"], state["deferred_count"]) == (0, 2)
-    wire = await Wire.subscribed(broker.tcp_address, "t", "c")
+    wire = await Wire.subscribed(again.tcp_address, "t", "c")
     wire.send(b"RDY 10\n")
-    again = await next_message(wire, requeued_due_ns)
-    assert (again.body, again.id, again.attempts) == (b"requeued", got.id, 2)
+    got_again = await next_message(wire, requeued_due_ns)
+    assert (got_again.body, got_again.id, got_again.attempts) == (b"requeued", got.id, 2)
     deferred = await next_message(wire, deferred_due_ns)
     assert (deferred.body, deferred.attempts) == (b"deferred", 1)
     wire.close()
@@ -82,7 +93,7 @@ async def test_what_is_deferred_or_requeued_comes_at_its_time(
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 async def test_what_became_due_while_the_broker_was_away_comes_at_once(
-    broker: BrokerProcess, how: str
+    broker: BrokerProcess, again: BrokerHere, how: str
 ) -> None:
     wire = await Wire.subscribed(broker.tcp_address, "t", "c")
     wire.send(dpub("t", 100, b"deferred"))
@@ -90,8 +101,8 @@ async def test_what_became_due_while_the_broker_was_away_comes_at_once(
     wire.close()
     end(broker, how)
     await asyncio.sleep(0.1)
-    broker.start()
-    wire = await Wire.subscribed(broker.tcp_address, "t", "c")
+    again.start()
+    wire = await Wire.subscribed(again.tcp_address, "t", "c")
     wire.send(b"RDY 1\n")
     got = await next_message(wire, time.time_ns())
     assert (got.body, got.attempts) == (b"deferred", 1)
@@ -100,7 +111,7 @@ async def test_what_became_due_while_the_broker_was_away_comes_at_once(
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 async def test_what_was_in_flight_comes_again_at_once_and_with_its_id(
-    broker: BrokerProcess, how: str
+    broker: BrokerProcess, again: BrokerHere, how: str
 ) -> None:
     wire = await Wire.subscribed(broker.tcp_address, "t", "c")
     wire.send(b"RDY 2\n")
@@ -111,10 +122,10 @@ async def test_what_was_in_flight_comes_again_at_once_and_with_its_id(
     wire.close()
     end(broker, how)
 
-    broker.start()
-    wire = await Wire.subscribed(broker.tcp_address, "t", "c")
+    again.start()
+    wire = await Wire.subscribed(again.tcp_address, "t", "c")
     wire.send(b"RDY 2\n")
-    again = await next_message(wire, time.time_ns())
-    assert (again.body, again.id) == (kept.body, kept.id)
+    got_again = await next_message(wire, time.time_ns())
+    assert (got_again.body, got_again.id) == (kept.body, kept.id)
     assert await wire.silent(0.2)
     wire.close()
