@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from random import Random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from martlet.broker.name import is_valid_name
@@ -111,6 +111,7 @@ def decode(pieces: list[bytes]) -> list[object]:
     return found
 
 
+@settings(deadline=None)
 @given(conversations, st.randoms(use_true_random=False))
 def test_whole_or_in_pieces_the_commands_are_the_same(lines: list[bytes], random: Random) -> None:
     data = b"".join(lines)
@@ -123,6 +124,7 @@ def test_whole_or_in_pieces_the_commands_are_the_same(lines: list[bytes], random
     assert decode(pieces) == one_by_one
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(list(State)), conversations)
 def test_garbage_is_an_error_or_is_waited_for(
     garbage: bytes, state: State, before: list[bytes]

@@ -1,0 +1,332 @@
+"""A broker's core and its model, side by side: how they are held against each other."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from random import Random
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
+from tests.property.broker_model import (
+    NEVER,
+    ModelChannel,
+    ModelConsumer,
+    ModelTopic,
+    Place,
+)
+
+from martlet.broker.broker import Broker
+from martlet.broker.channel import Channel
+from martlet.broker.consumer import Consumer
+from martlet.broker.cursor import Cursor
+from martlet.broker.errors import WritesRefused
+from martlet.broker.restore import Restored, restore
+from martlet.broker.topic import Topic
+from martlet.broker.upkeep import CheckpointJob
+from martlet.log.commitlog import FlushJob
+from martlet.testing import SimulatedClock, SimulatedStorage
+
+MILLISECOND_NS = 10**6
+MAX_TIMEOUT_NS = 5_000 * MILLISECOND_NS
+SEGMENT_BYTES = 4096
+FRAME = struct.Struct(">IIqH16s")
+
+
+class EdgeRandom(Random):
+    """Chooses the numbers of a queue's ids so that they soon run over 64 bits."""
+
+    def getrandbits(self, k: int, /) -> int:
+        return (1 << 64) - 1 - self.randrange(60) if k == 64 else super().getrandbits(k)
+
+
+class BesideModel(RuleBasedStateMachine):
+    """A broker, its model, and what must be the same in both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.topics: dict[str, ModelTopic] = {}
+        self.clock = SimulatedClock()
+        self.storage = SimulatedStorage(Random(0))
+        self.real: dict[ModelConsumer, Consumer] = {}
+        self.sent: list[tuple[ModelConsumer, bytes]] = []
+        self.lost: list[tuple[str, str, int, int, str]] = []
+        self.flushes: list[FlushJob] = []
+        self.checkpoint: CheckpointJob | None = None
+        self.checkpoint_saved = False
+        self.at_checkpoint: Callable[[], None] = lambda: None
+        self.deleted: list[tuple[str, str | None, int]] = []
+        self.made = 0
+        self.torn = False
+        """The log may have bad places, or the remains of a torn record behind its end."""
+        self.holds = False
+        """So far all went well: it makes sense to look at the end."""
+        self.broker: Broker
+
+    @initialize(seed=st.integers(0, 1000))
+    def open(self, seed: int) -> None:
+        self.storage.random.seed(seed)
+        self.seed = seed
+        self.restore()
+
+    def restore(self) -> Restored:
+        self.holds = False
+        self.seed += 1
+        self.broker, restored = restore(
+            self.storage,
+            self.clock,
+            EdgeRandom(self.seed),
+            segment_bytes=SEGMENT_BYTES,
+            max_timeout_ns=MAX_TIMEOUT_NS,
+            on_lost=lambda *what: self.lost.append(what),
+        )
+        self.real.clear()
+        self.sent.clear()
+        self.flushes.clear()
+        self.checkpoint = None
+        self.broker.run()
+        return restored
+
+    # what is where
+
+    @property
+    def position(self) -> int:
+        return self.broker.log.position
+
+    def channels(self) -> list[ModelChannel]:
+        return [channel for topic in self.topics.values() for channel in topic.channels.values()]
+
+    def consumers(self) -> list[ModelConsumer]:
+        return [consumer for channel in self.channels() for consumer in channel.consumers]
+
+    def pick_channel(self, pick: int) -> ModelChannel | None:
+        channels = self.channels()
+        return channels[pick % len(channels)] if channels else None
+
+    def pick_consumer(self, pick: int) -> ModelConsumer | None:
+        consumers = self.consumers()
+        return consumers[pick % len(consumers)] if consumers else None
+
+    def real_topic(self, topic: ModelTopic) -> Topic:
+        return self.broker.topics[topic.name]
+
+    def real_channel(self, channel: ModelChannel) -> Channel:
+        return self.real_topic(channel.topic).channels[channel.name]
+
+    def settle(self) -> None:
+        """Take in what the core has sent."""
+        sent = self.sent.copy()
+        self.sent.clear()
+        for consumer, frames in sent:
+            self._take_in(consumer, memoryview(frames))
+
+    def _take_in(self, consumer: ModelConsumer, frames: memoryview) -> None:
+        topic = consumer.channel.topic
+        queue = self.real_topic(topic).queue
+        while frames:
+            size, kind, stored_at_ns, attempts, id = FRAME.unpack_from(frames)
+            assert kind == 2
+            assert stored_at_ns <= self.clock.now_ns
+            body = bytes(frames[FRAME.size : size + 4])
+            offset = (int(id, 16) - queue.id_base) % (1 << 64)
+            assert id == queue.message_id(offset)
+            assert offset < len(topic.messages), f"offset {offset} was never stored"
+            assert body == topic.messages[offset].body
+            consumer.channel.deliver(consumer, offset, attempts, self.clock.now_ns)
+            frames = frames[size + 4 :]
+
+    def refused(self, call: Callable[[], object]) -> bool:
+        """Do what may be refused while the disk is full or has failed, and only then."""
+        try:
+            call()
+        except WritesRefused:
+            log = self.broker.log
+            assert log.failed is not None or log.full is not None
+            assert self.broker.health.startswith("NOK - ")
+            return True
+        return False
+
+    def flush(self, job: FlushJob) -> bool:
+        try:
+            job.run()
+        except OSError as error:
+            self.broker.log.flush_failed(error)
+            return False
+        if self.broker.log.failed is None:
+            self.broker.log.flushed(job)
+        return self.broker.log.failed is None
+
+    def compare_after_restart(self, *, power: bool, durable: int) -> None:
+        """What the broker knows is what the model says, as far as it was written down."""
+        gone = self._compare_names(durable)
+        for topic in self.topics.values():
+            real = self.real_topic(topic)
+            if topic.changed_position > durable:
+                topic.paused_at = real.paused_at
+                topic.backlog_offset = real.backlog_offset
+            assert topic.paused_at == real.paused_at
+            self._compare_messages(topic, real, power, durable)
+            if not topic.channels:
+                assert topic.backlog_offset == real.backlog_offset
+            topic.message_count = 0
+            topic.message_bytes = 0
+            for channel in topic.channels.values():
+                self._compare_channel(channel, durable, power)
+            if power:
+                topic.created_position = topic.changed_position = 0
+        if power:
+            self.deleted = gone
+
+    def _compare_names(self, durable: int) -> list[tuple[str, str | None, int]]:
+        """A power cut may take what was created, and bring back what was deleted.
+
+        Returns what had to be deleted once more.
+        """
+        gone: list[tuple[str, str | None, int]] = []
+        for name, real_topic in list(self.broker.topics.items()):
+            if name not in self.topics or self.topics[name].id != real_topic.id:
+                assert any(n == name and p > durable for n, c, p in self.deleted if c is None)
+                self.broker.delete_topic(name)
+                gone.append((name, None, self.position))
+        for topic in list(self.topics.values()):
+            real = self.broker.topics.get(topic.name)
+            if real is None:
+                assert topic.created_position > durable
+                del self.topics[topic.name]
+                continue
+            for name, real_channel in list(real.channels.items()):
+                if name not in topic.channels or topic.channels[name].id != real_channel.id:
+                    known = [p for n, c, p in self.deleted if n == topic.name and c == name]
+                    assert any(p > durable for p in known), f"{name} is back"
+                    topic.changed_position = NEVER
+                    real.delete_channel(name)
+                    gone.append((topic.name, name, self.position))
+            for name, channel in list(topic.channels.items()):
+                if name not in real.channels:
+                    assert channel.created_position > durable, f"{name} has gone"
+                    del topic.channels[name]
+                    topic.changed_position = NEVER
+        return gone
+
+    def _compare_messages(self, topic: ModelTopic, real: Topic, power: bool, durable: int) -> None:
+        end = real.queue.end_offset
+        assert end <= len(topic.messages), "offsets without messages"
+        for message in topic.messages[end:]:
+            assert power
+            assert message.position > durable, "a durable message has gone"
+        for channel in topic.channels.values():
+            for offset in range(end, len(topic.messages)):
+                channel.messages.pop(offset, None)
+        del topic.messages[end:]
+        stored: set[int] = set()
+        index = real.queue.index
+        for entry in index.rows(index.first_row, index.end_row):
+            if self.broker.log.find(entry.position) is not None:
+                stored.update(range(entry.first_offset, entry.end_offset))
+        needed = {
+            offset
+            for channel in topic.channels.values()
+            for offset, message in channel.messages.items()
+            if message.place is not Place.DONE
+        }
+        if not topic.channels:
+            needed = set(range(topic.backlog_offset, end))
+        for offset in set(range(end)) - stored:
+            message = topic.messages[offset]
+            if power and message.position > durable:
+                message.lost = topic.has_holes = True
+            assert message.lost or offset not in needed, f"the durable message {offset} has gone"
+
+    def _compare_channel(self, channel: ModelChannel, durable: int, power: bool) -> None:
+        real = self.real_channel(channel)
+        if channel.paused_position > durable:
+            channel.paused = real.paused
+        assert channel.paused == real.paused
+        if power:
+            channel.paused_position = channel.created_position = 0
+        channel.consumers.clear()
+        channel.message_count = channel.requeue_count = channel.timeout_count = 0
+        for offset, message in channel.messages.items():
+            place, due_ns, attempts = self._real_place(channel, real.cursor, offset)
+            where = f"{channel.topic.name}:{channel.name} {offset}"
+            if channel.topic.messages[offset].lost:
+                place = Place.DONE
+            elif message.place is Place.DONE:
+                if message.done_position <= durable:
+                    assert place is Place.DONE, f"{where} is finished, and back as {place}"
+            else:
+                assert place is not Place.DONE, f"{where} was {message.place}, and is gone"
+            wanted_ns = channel.topic.messages[offset].deliver_at_ns
+            if wanted_ns > self.clock.now_ns and not attempts and place is not Place.DONE:
+                hidden = offset >= channel.topic.limit
+                assert place is (Place.FRESH if hidden else Place.DEFERRED), where
+                assert hidden or due_ns == wanted_ns
+            assert attempts <= message.attempts, where
+            message.place, message.due_ns, message.attempts = place, due_ns, attempts
+            message.owner = None
+
+    def _real_place(
+        self, channel: ModelChannel, cursor: Cursor, offset: int
+    ) -> tuple[Place, int, int]:
+        """Where a message is, as the core has restored it."""
+        real = self.real_channel(channel)
+        straggler = cursor.stragglers.by_offset.get(offset)
+        if straggler is not None:
+            assert straggler.owner is None
+            ready = straggler.due_ns <= self.clock.now_ns
+            place = Place.READY if ready else Place.DEFERRED
+            return place, straggler.due_ns, straggler.attempts
+        deferred = channel.topic.messages[offset].deliver_at_ns
+        topic = self.real_topic(channel.topic)
+        void = any(first <= offset < end for first, end in topic.voids)
+        if offset < cursor.next or void or (deferred and offset < topic.limit):
+            return Place.DONE, 0, 0
+        assert real.cursor.window.floor <= offset
+        return Place.FRESH, 0, 0
+
+    # what always holds
+
+    @invariant()
+    def stands_where_the_model_stands(self) -> None:
+        if not hasattr(self, "broker"):
+            return
+        self.holds = False
+        self.settle()
+        assert set(self.broker.topics) == set(self.topics)
+        for topic in self.topics.values():
+            real = self.real_topic(topic)
+            assert set(real.channels) == set(topic.channels)
+            assert real.queue.end_offset == len(topic.messages)
+            assert real.paused == (topic.paused_at is not None)
+            assert real.depth == topic.depth
+            assert real.message_count == topic.message_count
+            assert real.message_bytes == topic.message_bytes
+            for channel in topic.channels.values():
+                self._compare_counts(channel, self.real_channel(channel))
+        assert self.lost == [] or any(topic.has_holes for topic in self.topics.values())
+        self.holds = True
+
+    def _compare_counts(self, channel: ModelChannel, real: Channel) -> None:
+        assert real.paused == channel.paused
+        assert real.in_flight_count == len(channel.all_in(Place.IN_FLIGHT))
+        assert real.requeue_count == channel.requeue_count
+        assert real.timeout_count == channel.timeout_count
+        assert real.message_count == channel.message_count
+        for consumer in channel.consumers:
+            known = self.real[consumer]
+            assert known.in_flight_count == len(consumer.in_flight)
+            assert known.message_count == consumer.delivered_count
+            assert known.finish_count == consumer.finished_count
+            assert known.requeue_count == consumer.requeued_count
+            for frame, copy in consumer.seen:
+                assert bytes(frame) == copy, "a frame has changed after it was sent"
+        if not channel.topic.has_holes:
+            assert real.deferred_count == len(channel.all_in(Place.DEFERRED))
+            assert real.depth == channel.depth
+        if not channel.paused and channel.depth and not channel.topic.has_holes:
+            for consumer in channel.consumers:
+                assert consumer.room <= 0, "a consumer waits, and so does a message"
+        next_ns = self.broker.schedule.next_ns()
+        if channel.earliest_ns < NEVER:
+            assert next_ns is not None, "nobody will look when it times out"
+            assert next_ns <= channel.earliest_ns

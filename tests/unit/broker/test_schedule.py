@@ -1,0 +1,68 @@
+"""Alarms, and how many of them are kept."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+from tests.unit.broker.core import SECOND_NS, Core
+
+from martlet.broker.schedule import Schedule
+
+HOUR_NS = 3600 * SECOND_NS
+
+
+def test_an_alarm_that_goes_between_near_and_far_leaves_nothing_behind() -> None:
+    schedule = Schedule()
+    called = 0
+
+    def call(now_ns: int) -> int:
+        nonlocal called
+        called += 1
+        return HOUR_NS
+
+    alarm = schedule.alarm(call)
+    alarm.at(HOUR_NS)
+    for now_ns in range(1, 5001):
+        alarm.at(now_ns)
+        schedule.run(now_ns)
+    assert called == 5000
+    assert len(schedule._heap) < 200
+    assert schedule.next_ns() == HOUR_NS
+    schedule.run(HOUR_NS)
+    assert called == 5001
+
+
+def test_many_alarms_are_called_once_each_and_in_order_though_the_heap_was_cleared() -> None:
+    schedule = Schedule()
+    called: list[int] = []
+
+    def alarm_of(number: int) -> None:
+        alarm = schedule.alarm(lambda now_ns: called.append(number))
+        for earlier in range(5):
+            alarm.at(10_000 - 1000 * earlier + number)
+        if number % 3 == 0:
+            alarm.cancel()
+
+    for number in range(500):
+        alarm_of(number)
+    while (time_ns := schedule.next_ns()) is not None:
+        schedule.run(time_ns)
+    assert called == [number for number in range(500) if number % 3]
+    assert schedule._heap == []
+    assert schedule._outdated_count == 0
+
+
+def test_deleted_channels_are_forgotten_though_their_messages_were_due_in_an_hour() -> None:
+    core = Core(segment_bytes=1 << 20)
+    core.channel("t", "stays")
+    seen = []
+    for number in range(500):
+        channel = core.channel("t", f"c{number}")
+        core.publish("t", b"later", delay_ns=HOUR_NS)
+        seen.append(weakref.ref(channel))
+        core.broker.topics["t"].delete_channel(channel.name)
+        del channel
+    core.broker.write_journal()
+    gc.collect()
+    assert sum(channel() is not None for channel in seen) < 200
