@@ -112,6 +112,9 @@ class Disk:
             return False
         if self._broker.log.failed is not None:
             return False
+        # Now, so that no flush that begins while the state is saved has a segment that is let go.
+        self._broker.log.flushed(job.flush)
+        self._on_durable()
         await self._loop.run_in_executor(self._thread, job.save)
         self.checkpoint_position = job.flush.position
         try:
