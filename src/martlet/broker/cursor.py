@@ -28,6 +28,7 @@ _ATTEMPTS_AT = 16
 """Where the attempts stand in a frame."""
 MOST_ATTEMPTS = 0xFFFF
 _SCHEDULE_ROWS = 4096
+_NOTHING = memoryview(b"")
 MOST_GRANT_BYTES = 1 << 19
 """A grant ends with the batch that passes this, so that one consumer never gets all at once."""
 
@@ -56,7 +57,7 @@ class Cursor:
         self._row = -1
         self._entry: Entry | None = None
         self._payload_end = 0
-        self._record: memoryview = memoryview(b"")
+        self._record: memoryview = _NOTHING
         self._ends: memoryview | None = None
 
     @property
@@ -118,7 +119,16 @@ class Cursor:
             window.grant(holder, entry.first_offset + end)
             taken += end - begin
             taken_bytes += len(part)
+        entry = self._entry
+        if entry is not None and window.next >= entry.end_offset:
+            self._let_record_go()
         return parts, taken
+
+    def _let_record_go(self) -> None:
+        """Keep no bytes of a batch that is through: an idle channel would hold its segment's room
+        on the disk, though the segment has gone.
+        """
+        self._record, self._ends = _NOTHING, None
 
     def _move(self, offset: int, limit: int) -> bool:
         """Make the batch that holds `next` the current one.
@@ -208,6 +218,7 @@ class Cursor:
         self._skip(offset)
         self.deferred_ahead = deferred_ahead
         self._entry = None
+        self._let_record_go()
 
 
 def _frame_ends(entry: Entry, payload_end: int, record: memoryview) -> memoryview:
