@@ -8,8 +8,10 @@ every 100 ms instead).
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
+
+_FEW = 64
 
 
 class Alarm:
@@ -25,13 +27,18 @@ class Alarm:
 
     def at(self, time_ns: int) -> None:
         """Ask to be called at a time, or earlier if that was asked before."""
-        if self.set_for_ns is None or time_ns < self.set_for_ns:
+        before_ns = self.set_for_ns
+        if before_ns is None or time_ns < before_ns:
             self.set_for_ns = time_ns
             self._schedule.push(time_ns, self)
+            if before_ns is not None:
+                self._schedule.outdate()
 
     def cancel(self) -> None:
         """Do not call."""
-        self.set_for_ns = None
+        if self.set_for_ns is not None:
+            self.set_for_ns = None
+            self._schedule.outdate()
 
 
 class Schedule:
@@ -40,6 +47,7 @@ class Schedule:
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Alarm]] = []
         self._order = count()
+        self._outdated_count = 0
         self.on_earlier: Callable[[int], None] = lambda time_ns: None
         """Called when something is due before all that was known."""
 
@@ -54,6 +62,17 @@ class Schedule:
         if first:
             self.on_earlier(time_ns)
 
+    def outdate(self) -> None:
+        """An entry's alarm was set anew: when most are like that, they leave, though their time
+        may be far.
+        """
+        self._outdated_count += 1
+        if self._outdated_count > len(self._heap) // 2 + _FEW:
+            live = {entry[2]: entry for entry in self._heap if entry[2].set_for_ns == entry[0]}
+            self._heap = list(live.values())
+            heapify(self._heap)
+            self._outdated_count = 0
+
     def next_ns(self) -> int | None:
         """When `run` should be called."""
         while self._heap:
@@ -61,6 +80,7 @@ class Schedule:
             if alarm.set_for_ns == time_ns:
                 return time_ns
             heappop(self._heap)
+            self._outdated_count -= 1
         return None
 
     def run(self, now_ns: int) -> None:
