@@ -36,6 +36,7 @@ ENTRY = np.dtype(
 assert ENTRY.itemsize == 40
 
 MOST_ROWS_IN_MEMORY = 4096
+_ROWS_AT_ONCE = 1 << 16
 _KEPT_ROWS = 256
 """How many rows stay in memory when the rest is written to the file."""
 
@@ -213,14 +214,15 @@ class Index:
 
     def count_deferred(self, first: int, end: int) -> int:
         """How many of the messages from offset `first` up to `end` are deferred ones."""
-        start, stop = self.find(first), self.find(end)
-        if start == stop == self.end_row:
-            return 0
-        rows = self.array(start, stop + 1)
-        rows = rows[rows["deliver_at_ns"] != 0]
-        begins = np.maximum(rows["first_offset"].astype(np.int64), first)
-        ends = np.minimum(rows["first_offset"].astype(np.int64) + rows["count"], end)
-        return int(np.maximum(ends - begins, 0).sum())
+        stop = min(self.find(end) + 1, self.end_row)
+        count = 0
+        for number in range(self.find(first), stop, _ROWS_AT_ONCE):
+            rows = self.array(number, min(number + _ROWS_AT_ONCE, stop))
+            rows = rows[rows["deliver_at_ns"] != 0]
+            begins = np.maximum(rows["first_offset"].astype(np.int64), first)
+            ends = np.minimum(rows["first_offset"].astype(np.int64) + rows["count"], end)
+            count += int(np.maximum(ends - begins, 0).sum())
+        return count
 
     def find_time(self, stored_at_ns: int) -> int:
         """The number of the first row stored at or after a time."""

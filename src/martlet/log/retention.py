@@ -8,19 +8,21 @@ finds the segment free.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from martlet.log.commitlog import CommitLog
-from martlet.log.index import Entry, Index
+from martlet.log.index import Entry, Index, Rows
 from martlet.log.storage import Segment
 
 CLEAN_BELOW = 0.25
 """A segment is cleaned when less than this part of it is needed."""
 CLEAN_FROM_SEGMENTS = 4
 """With fewer segments than this there is no need to clean."""
+
+_ROWS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -30,15 +32,19 @@ class Need:
     index: Index
     lowest_offset: int
 
+    def rows(self) -> Iterator[Rows]:
+        """The rows of those batches, some at a time: there may be millions."""
+        index = self.index
+        for start in range(index.find(self.lowest_offset), index.end_row, _ROWS_AT_ONCE):
+            yield index.array(start, start + _ROWS_AT_ONCE)
+
 
 def needed_bytes(segments: list[Segment], needs: Iterable[Need]) -> list[int]:
     """How many bytes of each segment are needed. `segments` are sorted by base."""
     bases = np.array([segment.base for segment in segments], np.uint64)
     total = np.zeros(len(segments), np.int64)
     for need in needs:
-        index = need.index
-        rows = index.array(index.find(need.lowest_offset), index.end_row)
-        if len(rows):
+        for rows in need.rows():
             places = np.searchsorted(bases, rows["position"], "right") - 1
             known = places >= 0
             lengths = rows["length"][known].astype(np.float64)
@@ -68,13 +74,13 @@ def clean(log: CommitLog, segment: Segment, needs: Iterable[Need]) -> int:
     end = segment.base + segment.capacity
     for need in needs:
         index = need.index
-        rows = index.array(index.find(need.lowest_offset), index.end_row)
-        inside = (rows["position"] >= segment.base) & (rows["position"] < end)
-        for row in rows[inside].tolist():
-            entry = Entry._make(row)
-            at = entry.position - segment.base
-            record = bytearray(segment.view[at : at + entry.length])
-            position = log.append_again(record)
-            index.move(entry.first_offset, position)
-            copied += len(record)
+        for rows in need.rows():
+            inside = (rows["position"] >= segment.base) & (rows["position"] < end)
+            for row in rows[inside].tolist():
+                entry = Entry._make(row)
+                at = entry.position - segment.base
+                record = bytearray(segment.view[at : at + entry.length])
+                position = log.append_again(record)
+                index.move(entry.first_offset, position)
+                copied += len(record)
     return copied
