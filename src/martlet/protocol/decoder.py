@@ -36,6 +36,8 @@ _SIZE = struct.Struct(">i")
 _CLOSE = Close()
 _NOP = Nop()
 _MOST_KNOWN_LINES = 1024
+_LONGEST_KNOWN_LINE_BYTES = 128
+"""Longer ones name more than a topic: a client could have much remembered."""
 _F = ord("F")
 _WITH_BODY = frozenset({b"IDENTIFY", b"AUTH", b"PUB", b"MPUB", b"DPUB"})
 
@@ -142,9 +144,10 @@ class Decoder:
             )
         if verb == "DPUB":
             return self._deferred(words, topic, buffer, at, body_at, end)
-        if len(self._known_lines) >= _MOST_KNOWN_LINES:
-            self._known_lines.clear()
-        self._known_lines[line] = (verb, topic)
+        if len(line) <= _LONGEST_KNOWN_LINE_BYTES:
+            if len(self._known_lines) >= _MOST_KNOWN_LINES:
+                self._known_lines.clear()
+            self._known_lines[line] = (verb, topic)
         return self._publish(verb, topic, buffer, at, body_at, end)
 
     def _publish(

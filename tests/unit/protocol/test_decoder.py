@@ -316,3 +316,15 @@ def test_it_says_how_many_bytes_it_waits_for(data: bytes, wanted: int) -> None:
 def test_a_client_that_hangs_up_in_the_middle_is_told(data: bytes, text: str | None) -> None:
     error = decoder().cut_off(bytearray(data + b"left over"), len(data))
     assert (None if error is None else str(error)) == text
+
+
+def test_lines_of_any_length_are_not_remembered() -> None:
+    """A client that says something else behind the topic each time costs no memory."""
+    reader = decoder()
+    for number in range(200):
+        line = b"PUB t " + b"%d" % number * 2000
+        buffer = bytearray(line + b"\n" + sized(b"x"))
+        decoded = reader.decode(buffer, 0, len(buffer))
+        assert decoded is not None
+        assert decoded[0] == Publish("PUB", "t", [b"x"], 1, None)
+    assert sum(map(len, reader._known_lines)) < 100_000
