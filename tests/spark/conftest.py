@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from martlet.spark.java import spark_session
+from martlet.spark.java import prepare_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,9 +16,22 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
+    """A session that was told nothing of Martlet: Spark has to find the source by itself."""
+    prepare_environment()
+    from pyspark.sql import SparkSession
+
     with warnings.catch_warnings():
         # py4j leaves the pipes of its Java to the collector.
         warnings.simplefilter("ignore", ResourceWarning)
-        session = spark_session("martlet tests")
+        session = (
+            SparkSession.builder.appName("martlet tests")
+            .master("local[2]")
+            .config("spark.sql.session.timeZone", "UTC")
+            .config("spark.sql.shuffle.partitions", 2)
+            .config("spark.ui.enabled", False)
+            # Nothing here runs for so long that the thorough compiler is worth its work.
+            .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+            .getOrCreate()
+        )
         yield session
         session.stop()

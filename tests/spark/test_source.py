@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
@@ -116,31 +115,3 @@ def test_bad_options_are_told(
 ) -> None:
     with pytest.raises(PySparkException, match=f"(?s){message}"):
         load(spark, broker, **options).count()
-
-
-def test_found_without_registration(broker: BrokerProcess, tmp_path: Path) -> None:
-    """As `spark-submit` of a script that knows nothing of Martlet but the format's name."""
-    import subprocess
-    import sys
-
-    script = tmp_path / "job.py"
-    script.write_text(
-        "import sys\n"
-        "from martlet.spark.java import prepare_environment\n"
-        "prepare_environment()\n"
-        "from pyspark.sql import SparkSession\n"
-        "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', False)"
-        ".getOrCreate()\n"
-        "rows = spark.read.format('martlet').option('addresses', sys.argv[1])"
-        ".option('topic', 't')\n"
-        "print('rows', rows.load().count())\n"
-        "spark.stop()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, script, broker.http_address],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert "rows 30000" in done.stdout, done.stdout + done.stderr
