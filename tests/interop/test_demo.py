@@ -23,13 +23,13 @@ async def test_consumers_get_all_though_another_channel_was_first(tmp_path: Path
     # What an archive's channel is here: a second channel has no backlog, so it must not come late.
     async with Broker(tmp_path) as broker, Consumer(TOPIC, "archive", broker.tcp_address):
         handling = Handling(broker.tcp_address, FLIGHTS)
-        publishing = Publishing(broker.tcp_address, messages(), handling, rate=100_000)
+        publishing = Publishing(broker.tcp_address, messages(), 100_000, {handling.finished: 0.1})
         told: list[int] = []
         publishing.on_acknowledged = told.append
         async with asyncio.timeout(60), handling, asyncio.TaskGroup() as group:
             group.create_task(handling.run())
             await publishing.run()
-            await handling.reach(FLIGHTS)
+            await handling.finished.reach(FLIGHTS)
             handling.stop()
     assert publishing.published == publishing.acknowledged == told[-1] == FLIGHTS
     assert bytes(publishing.answered) == handling.done == b"\1" * FLIGHTS
@@ -41,7 +41,7 @@ async def test_consumers_get_all_though_another_channel_was_first(tmp_path: Path
 async def test_publishing_waits_for_consumers_that_are_slow(tmp_path: Path) -> None:
     async with Broker(tmp_path) as broker:
         handling = Handling(broker.tcp_address, FLIGHTS)  # Nobody runs it.
-        publishing = Publishing(broker.tcp_address, messages(), handling, rate=100_000)
+        publishing = Publishing(broker.tcp_address, messages(), 100_000, {handling.finished: 0.1})
         running = asyncio.ensure_future(publishing.run())
         done, _ = await asyncio.wait([running], timeout=1.0)
         assert not done

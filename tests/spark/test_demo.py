@@ -77,14 +77,14 @@ def test_nothing_is_lost_and_all_adds_up(tmp_path: Path) -> None:
         output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output
 
-    # Killed in the middle of publishing and of consuming, by its own counts.
-    killed = re.search(
-        r"killed with SIGKILL, with ([\d,]+) flights acknowledged .* ([\d,]+) fin", output
-    )
+    # Killed in the middle of publishing, consuming and archiving, by its own counts.
+    counts = r"SIGKILL, with ([\d,]+) flights acknowledged .* ([\d,]+) finished, ([\d,]+) archived"
+    killed = re.search(counts, output)
     assert killed, output
-    acknowledged, finished = (int(text.replace(",", "")) for text in killed.groups())
+    acknowledged, finished, archived = (int(text.replace(",", "")) for text in killed.groups())
     assert FLIGHTS / 2 <= acknowledged < FLIGHTS * 0.75
     assert FLIGHTS * 0.35 <= finished < FLIGHTS * 0.75
+    assert 0 < archived < FLIGHTS
 
     # The account, and what the folder says of it.
     for label in ("flights", "published", "acknowledged", "finished", "archived"):

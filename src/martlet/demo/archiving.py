@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from martlet.demo.failure import DemoFailed
+from martlet.demo.mark import Mark
 from martlet.demo.place import Place
 from martlet.demo.report import CarrierLine, Report
 
@@ -53,11 +54,11 @@ class Archiving:
     """The process that archives.
 
     Attributes:
-        rows: how many rows are archived so far.
+        rows: the mark of how many rows are archived so far.
     """
 
     def __init__(self, http_address: str, place: Place) -> None:
-        self.rows = 0
+        self.rows = Mark()
         self._http_address = http_address
         self._place = place
         self._process: asyncio.subprocess.Process
@@ -122,7 +123,8 @@ class Archiving:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             told = json.loads(line)
-            self.rows = told.get("rows", self.rows)
+            if "rows" in told:
+                self.rows.rise(told["rows"])
             if "failed" in told:
                 raise DemoFailed(f"the archive failed: {told['failed']}")
             if "result" in told:

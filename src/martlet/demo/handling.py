@@ -13,6 +13,7 @@ from types import TracebackType
 
 from martlet.client import Consumer, Message
 from martlet.demo.flights import KEY
+from martlet.demo.mark import Mark
 from martlet.demo.report import CarrierLine, Report
 
 TOPIC = "flights"
@@ -34,7 +35,7 @@ class Handling:
     Attributes:
         deliveries: how many messages the handler was called with.
         failures: how many of these calls failed, on purpose.
-        finished: how many flights were handled to the end.
+        finished: the mark of how many flights were handled to the end.
         count: how many there are.
         consumers: the consumers.
     """
@@ -42,7 +43,7 @@ class Handling:
     def __init__(self, address: str, count: int) -> None:
         self.deliveries = 0
         self.failures = 0
-        self.finished = 0
+        self.finished = Mark()
         self.count = count
         self.consumers = [
             Consumer(TOPIC, CHANNEL, address, max_in_flight=IN_FLIGHT) for _ in range(CONSUMERS)
@@ -51,8 +52,6 @@ class Handling:
         self._failed = bytearray(count)
         self._finished = bytearray(count)
         self._sums: dict[str, list[int]] = {}
-        self._target = 0
-        self._reached = asyncio.Event()
 
     async def __aenter__(self) -> Handling:
         """Subscribe.
@@ -85,13 +84,6 @@ class Handling:
         for consumer in self.consumers:
             consumer.stop()
 
-    async def reach(self, count: int) -> None:
-        """Wait until so many flights are finished; for one at a time."""
-        if self.finished < count:
-            self._target = count
-            self._reached.clear()
-            await self._reached.wait()
-
     def handle(self, message: Message) -> None:
         """The handler. When it returns the message is finished; when it raises it comes back."""
         self.deliveries += 1
@@ -104,9 +96,7 @@ class Handling:
         if self._finished[row]:
             return
         self._finished[row] = 1
-        self.finished += 1
-        if self.finished == self._target:
-            self._reached.set()
+        self.finished.rise(self.finished.count + 1)
         self._add(flight["carrier"], flight["dep_delay"])
 
     def _add(self, carrier: str, delay_min: int | None) -> None:

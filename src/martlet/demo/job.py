@@ -21,6 +21,10 @@ from martlet.demo.place import Place
 from martlet.demo.publishing import Publishing
 
 ARCHIVE_CHANNEL = "archive"
+_LEAD = 0.1
+"""How far the feed may be ahead of the consumers, as a part of all flights."""
+_ARCHIVE_LEAD = 0.4
+"""The same for the archive, which does not write a little at a time."""
 
 
 @dataclass
@@ -73,7 +77,10 @@ class Job:
             board.say(f"source: {flights.count:,} flights read")
             handling = Handling(broker.process.tcp_address, flights.count)
             publishing = Publishing(
-                broker.process.tcp_address, flights.messages, handling, self._rate
+                broker.process.tcp_address,
+                flights.messages,
+                self._rate,
+                {handling.finished: _LEAD, archiving.rows: _ARCHIVE_LEAD},
             )
             try:
                 async with asyncio.TaskGroup() as group:
@@ -111,14 +118,14 @@ class Job:
         await broker.settle(TOPIC, ARCHIVE_CHANNEL)
         board.say("archive: the query is running; publishing begins")
         board.add("acknowledged", total, lambda: publishing.acknowledged)
-        board.add("finished", total, lambda: handling.finished)
-        board.add("archived", total, lambda: archiving.rows)
+        board.add("finished", total, lambda: handling.finished.count)
+        board.add("archived", total, lambda: archiving.rows.count)
         async with handling, asyncio.TaskGroup() as group:
             group.create_task(handling.run())
             group.create_task(self._kill(broker, archiving, publishing, handling))
             await publishing.run()
             board.say(f"every one of {total:,} flights was answered OK")
-            await handling.reach(total)
+            await handling.finished.reach(total)
             stored = seen.stored = await broker.stored(TOPIC)
             seen.left = await broker.settle(TOPIC, CHANNEL)
             handling.stop()
@@ -141,7 +148,7 @@ class Job:
         on_the_way = publishing.published - publishing.acknowledged
         counts = (
             f"{publishing.acknowledged:,} flights acknowledged and {on_the_way:,} on their way,"
-            f" {handling.finished:,} finished, {archiving.rows:,} archived"
+            f" {handling.finished.count:,} finished, {archiving.rows.count:,} archived"
         )
         killed_s = self._board.seconds
         await broker.kill()

@@ -1,24 +1,24 @@
 """Publishing the flights, as a feed brings them: at a steady pace, and never far ahead.
 
 The broker takes the year's flights in a second.  So that there is a middle in which everybody is
-at work, they come at a rate; and so that it is the middle for the consumers too, however slow the
-machine is, the feed waits where it is more than a tenth ahead of them.
+at work, they come at a rate; and so that it is the middle for those who read too, however slow the
+machine is, the feed waits where it is too far ahead of one of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from martlet.client import Producer
-from martlet.demo.handling import TOPIC, Handling
+from martlet.demo.handling import TOPIC
+from martlet.demo.mark import Mark
 
 SLICE = 100
 """How many flights are published in one call."""
 CALLS = 32
 """How many calls may wait for their OK at once."""
 _LEAST_REST_S = 0.05
-_LEAD = 10
 
 
 class Publishing:
@@ -32,16 +32,23 @@ class Publishing:
     """
 
     def __init__(
-        self, address: str, messages: list[bytes], handling: Handling, rate: float
+        self, address: str, messages: list[bytes], rate: float, leads: Mapping[Mark, float]
     ) -> None:
+        """Take the settings.
+
+        Args:
+            address: the broker's.
+            messages: what to publish.
+            rate: how many of them a second at most.
+            leads: how far to be ahead of each of these at most, as a part of all messages.
+        """
         self.published = 0
         self.acknowledged = 0
         self.answered = bytearray(len(messages))
         self.on_acknowledged: Callable[[int], None] = lambda _count: None
         self._address = address
         self._messages = messages
-        self._handling = handling
-        self._lead = max(len(messages) // _LEAD, SLICE)
+        self._leads = {mark: max(int(len(messages) * part), SLICE) for mark, part in leads.items()}
         self._interval_s = SLICE / rate
 
     async def run(self) -> None:
@@ -58,7 +65,8 @@ class Publishing:
                 wait_s = due_s - loop.time()
                 if wait_s > _LEAST_REST_S:
                     await asyncio.sleep(wait_s)
-                await self._handling.reach(start - self._lead)
+                for mark, lead in self._leads.items():
+                    await mark.reach(start - lead)
                 await calls.acquire()
                 group.create_task(self._publish(producer, start, calls))
                 # Each call in a command of its own: what is published in one turn goes in one.
