@@ -19,6 +19,12 @@ from martlet.log.storage import Segment, Storage
 
 _DROP_ROWS = 1 << 14
 """An index file is begun anew when so many of its rows, and half of all, are not needed."""
+MOST_SYNCED = 64
+"""How many index files one checkpoint makes durable: flushes, and a stop, wait for that.
+
+Those of which that was not done may be lost in a power cut; a start finds that out, and makes them
+from the log.
+"""
 
 
 @dataclass
@@ -85,13 +91,13 @@ def begin_checkpoint(broker: Broker) -> CheckpointJob:
 
 
 def _write_indexes(broker: Broker) -> list[str]:
-    """Write all rows of the indexes to their files. Returns the files to be made durable."""
-    names = []
+    """Write all rows of the indexes to their files. Returns some files to be made durable."""
+    names: list[str] = []
     for topic in broker.topics.values():
         index = topic.queue.index
         if not topic.ephemeral:
             index.write()
-            if not index.synced:
+            if not index.synced and len(names) < MOST_SYNCED:
                 names.append(index.name)
                 index.synced = True
     return names

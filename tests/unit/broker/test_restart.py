@@ -10,7 +10,7 @@ from tests.unit.broker.core import SECOND_NS, Core
 
 from martlet.broker.broker import Broker
 from martlet.broker.errors import WritesRefused
-from martlet.broker.upkeep import begin_checkpoint, end_checkpoint
+from martlet.broker.upkeep import MOST_SYNCED, begin_checkpoint, end_checkpoint
 from martlet.log.record import FRAME_HEADER_BYTES, HEADER_BYTES, Kind, read_header
 from martlet.log.recovery import Report, scan
 
@@ -490,3 +490,22 @@ def test_records_of_the_log_name_their_run() -> None:
         assert record is not None
         epochs.append(read_header(record, 0, entry.position).epoch)
     assert epochs == [first, first + 1]
+
+
+def test_a_checkpoint_of_many_topics_waits_for_few_of_their_indexes() -> None:
+    """A stop took seconds, a second for each few hundred topics; the others come from the log."""
+    core = Core(segment_bytes=1 << 20)
+    for number in range(4 * MOST_SYNCED):
+        core.publish(f"t{number}", b"%d" % number)
+    job = begin_checkpoint(core.broker)
+    assert len(job.names) == MOST_SYNCED
+    job.flush.run()
+    job.save()
+    end_checkpoint(core.broker, job)
+    core.kill(power=True)
+    for number in range(4 * MOST_SYNCED):
+        assert core.client(f"t{number}").ready(1).bodies == [b"%d" % number]
+    assert core.lost == []
+    for _ in range(4):
+        core.checkpoint()
+    assert begin_checkpoint(core.broker).names == [], "in the end all are durable"
