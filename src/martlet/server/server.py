@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 RECEIVE_BYTES = 1 << 18
 _FILES_BESIDE_CONNECTIONS = 64
-_ROLLS_BEFORE_CHECKPOINT = 4
 
 
 class Server:
@@ -193,9 +192,13 @@ class Server:
         async def repeat() -> None:
             while True:
                 await asyncio.sleep(interval_ns / 1e9)
-                result = call()
-                if asyncio.iscoroutine(result):
-                    await result
+                try:
+                    result = call()
+                    if asyncio.iscoroutine(result):
+                        await result
+                except Exception:
+                    # Or it would never be done again, and nobody would hear of it.
+                    self.log.exception("%r failed; it is tried again", call)
 
         self._tasks.append(self.loop.create_task(repeat()))
 

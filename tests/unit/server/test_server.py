@@ -1,0 +1,33 @@
+"""What the server does every so often."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from martlet.testing import Broker
+
+
+async def test_what_failed_once_for_an_unforeseen_reason_is_told_and_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The journal, and with it what is finished, would never be written again, in silence."""
+    async with Broker(tmp_path, journal_interval_ns=10_000_000) as broker:
+        core = broker.server.broker
+        again = asyncio.Event()
+        calls = 0
+
+        def write_journal() -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                raise KeyError("unforeseen")
+            again.set()
+
+        with monkeypatch.context() as patched, caplog.at_level(logging.ERROR):
+            patched.setattr(core, "write_journal", write_journal)
+            await asyncio.wait_for(again.wait(), 10)
+        told = [record for record in caplog.records if record.exc_info]
+        assert [str(record.exc_info[1]) for record in told if record.exc_info] == ["'unforeseen'"]
+        assert "_keep_journal" in told[0].getMessage()
