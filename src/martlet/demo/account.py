@@ -135,11 +135,11 @@ class Account:
         yield "acknowledged", self.acknowledged, "answered OK"
         stored = self.stored
         twice = None if stored is None else stored - self.acknowledged
-        yield "stored twice", twice, "sent again after the kill, as the OK was lost"
+        yield "stored twice", twice, "sent again after the kill: their OK was lost"
         yield "finished", self.finished, "by four consumers"
         again = None if stored is None else self.deliveries - stored
         rest = "" if again is None else f", {again - self.failures:,} after the kill"
-        yield "redelivered", again, f"{self.failures:,} that failed on purpose{rest}"
+        yield "redelivered", again, f"{self.failures:,} failed on purpose{rest}"
         yield "left on the channel", self.left, ""
         rows = f"in {self.found.rows:,} rows" if self.found else ""
         yield "archived", self.found.flights if self.found else None, rows

@@ -43,7 +43,7 @@ def test_nothing_is_wrong_where_all_adds_up() -> None:
     assert GOOD.lost == frozenset()
     text = shown(GOOD)
     assert "stored twice 1 " in text
-    assert "redelivered 4 1 that failed on purpose, 3 after the kill" in text
+    assert "redelivered 4 1 failed on purpose, 3 after the kill" in text
     assert "archived 4 in 5 rows" in text
     assert "lost 0" in text
 
