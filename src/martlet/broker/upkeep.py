@@ -7,6 +7,7 @@ crash at any moment finds either the old state with its segments or the new one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from martlet.broker.broker import Broker
@@ -19,6 +20,7 @@ from martlet.log.storage import Segment, Storage
 
 _DROP_ROWS = 1 << 14
 """An index file is begun anew when so many of its rows, and half of all, are not needed."""
+_WRITTEN_AT_ONCE = 8
 MOST_SYNCED = 64
 """How many index files one checkpoint makes durable: flushes, and a stop, wait for that.
 
@@ -53,6 +55,22 @@ def needs(broker: Broker) -> list[Need]:
         for topic in broker.topics.values()
         if (lowest := topic.lowest_needed) < topic.queue.end_offset
     ]
+
+
+def write_some_indexes(broker: Broker) -> Iterator[None]:
+    """Write the new rows of all indexes, few files at a time, so that `begin_checkpoint` has few
+    left: with thousands of new topics it would stop the broker for seconds.
+
+    Raises OSError.
+    """
+    written = 0
+    for topic in list(broker.topics.values()):
+        index = topic.queue.index
+        if index.has_unwritten and not topic.ephemeral and broker.by_id.get(topic.id) is topic:
+            index.write_new()
+            written += 1
+            if written % _WRITTEN_AT_ONCE == 0:
+                yield
 
 
 def begin_checkpoint(broker: Broker) -> CheckpointJob:

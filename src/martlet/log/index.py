@@ -124,7 +124,7 @@ class Index:
         self._tail.append(entry)
         if len(self._tail) % MOST_ROWS_IN_MEMORY == 0:
             with suppress(OSError):
-                self._write_new()
+                self.write_new()
 
     def write(self) -> None:
         """Write to the file what is not yet in it; keep the newest rows in memory too.
@@ -137,9 +137,18 @@ class Index:
             self.synced = False
             self._storage.write_at(self.name, row, (number - self.first_row) * ENTRY.itemsize)
         self._moved.clear()
-        self._write_new()
+        self.write_new()
 
-    def _write_new(self) -> None:
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether there are rows that are not yet in the file."""
+        return self._stored_end < self.end_row
+
+    def write_new(self) -> None:
+        """Write them, and none of those that the last checkpoint vouches for.
+
+        Raises OSError.
+        """
         unwritten = self._tail[self._stored_end - self._tail_row :]
         if unwritten:
             rows = np.array(unwritten, ENTRY)

@@ -13,7 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from martlet.broker.broker import Broker
 from martlet.broker.errors import WritesRefused
-from martlet.broker.upkeep import CheckpointJob, begin_checkpoint, end_checkpoint
+from martlet.broker.upkeep import (
+    CheckpointJob,
+    begin_checkpoint,
+    end_checkpoint,
+    write_some_indexes,
+)
 from martlet.log.commitlog import FlushJob
 
 _REST = 4
@@ -94,6 +99,8 @@ class Disk:
             return False
         self._checkpointing = True
         try:
+            for _ in write_some_indexes(self._broker):
+                await asyncio.sleep(0)
             job = begin_checkpoint(self._broker)
             return await self._run_checkpoint(job)
         except OSError as error:
