@@ -125,10 +125,11 @@ class Topic:
 
     @property
     def lowest_needed(self) -> int:
-        """Below this offset, no channel needs a message any more."""
+        """Below this offset, no channel needs a message any more, and no new one will."""
         if not self.channels:
             return self.backlog_offset
-        return min(channel.cursor.lowest_needed for channel in self.channels.values())
+        lowest = min(channel.cursor.lowest_needed for channel in self.channels.values())
+        return min(lowest, self.limit)
 
     def describe(self) -> Description:
         """The topic as the journal tells it, without its channels.

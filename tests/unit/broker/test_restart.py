@@ -354,6 +354,19 @@ def test_the_segment_that_is_written_is_kept_when_it_is_exactly_full() -> None:
     assert core.client("t").ready(1).bodies == [b"more"]
 
 
+def test_what_a_paused_topic_keeps_stays_for_channels_still_to_come() -> None:
+    core = Core()
+    reader = core.channel("t", "reader")
+    core.broker.topics["t"].set_paused(True)
+    bodies = core.fill("t", 4)
+    reader.advance(len(bodies))
+    core.checkpoint()
+    late = core.client("t", "late").ready(1000)
+    core.broker.topics["t"].set_paused(False)
+    assert late.bodies == bodies
+    assert core.lost == []
+
+
 def test_a_forgotten_channel_of_a_small_topic_does_not_pin_segments() -> None:
     core = Core()
     core.channel("small", "forgotten")
