@@ -51,8 +51,6 @@ class Cursor:
         """How many messages from `next` on are deferred ones, which do not come from there."""
         self.journal_number = 0
         """The number of the last entry in the journal."""
-        self.lost_count = 0
-        """Messages that could not be read from the log any more."""
         self.on_lost: Callable[[int, int, str], None] = lambda first, end, why: None
         self._row = -1
         self._entry: Entry | None = None
@@ -155,7 +153,6 @@ class Cursor:
         try:
             self._payload_end, self._record = self._read(entry)
         except BadRecord as error:
-            self.lost_count += entry.end_offset - offset
             self.on_lost(offset, entry.end_offset, str(error))
             self._skip(entry.end_offset)
             return False

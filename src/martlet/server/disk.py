@@ -44,7 +44,6 @@ class Disk:
         self._checkpointing = False
         self.checkpoint_position = -1
         """Up to where the newest checkpoint tells everything."""
-        self.flush_count = 0
         self._began = 0.0
         self._rested_at = 0.0
 
@@ -73,7 +72,6 @@ class Disk:
 
     def _flushed(self, job: FlushJob, done: asyncio.Future[None]) -> None:
         self.flushing = False
-        self.flush_count += 1
         now = self._loop.time()
         self._rested_at = now + _REST * (now - self._began)
         if self._ended_well(done) and self._broker.log.failed is None:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from martlet.server.http import HttpDoor
 
 RECEIVE_BYTES = 1 << 18
-_FILES_BESIDE_CONNECTIONS = 64
 
 
 class Server:
@@ -58,14 +57,12 @@ class Server:
         self.connections: set[Connection] = set()
         self.receive_buffer = bytearray(RECEIVE_BYTES)
         self.receive_view = memoryview(self.receive_buffer)
-        self.refused_count = 0
         self._staged: dict[Connection, None] = {}
         self._awaiting: dict[Connection, None] = {}
         self._settled: list[tuple[Receipt, asyncio.Future[None]]] = []
         self._turn_planned = False
         self._sync = options.flush == "sync"
         self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_ns = 0
         self._flushed_count = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._http: HttpDoor | None = None
@@ -212,7 +209,6 @@ class Server:
         most = self.options.max_connections
         self.connections.add(connection)
         if most and len(self.connections) > most:
-            self.refused_count += 1
             self.log.warning(
                 "TCP: refusing %s: --max-connections is %d", connection.remote_address, most
             )
