@@ -7,6 +7,7 @@ messages gets the batch's receipt, which says after the commit where it was stor
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from martlet.broker.errors import WritesRefused
 from martlet.log.batch import Batch
@@ -14,6 +15,8 @@ from martlet.log.commitlog import CommitLog
 from martlet.log.index import Entry, Index
 from martlet.log.record import FRAME_HEADER_BYTES
 
+_entry = partial(tuple.__new__, Entry)
+"""Makes one of a tuple, without a call in Python."""
 ID_MASK = (1 << 64) - 1
 MOST_BATCH_BYTES = 1 << 20
 """A batch that has grown this large is appended at once."""
@@ -85,6 +88,16 @@ class Queue:
         Raises ValueError where it is no id at all.
         """
         return (int(message_id, 16) - self.id_base) & ID_MASK
+
+    def append(self, body: bytes | memoryview, now_ns: int) -> None:
+        """Append one message by itself, when nothing is staged. Raises WritesRefused."""
+        assert self.batch is None
+        offset = self.end_offset
+        id = self.id_base + offset
+        position, length = self._log.append_lone(body, id, self.topic, self.number, offset, now_ns)
+        self.index.add(_entry((offset, position, 1, length, now_ns, 0)))
+        self.end_offset = offset + 1
+        self.message_bytes += len(body)
 
     def begin(self, scratch: list[Batch], now_ns: int) -> Batch:
         """Begin to stage. `scratch` holds batches that may be used again."""

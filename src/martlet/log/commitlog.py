@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from martlet.log.lone import Lone, lone_length
 from martlet.log.record import (
     HEADER_BYTES,
     Flag,
@@ -89,6 +90,7 @@ class CommitLog:
         self._bases = [segment.base for segment in segments]
         self._dirty = [s for s in segments if s.base + s.capacity > durable_position]
         self._rolling = False
+        self._lone = Lone()
         self._head_bytes = 0
         if not segments or position > segments[-1].base + segments[-1].capacity:
             self._begin_segment(position, segment_bytes)
@@ -134,6 +136,29 @@ class CommitLog:
         )
         self._write(record)
         return position
+
+    def append_lone(
+        self,
+        body: bytes | memoryview,
+        id: int,
+        topic: int,
+        queue: int,
+        offset: int,
+        stored_at_ns: int,
+    ) -> tuple[int, int]:
+        """Lay out, seal and write a batch of one message. Returns its position and length.
+
+        Raises:
+            WritesRefused: as `append_batch`.
+        """
+        length = lone_length(len(body))
+        if self.failed is not None or self.position + length > self._end:
+            self.make_room(length, journal=False)
+        position = self.position
+        self._write(
+            self._lone.record(body, id, position, self.epoch, topic, queue, offset, stored_at_ns)
+        )
+        return position, length
 
     def append_journal(self, kind: Kind, payload: bytes, *, topic: int, stored_at_ns: int) -> int:
         """Write a journal entry. Returns its position.

@@ -68,11 +68,11 @@ HEADER = np.dtype(
         ("reserved", "<u8"),
     ]
 )
-_STRUCT = struct.Struct("<IIIBBHQIIIIQqqIIQ")
+HEADER_STRUCT = struct.Struct("<IIIBBHQIIIIQqqIIQ")
 _CRC = struct.Struct("<I")
 _PLACE = struct.Struct("<I12xQI36xI")
 """Of a header: magic, position, epoch and payload length."""
-assert HEADER.itemsize == HEADER_BYTES == _STRUCT.size
+assert HEADER.itemsize == HEADER_BYTES == HEADER_STRUCT.size
 
 
 class Kind(IntEnum):
@@ -163,7 +163,7 @@ def seal(
     length = len(record)
     assert length % 8 == 0
     assert position % 8 == 0
-    _STRUCT.pack_into(
+    HEADER_STRUCT.pack_into(
         record, 0, MAGIC, 0, length, VERSION, kind, flags, position, epoch, topic, queue, count,
         first_offset, stored_at_ns, deliver_at_ns, payload_length, properties_length, 0,
     )  # fmt: skip
@@ -172,10 +172,10 @@ def seal(
 
 def seal_again(record: bytearray, *, position: int, epoch: int, flags: int) -> None:
     """Give a copied record a new place, epoch and flags, as cleaning does."""
-    header = Header._make(_STRUCT.unpack_from(record))
+    header = Header._make(HEADER_STRUCT.unpack_from(record))
     assert header.length == len(record)
     fields = header._replace(position=position, epoch=epoch, flags=flags)
-    _STRUCT.pack_into(record, 0, *fields)
+    HEADER_STRUCT.pack_into(record, 0, *fields)
     _CRC.pack_into(record, 4, crc32c(memoryview(record)[8:]))
 
 
@@ -206,7 +206,7 @@ def read_header(data: Bytes, at: int, position: int) -> Header:
     view = memoryview(data)
     if len(view) - at < HEADER_BYTES:
         raise BadRecord(f"position {position}: only {len(view) - at} bytes left")
-    header = Header._make(_STRUCT.unpack_from(view, at))
+    header = Header._make(HEADER_STRUCT.unpack_from(view, at))
     if header.magic != MAGIC:
         raise BadRecord(f"position {position}: no record (magic {header.magic:#010x})")
     if header.version != VERSION:

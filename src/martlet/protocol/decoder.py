@@ -29,6 +29,8 @@ from martlet.protocol.nsq_v2 import (
     quoted,
 )
 
+LONGEST_LONE_BYTES = 1 << 14
+"""A longer body gains nothing by being recognised as a lone one."""
 FEW = 4
 """Shorter runs than this are quicker one by one."""
 
@@ -58,6 +60,7 @@ class Decoder:
         self.limits = limits
         self.state = State.INIT
         self.wanted_bytes = 0
+        self.longest_lone = min(limits.max_msg_size, LONGEST_LONE_BYTES)
         self._is_valid_name = is_valid_name
         self._known_lines: dict[bytes, tuple[str, str]] = {}
 
@@ -87,6 +90,20 @@ class Decoder:
         if words[0] in _WITH_BODY:
             return self._with_body(words, line, buffer, at, newline + 1, end)
         return self._plain(words), newline + 1
+
+    def lone_publish(self, buffer: bytearray, end: int) -> tuple[str, int] | None:
+        """The topic of a PUB and where its body begins, if it is all that the buffer holds and not
+        the first with its line; None says nothing of what else it may be.
+        """
+        newline = buffer.find(b"\n", 0, _LONGEST_KNOWN_LINE_BYTES)
+        known = self._known_lines.get(bytes(buffer[:newline])) if newline > 0 else None
+        if known is None or known[0] != "PUB":
+            return None
+        start = newline + 5
+        size = end - start
+        if not 0 < size <= self.longest_lone or _SIZE.unpack_from(buffer, newline + 1)[0] != size:
+            return None
+        return known[1], start
 
     def _plain(self, words: list[bytes]) -> Command:
         """A command that is only a line."""

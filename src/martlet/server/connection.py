@@ -40,6 +40,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, server: Server) -> None:
         self._server = server
         self._broker = server.broker
+        self._turns = server.turns
         self._decoder = Decoder(server.limits, is_valid_name)
         self._own: bytearray | None = None
         self._filled = 0
@@ -162,7 +163,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes have come."""
+        self._turns.heard()
         if self._own is None:
+            if self._publish_lone(nbytes):
+                return
             buffer, end = self._server.receive_buffer, nbytes
         else:
             buffer, end = self._own, self._filled + nbytes
@@ -270,6 +274,31 @@ class Connection(asyncio.BufferedProtocol):
             raise v2.ProtocolError("E_SUB_FAILED", f"SUB failed {error}") from error
         self._decoder.state = v2.State.SUBSCRIBED
         self._reply(v2.OK)
+
+    def _publish_lone(self, nbytes: int) -> bool:
+        """Append and answer a PUB that came by itself at once, instead of at the turn's end.
+
+        Returns False where what has come goes the usual way: it is something else, or has to wait.
+        """
+        server = self._server
+        if self._owed or self._turns.crowded or not server.answers_at_once or not self._greeted:
+            return False
+        lone = self._decoder.lone_publish(server.receive_buffer, nbytes)
+        if lone is None:
+            return False
+        name, start = lone
+        topic = self._broker.topics.get(name)
+        if topic is None:
+            return False
+        self._heard = True
+        try:
+            self._broker.append(topic, server.receive_view[start:nbytes])
+        except WritesRefused as error:
+            self._refuse(v2.ProtocolError("E_PUB_FAILED", f"PUB failed {error}"))
+            return True
+        self.message_counters[name] = self.message_counters.get(name, 0) + 1
+        self._transport.write(v2.OK)
+        return True
 
     def _publish(self, command: v2.Publish) -> None:
         now = 0

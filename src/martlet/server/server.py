@@ -28,6 +28,7 @@ from martlet.server.connection import Connection
 from martlet.server.disk import Disk
 from martlet.server.identity import broker_identity
 from martlet.server.listener import listen, port_of, remove, serve, shown
+from martlet.server.turn import Turns
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
@@ -60,8 +61,9 @@ class Server:
         self._staged: dict[Connection, None] = {}
         self._awaiting: dict[Connection, None] = {}
         self._settled: list[tuple[Receipt, asyncio.Future[None]]] = []
-        self._turn_planned = False
         self._sync = options.flush == "sync"
+        self.answers_at_once = not self._sync
+        """Whether what is written may be answered, with no flush to wait for."""
         self._alarm: asyncio.TimerHandle | None = None
         self._flushed_count = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -73,6 +75,7 @@ class Server:
     async def start(self) -> None:
         """Open the data folder and the doors. Raises OSError where one cannot be opened."""
         self.loop = asyncio.get_running_loop()
+        self.turns = Turns(self.loop.call_soon, self._turn)
         options = self.options
         self.data_path = Path(options.data_path or ".").absolute()
         with ExitStack() as undo:
@@ -238,13 +241,9 @@ class Server:
     def staged(self, connection: Connection) -> None:
         """A connection has staged messages in this turn."""
         self._staged[connection] = None
-        if not self._turn_planned:
-            self._turn_planned = True
-            self.loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         """Commit what was staged and answer for it."""
-        self._turn_planned = False
         self.broker.commit()
         if self._staged:
             staged, self._staged = self._staged, {}
@@ -254,9 +253,10 @@ class Server:
             else:
                 for connection in staged:
                     connection.settle(None)
-                unflushed = self.broker.stored_count - self._flushed_count
-                if unflushed >= self.options.sync_every and self.disk.rested:
-                    self._keep_flushed()
+        if not self._sync:
+            unflushed = self.broker.stored_count - self._flushed_count
+            if unflushed >= self.options.sync_every and self.disk.rested:
+                self._keep_flushed()
         if self._settled:
             self._durable()
         if self._sync and self._awaiting:
@@ -288,9 +288,7 @@ class Server:
         """Return when the flush mode's promise holds for a receipt. Raises WritesRefused."""
         future: asyncio.Future[None] = self.loop.create_future()
         self._settled.append((receipt, future))
-        if not self._turn_planned:
-            self._turn_planned = True
-            self.loop.call_soon(self._turn)
+        self.turns.heard()
         if self._sync:
             self.loop.call_soon(self.disk.flush)
         await future

@@ -328,3 +328,37 @@ def test_lines_of_any_length_are_not_remembered() -> None:
         assert decoded is not None
         assert decoded[0] == Publish("PUB", "t", [b"x"], 1, None)
     assert sum(map(len, reader._known_lines)) < 100_000
+
+
+def test_a_lone_publish_is_recognised_once_its_line_is_known() -> None:
+    """Whatever else it could be, or where more or less has come, is left to `decode`."""
+    decoder = Decoder(LIMITS, is_valid_name)
+    data = b"PUB t\n" + struct.pack(">i", 5) + b"hello"
+    room = bytearray(data + b"\n" * 40000)
+    assert decoder.lone_publish(room, len(data)) is None
+    decoder.decode(bytearray(data), 0, len(data))
+    assert decoder.lone_publish(room, len(data)) == ("t", len(data) - 5)
+    for end in (*range(1, len(data)), len(data) + 1, 2 * len(data)):
+        assert decoder.lone_publish(room, end) is None
+    for other in (
+        b"PUB u\n" + data[6:],
+        b"MPUB t\n" + data[6:],
+        b"PUB t\r\n" + data[6:],
+        b"PUB t\n\0\0\0\0",
+        b"PUB t\n\xff\xff\xff\xffhello",
+        b"NOP\n",
+        b"\n",
+        b"x" * 5000,
+    ):
+        assert decoder.lone_publish(bytearray(other), len(other)) is None
+
+
+def test_a_lone_publish_beyond_the_limit_is_left_to_the_decoder_which_refuses_it() -> None:
+    decoder = Decoder(LIMITS._replace(max_msg_size=4), is_valid_name)
+    small = bytearray(b"PUB t\n\0\0\0\4four")
+    decoder.decode(small, 0, len(small))
+    assert decoder.lone_publish(small, len(small)) is not None
+    large = bytearray(b"PUB t\n\0\0\0\5large")
+    assert decoder.lone_publish(large, len(large)) is None
+    with pytest.raises(ProtocolError, match="too big 5 > 4"):
+        decoder.decode(large, 0, len(large))

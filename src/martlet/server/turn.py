@@ -1,0 +1,95 @@
+"""The turn: one round of the event loop, and what is done once for all that it brings.
+
+Whoever gets bytes says so; at the turn's end the broker commits what was staged and answers.
+
+After a turn the loop looks for more bytes for a moment before it sleeps (busy polling).  To put a
+thread to sleep and to wake it costs more than to answer a lone message, above all in a virtual
+machine.  How long to look is learned, as Linux does for its idle processors
+(https://docs.kernel.org/virt/guest-halt-polling.html): bytes that come soon after the loop went
+to sleep open the window, each look in vain halves it.  So an idle broker sleeps, and so does one
+that hears something a thousand times a second.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from time import monotonic_ns
+
+LONGEST_NS = 100_000
+"""The longest window; what comes so soon after the loop went to sleep opens it."""
+SHORTEST_NS = 10_000
+"""A shorter window is closed."""
+FEW = 4
+"""So many connections that speak in one turn are better served one by one."""
+
+
+class Turns:
+    """The turns of a loop.
+
+    Args:
+        call_soon: the loop's: what it is given is called in the next round.
+        end: called at the end of each turn.
+        clock: nanoseconds, never going back.
+        give_way: called in each vain round, so that whoever waits for the processor gets it.
+    """
+
+    __slots__ = (
+        "_awake",
+        "_call_soon",
+        "_clock",
+        "_end",
+        "_give_way",
+        "_heard_count",
+        "_since_ns",
+        "_window_ns",
+        "crowded",
+    )
+
+    def __init__(
+        self,
+        call_soon: Callable[[Callable[[], None]], object],
+        end: Callable[[], None],
+        clock: Callable[[], int] = monotonic_ns,
+        give_way: Callable[[], None] = os.sched_yield,
+    ) -> None:
+        self._call_soon = call_soon
+        self._end = end
+        self._clock = clock
+        self._give_way = give_way
+        self._awake = False
+        self._heard_count = 0
+        self._since_ns = 0
+        self._window_ns = 0
+        self.crowded = False
+        """Whether many connections spoke in the last turn."""
+
+    def heard(self) -> None:
+        """Bytes have come: see that the turn ends, and look for more after it."""
+        self._heard_count += 1
+        if not self._awake:
+            self._awake = True
+            if self._clock() - self._since_ns < LONGEST_NS:
+                self._window_ns = LONGEST_NS
+            self._call_soon(self._round)
+
+    def _round(self) -> None:
+        """One round of the loop, before it asks for bytes."""
+        heard_count = self._heard_count
+        if heard_count:
+            self._heard_count = 0
+            self.crowded = heard_count > FEW
+            self._end()
+            self._since_ns = self._clock()
+        elif self._clock() - self._since_ns < self._window_ns:
+            self._give_way()
+        else:
+            half_ns = self._window_ns // 2
+            self._window_ns = half_ns if half_ns >= SHORTEST_NS else 0
+            self._since_ns = self._clock()
+            self._awake = False
+            return
+        if self._window_ns:
+            self._call_soon(self._round)
+        else:
+            self._awake = False
