@@ -16,9 +16,13 @@ class World:
         self.now_ns = 10**12
         self.ended = self.gave_way = 0
         self.planned: list[Callable[[], None]] = []
-        self.turns = Turns(
-            lambda call: self.planned.append(call), self._end, lambda: self.now_ns, self._give_way
-        )
+        self.turns = Turns(self._plan, self._end, lambda: self.now_ns, self._give_way)
+
+    def _plan(self, call: Callable[[], None]) -> None:
+        self.planned.append(call)
+
+    def _plan(self, call: Callable[[], None]) -> None:
+        self.planned.append(call)
 
     def _end(self) -> None:
         self.ended += 1
