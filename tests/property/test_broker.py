@@ -11,6 +11,7 @@ windows, roll index files over and have segments cleaned.
 from __future__ import annotations
 
 import errno
+from functools import partial
 
 import numpy as np
 import pytest
@@ -93,6 +94,23 @@ class BrokerMachine(ConsumerRules):
                 )
         for position, topic, some, deliver_at_ns in sorted(done, key=lambda what: what[0]):
             topic.publish(some, deliver_at_ns, position, self.clock.now_ns)
+
+    @rule(name=names, size=st.integers(1, 120), before=st.booleans(), count=st.integers(1, 4))
+    def publish_lone(self, name: str, size: int, before: bool, count: int) -> None:
+        """Messages that come one by one; the first may find others staged."""
+        topic = self._topic(name)
+        if topic is None:
+            return
+        staged = self._bodies([size, size]) if before else []
+        receipt = self.real_topic(topic).stage(staged) if staged else None
+        for number in range(count):
+            (body,) = self._bodies([size])
+            append = partial(self.broker.append, self.real_topic(topic), body)
+            refused = self.refused(append)
+            if receipt is not None and number == 0 and receipt.error is None:
+                topic.publish(staged, 0, receipt.position, self.clock.now_ns)
+            if not refused:
+                topic.publish([body], 0, self.position, self.clock.now_ns)
 
     def _topic(self, name: str) -> ModelTopic | None:
         if name not in self.topics:

@@ -169,9 +169,9 @@ class Broker:
         queue = topic.queue
         if queue.batch is not None:
             self.commit_topic(topic, 0)
-        queue.append(body, now_ns)
+        frame = queue.append(body, now_ns)
         self.stored_count += 1
-        topic.stored(queue.end_offset - 1, False)
+        topic.stored_lone(queue.end_offset - 1, frame)
 
     def commit(self) -> None:
         """Append everything that is staged and hand it to the channels."""

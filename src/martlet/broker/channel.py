@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
@@ -50,6 +51,10 @@ class Source(Protocol):
 
     def deferred_from(self, offset: int) -> int:
         """How many of them are deferred ones."""
+
+
+_lease = partial(tuple.__new__, Lease)
+"""Makes one of a tuple, without a call in Python."""
 
 
 class Channel:
@@ -219,6 +224,27 @@ class Channel:
                     line.rotate(-1)
                 self._grant(consumer, room, limit)
 
+    def pump_lone(self, offset: int, frame: memoryview) -> None:
+        """Deliver the message that was just stored, which is what `pump` would do with it.
+
+        Where it waits for nothing, it is handed over without a look at the index.
+        """
+        cursor = self.cursor
+        window = cursor.window
+        line = self._line
+        free = window.next == offset and line and not self.paused
+        if not free or cursor.stragglers.by_offset or line[0].sample_rate or line[0].room <= 0:
+            self.pump()
+            return
+        consumer = line[0]
+        if len(line) > 1:
+            line.rotate(-1)
+        window.grant_one(consumer.number)
+        if not self.dirty:
+            self._changed()
+        self._lend(consumer, offset, 1)
+        consumer.client.send_messages((frame,))
+
     def _grant(self, consumer: Consumer, most: int, limit: int) -> None:
         cursor = self.cursor
         window = cursor.window
@@ -235,16 +261,24 @@ class Channel:
             self._changed()
         if not taken:
             return
-        deadline_ns = self._around.clock() + consumer.timeout_ns
-        if consumer.leases and consumer.leases[0].end <= window.floor:
-            consumer.trim_leases(window.floor)
-        consumer.leases.append(Lease(first, window.next, deadline_ns))
-        consumer.in_flight_count += taken
-        consumer.message_count += taken
-        self._alarm.at(deadline_ns)
+        self._lend(consumer, first, taken)
         consumer.client.send_messages(parts)
         if window.next - window.floor > COMFORTABLE_SPAN:
             self._thin_out(window.floor + window.crowd())
+
+    def _lend(self, consumer: Consumer, first: int, count: int) -> None:
+        """Note that a consumer has what the window says since offset `first`."""
+        window = self.cursor.window
+        leases = consumer.leases
+        deadline_ns = self._around.clock() + consumer.timeout_ns
+        if leases and leases[0].end <= window.floor:
+            consumer.trim_leases(window.floor)
+        leases.append(_lease((first, window.next, deadline_ns)))
+        consumer.in_flight_count += count
+        consumer.message_count += count
+        alarm = self._alarm
+        if alarm.set_for_ns is None or deadline_ns < alarm.set_for_ns:
+            alarm.at(deadline_ns)
 
     def _sampled_out(self, consumer: Consumer) -> bool:
         return self._around.random.randrange(100) >= consumer.sample_rate
@@ -285,12 +319,10 @@ class Channel:
     def finish(self, consumer: Consumer, offset: int) -> None:
         """FIN. Raises NotInFlight."""
         cursor = self.cursor
-        if cursor.window.holds(consumer.number, offset):
-            cursor.window.release(offset)
-        elif cursor.stragglers.get(offset, consumer) is not None:
+        if not cursor.window.release_one(consumer.number, offset):
+            if cursor.stragglers.get(offset, consumer) is None:
+                raise self._not_in_flight(offset)
             cursor.stragglers.remove(offset)
-        else:
-            raise self._not_in_flight(offset)
         self._finished(consumer, 1)
 
     def finish_run(self, consumer: Consumer, offsets: Offsets) -> bool:

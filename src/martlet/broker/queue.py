@@ -89,15 +89,20 @@ class Queue:
         """
         return (int(message_id, 16) - self.id_base) & ID_MASK
 
-    def append(self, body: bytes | memoryview, now_ns: int) -> None:
-        """Append one message by itself, when nothing is staged. Raises WritesRefused."""
+    def append(self, body: bytes | memoryview, now_ns: int) -> memoryview:
+        """Append one message by itself, when nothing is staged. Returns its frame, a slice of the
+        log. Raises WritesRefused.
+        """
         assert self.batch is None
         offset = self.end_offset
         id = self.id_base + offset
-        position, length = self._log.append_lone(body, id, self.topic, self.number, offset, now_ns)
+        position, length, frame = self._log.append_lone(
+            body, id, self.topic, self.number, offset, now_ns
+        )
         self.index.add(_entry((offset, position, 1, length, now_ns, 0)))
         self.end_offset = offset + 1
         self.message_bytes += len(body)
+        return frame
 
     def begin(self, scratch: list[Batch], now_ns: int) -> Batch:
         """Begin to stage. `scratch` holds batches that may be used again."""

@@ -190,6 +190,16 @@ class Topic:
         for channel in list(self._waiting):
             channel.pump()
 
+    def stored_lone(self, offset: int, frame: memoryview) -> None:
+        """A message was appended by itself: hand it to the channels."""
+        self.message_count += 1
+        if self.paused_at is None and self._waiting:
+            for channel in list(self._waiting):
+                if self.voids:
+                    channel.pump()
+                else:
+                    channel.pump_lone(offset, frame)
+
     # channels
 
     def channel(self, name: str, start: int | None = None) -> Channel:

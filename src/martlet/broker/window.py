@@ -48,6 +48,15 @@ class Window:
         self._holders[self.next - self._origin : end - self._origin] = holder
         self.next = end
 
+    def grant_one(self, holder: int) -> None:
+        """The offset `next` goes to a holder."""
+        at = self.next - self._origin
+        if at >= len(self._holders):
+            self._make_room(self.next + 1)
+            at = self.next - self._origin
+        self._holders[at] = holder
+        self.next += 1
+
     def _make_room(self, end: int) -> None:
         span = end - self.floor
         capacity = len(self._holders)
@@ -78,6 +87,18 @@ class Window:
         self._holders[offset - self._origin] = 0
         if offset == self.floor:
             self.advance()
+
+    def release_one(self, holder: int, offset: int) -> bool:
+        """Release an offset that a holder holds; False, and nothing done, where it does not."""
+        if not self.floor <= offset < self.next:
+            return False
+        at = offset - self._origin
+        if self._holders.item(at) != holder:
+            return False
+        self._holders[at] = 0
+        if offset == self.floor:
+            self.advance()
+        return True
 
     def release_run(self, holder: int, offsets: Offsets) -> bool:
         """Release strictly rising offsets that are all held by a holder.

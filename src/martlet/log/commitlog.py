@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from martlet.log.lone import Lone, lone_length
 from martlet.log.record import (
+    FRAME_HEADER_BYTES,
     HEADER_BYTES,
     Flag,
     Kind,
@@ -145,8 +146,9 @@ class CommitLog:
         queue: int,
         offset: int,
         stored_at_ns: int,
-    ) -> tuple[int, int]:
-        """Lay out, seal and write a batch of one message. Returns its position and length.
+    ) -> tuple[int, int, memoryview]:
+        """Lay out, seal and write a batch of one message. Returns its position, its length and
+        its frame, as it now stands in the log.
 
         Raises:
             WritesRefused: as `append_batch`.
@@ -158,7 +160,8 @@ class CommitLog:
         self._write(
             self._lone.record(body, id, position, self.epoch, topic, queue, offset, stored_at_ns)
         )
-        return position, length
+        at = position - self._current.base + HEADER_BYTES
+        return position, length, self._current.view[at : at + FRAME_HEADER_BYTES + len(body)]
 
     def append_journal(self, kind: Kind, payload: bytes, *, topic: int, stored_at_ns: int) -> int:
         """Write a journal entry. Returns its position.

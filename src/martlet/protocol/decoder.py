@@ -41,6 +41,9 @@ _MOST_KNOWN_LINES = 1024
 _LONGEST_KNOWN_LINE_BYTES = 128
 """Longer ones name more than a topic: a client could have much remembered."""
 _F = ord("F")
+_P = ord("P")
+_FINISH_LINE_BYTES = 20
+_FINISHING = ALLOWED[b"FIN"]
 _WITH_BODY = frozenset({b"IDENTIFY", b"AUTH", b"PUB", b"MPUB", b"DPUB"})
 
 
@@ -76,6 +79,13 @@ class Decoder:
                 raise LineTooLong(f"no newline in {LONGEST_LINE_BYTES} bytes")
             self.wanted_bytes = 0
             return None
+        length = newline - at
+        if (
+            length == _FINISH_LINE_BYTES
+            and buffer.startswith(b"FIN ", at)
+            and self.state in _FINISHING
+        ):
+            return Finish(bytes(buffer[at + 4 : newline])), newline + 1
         line = bytes(buffer[at:newline])
         known = self._known_lines.get(line)
         if known is not None:
@@ -95,6 +105,8 @@ class Decoder:
         """The topic of a PUB and where its body begins, if it is all that the buffer holds and not
         the first with its line; None says nothing of what else it may be.
         """
+        if buffer[0] != _P:
+            return None
         newline = buffer.find(b"\n", 0, _LONGEST_KNOWN_LINE_BYTES)
         known = self._known_lines.get(bytes(buffer[:newline])) if newline > 0 else None
         if known is None or known[0] != "PUB":

@@ -21,7 +21,7 @@ from martlet.broker.upkeep import (
 )
 from martlet.log.commitlog import FlushJob
 
-_REST = 4
+_REST = 50
 """A flush that nobody waits for comes so many times its length after the last one."""
 
 

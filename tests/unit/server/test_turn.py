@@ -21,9 +21,6 @@ class World:
     def _plan(self, call: Callable[[], None]) -> None:
         self.planned.append(call)
 
-    def _plan(self, call: Callable[[], None]) -> None:
-        self.planned.append(call)
-
     def _end(self) -> None:
         self.ended += 1
 
