@@ -87,6 +87,8 @@ class CommitLog:
         self.full: str | None = None
         self.on_roll: Callable[[], None] = lambda: None
         """Called when a segment was begun, to write down what recovery must know there."""
+        self.begun_count = 0
+        """How many segments were begun; its owner may count it down."""
         self._segment_bytes = segment_bytes
         self._bases = [segment.base for segment in segments]
         self._dirty = [s for s in segments if s.base + s.capacity > durable_position]
@@ -263,6 +265,7 @@ class CommitLog:
 
     def _begin_segment(self, base: int, capacity: int) -> None:
         segment = self.storage.create(base, capacity)
+        self.begun_count += 1
         self.segments.append(segment)
         self._bases.append(base)
         self._current = segment

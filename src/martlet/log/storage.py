@@ -66,6 +66,9 @@ class Storage(Protocol):
     def retire(self, segment: Segment) -> None:
         """The segment is not needed any more: keep it as a spare, or give its room back."""
 
+    def allow_spares(self, more: int) -> None:
+        """Keep up to so many spares more than usual; beyond that, give their room back."""
+
     def read(self, name: str) -> bytes | None:
         """A small file's content, None where there is none."""
 
@@ -157,7 +160,7 @@ class DiskStorage:
         (folder / "index").mkdir(exist_ok=True)
         self._lock = self._take_lock(folder / "martlet.lock")
         self._keep_free_bytes = keep_free_bytes
-        self._most_spares = spares
+        self._usual_spares = self._most_spares = spares
         # Files beside the log are written in another thread, and may take a spare's room.
         self._spares_lock = threading.Lock()
         self._spares = sorted(self._log.glob("*.spare"))
@@ -197,9 +200,11 @@ class DiskStorage:
         """Rename a spare of that capacity or allocate a file."""
         path = self._log / f"{base:020d}.log"
         with self._spares_lock:
-            for spare in self._spares:
+            # The last that was retired: its pages are the most likely to be in memory still.
+            for number in range(len(self._spares) - 1, -1, -1):
+                spare = self._spares[number]
                 if spare.stat().st_size == capacity:
-                    self._spares.remove(spare)
+                    del self._spares[number]
                     os.rename(spare, path)
                     break
             else:
@@ -260,6 +265,13 @@ class DiskStorage:
                 self._spares.append(spare)
             else:
                 segment.path.unlink()
+
+    def allow_spares(self, more: int) -> None:
+        """Unlink those that are too many, the longest unused first."""
+        with self._spares_lock:
+            self._most_spares = self._usual_spares + more
+            while len(self._spares) > self._most_spares:
+                self._spares.pop(0).unlink()
 
     def _finding_room(self, write: Callable[[], None]) -> None:
         """Write a file beside the log; on a full disk, spares make room for it.

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from martlet.broker.errors import WritesRefused
 from martlet.broker.queue import Receipt
 from martlet.broker.restore import Restored, restore
+from martlet.broker.upkeep import allow_spares
 from martlet.log.storage import DiskStorage
 from martlet.options import BrokerOptions
 from martlet.protocol.nsq_v2 import Limits
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from martlet.server.http import HttpDoor
 
 RECEIVE_BYTES = 1 << 18
+_LOOK_FOR_ROOM_NS = 1_000_000_000
+_MANY_SEGMENTS = 3
 
 
 class Server:
@@ -104,6 +107,7 @@ class Server:
             self.log.info("HTTP: listening on %s", self.http_address)
         self._every(options.journal_interval_ns, self._keep_journal)
         self._every(options.checkpoint_interval_ns, self._keep_checkpoint)
+        self._every(_LOOK_FOR_ROOM_NS, self._look_for_room)
         if not self._sync:
             self._every(options.sync_timeout_ns, self._keep_flushed)
 
@@ -130,6 +134,7 @@ class Server:
         except BaseException:
             self.storage.close()
             raise
+        self._start_position = self.broker.log.position
         self._tell(restored)
 
     def _tell(self, restored: Restored) -> None:
@@ -317,11 +322,23 @@ class Server:
             self._flushed_count = self.broker.stored_count
             self.disk.flush()
 
+    async def _look_for_room(self) -> None:
+        """Under much load, let go of segments while their pages are still in memory, to be
+        written again: fresh ones cost several times as much.
+        """
+        written = self.broker.log.position - max(
+            self.disk.checkpoint_position, self._start_position
+        )
+        if written >= _MANY_SEGMENTS * self.options.segment_bytes:
+            await self.disk.checkpoint()
+
     async def _keep_checkpoint(self) -> None:
         log = self.broker.log
         # A full log may not move at all; then only a checkpoint can free segments.
         if log.position != self.disk.checkpoint_position or log.full is not None:
             await self.disk.checkpoint()
+        else:
+            allow_spares(self.broker)
 
 
 def _allow_many_files() -> None:

@@ -253,7 +253,7 @@ class SimulatedStorage:
         self.keep_free_bytes = keep_free_bytes
         self.flush_error: OSError | None = None
         self.write_error: OSError | None = None
-        self._most_spares = spares
+        self._usual_spares = self._most_spares = spares
         self._segments: dict[int, SimulatedSegment] = {}
         self._spares: list[SimulatedSegment] = []
         self._files: dict[str, _File] = {}
@@ -279,7 +279,7 @@ class SimulatedStorage:
             self.random,
             capacity_bytes=self.capacity_bytes,
             keep_free_bytes=self.keep_free_bytes,
-            spares=self._most_spares,
+            spares=self._usual_spares,
         )
         found = list(self._segments.values())
         if power:
@@ -370,6 +370,12 @@ class SimulatedStorage:
         self._retired.append(gone)
         if unseen and len(self._spares) < self._most_spares:
             self._spares.append(gone)
+
+    def allow_spares(self, more: int) -> None:
+        """Keep up to so many spares more than usual."""
+        self.check_alive()
+        self._most_spares = self._usual_spares + more
+        del self._spares[: max(0, len(self._spares) - self._most_spares)]
 
     def read(self, name: str) -> bytes | None:
         """A small file's content, None where there is none."""

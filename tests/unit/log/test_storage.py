@@ -62,6 +62,21 @@ def test_retired_segments_are_used_again_under_another_base(tmp_path: Path) -> N
     storage.close()
 
 
+def test_a_busy_log_may_keep_more_spares_until_it_is_idle(tmp_path: Path) -> None:
+    storage = DiskStorage(tmp_path, spares=1)
+    segments = [storage.create(number * SEGMENT_BYTES, SEGMENT_BYTES) for number in range(5)]
+    for number, segment in enumerate(segments):
+        segment.write(b"%d" % number, 0)
+    storage.allow_spares(2)
+    for segment in segments:
+        storage.retire(segment)
+    assert [name.endswith(".spare") for name in names(tmp_path)] == [True] * 3
+    storage.allow_spares(0)
+    assert [name.endswith(".spare") for name in names(tmp_path)] == [True]
+    assert bytes(storage.create(0, SEGMENT_BYTES).view[:1]) == b"2", "the last that was retired"
+    storage.close()
+
+
 def test_a_segment_that_somebody_reads_is_not_written_over(tmp_path: Path) -> None:
     storage = DiskStorage(tmp_path)
     segment = storage.create(0, SEGMENT_BYTES)
