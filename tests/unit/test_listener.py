@@ -32,6 +32,21 @@ def test_a_port_in_use_is_told_by_address_and_flag() -> None:
         assert f"listen ({address}) failed" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("address", "hint"),
+    [
+        ("4150", "neither host:port nor a path; did you mean :4150"),
+        ("203.0.113.1:0", "this machine has no such address"),
+        ("no/such/folder/martlet.sock", "the folder is not there"),
+    ],
+)
+def test_what_fails_is_told_with_a_way_out(address: str, hint: str) -> None:
+    with pytest.raises(OSError, match=r"see --tcp-address") as caught:
+        listen(address, "tcp-address")
+    assert hint in str(caught.value)
+    assert not Path(address).exists()
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:http", "127.0.0.1:", "127.0.0.1:70000"])
 def test_a_port_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(OSError, match="see --tcp-address"):

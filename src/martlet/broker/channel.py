@@ -1,63 +1,25 @@
 """The channel: who consumes a topic together.
 
-A channel copies nothing.  It is a cursor over the topic's log, a line of the consumers that have
-room, and NSQ's rules of what may be done with a message in flight.  Delivery goes in grants: the
-consumer at the head of the line gets its share of what there is, and stands in line again while it
-has room.
+A channel copies nothing.  It is a cursor over the topic's log, and NSQ's rules of what may be done
+with a message in flight.  How messages get to the consumers is `martlet.broker.delivery`'s.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
-from functools import partial
-from random import Random
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from martlet.broker.consumer import Client, Consumer, Lease
 from martlet.broker.cursor import Cursor
+from martlet.broker.delivery import Delivery, Source, Surroundings
 from martlet.broker.errors import NotInFlight, TooMany
 from martlet.broker.name import is_ephemeral
-from martlet.broker.schedule import Alarm, Schedule
-from martlet.broker.window import COMFORTABLE_SPAN
 
 if TYPE_CHECKING:
     from martlet.broker.window import Offsets
 
 
-class Surroundings(Protocol):
-    """What a channel needs of the house around it."""
-
-    clock: Callable[[], int]
-    schedule: Schedule
-    random: Random
-
-    def changed(self, channel: Channel) -> None:
-        """The channel's cursor moved: journal it before long."""
-
-
-class Source(Protocol):
-    """What a channel reads: its topic, as far as it is to be seen."""
-
-    @property
-    def limit(self) -> int:
-        """The offset up to which the channel sees it."""
-
-    def limit_of(self, cursor: Cursor) -> int:
-        """The offset up to which a cursor may go from where it is."""
-
-    def count_from(self, offset: int) -> int:
-        """How many messages there are to be seen from an offset on."""
-
-    def deferred_from(self, offset: int) -> int:
-        """How many of them are deferred ones."""
-
-
-_lease = partial(tuple.__new__, Lease)
-"""Makes one of a tuple, without a call in Python."""
-
-
-class Channel:
+class Channel(Delivery):
     """A channel of a topic.
 
     Args:
@@ -78,34 +40,24 @@ class Channel:
         name: str,
         cursor: Cursor,
         source: Source,
-        waiting: dict[Channel, None],
+        waiting: dict[Delivery, None],
         *,
         most_consumers: int = 0,
         max_timeout_ns: int,
     ) -> None:
+        super().__init__(around, cursor, source, waiting)
         self.id = id
         self.topic = topic
         self.name = name
         self.ephemeral = is_ephemeral(name)
-        self.paused = False
-        self.cursor = cursor
         self.consumers: list[Consumer] = []
         self.requeue_count = 0
         self.timeout_count = 0
-        self.dirty = False
-        self._around = around
-        self._source = source
-        self._limit = source.limit_of
-        self._waiting = waiting
         self.counted_from = cursor.next
         """Messages below this offset came before the broker was started."""
         self._most_consumers = most_consumers
         self._max_timeout_ns = max_timeout_ns
-        self._line: deque[Consumer] = deque()
-        self._fresh_turn = False
-        self._by_number: dict[int, Consumer] = {}
         self._last_number = 0
-        self._alarm: Alarm = around.schedule.alarm(self._expire)
 
     # what it looks like
 
@@ -161,158 +113,6 @@ class Channel:
             consumer.in_flight_count = 0
             self._changed()
             self.pump()
-
-    def set_ready(self, consumer: Consumer, count: int) -> None:
-        """RDY: the consumer takes up to so many messages at a time."""
-        consumer.ready_count = count
-        self.resume(consumer)
-
-    def set_blocked(self, consumer: Consumer, blocked: bool) -> None:
-        """The client has stopped, or begun again, to read what it is sent."""
-        consumer.blocked = blocked
-        if not blocked:
-            self.resume(consumer)
-
-    def resume(self, consumer: Consumer) -> None:
-        """Deliver to a consumer that may have room."""
-        if not consumer.is_ready and consumer.room > 0:
-            self._enter_line(consumer)
-        if consumer.is_ready:
-            self.pump()
-
-    def _enter_line(self, consumer: Consumer) -> None:
-        consumer.is_ready = True
-        self._line.append(consumer)
-        self._waiting[self] = None
-
-    def _leave_line(self, consumer: Consumer) -> None:
-        if consumer.is_ready:
-            consumer.is_ready = False
-            self._line.remove(consumer)
-            if not self._line:
-                del self._waiting[self]
-
-    # delivery
-
-    def pump(self) -> None:
-        """Deliver what can be delivered.
-
-        While there are messages to be delivered again they take turns with the fresh ones, so that
-        one that fails again and again keeps no other from its consumer.
-        """
-        line = self._line
-        while line and not self.paused:
-            consumer = line[0]
-            room = consumer.room
-            if room <= 0:
-                self._leave_line(consumer)
-                continue
-            limit = self._limit(self.cursor)
-            available = limit - self.cursor.next
-            some_again = self.cursor.stragglers.ready_count
-            if some_again and (available <= 0 or not self._fresh_turn):
-                self._fresh_turn = True
-                self._grant_straggler(consumer)
-            elif available <= 0:
-                return
-            else:
-                self._fresh_turn = False
-                if some_again:
-                    room = 1
-                elif len(line) > 1:
-                    room = min(room, -(-available // len(line)))
-                    line.rotate(-1)
-                self._grant(consumer, room, limit)
-
-    def pump_lone(self, offset: int, frame: memoryview) -> None:
-        """Deliver the message that was just stored, which is what `pump` would do with it.
-
-        Where it waits for nothing, it is handed over without a look at the index.
-        """
-        cursor = self.cursor
-        window = cursor.window
-        line = self._line
-        free = window.next == offset and line and not self.paused
-        if not free or cursor.stragglers.by_offset or line[0].sample_rate or line[0].room <= 0:
-            self.pump()
-            return
-        consumer = line[0]
-        if len(line) > 1:
-            line.rotate(-1)
-        window.grant_one(consumer.number)
-        if not self.dirty:
-            self._changed()
-        self._lend(consumer, offset, 1)
-        consumer.client.send_messages((frame,))
-
-    def _grant(self, consumer: Consumer, most: int, limit: int) -> None:
-        cursor = self.cursor
-        window = cursor.window
-        if consumer.sample_rate and self._sampled_out(consumer):
-            if cursor.take(0, 1, limit)[1]:
-                window.advance()
-                self._changed()
-            return
-        if consumer.sample_rate:
-            most = 1
-        first = window.next
-        parts, taken = cursor.take(consumer.number, most, limit)
-        if not self.dirty:
-            self._changed()
-        if not taken:
-            return
-        self._lend(consumer, first, taken)
-        consumer.client.send_messages(parts)
-        if window.next - window.floor > COMFORTABLE_SPAN:
-            self._thin_out(window.floor + window.crowd())
-
-    def _lend(self, consumer: Consumer, first: int, count: int) -> None:
-        """Note that a consumer has what the window says since offset `first`."""
-        window = self.cursor.window
-        leases = consumer.leases
-        deadline_ns = self._around.clock() + consumer.timeout_ns
-        if leases and leases[0].end <= window.floor:
-            consumer.trim_leases(window.floor)
-        leases.append(_lease((first, window.next, deadline_ns)))
-        consumer.in_flight_count += count
-        consumer.message_count += count
-        alarm = self._alarm
-        if alarm.set_for_ns is None or deadline_ns < alarm.set_for_ns:
-            alarm.at(deadline_ns)
-
-    def _sampled_out(self, consumer: Consumer) -> bool:
-        return self._around.random.randrange(100) >= consumer.sample_rate
-
-    def _grant_straggler(self, consumer: Consumer) -> None:
-        stragglers = self.cursor.stragglers
-        offset = stragglers.next_ready()
-        assert offset is not None
-        attempts = stragglers.by_offset[offset].attempts + 1
-        frame = self.cursor.frame(offset, attempts)
-        self._changed()
-        if frame is None or (consumer.sample_rate and self._sampled_out(consumer)):
-            stragglers.remove(offset)
-            return
-        now_ns = self._around.clock()
-        deadline_ns = now_ns + consumer.timeout_ns
-        stragglers.hold(offset, attempts, consumer, now_ns, deadline_ns)
-        self._alarm.at(deadline_ns)
-        consumer.in_flight_count += 1
-        consumer.message_count += 1
-        if len(self._line) > 1:
-            self._line.rotate(-1)
-        consumer.client.send_messages((frame,))
-
-    def _thin_out(self, end: int) -> None:
-        """Few of very many messages are unfinished: give each of the old ones its own place."""
-        cursor = self.cursor
-        for offset, number in cursor.window.held(cursor.window.floor, end):
-            consumer = self._by_number[number]
-            deadline_ns = consumer.lease_of(offset).deadline_ns
-            delivered_at_ns = deadline_ns - consumer.timeout_ns
-            cursor.window.release(offset)
-            cursor.stragglers.hold(offset, 1, consumer, delivered_at_ns, deadline_ns)
-        cursor.window.advance()
 
     # what consumers answer
 
@@ -422,11 +222,6 @@ class Channel:
         held = self.cursor.window.release_range(consumer.number, lease.first, lease.end)
         offsets: list[int] = held.tolist()
         return offsets
-
-    def _line_up(self, consumers: Iterable[Consumer]) -> None:
-        for consumer in consumers:
-            if not consumer.is_ready and consumer.room > 0:
-                self._enter_line(consumer)
 
     # what the operator does
 

@@ -6,6 +6,7 @@ messages gets the batch's receipt, which says after the commit where it was stor
 
 from __future__ import annotations
 
+from binascii import unhexlify
 from collections.abc import Iterator
 from functools import partial
 
@@ -87,7 +88,7 @@ class Queue:
 
         Raises ValueError where it is no id at all.
         """
-        return (int(message_id, 16) - self.id_base) & ID_MASK
+        return (int.from_bytes(unhexlify(message_id)) - self.id_base) & ID_MASK
 
     def append(self, body: bytes | memoryview, now_ns: int) -> memoryview:
         """Append one message by itself, when nothing is staged. Returns its frame, a slice of the

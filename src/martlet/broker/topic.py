@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, cast
 
-from martlet.broker.channel import Channel, Surroundings
+from martlet.broker.channel import Channel
 from martlet.broker.cursor import Cursor
+from martlet.broker.delivery import Delivery, Surroundings
 from martlet.broker.errors import InvalidName, NotFound
 from martlet.broker.journal import Description
 from martlet.broker.name import is_ephemeral, is_valid_name
@@ -72,7 +73,7 @@ class Topic:
         self.voids: list[tuple[int, int]] = []
         """Offsets that were emptied while the topic was paused: no channel gets them."""
         self._around = around
-        self._waiting: dict[Channel, None] = {}
+        self._waiting: dict[Delivery, None] = {}
 
     @property
     def paused(self) -> bool:
@@ -187,18 +188,18 @@ class Topic:
         if deferred:
             for channel in self.channels.values():
                 channel.schedule(first, end)
-        for channel in list(self._waiting):
-            channel.pump()
+        for waiting in list(self._waiting):
+            waiting.pump()
 
     def stored_lone(self, offset: int, frame: memoryview) -> None:
         """A message was appended by itself: hand it to the channels."""
         self.message_count += 1
         if self.paused_at is None and self._waiting:
-            for channel in list(self._waiting):
+            for waiting in list(self._waiting):
                 if self.voids:
-                    channel.pump()
+                    waiting.pump()
                 else:
-                    channel.pump_lone(offset, frame)
+                    waiting.pump_lone(offset, frame)
 
     # channels
 

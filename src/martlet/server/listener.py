@@ -15,6 +15,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 _BACKLOG = 4096
+_HINTS: dict[int | None, str] = {
+    errno.EADDRINUSE: ": somebody else listens there",
+    errno.EADDRNOTAVAIL: ": this machine has no such address",
+    errno.EACCES: ": that is not allowed to this user (ports below 1024 are root's)",
+    errno.ENOENT: ": the folder is not there",
+}
 
 
 def listen(address: str, flag: str) -> socket.socket:
@@ -40,6 +46,8 @@ def listen(address: str, flag: str) -> socket.socket:
             sock.bind((host.strip("[]"), int(port)))
         elif colon and "/" not in address:
             raise OSError(errno.EINVAL, f"{port!r} is no port")
+        elif address.isdecimal():
+            raise OSError(errno.EINVAL, f"neither host:port nor a path; did you mean :{address}")
         else:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             _remove_left_behind(address)
@@ -48,9 +56,8 @@ def listen(address: str, flag: str) -> socket.socket:
     except (OSError, OverflowError) as error:
         if sock is not None:
             sock.close()
-        raise OSError(
-            f"listen ({address}) failed: {error}; see --{flag}, and who else uses it"
-        ) from error
+        hint = _HINTS.get(getattr(error, "errno", None), "")
+        raise OSError(f"listen ({address}) failed: {error}; see --{flag}{hint}") from error
     sock.setblocking(False)
     return sock
 

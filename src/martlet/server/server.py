@@ -21,7 +21,7 @@ from martlet.broker.errors import WritesRefused
 from martlet.broker.queue import Receipt
 from martlet.broker.restore import Restored, restore
 from martlet.broker.upkeep import allow_spares
-from martlet.log.storage import DiskStorage
+from martlet.log.storage import DiskStorage, FolderInUse
 from martlet.options import BrokerOptions
 from martlet.protocol.nsq_v2 import Limits
 from martlet.server.clock import Clock
@@ -114,11 +114,18 @@ class Server:
     def _open_log(self) -> None:
         options = self.options
         _allow_many_files()
-        self.storage = DiskStorage(
-            self.data_path,
-            keep_free_bytes=options.min_free_bytes,
-            spares=options.segment_spare + 1,
-        )
+        try:
+            self.storage = DiskStorage(
+                self.data_path,
+                keep_free_bytes=options.min_free_bytes,
+                spares=options.segment_spare + 1,
+            )
+        except FolderInUse:
+            raise
+        except OSError as error:
+            raise OSError(
+                f"the data folder {self.data_path} cannot be used: {error}; see --data-path"
+            ) from error
         self.broker_id = broker_identity(self.storage, uuid.uuid4().hex)
         self.clock = Clock()
         try:

@@ -419,3 +419,12 @@ def test_bytes_of_refused_messages_are_not_counted() -> None:
         pass
     topic = core.broker.topics["t"]
     assert topic.message_bytes == 5 + 1000 * (topic.message_count - 1)
+
+
+@pytest.mark.parametrize("id", [b"0x000000000000ff", b" 00000000000000f", b"0_0000000000000f"])
+def test_only_hexadecimal_digits_are_an_id(id: bytes) -> None:
+    """Python reads all these as numbers, and with luck as that of a message in flight."""
+    core = Core()
+    client = core.client("t").ready(1)
+    with pytest.raises(ValueError, match="Non-hexadecimal digit"):
+        client.channel.cursor.queue.offset_of(id)
