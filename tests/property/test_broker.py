@@ -22,8 +22,8 @@ from tests.property.broker_beside_model import MILLISECOND_NS, SEGMENT_BYTES
 from tests.property.broker_consumers import ConsumerRules, delays_ms, picks
 from tests.property.broker_model import NEVER, ModelChannel, ModelConsumer, ModelTopic, Place
 
-from martlet.broker import channel as channel_module
 from martlet.broker import cursor as cursor_module
+from martlet.broker import delivery as delivery_module
 from martlet.broker import topic as topic_module
 from martlet.broker import upkeep as upkeep_module
 from martlet.broker import window as window_module
@@ -438,7 +438,7 @@ def everything_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few dozen messages do what takes millions else."""
     monkeypatch.setattr(window_module, "FIRST_CAPACITY", 4)
     monkeypatch.setattr(window_module, "COMFORTABLE_SPAN", 16)
-    monkeypatch.setattr(channel_module, "COMFORTABLE_SPAN", 16)
+    monkeypatch.setattr(delivery_module, "COMFORTABLE_SPAN", 16)
     monkeypatch.setattr(window_module, "_SCAN", 4)
     monkeypatch.setattr(cursor_module, "MOST_GRANT_BYTES", 700)
     monkeypatch.setattr(cursor_module, "_SCHEDULE_ROWS", 3)
