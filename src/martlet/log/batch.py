@@ -51,11 +51,33 @@ _LOW_DIGITS = _low_digits()
 _HEAD_TYPE = np.dtype((np.void, _HEAD.size))
 
 
+class _Rows:
+    """A scratch buffer seen as so many frames of one size, from byte `at` on."""
+
+    __slots__ = ("bodies", "body", "digits", "ends", "heads", "of", "size")
+
+    def __init__(self, scratch: bytearray, at: int, size: int, count: int) -> None:
+        stride = FRAME_HEADER_BYTES + size
+        self.of = scratch
+        self.size = size
+        self.body = np.dtype((np.void, size))
+        self.heads: npt.NDArray[np.void] = np.ndarray((count,), _HEAD_TYPE, scratch, at, (stride,))
+        self.digits: npt.NDArray[np.uint32] = np.ndarray(
+            (count,), np.uint32, scratch, at + _DIGITS_AT, (stride,)
+        )
+        self.bodies: npt.NDArray[np.void] = np.ndarray(
+            (count,), self.body, scratch, at + FRAME_HEADER_BYTES, (stride,)
+        )
+        first = at - HEADER_BYTES + stride
+        self.ends = np.arange(first, first + count * stride, stride, dtype=np.uint32)
+
+
 class Batch:
     """Frames of one queue that will be appended as one record."""
 
     __slots__ = (
         "_ends",
+        "_rows",
         "_size",
         "_sizes",
         "_view",
@@ -68,6 +90,8 @@ class Batch:
     )
 
     def __init__(self) -> None:
+        self._rows: _Rows | None = None
+        """Of the last batch that began with a matrix: the next one is often like it."""
         self._allocate(FIRST_CAPACITY)
         self.begin(0, 0)
 
@@ -157,24 +181,21 @@ class Batch:
             self.add_matrix(bodies[:first])
             self.add_matrix(bodies[first:])
             return
+        rows = self._rows
         stride = FRAME_HEADER_BYTES + size
         length = count * stride
         self._reserve(length)
         at = self.end
-        heads: npt.NDArray[np.void] = np.ndarray((count,), _HEAD_TYPE, self.scratch, at, (stride,))
-        heads[...] = np.frombuffer(self._head(size), _HEAD_TYPE)
-        last: npt.NDArray[np.uint32] = np.ndarray(
-            (count,), np.uint32, self.scratch, at + _DIGITS_AT, (stride,)
-        )
-        last[...] = digits
-        body = np.dtype((np.void, size))
-        rows: npt.NDArray[np.void] = np.ndarray(
-            (count,), body, self.scratch, at + FRAME_HEADER_BYTES, (stride,)
-        )
-        rows[...] = bodies.view(body)[:, 0]
+        if at != HEADER_BYTES:
+            rows = _Rows(self.scratch, at, size, count)
+        elif rows is None or rows.size != size or rows.of is not self.scratch:
+            rows = _Rows(self.scratch, at, size, (len(self.scratch) - at) // stride)
+            self._rows = rows
+        rows.heads[:count] = np.frombuffer(self._head(size), _HEAD_TYPE)
+        rows.digits[:count] = digits
+        rows.bodies[:count] = bodies.view(rows.body)[:, 0]
+        self._ends.append(rows.ends[:count])
         self.end = at + length
-        start = at - HEADER_BYTES
-        self._ends.append(np.arange(start + stride, start + length + 1, stride, dtype=np.uint32))
         self._of_size(size)
         self.count += count
 
