@@ -41,6 +41,7 @@ class Broker:
         random: for ids and sampling.
         most_consumers: of one channel; 0 for no limit.
         max_timeout_ns: how long TOUCH may keep a message in flight.
+        latency_window_ns: over how long latencies are measured; 0 for not at all.
         on_lost: told of messages that can not be read any more: topic, channel, first offset,
             end offset, reason.
     """
@@ -53,6 +54,7 @@ class Broker:
         *,
         most_consumers: int = 0,
         max_timeout_ns: int = 15 * 60 * 10**9,
+        latency_window_ns: int = 0,
         on_lost: Callable[[str, str, int, int, str], None] = lambda *_: None,
     ) -> None:
         self.log = log
@@ -60,6 +62,7 @@ class Broker:
         self.random = random
         self.most_consumers = most_consumers
         self.max_timeout_ns = max_timeout_ns
+        self.latency_window_ns = latency_window_ns
         self.lost = on_lost
         self.schedule = Schedule()
         self.topics: dict[str, Topic] = {}

@@ -16,6 +16,7 @@ from martlet.broker.errors import NotInFlight, TooMany
 from martlet.broker.name import is_ephemeral
 
 if TYPE_CHECKING:
+    from martlet.broker.latency import Latency
     from martlet.broker.window import Offsets
 
 
@@ -53,6 +54,8 @@ class Channel(Delivery):
         self.consumers: list[Consumer] = []
         self.requeue_count = 0
         self.timeout_count = 0
+        self.latency: Latency | None = None
+        """From publish to finish, where it is measured."""
         self.counted_from = cursor.next
         """Messages below this offset came before the broker was started."""
         self._most_consumers = most_consumers
@@ -123,6 +126,8 @@ class Channel(Delivery):
             if cursor.stragglers.get(offset, consumer) is None:
                 raise self._not_in_flight(offset)
             cursor.stragglers.remove(offset)
+        if self.latency is not None:
+            self.latency.note(offset)
         self._finished(consumer, 1)
 
     def finish_run(self, consumer: Consumer, offsets: Offsets) -> bool:
@@ -131,6 +136,8 @@ class Channel(Delivery):
         """
         if not self.cursor.window.release_run(consumer.number, offsets):
             return False
+        if self.latency is not None:
+            self.latency.note_run(offsets)
         self._finished(consumer, len(offsets))
         return True
 

@@ -14,6 +14,7 @@ from martlet.broker.cursor import Cursor
 from martlet.broker.delivery import Delivery, Surroundings
 from martlet.broker.errors import InvalidName, NotFound
 from martlet.broker.journal import Description
+from martlet.broker.latency import Latency
 from martlet.broker.name import is_ephemeral, is_valid_name
 from martlet.broker.queue import MOST_BATCH_BYTES, Queue, Receipt
 from martlet.log.commitlog import CommitLog
@@ -30,6 +31,7 @@ class TopicSurroundings(Surroundings, Protocol):
     log: CommitLog
     most_consumers: int
     max_timeout_ns: int
+    latency_window_ns: int
 
     def staged(self, topic: Topic) -> Batch:
         """A new batch that takes a topic's messages; what it had before is appended."""
@@ -251,6 +253,8 @@ class Topic:
             most_consumers=around.most_consumers,
             max_timeout_ns=around.max_timeout_ns,
         )
+        if around.latency_window_ns:
+            channel.latency = Latency(self.queue.index, around.clock, around.latency_window_ns)
         self.channels[name] = channel
         return channel
 

@@ -45,6 +45,12 @@ class BrokerOptions(
         """The size of a segment: as asked, in whole pages. A larger batch gets one of its own."""
         return -(-self.max_bytes_per_file // PAGE_BYTES) * PAGE_BYTES
 
+    @property
+    def latency_window_ns(self) -> int:
+        """Over how long latencies are measured; 0 where nobody wants to know them."""
+        wanted = self.e2e_processing_latency_percentiles
+        return self.e2e_processing_latency_window_time_ns if wanted else 0
+
     def without_effect(self) -> list[tuple[Flag, object]]:
         """The flags that are set to another value than the default, and do nothing here."""
         return [

@@ -28,7 +28,6 @@ class LogLevel(IntEnum):
 
 
 _NO_STATSD = "this version sends nothing to statsd: read /stats"
-_NO_LATENCY = "this version does not measure it"
 _LOG_LEVELS = tuple((level.name.lower(), level) for level in LogLevel)
 
 
@@ -111,7 +110,6 @@ class ReportOptions:
         (),
         "percentiles of the time from publish to finish, as 1.0,0.99,0.95",
         config_key="e2e_processing_latency_percentiles",
-        instead=_NO_LATENCY,
     )
     e2e_processing_latency_window_time_ns: int = option(
         "e2e-processing-latency-window-time",
@@ -119,7 +117,6 @@ class ReportOptions:
         10 * MINUTE_NS,
         "over how long those percentiles are taken",
         limits=(MILLISECOND_NS, None),
-        instead=_NO_LATENCY,
     )
     experiments: tuple[str, ...] = option(
         "enable-experiment",

@@ -136,6 +136,7 @@ class Server:
                 segment_bytes=options.segment_bytes,
                 most_consumers=options.max_channel_consumers,
                 max_timeout_ns=options.max_msg_timeout_ns,
+                latency_window_ns=options.latency_window_ns,
                 on_lost=self._lost,
             )
         except BaseException:

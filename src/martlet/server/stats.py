@@ -2,7 +2,7 @@
 
 One difference is of meaning: every message that waits is in the log, so ``backend_depth``, what
 lies on the disk, is the whole depth.  Fields of what is not negotiated here (TLS, compression) and
-not measured (end-to-end latency) say so, as nsqd's do where it is not used.
+not measured (latency, without a flag for it) say so, as nsqd's do where it is not used.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import platform
 import resource
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, cast
 
 from martlet import __version__
+from martlet.broker.latency import quantiles
 from martlet.duration import SECOND_NS, format_duration
 from martlet.protocol.nsq_v2 import NSQD_VERSION
 
@@ -37,13 +38,14 @@ def collect(
 ) -> Report:
     """Count everything, or only the topic and the channels of these names."""
     broker = server.broker
+    levels = server.options.e2e_processing_latency_percentiles
     topics: list[Report] | None
     if topic and topic not in broker.topics:
         topics = None
     else:
         chosen = [broker.topics[topic]] if topic else _by_name(broker.topics)
         topics = [
-            _topic(each, channel, include_clients, topic)
+            _topic(each, channel, include_clients, topic, levels)
             for each in chosen
             if not channel or channel in each.channels
         ]
@@ -63,22 +65,26 @@ def _by_name(named: Mapping[str, Any]) -> list[Any]:
     return [named[name] for name in sorted(named)]
 
 
-def _topic(topic: Topic, channel: str, include_clients: bool, published: str) -> Report:
+def _topic(
+    topic: Topic, channel: str, include_clients: bool, published: str, levels: Sequence[float]
+) -> Report:
     depth = topic.depth
     chosen = [topic.channels[channel]] if channel else _by_name(topic.channels)
     return {
         "topic_name": topic.name,
-        "channels": [_channel(each, include_clients, published) for each in chosen],
+        "channels": [_channel(each, include_clients, published, levels) for each in chosen],
         "depth": depth,
         "backend_depth": depth,
         "message_count": topic.message_count,
         "message_bytes": topic.message_bytes,
         "paused": topic.paused,
-        "e2e_processing_latency": {"count": 0, "percentiles": None},
+        "e2e_processing_latency": _latency(topic.channels.values(), levels),
     }
 
 
-def _channel(channel: Channel, include_clients: bool, published: str) -> Report:
+def _channel(
+    channel: Channel, include_clients: bool, published: str, levels: Sequence[float]
+) -> Report:
     depth = channel.depth
     return {
         "channel_name": channel.name,
@@ -96,8 +102,20 @@ def _channel(channel: Channel, include_clients: bool, published: str) -> Report:
             else None
         ),
         "paused": channel.paused,
-        "e2e_processing_latency": {"count": 0, "percentiles": None},
+        "e2e_processing_latency": _latency([channel], levels),
     }
+
+
+def _latency(channels: Iterable[Channel], levels: Sequence[float]) -> Report:
+    """The latency percentiles of some channels together; null where there is none to measure."""
+    measured = [channel.latency for channel in channels if channel.latency is not None]
+    if not measured:
+        return {"count": 0, "percentiles": None}
+    count, values = quantiles(measured, levels)
+    percentiles = [
+        {"quantile": level, "value": value} for level, value in zip(levels, values, strict=True)
+    ]
+    return {"count": count, "percentiles": percentiles}
 
 
 def _client(connection: object, consumer: Consumer | None, published: str) -> Report:
@@ -217,7 +235,8 @@ def _topic_lines(topic: Report, now_ns: int) -> Iterable[str]:
     mark = "*P " if topic["paused"] else "   "
     yield (
         f"{mark}[{topic['topic_name']:<15}] depth: {topic['depth']:<5}"
-        f" be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8} e2e%: "
+        f" be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8}"
+        f" e2e%: {_shown_latency(topic)}"
     )
     for channel in topic["channels"]:
         mark = "   *P " if channel["paused"] else "      "
@@ -225,10 +244,23 @@ def _topic_lines(topic: Report, now_ns: int) -> Iterable[str]:
             f"{mark}[{channel['channel_name']:<25}] depth: {channel['depth']:<5}"
             f" be-depth: {channel['backend_depth']:<5} inflt: {channel['in_flight_count']:<4}"
             f" def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5}"
-            f" timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8} e2e%: "
+            f" timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8}"
+            f" e2e%: {_shown_latency(channel)}"
         )
         for client in channel["clients"] or ():
             yield f"        {_client_line(client, now_ns)}"
+
+
+def _shown_latency(report: Report) -> str:
+    values = [each["value"] for each in report["e2e_processing_latency"]["percentiles"] or ()]
+    return ", ".join(_shown_duration(value) for value in values)
+
+
+def _shown_duration(value_ns: float) -> str:
+    for unit_ns, unit in ((10**9, "s"), (10**6, "ms"), (10**3, "us")):
+        if value_ns > unit_ns:
+            return f"{value_ns / unit_ns:.1f}{unit}"
+    return f"{value_ns:.1f}ns"
 
 
 def _client_line(client: Report, now_ns: int) -> str:
