@@ -27,7 +27,6 @@ class LogLevel(IntEnum):
         return 10 * self
 
 
-_NO_STATSD = "this version sends nothing to statsd: read /stats"
 _LOG_LEVELS = tuple((level.name.lower(), level) for level in LogLevel)
 
 
@@ -65,14 +64,12 @@ class ReportOptions:
         Kind.STRING,
         "",
         "<addr>:<port> of a statsd server",
-        instead=_NO_STATSD,
     )
     statsd_prefix: str = option(
         "statsd-prefix",
         Kind.STRING,
         "nsq.%s",
         "the prefix of statsd keys, %s being the host",
-        instead=_NO_STATSD,
     )
     statsd_interval_ns: int = option(
         "statsd-interval",
@@ -80,14 +77,12 @@ class ReportOptions:
         MINUTE_NS,
         "how often metrics go to statsd",
         limits=(MILLISECOND_NS, None),
-        instead=_NO_STATSD,
     )
     statsd_mem_stats: bool = option(
         "statsd-mem-stats",
         Kind.BOOL,
         True,
         "whether statsd gets metrics of memory",
-        instead=_NO_STATSD,
     )
     statsd_udp_packet_size: int = option(
         "statsd-udp-packet-size",
@@ -95,14 +90,12 @@ class ReportOptions:
         508,
         "the most bytes of a packet to statsd",
         limits=(64, 65507),
-        instead=_NO_STATSD,
     )
     statsd_exclude_ephemeral: bool = option(
         "statsd-exclude-ephemeral",
         Kind.BOOL,
         False,
         "leave ephemeral topics and channels out of what statsd gets",
-        instead=_NO_STATSD,
     )
     e2e_processing_latency_percentiles: tuple[float, ...] = option(
         "e2e-processing-latency-percentile",

@@ -29,6 +29,7 @@ from martlet.server.connection import Connection
 from martlet.server.disk import Disk
 from martlet.server.identity import broker_identity
 from martlet.server.listener import listen, port_of, remove, serve, shown
+from martlet.server.statsd import expand_prefix, push
 from martlet.server.turn import Turns
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class Server:
             self._http = HttpDoor(self)
             await self._http.start(http)
             self.log.info("HTTP: listening on %s", self.http_address)
+        self._push_stats()
         self._every(options.journal_interval_ns, self._keep_journal)
         self._every(options.checkpoint_interval_ns, self._keep_checkpoint)
         self._every(_LOOK_FOR_ROOM_NS, self._look_for_room)
@@ -200,6 +202,14 @@ class Server:
         await self.disk.checkpoint()
         self.disk.close()
         self.storage.close()
+
+    def _push_stats(self) -> None:
+        options = self.options
+        port = options.broadcast_http_port or max(0, self.http_port)
+        prefix = expand_prefix(options.statsd_prefix, options.broadcast_address, port)
+        self.options = options.replace(statsd_prefix=prefix)
+        if options.statsd_address:
+            self._tasks.append(self.loop.create_task(push(self)))
 
     def _every(self, interval_ns: int, call: Callable[[], object]) -> None:
         async def repeat() -> None:
