@@ -50,11 +50,16 @@ _PLAIN = frozenset({"/ping"})
 """Paths whose answers do not name NSQ's content type."""
 
 
+def broker_routes(server: Server) -> Routes:
+    """The endpoints of a broker."""
+    return {**NsqApi(server).routes(), **LogApi(server).routes()}
+
+
 class HttpDoor:
     """Serves HTTP on a listening socket."""
 
-    def __init__(self, server: Server) -> None:
-        self._routes: Routes = {**NsqApi(server).routes(), **LogApi(server).routes()}
+    def __init__(self, routes: Routes) -> None:
+        self._routes = routes
         self._web = web.Server(self._handle, access_log=None, lingering_time=_LINGER_S)
         self._listener: asyncio.Server | None = None
 

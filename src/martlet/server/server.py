@@ -99,11 +99,11 @@ class Server:
         self.http_port = 0
         self.http_address = ""
         if http is not None:
-            from martlet.server.http import HttpDoor
+            from martlet.server.http import HttpDoor, broker_routes
 
             self.http_port = port_of(http)
             self.http_address = shown(http)
-            self._http = HttpDoor(self)
+            self._http = HttpDoor(broker_routes(self))
             await self._http.start(http)
             self.log.info("HTTP: listening on %s", self.http_address)
         self._push_stats()
