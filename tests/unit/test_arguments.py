@@ -87,14 +87,14 @@ def test_numbers_may_be_hexadecimal_and_sizes_have_units() -> None:
     ("argv", "message"),
     [
         (["--tcp-adress=x"], "there is no flag --tcp-adress; did you mean --tcp-address?"),
-        (["-zzz"], "there is no flag --zzz; see --help"),
+        (["-zzz"], "there is no flag -zzz; see --help"),
         (["-deflate", "false"], "'false' belongs to no flag"),
         (["-msg-timeout"], "--msg-timeout needs a value"),
         (["-msg-timeout=30"], "--msg-timeout: '30' has no unit; write 30s or 30ms"),
         (["-deflate=perhaps"], "--deflate: 'perhaps' is neither true nor false"),
         (["-max-rdy-count=many"], "--max-rdy-count: 'many' is not a whole number"),
         (["-log-level=loud"], "'loud' is none of debug, info, warn, error, fatal"),
-        (["-tcp-add=x"], "there is no flag --tcp-add"),
+        (["-tcp-add=x"], "there is no flag -tcp-add; did you mean"),
     ],
 )
 def test_says_what_is_wrong_and_exits_with_2(
@@ -157,10 +157,10 @@ def test_the_command_line_goes_before_the_file(config: Path) -> None:
     ("text", "message"),
     [
         ("tcp_address = ", "is not TOML"),
-        ('msg_timeout = "soon"', "--msg-timeout: 'soon' is not a duration"),
+        ('msg_timeout = "soon"', "bad.cfg: msg_timeout: 'soon' is not a duration"),
         ("max_rdy_count = [1]", "max_rdy_count: [1] cannot be a int"),
-        ("deflate = 3", "deflate: 3 cannot be a bool"),
-        ('tls_required = "perhaps"', "--tls-required: 'perhaps' is none of"),
+        ("deflate = 3.0", "deflate: 3.0 cannot be a bool; write true or false"),
+        ('tls_required = "perhaps"', "tls_required: 'perhaps' is none of"),
     ],
 )
 def test_says_what_is_wrong_in_the_file(tmp_path: Path, text: str, message: str) -> None:
@@ -169,6 +169,36 @@ def test_says_what_is_wrong_in_the_file(tmp_path: Path, text: str, message: str)
     with pytest.raises(OptionError) as caught:
         read(f"--config={path}")
     assert message in str(caught.value)
+
+
+def test_a_number_for_true_or_false_is_read_as_nsqd_reads_it_with_a_warning(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "numbers.cfg"
+    path.write_text("deflate = 1\nsnappy = 0\n", encoding="utf-8")
+    values, warnings = arguments().read(["-config", str(path)])
+    assert values == {"deflate": False, "snappy": True}
+    assert warnings[0] == (
+        f"{path}: deflate = 1 is read as false, as nsqd reads it; write deflate = false"
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("node_id", "id"),
+        ("lookupd_tcp_address", "nsqlookupd_tcp_addresses"),
+        ("sync-every", "sync_every"),
+    ],
+)
+def test_a_key_named_like_its_flag_gets_the_right_name(
+    tmp_path: Path, typed: str, meant: str
+) -> None:
+    path = tmp_path / "slip.cfg"
+    path.write_text(f"{typed} = 7\n", encoding="utf-8")
+    values, warnings = arguments().read(["-config", str(path)])
+    assert values == {}
+    assert warnings == [f"{path}: there is no option {typed}, it is ignored; did you mean {meant}?"]
 
 
 def test_says_that_the_file_is_not_there(tmp_path: Path) -> None:

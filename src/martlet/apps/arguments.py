@@ -1,17 +1,21 @@
-"""The arguments of a server command: made from its flags, and read in Go's forms too.
+"""The arguments of a server command, made from its flags: its command line and its config file.
 
 NSQ's flags are Go's: ``-tcp-address A``, ``-tcp-address=A`` and both with two dashes; a flag that
-is true or false stands alone or takes its value after ``=``.  Each form is brought to
-``--name=value`` before argparse sees it, so a value may begin with a dash, as it may in Go.
+is true or false stands alone or takes its value after ``=``; any other value may begin with a
+dash.  argparse cannot read that, and only lays out the help.
+
+The command line goes before the config file, and the file before the default.  What the command
+line overrides in the file is not looked at, but for choices, which nsqd checks at once.  A command
+line that is wrong ends with exit code 2, and a wrong file or value with 1, each as nsqd ends.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from martlet.options import Flag, Kind, OptionError
+from martlet.options import Flag, Kind, OptionError, parse_bool
 
 _METAVARS = {
     Kind.STRING: "TEXT",
@@ -26,6 +30,10 @@ _DEPRECATED = {
     "verbose": "no effect, as in nsqd: use --log-level",
     "worker-id": "no effect, as in nsqd: use --node-id",
 }
+_HELP = frozenset({"h", "help"})
+_WITH_TEXT = frozenset({"config"})
+_GENERAL = _HELP | _WITH_TEXT | {"version", *_DEPRECATED}
+"""The flags that are no options."""
 
 
 class Arguments:
@@ -48,17 +56,17 @@ class Arguments:
         defaults: Mapping[str, object],
     ) -> None:
         self._flags = flags
+        self._version = version
         self._parser = parser = argparse.ArgumentParser(
             prog=prog,
             usage=f"{prog} [--FLAG=VALUE ...]",
             description=description,
             epilog="A flag has one dash or two; its value comes after = or as the next argument.",
-            allow_abbrev=False,
             add_help=False,
         )
         group = parser.add_argument_group("general")
-        group.add_argument("-h", "-help", "--help", action="help", help="print this and exit")
-        group.add_argument("--version", action="version", version=version, help="print the version")
+        group.add_argument("-h", "--help", help="print this and exit", action="store_true")
+        group.add_argument("--version", help="print the version and exit", action="store_true")
         group.add_argument("--config", metavar="FILE", help="read options from a TOML file")
         for name, text in _DEPRECATED.items():
             group.add_argument(f"--{name}", nargs="?", metavar="BOOL", help=text)
@@ -68,8 +76,7 @@ class Arguments:
             group.add_argument(
                 f"--{flag.name}",
                 dest=flag.name,
-                action="append",
-                nargs="?" if _stands_alone(flag) else None,
+                nargs="?" if _means_true(flag) else None,
                 metavar=_metavar(flag),
                 help=_help(flag, defaults[flag.field]).replace("%", "%%"),
             )
@@ -77,38 +84,77 @@ class Arguments:
     def read(self, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         """The options that a command line and its config file set, and warnings about the file.
 
-        What the command line says goes before what the file says.
-
         Raises:
             SystemExit: after ``--help`` or ``--version``; with 2 when the command line is wrong.
             OptionError: the config file cannot be read, or a value in it is wrong.
         """
-        parsed, rest = self._parser.parse_known_args(self._normalise(argv))
-        if rest:
-            self._refuse(rest[0])
+        texts: dict[str, list[str]] = {}
         values: dict[str, Any] = {}
-        warnings: list[str] = []
-        if parsed.config:
-            config = _load(parsed.config)
-            values = {
-                flag.field: flag.coerce(config[flag.config_key])
-                for flag in self._flags.values()
-                if flag.config_key in config
-            }
-            warnings = self._unknown_keys(parsed.config, config)
-        for name, texts in vars(parsed).items():
-            if name in self._flags and texts is not None:
-                values[self._flags[name].field] = self._value(self._flags[name], texts)
-        return values, warnings
+        for name, text in self._pairs(argv):
+            texts.setdefault(name, []).append(text)
+            if name in self._flags:
+                flag = self._flags[name]
+                values[flag.field] = self._value(flag, texts[name])
+            elif name not in _WITH_TEXT:
+                self._boolean(name, text)
+        if self._boolean("version", texts.get("version", ["false"])[-1]):
+            self._parser.exit(0, f"{self._version}\n")
+        path = texts.get("config", [""])[-1]
+        if not path:
+            return values, []
+        found, warnings = self._read_config(path, values)
+        return found | values, warnings
 
     def fail(self, message: str) -> NoReturn:
         """Say what is wrong with the command line and exit with 2."""
         self._parser.exit(2, f"{self._parser.prog}: {message}\n")
 
+    def _pairs(self, argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """The name and text of each flag of a command line."""
+        arguments = iter(argv)
+        for argument in arguments:
+            dashes = len(argument) - len(argument.lstrip("-"))
+            name, equals, value = argument[dashes:].partition("=")
+            if argument == "--":
+                for stray in arguments:
+                    self._refuse_stray(stray)
+            elif not dashes or argument == "-":
+                self._refuse_stray(argument)
+            elif dashes > 2 or not self._knows(name):
+                self._refuse_unknown(argument)
+            elif name in _HELP:
+                self._parser.print_help()
+                self._parser.exit(0)
+            elif equals:
+                yield name, value
+            elif self._stands_alone(name):
+                yield name, "true"
+            else:
+                following = next(arguments, None)
+                if following is None:
+                    self.fail(f"--{name} needs a value")
+                yield name, following
+
+    def _knows(self, name: str) -> bool:
+        return name in self._flags or name in _GENERAL
+
+    def _stands_alone(self, name: str) -> bool:
+        if name in self._flags:
+            return _means_true(self._flags[name])
+        return name not in _WITH_TEXT
+
+    def _boolean(self, name: str, text: str) -> bool:
+        try:
+            return parse_bool(text)
+        except ValueError as error:
+            self.fail(f"--{name}: {error}")
+
     def _value(self, flag: Flag, texts: list[str]) -> Any:
         try:
             values = [flag.parse(text) for text in texts]
         except OptionError as error:
+            if flag.kind is Kind.FLOATS:  # nsqd ends otherwise here, too
+                raise
             self.fail(str(error))
         if flag.kind is Kind.STRINGS:
             return tuple(piece for value in values for piece in value)
@@ -116,45 +162,45 @@ class Arguments:
             return tuple(sorted((piece for value in values for piece in value), reverse=True))
         return values[-1]
 
-    def _normalise(self, argv: Sequence[str]) -> list[str]:
-        """Bring every flag to ``--name=value``."""
-        result: list[str] = []
-        arguments = iter(argv)
-        for argument in arguments:
-            name, equals, value = argument.lstrip("-").partition("=")
-            dashes = len(argument) - len(argument.lstrip("-"))
-            flag = self._flags.get(name)
-            if dashes not in (1, 2) or (
-                flag is None and name != "config" and name not in _DEPRECATED
-            ):
-                result.append(f"--{name}" if argument == "-version" else argument)
-            elif equals:
-                result.append(f"--{name}={value}")
-            elif name in _DEPRECATED or (flag and _stands_alone(flag)):
-                result.append(f"--{name}=true")
-            else:
-                following = next(arguments, None)
-                if following is None:
-                    self.fail(f"--{name} needs a value")
-                result.append(f"--{name}={following}")
-        return result
+    def _refuse_stray(self, argument: str) -> NoReturn:
+        self.fail(
+            f"{argument!r} belongs to no flag; a true or false flag takes its value after =,"
+            " as in --deflate=false"
+        )
 
-    def _refuse(self, argument: str) -> NoReturn:
+    def _refuse_unknown(self, argument: str) -> NoReturn:
         name = argument.lstrip("-").partition("=")[0]
-        if not argument.startswith("-"):
-            self.fail(
-                f"{argument!r} belongs to no flag; a true or false flag takes its value after =,"
-                " as in --deflate=false"
-            )
-        near = _nearest(name, self._flags)
+        near = _nearest(name.lower().replace("_", "-"), {*self._flags, *_GENERAL})
         hint = f"did you mean --{near}?" if near else "see --help"
-        self.fail(f"there is no flag --{name}; {hint}")
+        self.fail(f"there is no flag {argument.partition('=')[0]}; {hint}")
+
+    def _read_config(
+        self, path: str, overridden: Mapping[str, object]
+    ) -> tuple[dict[str, Any], list[str]]:
+        config = _load(path)
+        values: dict[str, Any] = {}
+        warnings = self._unknown_keys(path, config)
+        for flag in self._flags.values():
+            key = flag.config_key
+            if key not in config or (flag.field in overridden and flag.kind is not Kind.CHOICE):
+                continue
+            try:
+                values[flag.field] = value = flag.coerce(config[key])
+            except OptionError as error:
+                raise OptionError(f"{path}: {error}") from None
+            if flag.kind is Kind.BOOL and not isinstance(config[key], bool | str):
+                warnings.append(
+                    f"{path}: {key} = {config[key]} is read as {flag.format(value)}, as nsqd"
+                    f" reads it; write {key} = {flag.format(value)}"
+                )
+        return values, warnings
 
     def _unknown_keys(self, path: str, config: Mapping[str, object]) -> list[str]:
-        known = {flag.config_key for flag in self._flags.values()}
+        keys = {flag.config_key for flag in self._flags.values()}
         warnings: list[str] = []
-        for key in config.keys() - known - {name.replace("-", "_") for name in _DEPRECATED}:
-            near = _nearest(key, known)
+        for key in config.keys() - keys - {name.replace("-", "_") for name in _DEPRECATED}:
+            flag = self._flags.get(key.lower().replace("_", "-"))
+            near = flag.config_key if flag else _nearest(key, keys)
             hint = f"; did you mean {near}?" if near else ""
             warnings.append(f"{path}: there is no option {key}, it is ignored{hint}")
         return sorted(warnings)
@@ -164,8 +210,8 @@ def _load(path: str) -> dict[str, Any]:
     import tomllib
 
     try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
+        with open(path, encoding="utf-8-sig") as file:
+            return tomllib.loads(file.read())
     except OSError as error:
         raise OptionError(f"--config={path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -179,7 +225,7 @@ def _nearest(name: str, names: Iterable[str]) -> str:
     return next(iter(difflib.get_close_matches(name, names, n=1)), "")
 
 
-def _stands_alone(flag: Flag) -> bool:
+def _means_true(flag: Flag) -> bool:
     """Whether the flag means true when it has no value."""
     return flag.kind is Kind.BOOL or any(text == "true" for text, _ in flag.choices)
 

@@ -10,7 +10,7 @@ Durations are nanoseconds and end in ``_ns``.  A ``BrokerOptions`` that exists i
 """
 
 from martlet.options.broker import BrokerOptions, default_value, flags
-from martlet.options.flag import Flag, Kind, OptionError
+from martlet.options.flag import Flag, Kind, OptionError, parse_bool
 from martlet.options.report import LogLevel
 from martlet.options.security import TlsRequired, TlsVersion
 
@@ -24,4 +24,5 @@ __all__ = [
     "TlsVersion",
     "default_value",
     "flags",
+    "parse_bool",
 ]

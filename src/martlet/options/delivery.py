@@ -69,7 +69,6 @@ class DeliveryOptions:
         Kind.SIZE,
         64 * 1024,
         "the largest output buffer that a client may ask for",
-        limits=(64, None),
         instead=_NO_BUFFER,
     )
     max_output_buffer_timeout_ns: int = option(

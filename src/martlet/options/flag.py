@@ -8,6 +8,7 @@ those of NSQ, so that a command line or a file written for nsqd means the same h
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -48,15 +49,44 @@ def parse_bool(text: str) -> bool:
     raise ValueError(f"{text!r} is neither true nor false")
 
 
+_LONGEST = 2**63 - 1
+_NUMBER = re.compile(r"[+-]?(0[xX][0-9a-fA-F_]+|0[bB][01_]+|0[oO]?[0-7_]+|[0-9][0-9_]*)")
+_OCTAL = re.compile(r"\A([+-]?)0(?=[0-7_])")
+_DECIMAL = re.compile(r"[+-]?[0-9]+")
+
+
 def _parse_int(text: str) -> int:
+    """A whole number as Go reads it from a flag: ``10``, ``1_000``, ``0x10``, ``017`` (15)."""
     try:
-        return int(text, 0)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a whole number") from None
+        if _NUMBER.fullmatch(text):
+            return _in_range(int(_OCTAL.sub(r"\g<1>0o", text), 0), text)
+    except ValueError as error:
+        if "range" in str(error):
+            raise
+    raise ValueError(f"{text!r} is not a whole number")
+
+
+def _parse_decimal(text: str) -> int:
+    """A whole number as nsqd reads it from the text of a config file."""
+    if not _DECIMAL.fullmatch(text):
+        raise ValueError(f"{text!r} is not a whole number")
+    return _in_range(int(text), text)
+
+
+def _in_range(number: int, text: str) -> int:
+    if not -_LONGEST <= number <= _LONGEST:
+        raise ValueError(f"{text} is out of range; the largest number is {_LONGEST}")
+    return number
+
+
+def _parse_size(text: str) -> int:
+    return _parse_int(text) if _NUMBER.fullmatch(text) else parse_size(text)
 
 
 def _parse_floats(text: str) -> tuple[float, ...]:
     try:
+        if "_" in text or any(character.isspace() for character in text):
+            raise ValueError
         return tuple(float(piece) for piece in text.split(","))
     except ValueError:
         raise ValueError(f"{text!r} is not a list of numbers such as 1.0,0.99,0.95") from None
@@ -65,12 +95,24 @@ def _parse_floats(text: str) -> tuple[float, ...]:
 _PARSERS: dict[Kind, Callable[[str], object]] = {
     Kind.STRING: str,
     Kind.INT: _parse_int,
-    Kind.SIZE: parse_size,
+    Kind.SIZE: _parse_size,
     Kind.BOOL: parse_bool,
     Kind.DURATION: parse_duration,
     Kind.STRINGS: lambda text: (text,),
     Kind.FLOATS: _parse_floats,
 }
+
+
+_WRITE = {
+    Kind.STRING: 'write "text"',
+    Kind.INT: "write a whole number",
+    Kind.SIZE: 'write a number of bytes, or "64MiB"',
+    Kind.BOOL: "write true or false",
+    Kind.DURATION: 'write "1m30s", or a number of milliseconds',
+    Kind.STRINGS: 'write ["a", "b"]',
+    Kind.FLOATS: "write [1.0, 0.99]",
+}
+"""How a value is written in a config file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,23 +160,41 @@ class Flag:
         Raises:
             OptionError: it stands for none.
         """
+        try:
+            found = self._coerce(value)
+        except ValueError as error:
+            raise OptionError(f"{self.config_key}: {error}") from None
+        if found is None:
+            raise OptionError(
+                f"{self.config_key}: {value!r} cannot be a {self.kind}; {_WRITE[self.kind]}"
+            )
+        return found
+
+    def _coerce(self, value: object) -> Any:
         kind = self.kind
         if kind is Kind.CHOICE:
-            return self.parse(str(value).lower() if isinstance(value, bool) else str(value))
-        if kind in (Kind.STRINGS, Kind.FLOATS):
+            return self._choose(str(value))
+        if kind is Kind.STRINGS:
             pieces = value.split(",") if isinstance(value, str) else value
-            if isinstance(pieces, list):
-                return tuple(x for piece in pieces for x in self.parse(str(piece).strip()))
+            if isinstance(pieces, list) and all(isinstance(piece, str) for piece in pieces):
+                return tuple(piece.strip() for piece in pieces)
+        elif kind is Kind.FLOATS:
+            pieces = value.split(",") if isinstance(value, str) else value
+            pieces = pieces if isinstance(pieces, list) else [pieces]
+            if not any(isinstance(piece, bool) for piece in pieces):
+                return tuple(x for piece in pieces for x in _parse_floats(str(piece).strip()))
         elif isinstance(value, str):
-            return self.parse(value)
-        elif kind is Kind.BOOL and isinstance(value, bool):
-            return value
-        elif isinstance(value, int) and not isinstance(value, bool):
+            return (_parse_decimal if kind is Kind.INT else _PARSERS[kind])(value)
+        elif isinstance(value, bool):
+            return value if kind is Kind.BOOL else None
+        elif isinstance(value, int):
+            if kind is Kind.BOOL:
+                return value == 0  # a slip of nsqd's, which files may have come to rely on
             if kind in (Kind.INT, Kind.SIZE):
                 return value
             if kind is Kind.DURATION:
-                return value * MILLISECOND_NS
-        raise OptionError(f"{self.config_key}: {value!r} cannot be a {kind}")
+                return _in_range(value * MILLISECOND_NS, f"{value} ms in ns")
+        return None
 
     def check(self, value: object) -> None:
         """See that a value lies between the limits, or is one of the choices.

@@ -35,7 +35,7 @@ class StorageOptions:
         Kind.INT,
         2500,
         "with --flush=async, flush to the disk after this many messages",
-        limits=(1, None),
+        limits=(0, None),
     )
     sync_timeout_ns: int = option(
         "sync-timeout",
@@ -85,7 +85,6 @@ class StorageOptions:
         Kind.INT,
         10000,
         "messages to keep in memory",
-        limits=(0, None),
         instead="every message goes to the log, and none is in memory alone",
     )
     queue_scan_selection_count: int = option(

@@ -278,7 +278,7 @@ class Server:
                     connection.settle(None)
         if not self._sync:
             unflushed = self.broker.stored_count - self._flushed_count
-            if unflushed >= self.options.sync_every and self.disk.rested:
+            if unflushed >= (self.options.sync_every or 1) and self.disk.rested:
                 self._keep_flushed()
         if self._settled:
             self._durable()
