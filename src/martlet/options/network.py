@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from martlet.duration import SECOND_NS
 from martlet.options.flag import Kind, option
 
-_NO_CALLS = "this version calls no other server over HTTP"
-
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions:
@@ -69,7 +67,6 @@ class NetworkOptions:
         2 * SECOND_NS,
         "how long a connection to another server over HTTP may take to open",
         limits=(1, None),
-        instead=_NO_CALLS,
     )
     http_client_request_timeout_ns: int = option(
         "http-client-request-timeout",
@@ -77,7 +74,6 @@ class NetworkOptions:
         5 * SECOND_NS,
         "how long a request to another server over HTTP may take",
         limits=(1, None),
-        instead=_NO_CALLS,
     )
     topology_region: str = option(
         "topology-region", Kind.STRING, "", "the region that this broker runs in, told in /info"

@@ -42,7 +42,6 @@ _TLS_VERSIONS = (
     ("", TlsVersion.TLS1_0),
 )
 _NO_TLS = "this version has no TLS of its own: put a TLS proxy before the TCP address"
-_NO_AUTH = "this version cannot ask an auth server, and would let everybody in"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +88,9 @@ class SecurityOptions:
         "auth-http-address",
         Kind.STRINGS,
         (),
-        "<addr>:<port> or URL of an auth server; may be given several times",
+        "<addr>:<port> or URL of a server that is asked over HTTP what a client may do, with the"
+        " secret that it sends in AUTH; may be given several times, and one that answers is enough",
         config_key="auth_http_addresses",
-        missing=_NO_AUTH,
         section="authorization",
     )
     auth_http_request_method: str = option(
@@ -100,5 +99,4 @@ class SecurityOptions:
         "get",
         "how the auth server is asked: get or post",
         choices=(("get", "get"), ("post", "post")),
-        instead="this version asks no auth server",
     )

@@ -125,7 +125,7 @@ def negotiate(
             "max_deflate_level": options.max_deflate_level,
             "snappy": False,
             "sample_rate": identity.sample_rate,
-            "auth_required": False,
+            "auth_required": bool(options.auth_http_addresses),
             "output_buffer_size": identity.output_buffer_size,
             "output_buffer_timeout": identity.output_buffer_timeout_ns // _MILLISECOND_NS,
         }

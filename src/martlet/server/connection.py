@@ -21,6 +21,7 @@ from martlet.broker.queue import Receipt
 from martlet.protocol import nsq_v2 as v2
 from martlet.protocol.decoder import Decoder
 from martlet.protocol.negotiation import default_identity, negotiate
+from martlet.server.auth import Waits
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
@@ -45,6 +46,10 @@ class Connection(asyncio.BufferedProtocol):
         self._own: bytearray | None = None
         self._filled = 0
         self._greeted = False
+        self._brief = False
+        """Whether a PUB that comes by itself may be answered at once."""
+        self._waits = False
+        """Whether the next command waits for an answer from elsewhere."""
         self._owed: deque[tuple[Receipt | None, str, int | bytes]] = deque()
         self._closing = False
         self._blocked = False
@@ -61,32 +66,7 @@ class Connection(asyncio.BufferedProtocol):
         """Where it is in its life."""
         return self._decoder.state
 
-    @property
-    def version(self) -> str:
-        """The protocol's."""
-        return "V2"
-
     deflate = snappy = tls = False
-
-    @property
-    def client_id(self) -> str:
-        """What the client calls itself."""
-        return self.identity.client_id
-
-    @property
-    def hostname(self) -> str:
-        """Where the client says it runs."""
-        return self.identity.hostname
-
-    @property
-    def user_agent(self) -> str:
-        """What program the client says it is."""
-        return self.identity.user_agent
-
-    @property
-    def sample_rate(self) -> int:
-        """The percentage of messages that it wants; 0 for all."""
-        return self.identity.sample_rate
 
     # the life of a connection
 
@@ -101,6 +81,7 @@ class Connection(asyncio.BufferedProtocol):
         self.channel: Channel | None = None
         self.topic: Topic | None = None
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+        self.guard = self._server.guard(self)
         self._server.opened(self)
         self._wait_for_heartbeat()
 
@@ -110,6 +91,8 @@ class Connection(asyncio.BufferedProtocol):
         self._owed.clear()
         if self._heartbeat is not None:
             self._heartbeat.cancel()
+        if self.guard is not None:
+            self.guard.close()
         if self.consumer is not None and self.channel is not None and self.topic is not None:
             consumer, self.consumer = self.consumer, None
             self.channel.remove_consumer(consumer)
@@ -141,7 +124,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _beat(self) -> None:
         """Send a heartbeat; close on a client that was silent for two, or reads nothing."""
-        self._silent = 0 if self._heard else self._silent + 1
+        self._silent = 0 if self._heard or self._waits else self._silent + 1
         self._heard = False
         interval_ns = self.identity.heartbeat_interval_ns
         stuck = self._blocked and self._broker.clock() - self._blocked_since_ns > interval_ns
@@ -178,9 +161,13 @@ class Connection(asyncio.BufferedProtocol):
                 decoded = self._decoder.decode(buffer, at, end)
                 if decoded is None:
                     break
-                command, at = decoded
+                command, behind = decoded
                 self._heard = True
                 self._handle(command)
+                at = behind
+        except Waits:
+            self._waits = True
+            self._transport.pause_reading()
         except v2.ProtocolError as error:
             self._refuse(error)
         except v2.LineTooLong as error:
@@ -190,6 +177,14 @@ class Connection(asyncio.BufferedProtocol):
             self._refuse(v2.ProtocolError("E_INVALID", str(error)))
         if not self._closing:
             self._keep(buffer, at, end)
+
+    def go_on(self) -> None:
+        """The answer that a command waited for is there."""
+        if not self._closing:
+            self._waits = False
+            if not self._blocked or self.consumer is not None:
+                self._transport.resume_reading()
+            self.buffer_updated(0)
 
     def eof_received(self) -> bool:
         """The client sends nothing more: what it is owed is sent, then the connection closes."""
@@ -211,6 +206,7 @@ class Connection(asyncio.BufferedProtocol):
         if len(magic) < len(v2.MAGIC):
             return 0
         self._greeted = True
+        self._brief = self.guard is None
         return len(magic)
 
     def _keep(self, buffer: bytearray, at: int, end: int) -> None:
@@ -235,7 +231,10 @@ class Connection(asyncio.BufferedProtocol):
         _HANDLERS[type(command)](self, command)
 
     def _authenticate(self, command: v2.Auth) -> None:
-        raise v2.ProtocolError("E_AUTH_DISABLED", "AUTH disabled")
+        if self.guard is None:
+            raise v2.ProtocolError("E_AUTH_DISABLED", "AUTH disabled")
+        answer = self.guard.authenticate(command.secret)
+        self._reply(v2.frame(v2.FrameType.RESPONSE, answer))
 
     def _ignore(self, command: v2.Nop) -> None:
         """That it was sent says all."""
@@ -264,6 +263,8 @@ class Connection(asyncio.BufferedProtocol):
     def _subscribe(self, command: v2.Subscribe) -> None:
         if not self.identity.heartbeat_interval_ns:
             raise v2.ProtocolError("E_INVALID", "cannot SUB with heartbeats disabled")
+        if self.guard is not None:
+            self.guard.check("SUB", command.topic, command.channel)
         try:
             self.topic = self._broker.topic(command.topic)
             self.channel = self.topic.channel(command.channel)
@@ -281,7 +282,7 @@ class Connection(asyncio.BufferedProtocol):
         Returns False where what has come goes the usual way: it is something else, or has to wait.
         """
         server = self._server
-        if self._owed or self._turns.crowded or not server.answers_at_once or not self._greeted:
+        if self._owed or self._turns.crowded or not server.answers_at_once or not self._brief:
             return False
         lone = self._decoder.lone_publish(server.receive_buffer, nbytes)
         if lone is None:
@@ -301,6 +302,8 @@ class Connection(asyncio.BufferedProtocol):
         return True
 
     def _publish(self, command: v2.Publish) -> None:
+        if self.guard is not None:
+            self.guard.check(command.verb, command.topic, "")
         now = 0
         if command.delay_ms:
             now = self._broker.clock() + command.delay_ms * _MILLISECOND_NS
@@ -432,7 +435,7 @@ class Connection(asyncio.BufferedProtocol):
         self._blocked = False
         if self.consumer is not None and self.channel is not None:
             self.channel.set_blocked(self.consumer, False)
-        elif not self._transport.is_closing():
+        elif not self._transport.is_closing() and not self._waits:
             self._transport.resume_reading()
 
 

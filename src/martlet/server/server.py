@@ -24,6 +24,7 @@ from martlet.broker.upkeep import allow_spares
 from martlet.log.storage import DiskStorage, FolderInUse
 from martlet.options import BrokerOptions
 from martlet.protocol.nsq_v2 import Limits
+from martlet.server.auth import AuthServers, Guard
 from martlet.server.clock import Clock
 from martlet.server.connection import Connection
 from martlet.server.disk import Disk
@@ -72,6 +73,7 @@ class Server:
         self._flushed_count = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._http: HttpDoor | None = None
+        self._auth_servers = AuthServers(options) if options.auth_http_addresses else None
         self._empty: asyncio.Event | None = None
 
     # start and stop
@@ -195,6 +197,8 @@ class Server:
         if self.connections:
             self._empty = asyncio.Event()
             await self._empty.wait()
+        if self._auth_servers is not None:
+            await self._auth_servers.close()
         if self._alarm is not None:
             self._alarm.cancel()
         with suppress(WritesRefused):
@@ -229,6 +233,19 @@ class Server:
 
     def _connection(self) -> Connection:
         return Connection(self)
+
+    def guard(self, connection: Connection) -> Guard | None:
+        """What asks who a client is; None where everybody may do everything."""
+        if self._auth_servers is None:
+            return None
+        return Guard(
+            self._auth_servers,
+            self.clock,
+            connection.remote_address,
+            lambda: None,
+            connection.go_on,
+            self.log,
+        )
 
     def opened(self, connection: Connection) -> None:
         """A client has connected."""

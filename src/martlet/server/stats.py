@@ -121,10 +121,11 @@ def _latency(channels: Iterable[Channel], levels: Sequence[float]) -> Report:
 def _client(connection: object, consumer: Consumer | None, published: str) -> Report:
     """One client; of what it has published only the named topic, if one is named."""
     client = cast("Connection", connection)
+    identity = client.identity
     report: Report = {
-        "client_id": client.client_id,
-        "hostname": client.hostname,
-        "version": client.version,
+        "client_id": identity.client_id,
+        "hostname": identity.hostname,
+        "version": "V2",
         "remote_address": client.remote_address,
         "state": client.state,
         "ready_count": consumer.ready_count if consumer else 0,
@@ -133,11 +134,16 @@ def _client(connection: object, consumer: Consumer | None, published: str) -> Re
         "finish_count": consumer.finish_count if consumer else 0,
         "requeue_count": consumer.requeue_count if consumer else 0,
         "connect_ts": client.connected_at_ns // SECOND_NS,
-        "sample_rate": client.sample_rate,
+        "sample_rate": identity.sample_rate,
         "deflate": False,
         "snappy": False,
-        "user_agent": client.user_agent,
+        "user_agent": identity.user_agent,
     }
+    if client.guard is not None and client.guard.authed and client.guard.given is not None:
+        given = client.guard.given
+        told = {"auth_identity": given.identity, "auth_identity_url": given.identity_url}
+        report["authed"] = True
+        report |= {name: text for name, text in told.items() if text}
     counts = [
         {"topic": name, "count": count}
         for name, count in client.message_counters.items()
