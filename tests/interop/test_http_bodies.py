@@ -1,12 +1,15 @@
 """Bodies of requests, and what is sent instead of requests, byte by byte over plain sockets."""
 
 import asyncio
+import gzip
 import json
 import re
 from collections.abc import AsyncIterator
+from email.utils import parsedate_to_datetime
 
 import pytest
 
+from martlet.log.lone import LONGEST_BODY_BYTES
 from martlet.testing import Broker
 
 LIMIT = 1 << 16
@@ -30,6 +33,12 @@ class Wire:
             length = re.search(r"(?i)content-length: (\d+)", head)
             body = await self._reader.readexactly(int(length[1])) if length else b""
         return int(head.split()[1]), body.decode()
+
+    async def head(self) -> tuple[str, dict[str, str]]:
+        """The first line of the next answer, and its headers."""
+        async with asyncio.timeout(10):
+            first, *lines = (await self._reader.readuntil(b"\r\n\r\n")).decode().splitlines()
+        return first, dict(line.split(": ", 1) for line in lines if line)
 
     async def rest(self) -> bytes:
         """All until the broker closes the connection."""
@@ -170,6 +179,70 @@ async def test_a_connection_serves_many_requests(broker: Broker, wire: Wire) -> 
     await wire.send(request * 50)
     assert [await wire.answer() for _ in range(50)] == [(200, "OK")] * 50
     assert stored(broker, "t") == 50
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "identity"])
+async def test_an_encoded_body_is_stored_as_it_comes(
+    broker: Broker, wire: Wire, encoding: str
+) -> None:
+    body = gzip.compress(b"not to be opened by the broker")
+    await wire.send(
+        b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Encoding: %b\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (encoding.encode(), len(body), body)
+    )
+    assert await wire.answer() == (200, "OK")
+    assert broker.server.broker.topics["t"].message_bytes == len(body)
+
+
+async def test_a_connection_outlives_a_body_that_was_a_little_too_long(wire: Wire) -> None:
+    size = LIMIT + 1
+    head = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size
+    await wire.send(head + b"x" * size + b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert await wire.answer() == (413, '{"message":"MSG_TOO_BIG"}')
+    assert await wire.answer() == (200, "OK")
+
+
+@pytest.mark.parametrize("body_bytes", [1, LONGEST_BODY_BYTES, LONGEST_BODY_BYTES + 1])
+async def test_one_by_one_and_at_once_messages_of_every_size_are_stored(
+    broker: Broker, body_bytes: int
+) -> None:
+    request = b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % body_bytes
+    request += b"x" * body_bytes
+    wires = [await connect(broker) for _ in range(8)]
+    for together in (wires[:1], wires):  # eight at once go into one batch
+        for each in together:
+            await each.send(request)
+        assert [await each.answer() for each in together] == [(200, "OK")] * len(together)
+    for each in wires:
+        each.close()
+    topic = broker.server.broker.topics["t"]
+    assert (topic.message_count, topic.message_bytes) == (9, 9 * body_bytes)
+
+
+@pytest.mark.parametrize(
+    ("version", "more", "told"),
+    [
+        ("1.1", "", None),
+        ("1.1", "Connection: close\r\n", "close"),
+        ("1.0", "", None),
+        ("1.0", "Connection: keep-alive\r\n", "keep-alive"),
+    ],
+)
+async def test_ok_has_its_headers_on_every_kind_of_connection(
+    wire: Wire, version: str, more: str, told: str | None
+) -> None:
+    ask = f"POST /pub?topic=t HTTP/{version}\r\nHost: x\r\n{more}Content-Length: 1\r\n\r\nx"
+    await wire.send(ask.encode())
+    head, headers = await wire.head()
+    assert head.endswith("200 OK")
+    assert headers.pop("Connection", None) == told
+    assert headers.pop("Server").startswith("martlet/")
+    assert parsedate_to_datetime(headers.pop("Date")).year >= 2024
+    assert headers == {
+        "X-NSQ-Content-Type": "nsq; version=1.0",
+        "Content-Type": "text/plain; charset=utf-8",
+        "Content-Length": "2",
+    }
 
 
 async def test_a_broker_that_takes_no_writes_says_so_everywhere(broker: Broker, wire: Wire) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import html
-import json
 import logging
 import posixpath
 import socket
@@ -21,9 +20,9 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from martlet import __version__
 from martlet.duration import format_duration
 from martlet.server.http_request import HttpError, Request
+from martlet.server.http_response import SERVER, ReadyText, refuse, respond
 from martlet.server.listener import serve
 from martlet.server.log_api import LogApi
 from martlet.server.nsq_api import NsqApi
@@ -38,8 +37,6 @@ Endpoint = Callable[[Request], Awaitable[object]]
 Routes = Mapping[str, Mapping[str, Endpoint]]
 """For each path, the endpoint of each method. A path may end in ``/:name``, for any one name."""
 
-JSON = "application/json; charset=utf-8"
-TEXT = "text/plain; charset=utf-8"
 _STOP_S = 0.3
 """How long requests under way may take when the broker stops, in seconds."""
 _LINGER_S = 1.0
@@ -48,6 +45,9 @@ _UNTOLD = frozenset({"/pub", "/mpub"})
 """Paths that are asked too often for a log line each."""
 _PLAIN = frozenset({"/ping"})
 """Paths whose answers do not name NSQ's content type."""
+_LONGEST_LINE_BYTES = 1 << 16
+_MOST_HEADERS = 1 << 10
+_OK = ReadyText("OK")
 
 
 def broker_routes(server: Server) -> Routes:
@@ -60,7 +60,15 @@ class HttpDoor:
 
     def __init__(self, routes: Routes) -> None:
         self._routes = routes
-        self._web = web.Server(self._handle, access_log=None, lingering_time=_LINGER_S)
+        self._web = web.Server(
+            self._handle,
+            access_log=None,
+            lingering_time=_LINGER_S,
+            max_line_size=_LONGEST_LINE_BYTES,
+            max_field_size=_LONGEST_LINE_BYTES,
+            max_headers=_MOST_HEADERS,
+            auto_decompress=False,  # a message is stored as it comes
+        )
         self._listener: asyncio.Server | None = None
 
     async def start(self, sock: socket.socket) -> None:
@@ -79,14 +87,16 @@ class HttpDoor:
         started = time.perf_counter_ns()
         try:
             answer = await self._answer(request)
+            if answer == "OK" and request.path in _UNTOLD and ReadyText.suits(base):
+                return _OK
             response = answer if isinstance(answer, web.StreamResponse) else respond(200, answer)
         except HttpError as error:
-            response = _refuse(error)
-            if error.status == 413 and not base.content.at_eof():
+            response = refuse(error)
+            if error.status == 413 and request.has_much_left:
                 response.force_close()
         except Exception:
             log.exception("panic in HTTP handler - %s %s", request.method, request.path)
-            response = _refuse(HttpError(500, "INTERNAL_ERROR"))
+            response = refuse(HttpError(500, "INTERNAL_ERROR"))
         if request.path in _PLAIN and response.status == 200:
             response.headers.popall("X-NSQ-Content-Type", None)
         if request.path not in _UNTOLD and log.isEnabledFor(logging.INFO):
@@ -105,15 +115,15 @@ class HttpDoor:
         methods = self._find(request.path)
         if methods is None:
             if request.method == "OPTIONS" and request.path == "*":
-                return web.Response(headers=_SERVER)
+                return web.Response(headers=SERVER)
             return self._redirect(request)
         endpoint = methods.get(request.method)
         if endpoint is not None:
             return await endpoint(request)
         allow = {"Allow": ", ".join(sorted({*methods, "OPTIONS"}))}
         if request.method == "OPTIONS":
-            return web.Response(headers={**_SERVER, **allow})
-        response = _refuse(HttpError(405, "METHOD_NOT_ALLOWED"))
+            return web.Response(headers={**SERVER, **allow})
+        response = refuse(HttpError(405, "METHOD_NOT_ALLOWED"))
         response.headers.update(allow)
         return response
 
@@ -125,43 +135,28 @@ class HttpDoor:
                 methods = self._routes.get(f"{folder}/:name")
         return methods
 
+    def _meant(self, path: str) -> str:
+        """The path without needless slashes and dots, in the case of the routes; a name in it
+        stays as it is.
+        """
+        clean = posixpath.normpath(path).replace("//", "/")
+        if clean.lower() in self._routes:
+            return clean.lower()
+        folder, _, name = clean.rpartition("/")
+        return f"{folder.lower()}/{name}"
+
     def _redirect(self, request: Request) -> web.Response:
         """To the path that was meant, if it differs by case or slashes alone."""
-        path = posixpath.normpath(request.path.lower()).replace("//", "/")
+        path = self._meant(request.path)
         methods = self._find(path)
-        if not methods or request.method not in methods or ":" in path:
+        if not methods or request.method not in methods or path == request.path or ":" in path:
             raise HttpError(404, "NOT_FOUND")
-        target = quote(path) + ("?" + request.query_text if request.query_text else "")
+        _, mark, query = request.target.partition("?")
+        target = quote(path) + mark + query
         if request.method != "GET":
-            return web.Response(status=307, headers={**_SERVER, "Location": target})
+            return web.Response(status=307, headers={**SERVER, "Location": target})
         return web.Response(
             status=301,
-            headers={**_SERVER, "Location": target, "Content-Type": "text/html; charset=utf-8"},
+            headers={**SERVER, "Location": target, "Content-Type": "text/html; charset=utf-8"},
             body=f'<a href="{html.escape(target)}">Moved Permanently</a>.\n\n'.encode(),
         )
-
-
-_SERVER = {"Server": f"martlet/{__version__}"}
-_HEADERS = {**_SERVER, "X-NSQ-Content-Type": "nsq; version=1.0"}
-_TEXT_HEADERS = {**_HEADERS, "Content-Type": TEXT}
-_JSON_HEADERS = {**_HEADERS, "Content-Type": JSON}
-
-
-def respond(status: int, answer: object) -> web.Response:
-    """The response for what an endpoint returned: text as it is, nothing empty, the rest JSON."""
-    if not answer and isinstance(answer, str | None):
-        return web.Response(status=status, headers=_HEADERS)
-    if isinstance(answer, str):
-        return web.Response(status=status, body=answer.encode(), headers=_TEXT_HEADERS)
-    body = json.dumps(answer, separators=(",", ":"), ensure_ascii=False).encode()
-    return web.Response(status=status, body=body, headers=_JSON_HEADERS)
-
-
-def _refuse(error: HttpError) -> web.Response:
-    if error.plain:
-        return web.Response(
-            status=error.status,
-            body=error.message.encode(),
-            headers={**_SERVER, "Content-Type": TEXT},
-        )
-    return respond(error.status, {"message": error.message, **error.fields})

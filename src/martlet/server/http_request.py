@@ -15,6 +15,8 @@ from urllib.parse import unquote_to_bytes
 from aiohttp import ClientError, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+_MOST_LEFT_BYTES = 256 << 10
+"""nsqd too reads so much of a body that it has refused."""
 _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
@@ -82,6 +84,15 @@ class Request:
     def content_length(self) -> int:
         """The bytes of the body as announced; 0 where it is not said."""
         return self._request.content_length or 0
+
+    @property
+    def has_much_left(self) -> bool:
+        """Whether more of the body may come than is worth reading to keep the connection."""
+        request = self._request
+        if request.content.at_eof():
+            return False
+        expects = "Expect" in request.headers
+        return expects or not 0 < self.content_length <= _MOST_LEFT_BYTES
 
     async def read(self, limit_bytes: int, too_large: str) -> bytes:
         """The whole body.

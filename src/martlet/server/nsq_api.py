@@ -19,6 +19,7 @@ from martlet.broker.errors import NotFound, WritesRefused
 from martlet.broker.name import is_valid_name
 from martlet.broker.queue import Receipt
 from martlet.duration import MILLISECOND_NS, SECOND_NS
+from martlet.log.lone import LONGEST_BODY_BYTES
 from martlet.options import LogLevel, OptionError, flags
 from martlet.protocol.nsq_v2 import NSQD_VERSION
 from martlet.server import stats
@@ -132,7 +133,8 @@ class NsqApi:
                 raise HttpError(400, "INVALID_DEFER")
             if defer_ns:
                 deliver_at_ns = self._server.broker.clock() + defer_ns
-        await self._store(topic, [body], deliver_at_ns)
+        if deliver_at_ns or not self._append(topic, body):
+            await self._store(topic, [body], deliver_at_ns)
         return "OK"
 
     async def publish_many(self, request: Request) -> object:
@@ -154,6 +156,21 @@ class NsqApi:
         if bodies:
             await self._store(topic, bodies, 0)
         return "OK"
+
+    def _append(self, topic: Topic, body: bytes) -> bool:
+        """Append one message that has not to wait for others, nor for the disk. False where it
+        has.
+        """
+        server = self._server
+        server.turns.heard()
+        too_long = len(body) > LONGEST_BODY_BYTES
+        if too_long or server.turns.crowded or not server.answers_at_once:
+            return False
+        try:
+            server.broker.append(topic, body)
+        except WritesRefused as error:
+            raise HttpError(503, f"PUB_FAILED {error}") from None
+        return True
 
     async def _store(self, topic: Topic, bodies: list[bytes], deliver_at_ns: int) -> None:
         try:
@@ -306,9 +323,11 @@ def _argument(request: Request, name: str) -> str:
 
 def _addresses(body: bytes) -> tuple[str, ...]:
     try:
-        value = json.loads(body)
+        value = json.loads(body.decode(errors="replace"))
     except ValueError:
-        value = None
+        raise HttpError(400, "INVALID_VALUE") from None
+    if value is None:
+        return ()
     if not isinstance(value, list) or not all(isinstance(piece, str) for piece in value):
         raise HttpError(400, "INVALID_VALUE")
     return tuple(value)
