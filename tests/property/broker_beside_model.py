@@ -164,6 +164,7 @@ class BesideModel(RuleBasedStateMachine):
             if topic.changed_position > durable:
                 topic.paused_at = real.paused_at
                 topic.backlog_offset = real.backlog_offset
+                topic.emptied = {o for first, end in real.voids for o in range(first, end)}
             assert topic.paused_at == real.paused_at
             self._compare_messages(topic, real, power, durable)
             if not topic.channels:
@@ -262,8 +263,10 @@ class BesideModel(RuleBasedStateMachine):
                 assert place is (Place.FRESH if hidden else Place.DEFERRED), where
                 assert hidden or due_ns == wanted_ns
             assert attempts <= message.attempts, where
-            message.place, message.due_ns, message.attempts = place, due_ns, attempts
-            message.owner = None
+            message.place, message.due_ns, message.owner = place, due_ns, None
+            if place is not Place.DONE:
+                # What had been written down of its end is lost: it will be finished anew.
+                message.attempts, message.done_position = attempts, NEVER
 
     def _real_place(
         self, channel: ModelChannel, cursor: Cursor, offset: int

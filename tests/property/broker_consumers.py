@@ -80,7 +80,9 @@ class ConsumerRules(BesideModel):
         if message is not None and message.owner is consumer:
             act(channel, real)
             return True
-        with pytest.raises(NotInFlight, match="ID not in flight"):
+        anothers = message is not None and message.owner is not None
+        why = "client does not own message" if anothers else "ID not in flight"
+        with pytest.raises(NotInFlight, match=why):
             act(channel, real)
         return False
 

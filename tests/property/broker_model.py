@@ -196,6 +196,8 @@ class ModelTopic:
     paused_at: int | None = None
     changed_position: int = 0
     """Where the log tells of pause and backlog as they are now."""
+    emptied: set[int] = field(default_factory=set)
+    """Offsets that no channel gets, though they come behind the backlog's."""
     message_bytes: int = 0
     message_count: int = 0
     has_holes: bool = False
@@ -210,7 +212,7 @@ class ModelTopic:
     def depth(self) -> int:
         """What no channel has yet."""
         start = self.limit if self.channels else self.backlog_offset
-        return len(self.messages) - start
+        return sum(offset not in self.emptied for offset in range(start, len(self.messages)))
 
     def publish(self, bodies: list[bytes], deliver_at_ns: int, position: int, now_ns: int) -> None:
         """A batch is stored, with the log's position behind it."""
@@ -230,9 +232,9 @@ class ModelTopic:
         channel = self.channels[name] = ModelChannel(self, name, id, position)
         for offset in range(start, len(self.messages)):
             channel.messages[offset] = ChannelMessage()
-            if self.messages[offset].lost:
+            if self.messages[offset].lost or offset in self.emptied:
                 channel.done(offset)
-            if offset < self.limit:
+            if offset < self.limit and offset not in self.emptied:
                 channel.show(offset, now_ns)
         return channel
 
@@ -266,4 +268,5 @@ class ModelTopic:
                 for offset in range(self.paused_at, end):
                     channel.done(offset)
                     channel.messages[offset].done_position = position
+            self.emptied.update(range(self.paused_at, end))
             self.paused_at = end

@@ -5,8 +5,13 @@ Topology entries are JSON, because they are few and people read them in a dump:
 - ``{"op": "snapshot", "topics": [...], "next_id": n, ...}``: all there is, in place of all before
 - ``{"op": "topic", "topic": {...}}``: a topic is made or has changed
 - ``{"op": "topic_deleted", "id": n}``
-- ``{"op": "channel", "topic_id": n, "channel": {...}}``: a channel is made or has changed
-- ``{"op": "channel_deleted", "topic_id": n, "id": n}``
+- ``{"op": "channel", "topic_id": n, "channel": {...}}``: a channel is made or has changed; its
+  ``start``, below which it needs nothing, counts where no cursor entry of it is known
+- ``{"op": "channel_deleted", "topic_id": n, "id": n, "backlog_offset": n}``: and where the topic's
+  backlog begins without it
+
+A power cut may take any of the entries that are not yet durable, and leave later ones.  So each
+tells all that it stands for, and what must happen together is one entry.
 
 A cursor entry is binary, little-endian::
 
@@ -103,6 +108,8 @@ class CursorState:
     """offset: (attempts, due_ns)"""
     number: int = 0
     """The last entry's."""
+    limit: int = 0
+    """Up to where the channel saw its topic when that was written."""
 
     def apply(self, entry: bytes) -> bool:
         """Take a cursor entry in. False, and nothing done, where one before it is missing."""
@@ -110,6 +117,7 @@ class CursorState:
         if not flags & _FULL and number != (self.number + 1) & _NUMBER_MASK:
             return False
         self.next, self.scheduled_end, self.number = next, scheduled_end, number
+        self.limit = scheduled_end
         at = _CURSOR.size
         rows = np.frombuffer(entry, "<u8", 2 * ranges, at).reshape(-1, 2)
         self.ranges = [(first, end) for first, end in rows.tolist()]

@@ -49,6 +49,13 @@ class _TopicState:
     channels: dict[int, Description] = field(default_factory=dict)
     cursors: dict[int, CursorState] = field(default_factory=dict)
 
+    def tell_channel(self, channel: Description) -> None:
+        """A channel is made or has changed. Its start counts where its cursor is not known."""
+        self.channels[channel["id"]] = channel
+        start = channel.get("start")
+        if start is not None:
+            self.cursors.setdefault(channel["id"], CursorState(start, start))
+
 
 class _State:
     """Topics as the journal has told them so far."""
@@ -86,8 +93,11 @@ class _State:
             state = before.get(id) or self._begin(description)
             state.description = description
             state.end_offset = max(state.end_offset, description["end_offset"])
-            state.channels = {c["id"]: c for c in description.pop("channels")}
-            state.cursors = {i: c for i, c in state.cursors.items() if i in state.channels}
+            cursors, state.channels, state.cursors = state.cursors, {}, {}
+            for channel in description.pop("channels"):
+                if channel["id"] in cursors:
+                    state.cursors[channel["id"]] = cursors[channel["id"]]
+                state.tell_channel(channel)
             self.topics[id] = state
 
     def _begin(self, description: Description) -> _TopicState:
@@ -113,18 +123,17 @@ class _State:
         state = self.topics.get(fields["topic_id"])
         if state is None:
             return
-        channel = fields["channel"]
-        self.last_id = max(self.last_id, channel["id"])
-        start = channel.pop("start", None)
-        state.channels[channel["id"]] = channel
-        if start is not None:
-            state.cursors[channel["id"]] = CursorState(start, start)
+        self.last_id = max(self.last_id, fields["channel"]["id"])
+        state.tell_channel(fields["channel"])
 
     def _apply_channel_deleted(self, fields: Description) -> None:
         state = self.topics.get(fields["topic_id"])
         if state is not None:
             state.channels.pop(fields["id"], None)
             state.cursors.pop(fields["id"], None)
+            # It stands here since both are one entry; before, a topic's entry came first.
+            if "backlog_offset" in fields:
+                state.description["backlog_offset"] = fields["backlog_offset"]
 
     def apply_batch(self, header: Header) -> None:
         self.last_id = max(self.last_id, header.topic)
@@ -274,8 +283,11 @@ def _settle(broker: Broker, state: _State) -> None:
         end_offset = max(known.end_offset, *ends, *marks)
         queue = Queue(broker.log, id, 0, description["id_base"], known.index, end_offset)
         topic = Topic(broker, id, description["name"], queue)
-        topic.paused_at = description["paused_at"]
         topic.backlog_offset = description["backlog_offset"]
+        if description["paused_at"] is not None:
+            # Where a channel saw more than that, what tells that the topic went on is lost.
+            seen = [told.limit for told in known.cursors.values()]
+            topic.paused_at = max(description["paused_at"], topic.backlog_offset, *seen)
         topic.voids = [(first, end) for first, end in description["voids"]]
         if known.channels and all(is_ephemeral(c["name"]) for c in known.channels.values()):
             topic.backlog_offset = topic.limit

@@ -45,9 +45,6 @@ class TopicSurroundings(Surroundings, Protocol):
     def journal_topology(self, op: str, topic_number: int, /, **fields: object) -> None:
         """Write a topology entry. Raises WritesRefused."""
 
-    def write_journal(self) -> None:
-        """Write down where the cursors are. Raises WritesRefused."""
-
     def lost(self, topic: str, channel: str, first: int, end: int, reason: str) -> None:
         """Messages of a channel can not be read any more."""
 
@@ -73,7 +70,7 @@ class Topic:
         """Where the first channel will begin."""
         self.paused_at: int | None = None
         self.voids: list[tuple[int, int]] = []
-        """Offsets that were emptied while the topic was paused: no channel gets them."""
+        """Offsets that were emptied while the topic was paused: no channel gets them. By offset."""
         self._around = around
         self._waiting: dict[Delivery, None] = {}
 
@@ -122,9 +119,8 @@ class Topic:
     @property
     def depth(self) -> int:
         """How many messages wait for a channel, or for the topic to go on."""
-        if not self.channels:
-            return self.queue.end_offset - self.backlog_offset
-        return self.queue.end_offset - self.limit
+        waiting = 0 if self.channels else self.count_from(self.backlog_offset)
+        return waiting + self.queue.end_offset - self.limit
 
     @property
     def lowest_needed(self) -> int:
@@ -224,8 +220,9 @@ class Topic:
             channel = self.restore_channel(self._around.next_id(), name, start)
             # Before it is written down: that may begin a segment, whose head tells of it in full.
             self.schedule(channel, start)
+            channel.counted_from = self.limit - self.count_from(start)
             try:
-                self.journal_channel(channel, start=start)
+                self.journal_channel(channel)
             except Exception:
                 del self.channels[name]
                 channel.close()
@@ -274,9 +271,15 @@ class Topic:
     def delete_channel(self, name: str) -> None:
         """Delete a channel and disconnect its consumers. Raises NotFound."""
         channel = self.find_channel(name)
-        if len(self.channels) == 1:
-            self._change(backlog_offset=self.limit)
-        self._around.journal_topology("channel_deleted", self.id, topic_id=self.id, id=channel.id)
+        backlog_offset = self.limit if len(self.channels) == 1 else self.backlog_offset
+        self._around.journal_topology(
+            "channel_deleted",
+            self.id,
+            topic_id=self.id,
+            id=channel.id,
+            backlog_offset=backlog_offset,
+        )
+        self.backlog_offset = backlog_offset
         del self.channels[name]
         channel.close()
 
@@ -306,14 +309,24 @@ class Topic:
         if not self.channels:
             self._change(backlog_offset=end, paused_at=end if self.paused else None)
         elif self.paused_at is not None and self.paused_at < end:
-            passed = min(channel.cursor.next for channel in self.channels.values())
-            voids = [void for void in self.voids if void[1] > passed]
-            if voids != self.voids:
-                self._around.write_journal()
             dropped = end - self.paused_at
-            self._change(voids=[*voids, (self.paused_at, end)], paused_at=end)
+            self._change(voids=[*self.voids, (self.paused_at, end)], paused_at=end)
             for channel in self.channels.values():
                 channel.counted_from += dropped
+
+    @property
+    def passed(self) -> int:
+        """Every channel has come to this offset, and new ones begin there or behind it."""
+        nexts = [channel.cursor.next for channel in self.channels.values()]
+        return min(nexts, default=self.backlog_offset)
+
+    def drop_voids(self, passed: int) -> None:
+        """Forget the voids below an offset that every channel has passed.
+
+        Only where a checkpoint says so: of entries behind it, any may be lost in a power cut, and
+        a cursor's that had passed a void more easily than what tells of the void.
+        """
+        self.voids = [void for void in self.voids if void[1] > passed]
 
     def close(self) -> None:
         """The topic is deleted: so are its channels."""
@@ -323,5 +336,13 @@ class Topic:
 
 
 def describe_channel(channel: Channel) -> Description:
-    """A channel as the journal tells it."""
-    return {"id": channel.id, "name": channel.name, "paused": channel.paused}
+    """A channel as the journal tells it.
+
+    Where it began, or has come to, is always told: what else tells it may be lost in a power cut.
+    """
+    return {
+        "id": channel.id,
+        "name": channel.name,
+        "paused": channel.paused,
+        "start": channel.cursor.lowest_needed,
+    }

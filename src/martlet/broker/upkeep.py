@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from martlet.broker.broker import Broker
 from martlet.broker.errors import WritesRefused
+from martlet.broker.topic import Topic
 from martlet.log import checkpoint
 from martlet.log.commitlog import FlushJob
 from martlet.log.record import BadRecord
@@ -42,6 +43,8 @@ class CheckpointJob:
     free: list[Segment]
     to_clean: Segment | None
     dropped: list[str] = field(default_factory=list)
+    passed: dict[Topic, int] = field(default_factory=dict)
+    """Up to where each topic's channels are through what was emptied."""
 
     def save(self) -> None:
         """Make the indexes and then the checkpoint durable, the log being so already."""
@@ -107,7 +110,9 @@ def begin_checkpoint(broker: Broker) -> CheckpointJob:
         epoch=log.epoch,
         stored_at_ns=broker.clock(),
     )
-    return CheckpointJob(log.storage, log.flush_job(), names, content, free, to_clean, dropped)
+    passed = {topic: topic.passed for topic in broker.topics.values() if topic.voids}
+    flush = log.flush_job()
+    return CheckpointJob(log.storage, flush, names, content, free, to_clean, dropped, passed)
 
 
 def _write_indexes(broker: Broker) -> list[str]:
@@ -170,6 +175,8 @@ def end_checkpoint(broker: Broker, job: CheckpointJob) -> None:
     log.look_for_room()
     for name in job.dropped:
         log.storage.remove(name)
+    for topic, passed in job.passed.items():
+        topic.drop_voids(passed)
     if job.to_clean is not None and job.to_clean in log.segments:
         try:
             clean(log, job.to_clean, needs(broker))

@@ -527,3 +527,158 @@ def test_a_checkpoint_of_many_topics_waits_for_few_of_their_indexes() -> None:
     for _ in range(4):
         core.checkpoint()
     assert begin_checkpoint(core.broker).names == [], "in the end all are durable"
+
+
+def topology_positions(core: Core) -> list[int]:
+    return record_positions(core.broker, Kind.TOPOLOGY)
+
+
+def test_a_channel_whose_making_was_lost_begins_where_a_later_entry_says() -> None:
+    core = Core()
+    core.channel("t", "first")
+    core.publish("t", b"before it")
+    core.channel("t", "c")
+    made = topology_positions(core)[-1]
+    core.publish("t", b"1")
+    core.broker.topics["t"].pause_channel("c", True)
+    damage(core, made)
+    core.kill()
+    assert core.channel("t").paused
+    assert core.channel("t").depth == 1
+    core.broker.topics["t"].pause_channel("c", False)
+    assert core.client("t").ready(10).bodies == [b"1"]
+
+
+def test_a_channel_begins_where_the_head_of_a_segment_says_though_its_cursor_is_lost() -> None:
+    core = Core()
+    core.channel("t", "first")
+    core.publish("t", b"before it")
+    channel = core.channel("t", "c")
+    made = topology_positions(core)[-1]
+    core.broker.begin_segment()
+    core.publish("t", b"1")
+    told = [p for p in record_positions(core.broker, Kind.CURSOR) if p > made]
+    for position in (made, *told):
+        damage(core, position)
+    core.kill()
+    assert core.channel("t", "c").id == channel.id
+    assert core.client("t").ready(10).bodies == [b"1"]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_deletion_and_the_backlog_that_it_leaves_are_one_entry(lost: bool) -> None:
+    core = Core()
+    client = core.client("t").ready(1)
+    core.publish("t", b"1", b"2")
+    client.finish()
+    core.broker.write_journal()
+    before = core.broker.log.position
+    core.broker.topics["t"].delete_channel("c")
+    (position,) = (p for p in topology_positions(core) if p >= before)
+    if lost:
+        damage(core, position)
+    core.kill()
+    assert core.broker.topics["t"].depth == 0
+    assert list(core.broker.topics["t"].channels) == (["c"] if lost else [])
+    assert core.client("t").ready(10).bodies == ([b"2"] if lost else [])
+
+
+def test_channels_told_of_in_the_old_manner_are_understood() -> None:
+    core = Core()
+    channel = core.channel("t")
+    topic = core.broker.topics["t"]
+    told = {"id": channel.id, "name": "c", "paused": True}
+    core.broker.journal_topology("channel", topic.id, topic_id=topic.id, channel=told)
+    core.publish("t", b"1")
+    core.kill()
+    assert core.channel("t").paused
+    assert core.channel("t").depth == 1
+    topic = core.broker.topics["t"]
+    core.broker.journal_topology("topic", topic.id, topic=topic.describe() | {"backlog_offset": 1})
+    core.broker.journal_topology("channel_deleted", topic.id, topic_id=topic.id, id=channel.id)
+    core.kill()
+    assert core.broker.topics["t"].channels == {}
+    assert core.broker.topics["t"].depth == 0
+
+
+def test_what_was_emptied_stays_gone_though_a_later_cursor_entry_is_lost() -> None:
+    core = Core()
+    client = core.client("t").ready(10)
+    topic = core.broker.topics["t"]
+    topic.set_paused(True)
+    core.publish("t", b"emptied")
+    topic.empty()
+    topic.set_paused(False)
+    before = core.broker.log.position
+    core.publish("t", b"1")
+    client.finish()
+    core.broker.write_journal()
+    topic.set_paused(True)
+    core.publish("t", b"emptied too")
+    topic.empty()
+    topic.set_paused(False)
+    lost = [p for p in record_positions(core.broker, Kind.CURSOR) if p >= before]
+    assert lost
+    for position in lost:
+        damage(core, position)
+    core.kill()
+    assert core.client("t").ready(10).bodies == [b"1"]
+
+
+def test_voids_that_every_channel_has_passed_are_dropped_by_a_checkpoint() -> None:
+    core = Core()
+    core.client("t").ready(10)
+    topic = core.broker.topics["t"]
+    topic.set_paused(True)
+    core.publish("t", b"1")
+    topic.empty()
+    core.checkpoint()
+    assert topic.voids == [(0, 1)], "the channel has yet to pass it"
+    topic.set_paused(False)
+    core.publish("t", b"2")
+    core.checkpoint()
+    assert topic.voids == []
+
+
+def test_a_topic_whose_going_on_was_lost_is_paused_behind_what_its_channels_saw() -> None:
+    core = Core()
+    client = core.client("t")
+    topic = core.broker.topics["t"]
+    topic.set_paused(True)
+    core.publish("t", b"1", delay_ns=SECOND_NS)
+    topic.set_paused(False)
+    lost = topology_positions(core)[-1]
+    core.wait(SECOND_NS)
+    client.ready(1).ready(0).finish()
+    core.broker.write_journal()
+    damage(core, lost)
+    core.kill()
+    topic = core.broker.topics["t"]
+    assert topic.paused
+    client = core.client("t").ready(10)
+    core.publish("t", b"2")
+    core.wait(SECOND_NS)
+    assert client.bodies == []
+    topic.set_paused(False)
+    core.wait(SECOND_NS)
+    assert client.bodies == [b"2"], "what was finished comes again"
+
+
+def test_a_first_channel_counts_none_of_what_was_emptied() -> None:
+    core = Core()
+    core.channel("t")
+    made = topology_positions(core)[-1]
+    core.publish("t", b"1")
+    topic = core.broker.topics["t"]
+    topic.set_paused(True)
+    core.publish("t", b"emptied")
+    topic.empty()
+    topic.set_paused(False)
+    damage(core, made)
+    core.kill()
+    topic = core.broker.topics["t"]
+    assert topic.channels == {}
+    assert topic.depth == 1
+    client = core.client("t").ready(10)
+    assert client.bodies == [b"1"]
+    assert client.channel.message_count == 1
