@@ -13,6 +13,7 @@ from martlet.broker.consumer import Client, Consumer, Lease
 from martlet.broker.cursor import Cursor
 from martlet.broker.delivery import Delivery, Source, Surroundings
 from martlet.broker.errors import NotInFlight, TooMany
+from martlet.broker.finishes import Finishes
 from martlet.broker.name import is_ephemeral
 
 if TYPE_CHECKING:
@@ -54,10 +55,13 @@ class Channel(Delivery):
         self.consumers: list[Consumer] = []
         self.requeue_count = 0
         self.timeout_count = 0
+        self.finishes = Finishes(cursor.queue.index, around.clock)
         self.latency: Latency | None = None
-        """From publish to finish, where it is measured."""
+        """From publish to finish, where percentiles of it are wanted."""
         self.counted_from = cursor.next
         """Messages below this offset came before the broker was started."""
+        self._delivered_before = 0
+        """To consumers that have left."""
         self._most_consumers = most_consumers
         self._max_timeout_ns = max_timeout_ns
         self._last_number = 0
@@ -75,6 +79,11 @@ class Channel(Delivery):
     def message_count(self) -> int:
         """How many messages have come to it since the broker was started."""
         return self._source.limit - self.counted_from
+
+    @property
+    def delivered_count(self) -> int:
+        """How many messages have gone to consumers since the start, those delivered again too."""
+        return self._delivered_before + sum(c.message_count for c in self.consumers)
 
     @property
     def in_flight_count(self) -> int:
@@ -103,6 +112,7 @@ class Channel(Delivery):
     def remove_consumer(self, consumer: Consumer) -> None:
         """The client has gone: what it held is delivered to others at once."""
         self.consumers.remove(consumer)
+        self._delivered_before += consumer.message_count
         del self._by_number[consumer.number]
         self._leave_line(consumer)
         now_ns = self._around.clock()
@@ -126,6 +136,7 @@ class Channel(Delivery):
             if cursor.stragglers.get(offset, consumer) is None:
                 raise self._not_in_flight(offset)
             cursor.stragglers.remove(offset)
+        self.finishes.note(offset)
         if self.latency is not None:
             self.latency.note(offset)
         self._finished(consumer, 1)
@@ -136,6 +147,7 @@ class Channel(Delivery):
         """
         if not self.cursor.window.release_run(consumer.number, offsets):
             return False
+        self.finishes.note_run(offsets)
         if self.latency is not None:
             self.latency.note_run(offsets)
         self._finished(consumer, len(offsets))

@@ -206,6 +206,15 @@ class Index:
             parts.append(np.array(tail, ENTRY))
         return np.concatenate(parts)
 
+    def times(self, start: int, end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The first offsets of the rows from `start` up to `end`, and when they were stored."""
+        if start >= self._tail_row:
+            tail = self._tail[start - self._tail_row : end - self._tail_row]
+            firsts, stored = [row[0] for row in tail], [row[4] for row in tail]
+            return np.array(firsts, np.int64), np.array(stored, np.int64)
+        rows = self.array(start, end)
+        return rows["first_offset"].astype(np.int64), rows["stored_at_ns"]
+
     def _file_rows(self) -> Rows:
         if self._mapped is None:
             data = self._storage.map(self.name)
