@@ -47,7 +47,7 @@ class Identity:
 
 def default_identity(options: BrokerOptions, address: str) -> Identity:
     """A client that has not identified itself: it is named by where it comes from."""
-    host = address.rsplit(":", 1)[0]
+    host = address.rpartition(":")[0].strip("[]")
     return Identity(
         client_id=host,
         hostname=host,

@@ -226,7 +226,7 @@ class Guard:
 
     async def _query(self) -> None:
         try:
-            host = self._remote_address.rpartition(":")[0]
+            host = self._remote_address.rpartition(":")[0].strip("[]")
             remote_ip = "" if host == "unknown" else host
             given = await self._servers.ask(remote_ip, self._common_name(), self._secret)
             self.given = given

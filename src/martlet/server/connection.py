@@ -22,6 +22,7 @@ from martlet.protocol import nsq_v2 as v2
 from martlet.protocol.decoder import Decoder
 from martlet.protocol.negotiation import default_identity, negotiate
 from martlet.server.auth import Waits
+from martlet.server.listener import shown_peer
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
@@ -73,8 +74,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The client is there."""
         self._transport = cast(asyncio.Transport, transport)
-        peer = transport.get_extra_info("peername")
-        self.remote_address = f"{peer[0]}:{peer[1]}" if peer else "unknown:0"
+        self.remote_address = shown_peer(transport)
         self.connected_at_ns = self._broker.clock()
         self.identity = default_identity(self._server.options, self.remote_address)
         self.consumer: Consumer | None = None

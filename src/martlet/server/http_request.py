@@ -15,6 +15,8 @@ from urllib.parse import unquote_to_bytes
 from aiohttp import ClientError, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from martlet.server.listener import shown_peer
+
 _MOST_LEFT_BYTES = 256 << 10
 """nsqd too reads so much of a body that it has refused."""
 _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
@@ -63,11 +65,7 @@ class Request:
     @property
     def remote_address(self) -> str:
         """Who asks, as ``address:port``."""
-        peer = self._request.transport and self._request.transport.get_extra_info("peername")
-        if isinstance(peer, tuple):
-            host = f"[{peer[0]}]" if ":" in peer[0] else peer[0]
-            return f"{host}:{peer[1]}"
-        return "@"
+        return shown_peer(self._request.transport)
 
     @property
     def query(self) -> Mapping[str, str]:

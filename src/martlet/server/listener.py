@@ -1,7 +1,8 @@
-"""The listening socket: made from an address as flags give it.
+"""The listening socket: made from an address as flags give it, and how addresses are told.
 
 An address is ``host:port``, ``:port``, ``[::1]:port`` or, where it is none of these, the path of a
-Unix socket, as with nsqd.
+Unix socket, as with nsqd; a path that begins with ``@`` has no file (Linux's abstract names).  No
+host, ``0.0.0.0`` and ``[::]`` all stand for every address of the machine, of IPv4 and IPv6 alike.
 """
 
 from __future__ import annotations
@@ -13,13 +14,21 @@ import socket
 import stat
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ssl
 
 _BACKLOG = 4096
+_HIGHEST_PORT = 65535
+_EVERYWHERE = frozenset({"", "0.0.0.0", "::"})
+_NO_IPV6 = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT})
 _HINTS: dict[int | None, str] = {
     errno.EADDRINUSE: ": somebody else listens there",
     errno.EADDRNOTAVAIL: ": this machine has no such address",
     errno.EACCES: ": that is not allowed to this user (ports below 1024 are root's)",
     errno.ENOENT: ": the folder is not there",
+    socket.EAI_NONAME: ": there is no such host",
 }
 
 
@@ -39,26 +48,51 @@ def listen(address: str, flag: str) -> socket.socket:
     host, colon, port = address.rpartition(":")
     sock: socket.socket | None = None
     try:
-        if colon and port.isdecimal():
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            sock = socket.socket(family, socket.SOCK_STREAM)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((host.strip("[]"), int(port)))
+        if colon and port.isdecimal() and int(port) <= _HIGHEST_PORT:
+            sock = _bound(host.strip("[]"), int(port))
         elif colon and "/" not in address:
             raise OSError(errno.EINVAL, f"{port!r} is no port")
-        elif address.isdecimal():
-            raise OSError(errno.EINVAL, f"neither host:port nor a path; did you mean :{address}")
+        elif not address or address.isdecimal():
+            meant = f"; did you mean :{address}" if address else ""
+            raise OSError(errno.EINVAL, f"neither host:port nor a path{meant}")
         else:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            _remove_left_behind(address)
-            sock.bind(address)
+            if not address.startswith("@"):
+                _remove_left_behind(address)
+            sock.bind(address.replace("@", "\0", 1) if address.startswith("@") else address)
         sock.listen(_BACKLOG)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         if sock is not None:
             sock.close()
-        hint = _HINTS.get(getattr(error, "errno", None), "")
+        hint = _HINTS.get(error.errno, "")
         raise OSError(f"listen ({address}) failed: {error}; see --{flag}{hint}") from error
     sock.setblocking(False)
+    return sock
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    if host in _EVERYWHERE:
+        try:
+            return _bind(socket.AF_INET6, ("::", port))
+        except OSError as error:
+            if error.errno not in _NO_IPV6:
+                raise
+            host = "0.0.0.0"
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    family, *_, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return _bind(family, (address[0], port, *address[2:]))
+
+
+def _bind(family: int, address: tuple[str | int | bytes, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if address[0] == "::":
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind(address)
+    except BaseException:
+        sock.close()
+        raise
     return sock
 
 
@@ -66,31 +100,46 @@ async def serve(
     loop: asyncio.AbstractEventLoop,
     protocol: Callable[[], asyncio.BaseProtocol],
     sock: socket.socket,
+    tls: ssl.SSLContext | None = None,
 ) -> asyncio.Server:
-    """Accept connections on the socket, of whichever family it is."""
+    """Accept connections on the socket, of whichever family it is, in TLS if asked to."""
     if sock.family == socket.AF_UNIX:
-        return await loop.create_unix_server(protocol, sock=sock, backlog=_BACKLOG)
-    return await loop.create_server(protocol, sock=sock, backlog=_BACKLOG)
+        return await loop.create_unix_server(protocol, sock=sock, backlog=_BACKLOG, ssl=tls)
+    return await loop.create_server(protocol, sock=sock, backlog=_BACKLOG, ssl=tls)
 
 
 def shown(sock: socket.socket) -> str:
     """The address as one would write it: ``127.0.0.1:4150``, ``[::1]:4150`` or a path."""
-    name = sock.getsockname()
+    return _written(sock.getsockname())
+
+
+def shown_peer(transport: asyncio.BaseTransport | None) -> str:
+    """Where a client is, as ``host:port``; ``@`` for one that came through a Unix socket."""
+    return _written(transport and transport.get_extra_info("peername"))
+
+
+def _written(name: object) -> str:
+    if isinstance(name, bytes):
+        name = name.replace(b"\0", b"@", 1).decode(errors="replace")
     if isinstance(name, str):
-        return name
-    return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+        return name or "@"
+    if not isinstance(name, tuple):
+        return "@"
+    host = str(name[0]).removeprefix("::ffff:")
+    return f"[{host}]:{name[1]}" if ":" in host else f"{host}:{name[1]}"
 
 
 def port_of(sock: socket.socket) -> int:
     """The port that it listens on; -1 for a Unix socket, as nsqd tells it."""
     name = sock.getsockname()
-    return -1 if isinstance(name, str) else int(name[1])
+    return int(name[1]) if isinstance(name, tuple) else -1
 
 
 def remove(path: str) -> None:
-    """Take a Unix socket's file away, once nobody listens any more."""
-    with suppress(FileNotFoundError):
-        os.unlink(path)
+    """Take a Unix socket's file away, if it has one, once nobody listens any more."""
+    if not path.startswith("@"):
+        with suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 def _remove_left_behind(path: str) -> None:

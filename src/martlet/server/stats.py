@@ -272,7 +272,8 @@ def _shown_duration(value_ns: float) -> str:
 def _client_line(client: Report, now_ns: int) -> str:
     connected_ns = max(0, now_ns - client["connect_ts"] * SECOND_NS)
     connected = format_duration(connected_ns // SECOND_NS * SECOND_NS)
-    port = client["remote_address"].rpartition(":")[2]
+    _, colon, port = client["remote_address"].rpartition(":")
+    port = port if colon else ""
     name = f"{client['hostname']}:{port} {client['user_agent']}"
     if client.get("pub_counts"):
         topics = ",".join(f"{entry['topic']}={entry['count']}" for entry in client["pub_counts"])
