@@ -23,7 +23,8 @@ MAY_IMPORT = {
     "admin": {"client"} | LOWER,
     "spark": {"client"} | LOWER,
     "client": {"protocol"},
-    "lookup": {"protocol"} | LOWER,
+    # Its HTTP door and its listening sockets are those of the broker.
+    "lookup": {"protocol", "server"} | LOWER,
     "server": {"protocol"} | LOWER,
     "broker": {"log"},
     "log": set(),

@@ -59,11 +59,12 @@ def main(argv: Sequence[str]) -> int:
         log.warning("%s", warning)
     for flag, value in options.without_effect():
         log.warning("--%s=%s has no effect: %s", flag.name, flag.format(value), flag.instead)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_serve(options, log))
 
 
-def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    """uvloop's, where there is one for this system."""
     try:
         import uvloop
     except ModuleNotFoundError:  # not made for every system

@@ -24,6 +24,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "broker": Command("martlet.apps.broker", "run a broker; takes nsqd's flags"),
+    "lookup": Command("martlet.apps.lookup", "run a lookup daemon; takes nsqlookupd's flags"),
     "log": Command("martlet.apps.log", "verify or dump the commit log of a data folder"),
     "pipeline": Command("martlet.apps.pipeline", "Spark jobs on topics: archive", "spark"),
     "bench": Command("martlet.apps.bench", "measure a broker, beside another NSQ server", "cli"),

@@ -73,6 +73,8 @@ class Broker:
         self.started_at_ns = clock()
         self.on_topic: Callable[[Topic], None] = lambda topic: None
         """Called when a topic is made or deleted."""
+        self.on_channel: Callable[[Topic, Channel], None] = lambda topic, channel: None
+        """Called when a channel is made or deleted."""
         self.dropped_names: list[str] = []
         """Files that are not needed once the next checkpoint is durable."""
         self._staged: dict[Topic, None] = {}
@@ -129,8 +131,11 @@ class Broker:
         self.commit()
         self.journal_topology("topic_deleted", topic.id, id=topic.id)
         del self.topics[name], self.by_id[topic.id]
+        channels = list(topic.channels.values())
         topic.close()
         self.dropped_names.append(topic.queue.index.name)
+        for channel in channels:
+            self.on_channel(topic, channel)
         self.on_topic(topic)
 
     def next_id(self) -> int:

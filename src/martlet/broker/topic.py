@@ -33,6 +33,9 @@ class TopicSurroundings(Surroundings, Protocol):
     max_timeout_ns: int
     latency_window_ns: int
 
+    def on_channel(self, topic: Topic, channel: Channel, /) -> None:
+        """A channel was made or deleted."""
+
     def staged(self, topic: Topic) -> Batch:
         """A new batch that takes a topic's messages; what it had before is appended."""
 
@@ -227,6 +230,7 @@ class Topic:
                 del self.channels[name]
                 channel.close()
                 raise
+            self._around.on_channel(self, channel)
         return channel
 
     def schedule(self, channel: Channel, first: int) -> None:
@@ -282,6 +286,7 @@ class Topic:
         self.backlog_offset = backlog_offset
         del self.channels[name]
         channel.close()
+        self._around.on_channel(self, channel)
 
     # what the operator does
 

@@ -11,6 +11,7 @@ Durations are nanoseconds and end in ``_ns``.  A ``BrokerOptions`` that exists i
 
 from martlet.options.broker import BrokerOptions, default_value, flags
 from martlet.options.flag import Flag, Kind, OptionError, parse_bool
+from martlet.options.lookup import LookupOptions
 from martlet.options.report import LogLevel
 from martlet.options.security import TlsRequired, TlsVersion
 
@@ -19,6 +20,7 @@ __all__ = [
     "Flag",
     "Kind",
     "LogLevel",
+    "LookupOptions",
     "OptionError",
     "TlsRequired",
     "TlsVersion",

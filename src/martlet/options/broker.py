@@ -65,19 +65,19 @@ class BrokerOptions(
 
 
 @cache
-def flags() -> dict[str, Flag]:
-    """Every flag of a broker by its name on the command line, in the order of the help."""
+def flags(options: type[Any] = BrokerOptions) -> dict[str, Flag]:
+    """Every flag of a server by its name on the command line, in the order of the help."""
     return {
         entry.metadata["flag"].name: dataclasses.replace(entry.metadata["flag"], field=entry.name)
-        for entry in dataclasses.fields(BrokerOptions)
+        for entry in dataclasses.fields(options)
         if "flag" in entry.metadata
     }
 
 
 @cache
-def default_value(flag: Flag) -> object:
+def default_value(flag: Flag, options: type[Any] = BrokerOptions) -> object:
     """What a flag's option is when nobody sets it."""
-    for entry in dataclasses.fields(BrokerOptions):
+    for entry in dataclasses.fields(options):
         if entry.name == flag.field:
             if entry.default_factory is not dataclasses.MISSING:
                 return entry.default_factory()

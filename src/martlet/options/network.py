@@ -59,7 +59,6 @@ class NetworkOptions:
         (),
         "<addr>:<port> of an nsqlookupd; may be given several times",
         config_key="nsqlookupd_tcp_addresses",
-        instead="this version does not register itself: give clients the broker's own address",
     )
     http_client_connect_timeout_ns: int = option(
         "http-client-connect-timeout",

@@ -27,7 +27,7 @@ class LogLevel(IntEnum):
         return 10 * self
 
 
-_LOG_LEVELS = tuple((level.name.lower(), level) for level in LogLevel)
+LOG_LEVELS = tuple((level.name.lower(), level) for level in LogLevel)
 
 
 def default_node_id(hostname: str) -> int:
@@ -44,7 +44,7 @@ class ReportOptions:
         Kind.CHOICE,
         LogLevel.INFO,
         "how much to log: debug, info, warn, error or fatal",
-        choices=_LOG_LEVELS,
+        choices=LOG_LEVELS,
         section="log lines and metrics",
     )
     log_prefix: str = option(

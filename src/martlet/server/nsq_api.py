@@ -297,7 +297,9 @@ class NsqApi:
             self._server.options = options.replace(log_level=level)
             logging.getLogger("martlet").setLevel(level.for_logging)
         elif name == "nsqlookupd_tcp_addresses":
-            self._server.options = options.replace(lookupd_tcp_addresses=_addresses(body))
+            addresses = _addresses(body)
+            self._server.options = options.replace(lookupd_tcp_addresses=addresses)
+            await self._server.lookups.set_addresses(addresses)
         else:
             raise HttpError(400, "INVALID_OPTION")
         return await self.config(request)

@@ -30,6 +30,7 @@ from martlet.server.connection import Connection
 from martlet.server.disk import Disk
 from martlet.server.identity import broker_identity
 from martlet.server.listener import listen, port_of, remove, serve, shown
+from martlet.server.lookup_peer import LookupPeers
 from martlet.server.statsd import expand_prefix, push
 from martlet.server.turn import Turns
 
@@ -92,6 +93,9 @@ class Server:
             self._open_log()
             undo.pop_all()
         self.disk = Disk(self.broker, self.log, self._durable)
+        self.lookups = LookupPeers(self)
+        self.broker.on_topic = self.lookups.topic_changed
+        self.broker.on_channel = self.lookups.channel_changed
         self.broker.schedule.on_earlier = self._set_alarm
         self._set_alarm(self.broker.run())
         self.tcp_port = port_of(tcp)
@@ -109,6 +113,7 @@ class Server:
             await self._http.start(http)
             self.log.info("HTTP: listening on %s", self.http_address)
         self._push_stats()
+        await self.lookups.set_addresses(options.lookupd_tcp_addresses)
         self._every(options.journal_interval_ns, self._keep_journal)
         self._every(options.checkpoint_interval_ns, self._keep_checkpoint)
         self._every(_LOOK_FOR_ROOM_NS, self._look_for_room)
@@ -174,6 +179,7 @@ class Server:
 
     async def stop(self) -> None:
         """Close the doors, write down where everything is, and let the folder go."""
+        await self.lookups.close()
         self._tcp.close()
         for address, port in (
             (self.tcp_address, self.tcp_port),

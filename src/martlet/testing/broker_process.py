@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Self
 
 START_S = 20.0
 """How long a broker may take until it listens: it may have much to recover."""
@@ -56,7 +56,7 @@ class BrokerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
 
-    def __enter__(self) -> BrokerProcess:
+    def __enter__(self) -> Self:
         try:
             self.start()
         except BaseException:

@@ -1,0 +1,1 @@
+"""The lookup daemon: which brokers have which topics."""

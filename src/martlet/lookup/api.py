@@ -1,0 +1,159 @@
+"""The HTTP endpoints of nsqlookupd: look topics up, and change what is known.
+
+What is checked, in which order, and with which status and message it is refused, is as in
+nsqlookupd.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from martlet.broker.name import is_valid_name
+from martlet.protocol.nsq_v2 import NSQD_VERSION
+from martlet.server.http_request import HttpError, Request
+
+if TYPE_CHECKING:
+    from martlet.lookup.registry import Registry
+    from martlet.server.http import Routes
+
+log = logging.getLogger(__name__)
+
+
+class LookupApi:
+    """nsqlookupd's endpoints over a registry."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    def routes(self) -> Routes:
+        """The endpoint of each path and method."""
+        return {
+            "/ping": {"GET": self.ping},
+            "/info": {"GET": self.info},
+            "/debug": {"GET": self.debug},
+            "/lookup": {"GET": self.lookup},
+            "/topics": {"GET": self.topics},
+            "/channels": {"GET": self.channels},
+            "/nodes": {"GET": self.nodes},
+            "/topic/create": {"POST": self.create_topic},
+            "/topic/delete": {"POST": self.delete_topic},
+            "/topic/tombstone": {"POST": self.tombstone},
+            "/channel/create": {"POST": self.create_channel},
+            "/channel/delete": {"POST": self.delete_channel},
+        }
+
+    # looking
+
+    async def ping(self, request: Request) -> object:
+        """It is alive."""
+        return "OK"
+
+    async def info(self, request: Request) -> object:
+        """Which version's protocol it speaks."""
+        return {"version": NSQD_VERSION}
+
+    async def lookup(self, request: Request) -> object:
+        """The brokers that have a topic, and its channels."""
+        topic = argument(request, "topic")
+        if not self._registry.knows(topic):
+            raise HttpError(404, "TOPIC_NOT_FOUND")
+        return {
+            "channels": self._registry.channels(topic),
+            "producers": [peer.describe() for peer in self._registry.producers(topic)],
+        }
+
+    async def topics(self, request: Request) -> object:
+        """All topics."""
+        return {"topics": self._registry.topics}
+
+    async def channels(self, request: Request) -> object:
+        """The channels of a topic."""
+        return {"channels": self._registry.channels(argument(request, "topic"))}
+
+    async def nodes(self, request: Request) -> object:
+        """All brokers with their topics; for each topic, whether it is hidden there."""
+        registry = self._registry
+        return {
+            "producers": [
+                {
+                    **peer.describe(),
+                    "tombstones": [registry.is_tombstoned(peer, topic) for topic in peer.topics],
+                    "topics": list(peer.topics),
+                }
+                for peer in registry.nodes()
+            ]
+        }
+
+    async def debug(self, request: Request) -> object:
+        """Everything that is known, broker by broker."""
+        told = {}
+        for key, peers in self._registry.registrations().items():
+            topic = key.split(":")[1] if key.startswith("topic:") else ""
+            told[key] = [
+                {
+                    "id": peer.id,
+                    **{name: v for name, v in peer.describe().items() if name != "remote_address"},
+                    "last_update": peer.last_ns,
+                    "tombstoned": topic in peer.tombstones,
+                    "tombstoned_at": peer.tombstones.get(topic, 0),
+                }
+                for peer in peers
+            ]
+        return told
+
+    # changing
+
+    async def create_topic(self, request: Request) -> object:
+        """Make a topic known, for consumers that wait for it."""
+        topic = argument(request, "topic")
+        if not is_valid_name(topic):
+            raise HttpError(400, "INVALID_ARG_TOPIC")
+        log.info("DB: adding topic(%s)", topic)
+        self._registry.create(topic)
+        return None
+
+    async def delete_topic(self, request: Request) -> object:
+        """Forget a topic and its channels."""
+        topic = argument(request, "topic")
+        log.info("DB: removing topic(%s)", topic)
+        self._registry.delete_topic(topic)
+        return None
+
+    async def tombstone(self, request: Request) -> object:
+        """Hide a broker from those who look a topic up."""
+        topic, node = argument(request, "topic"), argument(request, "node")
+        log.info("DB: setting tombstone for producer@%s of topic(%s)", node, topic)
+        self._registry.tombstone(topic, node)
+        return None
+
+    async def create_channel(self, request: Request) -> object:
+        """Make a channel known: brokers that get the topic make the channel at once."""
+        topic, channel = topic_and_channel(request)
+        log.info("DB: adding channel(%s) in topic(%s)", channel, topic)
+        self._registry.create(topic, channel)
+        return None
+
+    async def delete_channel(self, request: Request) -> object:
+        """Forget a channel."""
+        topic, channel = topic_and_channel(request)
+        if not self._registry.delete_channel(topic, channel):
+            raise HttpError(404, "CHANNEL_NOT_FOUND")
+        log.info("DB: removing channel(%s) from topic(%s)", channel, topic)
+        return None
+
+
+def argument(request: Request, name: str) -> str:
+    """An argument of the query. Raises HttpError where it is missing."""
+    try:
+        return request.query[name]
+    except KeyError:
+        raise HttpError(400, f"MISSING_ARG_{name.upper()}") from None
+
+
+def topic_and_channel(request: Request) -> tuple[str, str]:
+    """The two valid names of the query. Raises HttpError."""
+    for what in ("topic", "channel"):
+        if not is_valid_name(argument(request, what)):
+            raise HttpError(400, f"INVALID_ARG_{what.upper()}")
+    return request.query["topic"], request.query["channel"]

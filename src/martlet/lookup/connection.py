@@ -1,0 +1,119 @@
+"""A broker's connection to the lookup daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, cast
+
+from martlet.broker.name import is_valid_name
+from martlet.lookup.registry import Peer
+from martlet.protocol import nsq_lookup as v1
+from martlet.protocol.nsq_v2 import ProtocolError
+
+if TYPE_CHECKING:
+    from martlet.lookup.daemon import Lookup
+
+log = logging.getLogger(__name__)
+
+
+class Connection(asyncio.Protocol):
+    """One broker. Made by the daemon for each connection that it accepts."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        self._lookup = lookup
+        self._decoder = v1.Decoder(is_valid_name)
+        self._peer: Peer | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The broker is there."""
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername")
+        self.remote_address = f"{peer[0]}:{peer[1]}" if peer else "unknown:0"
+        log.info("TCP: new client(%s)", self.remote_address)
+        if not self._lookup.opened(self):
+            log.error("TCP: client(%s) refused: see --max-connections", self.remote_address)
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The broker has gone, and with it what it had."""
+        self._lookup.closed(self)
+        if self._peer is not None:
+            self._lookup.registry.leave(self._peer)
+        log.info("PROTOCOL(V1): [%s] exiting", self.remote_address)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come."""
+        self._decoder.feed(data)
+        try:
+            while (command := self._decoder.next()) is not None:
+                self._transport.write(v1.answer(self._answer(command)))
+        except ProtocolError as error:
+            log.error("[%s] - %s", self.remote_address, error)
+            self._transport.write(v1.answer(str(error).strip().encode()))
+            self._transport.close()
+
+    def pause_writing(self) -> None:
+        """The broker does not read its answers: it is not read either."""
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """It has read."""
+        self._transport.resume_reading()
+
+    def close(self) -> None:
+        """The daemon stops."""
+        self._transport.close()
+
+    def _answer(self, command: v1.Command) -> bytes:
+        registry, peer = self._lookup.registry, self._peer
+        if isinstance(command, v1.Identify):
+            return self._identify(command.fields)
+        if isinstance(command, v1.Ping):
+            if peer is not None:
+                registry.ping(peer)
+            return v1.OK
+        assert peer is not None
+        verb = "REGISTER" if isinstance(command, v1.Register) else "UNREGISTER"
+        category = "channel" if command.channel else "topic"
+        log.info(
+            "DB: client(%s) %s category:%s key:%s subkey:%s",
+            self.remote_address, verb, category, command.topic, command.channel,
+        )  # fmt: skip
+        if isinstance(command, v1.Register):
+            registry.register(peer, command.topic, command.channel)
+        else:
+            registry.unregister(peer, command.topic, command.channel)
+        return v1.OK
+
+    def _identify(self, fields: dict[str, object]) -> bytes:
+        known = {name.lower(): value for name, value in fields.items()}
+        texts = ("hostname", "broadcast_address", "version", "topology_zone", "topology_region")
+        ports = ("tcp_port", "http_port")
+        good = all(isinstance(known.get(name) or "", str) for name in texts) and all(
+            type(known.get(name) or 0) is int for name in ports
+        )
+        if not good:
+            raise ProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body")
+        if not all(known.get(name) for name in ("broadcast_address", "version", *ports)):
+            raise ProtocolError("E_BAD_BODY", "IDENTIFY missing fields")
+        said = {name: str(known.get(name) or "") for name in texts}
+        tcp_port, http_port = (cast(int, known[name]) for name in ports)
+        self._peer = Peer(
+            id=self.remote_address,
+            hostname=said["hostname"],
+            broadcast_address=said["broadcast_address"],
+            tcp_port=tcp_port,
+            http_port=http_port,
+            version=said["version"],
+            topology_zone=said["topology_zone"],
+            topology_region=said["topology_region"],
+            last_ns=self._lookup.clock(),
+        )
+        self._decoder.identified = True
+        self._lookup.registry.join(self._peer)
+        log.info(
+            "CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s",
+            self.remote_address, said["broadcast_address"], tcp_port, http_port, said["version"],
+        )  # fmt: skip
+        return self._lookup.describe()

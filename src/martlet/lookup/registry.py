@@ -1,0 +1,206 @@
+"""The registry: which brokers have which topics and channels.
+
+It is told the time, and of everything that brokers say; it keeps nothing on disk, since each broker
+tells all of it again whenever it connects.  A topic or channel that no broker has any more stays
+known until somebody deletes it, as with nsqlookupd; only ephemeral ones go by themselves.
+
+A *tombstone* on a broker's topic hides the broker from those who look the topic up, so that it can
+be taken out of service before the topic is deleted there.  It lasts for a while, or until the
+broker registers the topic again on a new connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from martlet.broker.name import is_ephemeral
+
+
+@dataclass(eq=False, slots=True)
+class Peer:
+    """A broker that has said who it is.
+
+    Attributes:
+        id: its connection, as ``address:port``.
+        last_ns: when it was last heard.
+    """
+
+    id: str
+    hostname: str
+    broadcast_address: str
+    tcp_port: int
+    http_port: int
+    version: str
+    topology_zone: str
+    topology_region: str
+    last_ns: int
+    topics: dict[str, None] = field(default_factory=dict)
+    channels: dict[tuple[str, str], None] = field(default_factory=dict)
+    tombstones: dict[str, int] = field(default_factory=dict)
+    """When each of its topics was hidden."""
+
+    def describe(self) -> dict[str, object]:
+        """As HTTP tells it."""
+        return {
+            "remote_address": self.id,
+            "hostname": self.hostname,
+            "broadcast_address": self.broadcast_address,
+            "tcp_port": self.tcp_port,
+            "http_port": self.http_port,
+            "version": self.version,
+            "topology_zone": self.topology_zone,
+            "topology_region": self.topology_region,
+        }
+
+
+Peers = dict[Peer, None]
+
+
+class Registry:
+    """What the brokers have said.
+
+    Args:
+        clock: nanoseconds, never going back.
+        inactive_ns: a broker that was silent for longer is not told of.
+        tombstone_ns: how long a tombstone lasts.
+    """
+
+    def __init__(self, clock: Callable[[], int], inactive_ns: int, tombstone_ns: int) -> None:
+        self._clock = clock
+        self._inactive_ns = inactive_ns
+        self._tombstone_ns = tombstone_ns
+        self.peers: Peers = {}
+        self._topics: dict[str, Peers] = {}
+        self._channels: dict[str, dict[str, Peers]] = {}
+
+    # what brokers say
+
+    def join(self, peer: Peer) -> None:
+        """A broker has said who it is."""
+        self.peers[peer] = None
+
+    def leave(self, peer: Peer) -> None:
+        """A broker has gone; what it had stays known."""
+        for topic, channel in list(peer.channels):
+            self._channels[topic][channel].pop(peer, None)
+        for topic in list(peer.topics):
+            self._topics[topic].pop(peer, None)
+        self.peers.pop(peer, None)
+        peer.channels.clear()
+        peer.topics.clear()
+
+    def ping(self, peer: Peer) -> None:
+        """A broker is alive."""
+        peer.last_ns = self._clock()
+
+    def register(self, peer: Peer, topic: str, channel: str) -> None:
+        """A broker has a topic, and a channel of it unless that is empty."""
+        if channel:
+            self._channels.setdefault(topic, {}).setdefault(channel, {})[peer] = None
+            peer.channels[topic, channel] = None
+        self._topics.setdefault(topic, {})[peer] = None
+        peer.topics[topic] = None
+
+    def unregister(self, peer: Peer, topic: str, channel: str) -> None:
+        """A broker has a channel no more; or a topic with its channels, where that is empty."""
+        if channel:
+            self._drop_channel(peer, topic, channel)
+            return
+        for name in list(self._channels.get(topic, ())):
+            self._drop_channel(peer, topic, name)
+        peers = self._topics.get(topic)
+        if peers is not None:
+            peers.pop(peer, None)
+            if not peers and is_ephemeral(topic):
+                del self._topics[topic]
+        peer.topics.pop(topic, None)
+        peer.tombstones.pop(topic, None)
+
+    def _drop_channel(self, peer: Peer, topic: str, channel: str) -> None:
+        peer.channels.pop((topic, channel), None)
+        channels = self._channels.get(topic, {})
+        peers = channels.get(channel)
+        if peers is not None:
+            peers.pop(peer, None)
+            if not peers and is_ephemeral(channel):
+                del channels[channel]
+
+    # what people say
+
+    def create(self, topic: str, channel: str = "") -> None:
+        """Know a topic, and a channel of it unless that is empty, though no broker has it."""
+        if channel:
+            self._channels.setdefault(topic, {}).setdefault(channel, {})
+        self._topics.setdefault(topic, {})
+
+    def delete_topic(self, topic: str) -> None:
+        """Forget a topic and its channels."""
+        for peers in self._channels.pop(topic, {}).values():
+            for peer in peers:
+                peer.channels = {key: None for key in peer.channels if key[0] != topic}
+        for peer in self._topics.pop(topic, {}):
+            del peer.topics[topic]
+            peer.tombstones.pop(topic, None)
+
+    def delete_channel(self, topic: str, channel: str) -> bool:
+        """Forget a channel. False where it is not known."""
+        peers = self._channels.get(topic, {}).pop(channel, None)
+        if peers is None:
+            return False
+        for peer in peers:
+            del peer.channels[topic, channel]
+        return True
+
+    def tombstone(self, topic: str, node: str) -> None:
+        """Hide the broker at ``address:http port`` from those who look the topic up."""
+        for peer in self._topics.get(topic, ()):
+            if f"{peer.broadcast_address}:{peer.http_port}" == node:
+                peer.tombstones[topic] = self._clock()
+
+    # what is asked
+
+    @property
+    def topics(self) -> list[str]:
+        """All that are known."""
+        return sorted(self._topics)
+
+    def channels(self, topic: str) -> list[str]:
+        """All that are known of a topic."""
+        return sorted(self._channels.get(topic, ()))
+
+    def knows(self, topic: str) -> bool:
+        """Whether a topic is known."""
+        return topic in self._topics
+
+    def is_tombstoned(self, peer: Peer, topic: str) -> bool:
+        """Whether a broker is hidden from those who look the topic up."""
+        since_ns = peer.tombstones.get(topic)
+        return since_ns is not None and self._clock() - since_ns < self._tombstone_ns
+
+    def producers(self, topic: str) -> list[Peer]:
+        """The brokers that have a topic and are to be told of."""
+        return [
+            peer
+            for peer in self._topics.get(topic, ())
+            if self._is_active(peer) and not self.is_tombstoned(peer, topic)
+        ]
+
+    def nodes(self) -> list[Peer]:
+        """All brokers that were heard of late."""
+        return [peer for peer in self.peers if self._is_active(peer)]
+
+    def _is_active(self, peer: Peer) -> bool:
+        return self._clock() - peer.last_ns <= self._inactive_ns
+
+    def registrations(self) -> dict[str, list[Peer]]:
+        """Everything, under ``category:topic:channel``."""
+        told = {"client::": list(self.peers)} if self.peers else {}
+        for topic, peers in self._topics.items():
+            if peers:
+                told[f"topic:{topic}:"] = list(peers)
+        for topic, channels in self._channels.items():
+            for channel, peers in channels.items():
+                if peers:
+                    told[f"channel:{topic}:{channel}"] = list(peers)
+        return told

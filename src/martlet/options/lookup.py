@@ -1,0 +1,75 @@
+"""The options of a lookup daemon, named as nsqlookupd names its flags."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from martlet.duration import MINUTE_NS, SECOND_NS
+from martlet.options.flag import Kind, option
+from martlet.options.report import LOG_LEVELS, LogLevel
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookupOptions:
+    """What a lookup daemon is started with.
+
+    Raises:
+        OptionError: a value is out of its limits.
+    """
+
+    tcp_address: str = option(
+        "tcp-address",
+        Kind.STRING,
+        "0.0.0.0:4160",
+        "<addr>:<port> for brokers",
+        section="addresses",
+    )
+    http_address: str = option(
+        "http-address", Kind.STRING, "0.0.0.0:4161", "<addr>:<port> for HTTP"
+    )
+    broadcast_address: str = option(
+        "broadcast-address",
+        Kind.STRING,
+        socket.gethostname,
+        "the name under which this daemon is reached (default: the host's name)",
+    )
+    inactive_producer_timeout_ns: int = option(
+        "inactive-producer-timeout",
+        Kind.DURATION,
+        5 * MINUTE_NS,
+        "a broker that was silent for so long is not told of",
+        limits=(0, None),
+        section="brokers",
+    )
+    tombstone_lifetime_ns: int = option(
+        "tombstone-lifetime",
+        Kind.DURATION,
+        45 * SECOND_NS,
+        "how long a broker stays hidden for a topic",
+        limits=(0, None),
+    )
+    max_connections: int = option(
+        "max-connections",
+        Kind.INT,
+        10_000,
+        "the most brokers that may be connected at a time (0: as many as the system allows)",
+        limits=(0, None),
+    )
+    log_level: LogLevel = option(  # noqa: RUF009
+        "log-level",
+        Kind.CHOICE,
+        LogLevel.INFO,
+        "how much to log: debug, info, warn, error or fatal",
+        choices=LOG_LEVELS,
+        section="log lines",
+    )
+    log_prefix: str = option(
+        "log-prefix", Kind.STRING, "[martlet] ", "what each log line begins with"
+    )
+
+    def __post_init__(self) -> None:
+        from martlet.options.broker import flags
+
+        for flag in flags(LookupOptions).values():
+            flag.check(getattr(self, flag.field))

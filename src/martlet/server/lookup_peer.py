@@ -1,0 +1,249 @@
+"""The broker's side of discovery: it tells lookup daemons what it has, for as long as it runs.
+
+For each daemon there is one connection.  On each new one the broker says who it is and tells all
+its topics and channels; then each change, and every 15 s that it is alive.  A connection that
+fails is made anew, after a pause that doubles up to those 15 s.  What changed meanwhile is not
+remembered, since all is told again.
+
+A new topic's channels are asked of the daemons, so that it has at once those that it has at other
+brokers, and they get its messages from the first on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from martlet.broker.errors import WritesRefused
+from martlet.broker.name import is_ephemeral, is_valid_name
+from martlet.protocol import nsq_lookup as v1
+from martlet.protocol.nsq_v2 import NSQD_VERSION
+
+if TYPE_CHECKING:
+    from martlet.broker.channel import Channel
+    from martlet.broker.topic import Topic
+    from martlet.server.server import Server
+
+log = logging.getLogger(__name__)
+
+PING_S = 15.0
+_FIRST_PAUSE_S = 0.5
+_ANSWER_S = 5.0
+"""How long a daemon may take to answer a command."""
+_COMMANDS_AT_ONCE = 256
+_LONGEST_ANSWER_BYTES = 1 << 20
+
+
+class LookupPeer:
+    """One lookup daemon, as a broker knows it.
+
+    Args:
+        server: whose.
+        address: ``host:port`` of its TCP door.
+    """
+
+    def __init__(self, server: Server, address: str) -> None:
+        self._server = server
+        self.address = address
+        self.http_address = ""
+        """Where it is asked; empty until it has said so."""
+        self._changes: dict[tuple[str, str], None] = {}
+        self._changed = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def tell(self, topic: str, channel: str = "") -> None:
+        """A topic, or a channel of it, has come or gone."""
+        self._changes.pop((topic, channel), None)
+        self._changes[topic, channel] = None
+        self._changed.set()
+
+    async def close(self) -> None:
+        """Leave the daemon."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                async with asyncio.timeout(_ANSWER_S):
+                    reader, writer = await self._connect()
+                try:
+                    await self._introduce(reader, writer)
+                    pause_s = _FIRST_PAUSE_S
+                    await self._keep(reader, writer)
+                finally:
+                    self.http_address = ""
+                    writer.close()
+            except (OSError, ValueError, asyncio.IncompleteReadError) as error:
+                reason = str(error) or type(error).__name__
+                log.error("LOOKUPD(%s): %s; again in %g s", self.address, reason, pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PING_S)
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        log.info("LOOKUP connecting to %s", self.address)
+        host, colon, port = self.address.rpartition(":")
+        if not colon or not port.isdecimal():
+            raise ValueError(f"{self.address!r} is not host:port; see --lookupd-tcp-address")
+        return await asyncio.open_connection(host.strip("[]"), int(port))
+
+    async def _introduce(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        options = self._server.options
+        fields = {
+            "version": NSQD_VERSION,
+            "tcp_port": options.broadcast_tcp_port or self._server.tcp_port,
+            "http_port": options.broadcast_http_port or self._server.http_port,
+            "hostname": socket.gethostname(),
+            "broadcast_address": options.broadcast_address,
+            "topology_zone": options.topology_zone,
+            "topology_region": options.topology_region,
+        }
+        writer.write(v1.MAGIC)
+        (answer,) = await self._ask(reader, writer, [v1.identify(fields)])
+        try:
+            known = json.loads(answer)
+            host, port = known["broadcast_address"], known["http_port"]
+        except (ValueError, TypeError, KeyError):
+            raise ValueError(f"IDENTIFY was answered {answer[:200]!r}") from None
+        self.http_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        log.info("LOOKUPD(%s): peer info %s", self.address, answer.decode(errors="replace"))
+        self._changes.clear()
+        await self._ask(reader, writer, list(self._everything()))
+
+    def _everything(self) -> Iterator[bytes]:
+        for topic in self._server.broker.topics.values():
+            if not topic.channels:
+                yield v1.register(topic.name)
+            for channel in topic.channels:
+                yield v1.register(topic.name, channel)
+
+    async def _keep(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Tell what changes, and be heard."""
+        while True:
+            self._changed.clear()
+            changes, self._changes = self._changes, {}
+            if changes:
+                await self._ask(reader, writer, [self._news(*change) for change in changes])
+            try:
+                async with asyncio.timeout(PING_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                log.debug("LOOKUPD(%s): sending heartbeat", self.address)
+                await self._ask(reader, writer, [v1.PING])
+
+    def _news(self, topic: str, channel: str) -> bytes:
+        known = self._server.broker.topics.get(topic)
+        there = known is not None and (not channel or channel in known.channels)
+        command = (v1.register if there else v1.unregister)(topic, channel)
+        kind = "channel" if channel else "topic"
+        log.info("LOOKUPD(%s): %s %s", self.address, kind, command.decode().strip())
+        return command
+
+    async def _ask(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, commands: list[bytes]
+    ) -> list[bytes]:
+        """Send commands and read their answers. Raises ValueError for an error."""
+        answers = []
+        for at in range(0, len(commands), _COMMANDS_AT_ONCE):
+            some = commands[at : at + _COMMANDS_AT_ONCE]
+            async with asyncio.timeout(_ANSWER_S):
+                writer.write(b"".join(some))
+                await writer.drain()
+                for command in some:
+                    size = int.from_bytes(await reader.readexactly(4), signed=True)
+                    if not 0 <= size <= _LONGEST_ANSWER_BYTES:
+                        raise ValueError(f"an answer of {size} bytes")
+                    answer = await reader.readexactly(size)
+                    if answer.startswith(b"E_"):
+                        said = answer.decode(errors="replace")
+                        raise ValueError(f"{command[:80]!r} was answered {said}")
+                    answers.append(answer)
+        return answers
+
+
+class LookupPeers:
+    """All lookup daemons that a broker tells."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._peers: dict[str, LookupPeer] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def set_addresses(self, addresses: tuple[str, ...]) -> None:
+        """Tell these daemons from now on, and no others."""
+        for address in [a for a in self._peers if a not in addresses]:
+            log.info("LOOKUP(%s): removing peer", address)
+            await self._peers.pop(address).close()
+        for address in addresses:
+            if address not in self._peers:
+                log.info("LOOKUP(%s): adding peer", address)
+                self._peers[address] = LookupPeer(self._server, address)
+
+    async def close(self) -> None:
+        """Leave all of them."""
+        await self.set_addresses(())
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def topic_changed(self, topic: Topic) -> None:
+        """A topic was made or deleted."""
+        for peer in self._peers.values():
+            peer.tell(topic.name)
+        asked = [peer.http_address for peer in self._peers.values() if peer.http_address]
+        if asked and self._server.broker.topics.get(topic.name) is topic and not topic.channels:
+            task = asyncio.get_running_loop().create_task(self._adopt_channels(topic, asked))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def channel_changed(self, topic: Topic, channel: Channel) -> None:
+        """A channel was made or deleted."""
+        for peer in self._peers.values():
+            peer.tell(topic.name, channel.name)
+
+    async def _adopt_channels(self, topic: Topic, asked: list[str]) -> None:
+        """Make the channels that a new topic has elsewhere; they get all its messages."""
+        start = topic.backlog_offset
+        answers = await asyncio.gather(*(self._channels(topic.name, address) for address in asked))
+        for name in dict.fromkeys(name for names in answers for name in names):
+            known = self._server.broker.topics.get(topic.name) is topic
+            if known and name not in topic.channels:
+                try:
+                    topic.channel(name, start)
+                except WritesRefused as error:
+                    log.error("TOPIC(%s): channel(%s) is not made: %s", topic.name, name, error)
+
+    async def _channels(self, topic: str, address: str) -> list[str]:
+        from aiohttp import ClientError, ClientSession, ClientTimeout
+
+        options = self._server.options
+        timeout = ClientTimeout(
+            total=options.http_client_request_timeout_ns / 1e9,
+            connect=options.http_client_connect_timeout_ns / 1e9,
+        )
+        try:
+            async with (
+                ClientSession(timeout=timeout) as session,
+                session.get(f"http://{address}/channels", params={"topic": topic}) as response,
+            ):
+                body = bytearray()
+                async for piece in response.content.iter_any():
+                    body += piece
+                    if len(body) > _LONGEST_ANSWER_BYTES:
+                        raise ValueError(f"more than {_LONGEST_ANSWER_BYTES} bytes")
+                known: Any = json.loads(body)
+                names = known["channels"]
+                return [
+                    name
+                    for name in names
+                    if isinstance(name, str) and is_valid_name(name) and not is_ephemeral(name)
+                ]
+        except (ClientError, TimeoutError, ValueError, TypeError, KeyError) as error:
+            reason = str(error) or type(error).__name__
+            log.warning("LOOKUPD: the channels of %s are not known: %s", topic, reason)
+            return []

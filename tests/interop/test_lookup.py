@@ -1,0 +1,301 @@
+"""Discovery: brokers register, daemons and brokers come and go, clients of others find them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.interop.lookup_process import NSQLOOKUPD, LookupProcess, NsqlookupdProcess
+from tests.interop.nsqd_process import NSQD, NsqdProcess
+
+from martlet.testing import BrokerProcess
+
+pytestmark = pytest.mark.interop
+
+HELLO = {
+    "broadcast_address": "10.0.0.1",
+    "hostname": "one",
+    "tcp_port": 4150,
+    "http_port": 4151,
+    "version": "1.3.0",
+}
+
+
+def ask(address: str, path: str, method: str = "GET", body: bytes | None = None) -> Any:
+    """What an HTTP door answers, JSON where it is."""
+    request = urllib.request.Request(f"http://{address}{path}", body, method=method)
+    with urllib.request.urlopen(request, timeout=10) as response:
+        text = response.read().decode()
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def until(what: Callable[[], Any], seconds: float = 20) -> Any:
+    """Ask until the answer is yes; another process is what is waited for."""
+    deadline_s = time.monotonic() + seconds
+    while True:
+        answer: Any = None
+        with suppress(urllib.error.HTTPError):
+            answer = what()
+        if answer:
+            return answer
+        assert time.monotonic() < deadline_s, f"{answer!r} after {seconds} s"
+        time.sleep(0.02)
+
+
+def producers(lookup: LookupProcess, topic: str) -> list[str]:
+    """Where a topic is said to be."""
+    told = ask(lookup.http_address, f"/lookup?topic={topic}")["producers"]
+    return sorted(f"{peer['broadcast_address']}:{peer['tcp_port']}" for peer in told)
+
+
+@pytest.fixture(
+    params=[
+        LookupProcess,
+        pytest.param(
+            NsqlookupdProcess,
+            marks=pytest.mark.skipif(NSQLOOKUPD is None, reason="no nsqlookupd"),
+        ),
+    ]
+)
+def lookup(request: pytest.FixtureRequest) -> Iterator[LookupProcess]:
+    with request.param() as process:
+        yield process
+
+
+def broker_of(
+    lookup: LookupProcess, kind: type[BrokerProcess] = BrokerProcess, folder: Path | None = None
+) -> BrokerProcess:
+    """A broker that registers there."""
+    flags = [f"--lookupd-tcp-address={lookup.tcp_address}", "--broadcast-address=127.0.0.1"]
+    return kind(folder, *flags)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        BrokerProcess,
+        pytest.param(NsqdProcess, marks=pytest.mark.skipif(NSQD is None, reason="no nsqd")),
+    ],
+)
+def test_a_broker_tells_what_it_has(lookup: LookupProcess, kind: type[BrokerProcess]) -> None:
+    with broker_of(lookup, kind) as broker:
+        address = broker.http_address
+        ask(address, "/topic/create?topic=orders", "POST")
+        ask(address, "/channel/create?topic=orders&channel=billing", "POST")
+        ask(address, "/topic/create?topic=idle", "POST")
+        here = [broker.tcp_address]
+        until(lambda: producers(lookup, "orders") == here)
+        until(lambda: producers(lookup, "idle") == here)
+        until(lambda: ask(lookup.http_address, "/channels?topic=orders")["channels"] == ["billing"])
+        assert sorted(ask(lookup.http_address, "/topics")["topics"]) == ["idle", "orders"]
+        (node,) = ask(lookup.http_address, "/nodes")["producers"]
+        assert sorted(node["topics"]) == ["idle", "orders"]
+        assert f"127.0.0.1:{node['http_port']}" == broker.http_address
+
+        ask(address, "/channel/delete?topic=orders&channel=billing", "POST")
+        ask(address, "/topic/delete?topic=idle", "POST")
+        until(lambda: producers(lookup, "idle") == [])
+        ask(lookup.http_address, "/topic/delete?topic=idle", "POST")
+        assert ask(lookup.http_address, "/topics")["topics"] == ["orders"]
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            producers(lookup, "idle")
+    until(lambda: ask(lookup.http_address, "/nodes")["producers"] == [])
+    assert producers(lookup, "orders") == []
+
+
+def test_all_is_told_again_to_a_daemon_that_was_away(lookup: LookupProcess, tmp_path: Path) -> None:
+    with broker_of(lookup, folder=tmp_path) as broker:
+        ask(broker.http_address, "/topic/create?topic=t", "POST")
+        ask(broker.http_address, "/channel/create?topic=t&channel=c", "POST")
+        until(lambda: producers(lookup, "t"))
+        lookup.kill()
+        ask(broker.http_address, "/topic/create?topic=meanwhile", "POST")
+        lookup.start()
+        until(lambda: producers(lookup, "meanwhile") == [broker.tcp_address])
+        assert producers(lookup, "t") == [broker.tcp_address]
+        assert ask(lookup.http_address, "/channels?topic=t")["channels"] == ["c"]
+        broker.kill()
+        until(lambda: producers(lookup, "t") == [])
+        broker.start()
+        until(lambda: producers(lookup, "t") == [broker.tcp_address])
+
+
+def test_a_new_topic_gets_the_channels_that_it_has_elsewhere(lookup: LookupProcess) -> None:
+    with broker_of(lookup) as one, broker_of(lookup) as two:
+        ask(one.http_address, "/topic/create?topic=t", "POST")
+        for channel in ("c", "d", "gone%23ephemeral"):
+            ask(one.http_address, f"/channel/create?topic=t&channel={channel}", "POST")
+        until(lambda: len(ask(lookup.http_address, "/channels?topic=t")["channels"]) == 3)
+        until(lambda: len(ask(lookup.http_address, "/nodes")["producers"]) == 2)
+        ask(two.http_address, "/pub?topic=t", "POST", b"first")
+
+        def channels() -> dict[str, int]:
+            (topic,) = ask(two.http_address, "/stats?format=json&topic=t")["topics"]
+            return {each["channel_name"]: each["depth"] for each in topic["channels"]}
+
+        until(lambda: channels() == {"c": 1, "d": 1})
+
+
+def test_daemons_are_named_while_the_broker_runs() -> None:
+    with LookupProcess() as one, LookupProcess() as two, broker_of(one) as broker:
+        ask(broker.http_address, "/topic/create?topic=t", "POST")
+        until(lambda: producers(one, "t"))
+        ask(
+            broker.http_address,
+            "/config/nsqlookupd_tcp_addresses",
+            "PUT",
+            json.dumps([two.tcp_address]).encode(),
+        )
+        until(lambda: producers(two, "t"))
+        until(lambda: producers(one, "t") == [])
+
+
+def test_a_hidden_broker_is_not_told_of(lookup: LookupProcess) -> None:
+    with broker_of(lookup) as broker:
+        ask(broker.http_address, "/topic/create?topic=t", "POST")
+        until(lambda: producers(lookup, "t"))
+        path = f"/topic/tombstone?topic=t&node={broker.http_address}"
+        ask(lookup.http_address, path, "POST")
+        assert producers(lookup, "t") == []
+        (node,) = ask(lookup.http_address, "/nodes")["producers"]
+        assert node["tombstones"] == [True]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "message"),
+    [
+        ("GET", "/lookup", 400, "MISSING_ARG_TOPIC"),
+        ("GET", "/lookup?topic=none", 404, "TOPIC_NOT_FOUND"),
+        ("GET", "/channels", 400, "MISSING_ARG_TOPIC"),
+        ("POST", "/topic/create", 400, "MISSING_ARG_TOPIC"),
+        ("POST", "/topic/create?topic=%24", 400, "INVALID_ARG_TOPIC"),
+        ("POST", "/topic/delete", 400, "MISSING_ARG_TOPIC"),
+        ("POST", "/topic/tombstone?topic=t", 400, "MISSING_ARG_NODE"),
+        ("POST", "/channel/create?topic=t", 400, "MISSING_ARG_CHANNEL"),
+        ("POST", "/channel/create?topic=t&channel=%24", 400, "INVALID_ARG_CHANNEL"),
+        ("POST", "/channel/delete?topic=t&channel=none", 404, "CHANNEL_NOT_FOUND"),
+        ("GET", "/topic/create", 405, "METHOD_NOT_ALLOWED"),
+        ("GET", "/nothing", 404, "NOT_FOUND"),
+    ],
+)
+def test_what_is_refused(
+    refusing: LookupProcess, method: str, path: str, status: int, message: str
+) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(refusing.http_address, path, method)
+    with refused.value as error:
+        assert (error.code, json.load(error)) == (status, {"message": message})
+
+
+@pytest.fixture(scope="module", params=["martlet", "nsqlookupd"])
+def refusing(request: pytest.FixtureRequest) -> Iterator[LookupProcess]:
+    if request.param == "nsqlookupd" and NSQLOOKUPD is None:
+        pytest.skip("no nsqlookupd")
+    with (LookupProcess if request.param == "martlet" else NsqlookupdProcess)() as process:
+        yield process
+
+
+def framed(fields: dict[str, object] | bytes) -> bytes:
+    body = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
+    return b"IDENTIFY\n" + struct.pack(">i", len(body)) + body
+
+
+async def talk(address: str, *sent: bytes) -> list[bytes]:
+    """What is answered until the daemon closes, or has nothing more to say."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"".join(sent))
+    writer.write_eof()
+    data = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    answers = []
+    while data:
+        size = int.from_bytes(data[:4])
+        answers.append(data[4 : 4 + size])
+        data = data[4 + size :]
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("sent", "answers"),
+    [
+        (b"  V1PING\nPING\n", [b"OK", b"OK"]),
+        (b"  V1NONSENSE\n", [b"E_INVALID invalid command NONSENSE"]),
+        (b"  V1REGISTER t\n", [b"E_INVALID client must IDENTIFY"]),
+        (b"  V1" + framed(b"{"), [b"E_BAD_BODY IDENTIFY failed to decode JSON body"]),
+        (b"  V1" + framed({"version": "1"}), [b"E_BAD_BODY IDENTIFY missing fields"]),
+        (
+            b"  V1" + framed(HELLO | {"tcp_port": "4150"}),
+            [b"E_BAD_BODY IDENTIFY failed to decode JSON body"],
+        ),
+        (
+            b"  V1" + framed(HELLO) + b"REGISTER $\n",
+            [b"{", b"E_BAD_TOPIC REGISTER topic name '$' is not valid"],
+        ),
+        (
+            b"  V1" + framed(HELLO) + b"UNREGISTER t $\n",
+            [b"{", b"E_BAD_CHANNEL UNREGISTER channel name '$' is not valid"],
+        ),
+        (b"  V1" + framed(HELLO) + framed(HELLO), [b"{", b"E_INVALID cannot IDENTIFY again"]),
+        (
+            b"  V1" + framed(HELLO) + b"REGISTER t c\r\nUNREGISTER t\nUNREGISTER t\n",
+            [b"{", b"OK", b"OK", b"OK"],
+        ),
+    ],
+)
+async def test_the_protocol_to_the_letter(
+    refusing: LookupProcess, sent: bytes, answers: list[bytes]
+) -> None:
+    got = await talk(refusing.tcp_address, sent)
+    assert [b"{" if answer.startswith(b"{") else answer for answer in got] == answers
+
+
+async def test_endless_input_is_cut_off() -> None:
+    with LookupProcess() as lookup:
+        (answer,) = await talk(lookup.tcp_address, b"  V1" + b"x" * 100_000)
+        assert answer.startswith(b"E_INVALID no newline in")
+        huge = b"  V1IDENTIFY\n" + struct.pack(">i", 1 << 30)
+        (answer,) = await talk(lookup.tcp_address, huge)
+        assert b"out of range" in answer
+
+
+PYNSQ_READER = """
+import sys, nsq
+def handle(message):
+    print(message.body.decode(), flush=True)
+    return True
+nsq.Reader(topic="t", channel="c", message_handler=handle, lookupd_poll_interval=1,
+           lookupd_http_addresses=[f"http://{sys.argv[1]}"])
+nsq.run()
+"""
+
+
+async def test_pynsq_finds_brokers_through_it() -> None:
+    with LookupProcess() as lookup, broker_of(lookup) as one, broker_of(lookup) as two:
+        for number, broker in enumerate((one, two)):
+            ask(broker.http_address, "/pub?topic=t", "POST", b"from %d" % number)
+        until(lambda: len(producers(lookup, "t")) == 2)
+        reader = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-W", "ignore", "-c", PYNSQ_READER, lookup.http_address),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert reader.stdout is not None
+        try:
+            lines = [await asyncio.wait_for(reader.stdout.readline(), 30) for _ in range(2)]
+        finally:
+            reader.kill()
+            await reader.wait()
+        assert sorted(lines) == [b"from 0\n", b"from 1\n"]
