@@ -129,7 +129,11 @@ class Broker:
         """Delete a topic with its channels. Raises NotFound."""
         topic = self.find_topic(name)
         self.commit()
-        self.journal_topology("topic_deleted", topic.id, id=topic.id)
+        try:
+            self.journal_topology("topic_deleted", topic.id, id=topic.id)
+        except WritesRefused:
+            if not topic.ephemeral:
+                raise
         del self.topics[name], self.by_id[topic.id]
         channels = list(topic.channels.values())
         topic.close()
@@ -144,11 +148,24 @@ class Broker:
         return self.last_id
 
     def left(self, topic: Topic, channel: Channel) -> None:
-        """A consumer has left a channel: what is ephemeral goes with its last consumer."""
+        """A consumer has left a channel: an ephemeral one goes with its last consumer.
+
+        That needs no disk: what is ephemeral is not looked for after a restart.
+        """
         if not channel.ephemeral or channel.consumers:
             return
         if topic.channels.get(channel.name) is channel:
-            topic.delete_channel(channel.name)
+            self.delete_channel(topic, channel.name)
+
+    def delete_channel(self, topic: Topic, name: str) -> None:
+        """Delete a channel and disconnect its consumers; an ephemeral topic goes with its last
+        channel.
+
+        Raises:
+            NotFound: there is no such channel.
+            WritesRefused: it could not be written down, and nothing is done.
+        """
+        topic.delete_channel(name)
         if topic.ephemeral and not topic.channels and self.topics.get(topic.name) is topic:
             self.delete_topic(topic.name)
 

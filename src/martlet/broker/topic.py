@@ -7,12 +7,13 @@ topic end at the offset where it was paused.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, cast
 
 from martlet.broker.channel import Channel
 from martlet.broker.cursor import Cursor
 from martlet.broker.delivery import Delivery, Surroundings
-from martlet.broker.errors import InvalidName, NotFound
+from martlet.broker.errors import InvalidName, NotFound, WritesRefused
 from martlet.broker.journal import Description
 from martlet.broker.latency import Latency
 from martlet.broker.name import is_ephemeral, is_valid_name
@@ -212,7 +213,7 @@ class Topic:
 
         Raises:
             InvalidName: no channel can have it.
-            WritesRefused: a new channel could not be written down.
+            WritesRefused: a new channel could not be written down, and is no ephemeral one.
         """
         channel = self.channels.get(name)
         if channel is None:
@@ -225,13 +226,28 @@ class Topic:
             self.schedule(channel, start)
             channel.counted_from = self.limit - self.count_from(start)
             try:
-                self.journal_channel(channel)
+                with self._unless_refused(channel):
+                    self.journal_channel(channel)
             except Exception:
                 del self.channels[name]
                 channel.close()
                 raise
             self._around.on_channel(self, channel)
         return channel
+
+    @contextmanager
+    def _unless_refused(self, channel: Channel) -> Iterator[None]:
+        """Write down what becomes of a channel; an ephemeral one does not depend on that.
+
+        Where it is refused, the next record begins a segment, and with it the whole journal: a
+        restart must not take later messages for what an ephemeral channel got.
+        """
+        try:
+            yield
+        except WritesRefused:
+            if not channel.ephemeral:
+                raise
+            self._around.log.end_segment()
 
     def schedule(self, channel: Channel, first: int) -> None:
         """See that a channel gets the deferred messages from an offset on at their time."""
@@ -273,16 +289,17 @@ class Topic:
             raise NotFound(f"there is no channel {name!r} of topic {self.name!r}") from None
 
     def delete_channel(self, name: str) -> None:
-        """Delete a channel and disconnect its consumers. Raises NotFound."""
+        """Delete a channel and disconnect its consumers. Raises NotFound and WritesRefused."""
         channel = self.find_channel(name)
         backlog_offset = self.limit if len(self.channels) == 1 else self.backlog_offset
-        self._around.journal_topology(
-            "channel_deleted",
-            self.id,
-            topic_id=self.id,
-            id=channel.id,
-            backlog_offset=backlog_offset,
-        )
+        with self._unless_refused(channel):
+            self._around.journal_topology(
+                "channel_deleted",
+                self.id,
+                topic_id=self.id,
+                id=channel.id,
+                backlog_offset=backlog_offset,
+            )
         self.backlog_offset = backlog_offset
         del self.channels[name]
         channel.close()

@@ -202,6 +202,12 @@ class CommitLog:
         self._write(record)
         return position
 
+    def end_segment(self) -> None:
+        """See that the next record begins a segment, so that what could not be written down stands
+        before it, in what `on_roll` writes.
+        """
+        self._end = self.position
+
     def make_room(self, length: int, *, journal: bool) -> None:
         """See that a record of `length` bytes fits at `position`, in a new segment if need be."""
         if self.failed is not None:

@@ -238,7 +238,7 @@ class NsqApi:
         """Delete a channel and disconnect its consumers."""
         topic, name = self._topic_and_channel_name(request)
         try:
-            topic.delete_channel(name)
+            self._server.broker.delete_channel(topic, name)
         except NotFound:
             raise HttpError(404, "CHANNEL_NOT_FOUND") from None
 

@@ -277,10 +277,7 @@ class Server:
 
     def left(self, topic: Topic, channel: Channel) -> None:
         """A consumer has left."""
-        try:
-            self.broker.left(topic, channel)
-        except WritesRefused as error:
-            self.log.error("%s:%s stays: %s", topic.name, channel.name, error)
+        self.broker.left(topic, channel)
 
     # turns
 

@@ -371,6 +371,18 @@ def test_what_is_ephemeral_goes_with_its_last_consumer() -> None:
     assert core.broker.topics["t"].channels == {}
 
 
+def test_an_ephemeral_topic_goes_with_its_last_channel_whoever_deletes_it() -> None:
+    core = Core()
+    client = core.client("t#ephemeral", "c")
+    topic = core.broker.topics["t#ephemeral"]
+    core.channel("t#ephemeral", "other")
+    core.broker.delete_channel(topic, "other")
+    assert core.broker.topics == {"t#ephemeral": topic}
+    core.broker.delete_channel(topic, "c")
+    assert client.closed
+    assert core.broker.topics == {}
+
+
 def test_names_are_checked_and_looked_up() -> None:
     core = Core()
     for bad in ("", "a b", "a" * 65, "a#b", "ü"):

@@ -265,6 +265,52 @@ def test_a_broker_starts_on_a_full_disk_and_can_be_emptied() -> None:
     assert core.publish("t", b"again").error is None
 
 
+def test_what_is_ephemeral_comes_and_goes_on_a_full_disk() -> None:
+    core = Core()
+    tail = core.client("t", "tail#ephemeral")
+    other = core.client("t#ephemeral", "c#ephemeral")
+    core.storage.capacity_bytes = 7 * core.segment_bytes
+    core.storage.keep_free_bytes = core.segment_bytes
+    while core.publish("t", b"x" * 500).error is None:
+        pass
+    with pytest.raises(WritesRefused):
+        make_topics(core, 1000)
+    with pytest.raises(WritesRefused):
+        core.channel("t", "stays")
+    topic = core.broker.topics["t"]
+    late = core.client("t", "late#ephemeral")
+    for client, of in ((other, core.broker.topics["t#ephemeral"]), (tail, topic), (late, topic)):
+        client.leave()
+        core.broker.left(of, client.channel)
+    assert "t#ephemeral" not in core.broker.topics
+    assert topic.channels == {}
+    assert (topic.depth, topic.backlog_offset) == (0, topic.queue.end_offset)
+    core.storage.capacity_bytes *= 2
+    assert core.publish("t", b"for the next channel").error is None
+    core.kill()
+    assert "t#ephemeral" not in core.broker.topics
+    assert core.broker.topics["t"].channels == {}
+    assert core.client("t").ready(10).bodies == [b"for the next channel"]
+
+
+def test_a_message_that_fits_where_the_end_of_a_channel_did_not_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = Core()
+    tail = core.client("t", "tail#ephemeral")
+    tail.leave()
+
+    def refuse(*_: object, **fields: object) -> None:
+        raise WritesRefused("the disk is full")
+
+    with monkeypatch.context() as context:
+        context.setattr(core.broker, "journal_topology", refuse)
+        core.broker.left(core.broker.topics["t"], tail.channel)
+    assert core.publish("t", b"for the next channel").error is None
+    core.kill()
+    assert core.client("t").ready(10).bodies == [b"for the next channel"]
+
+
 @pytest.mark.parametrize("what", ["pause", "unpause", "pause channel", "empty", "delete channel"])
 def test_what_is_refused_has_not_happened(what: str) -> None:
     core = Core()
