@@ -77,6 +77,8 @@ class Broker:
         """Called when a channel is made or deleted."""
         self.dropped_names: list[str] = []
         """Files that are not needed once the next checkpoint is durable."""
+        self.left_alone: set[int] = set()
+        """Bases of segments that are not cleaned, since not all that is needed there verifies."""
         self._staged: dict[Topic, None] = {}
         self._scratch: list[Batch] = []
         self._dirty: list[Channel] = []

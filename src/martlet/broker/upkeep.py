@@ -88,10 +88,9 @@ def begin_checkpoint(broker: Broker) -> CheckpointJob:
         for segment, bytes_needed in zip(log.segments, needed, strict=True)
         if not bytes_needed and segment.base + segment.capacity < log.position
     ]
-    to_clean = worth_cleaning(log, needed, log.segments)
-    dropped, broker.dropped_names = broker.dropped_names, []
+    to_clean = worth_cleaning(log, needed, broker.left_alone)
     if free:
-        dropped += _shorten_indexes(broker, free)
+        broker.dropped_names += _shorten_indexes(broker, free)
     names = _write_indexes(broker)
     content = checkpoint.pack(
         broker.snapshot(
@@ -112,6 +111,7 @@ def begin_checkpoint(broker: Broker) -> CheckpointJob:
     )
     passed = {topic: topic.passed for topic in broker.topics.values() if topic.voids}
     flush = log.flush_job()
+    dropped = broker.dropped_names.copy()
     return CheckpointJob(log.storage, flush, names, content, free, to_clean, dropped, passed)
 
 
@@ -172,13 +172,17 @@ def end_checkpoint(broker: Broker, job: CheckpointJob) -> None:
     allow_spares(broker)
     for segment in job.free:
         log.retire(segment)
+        broker.left_alone.discard(segment.base)
     log.look_for_room()
     for name in job.dropped:
         log.storage.remove(name)
+        broker.dropped_names.remove(name)
     for topic, passed in job.passed.items():
         topic.drop_voids(passed)
     if job.to_clean is not None and job.to_clean in log.segments:
         try:
             clean(log, job.to_clean, needs(broker))
         except BadRecord as error:
-            broker.lost("", "", 0, 0, str(error))
+            # Who is to get it is told again. The segment goes when nobody needs it.
+            broker.left_alone.add(job.to_clean.base)
+            broker.lost("", "", 0, 0, f"a segment can not be cleaned: {error}")

@@ -8,7 +8,7 @@ finds the segment free.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,14 +52,23 @@ def needed_bytes(segments: list[Segment], needs: Iterable[Need]) -> list[int]:
     return [int(n) for n in total]
 
 
-def worth_cleaning(log: CommitLog, needed: list[int], segments: list[Segment]) -> Segment | None:
-    """The segment that gives most room for least copying, if any is worth it."""
+def worth_cleaning(
+    log: CommitLog, needed: list[int], left_alone: Collection[int] = ()
+) -> Segment | None:
+    """The segment that gives most room for least copying, if any is worth it.
+
+    `needed` are the bytes needed of each segment of the log.  Segments whose base is among
+    `left_alone` are none of them.
+    """
+    segments = log.segments
     if len(segments) < CLEAN_FROM_SEGMENTS:
         return None
     candidates = [
         (bytes_needed / segment.capacity, number)
         for number, (segment, bytes_needed) in enumerate(zip(segments, needed, strict=True))
-        if bytes_needed and segment.base + segment.capacity <= log.position
+        if bytes_needed
+        and segment.base + segment.capacity <= log.position
+        and segment.base not in left_alone
     ]
     part, number = min(candidates, default=(1.0, 0))
     return segments[number] if part < CLEAN_BELOW else None

@@ -728,3 +728,42 @@ def test_a_first_channel_counts_none_of_what_was_emptied() -> None:
     client = core.client("t").ready(10)
     assert client.bodies == [b"1"]
     assert client.channel.message_count == 1
+
+
+def test_a_damaged_batch_keeps_its_segment_from_being_cleaned_and_is_told_once() -> None:
+    core = Core()
+    core.channel("small", "forgotten")
+    core.publish("small", b"1")
+    (position,) = record_positions(core.broker, Kind.BATCH)
+    client = core.client("big").ready(10_000)
+    core.fill("big", 6)
+    client.finish()
+    damage(core, position)
+    for _ in range(4):
+        core.checkpoint()
+    assert [(topic, channel) for topic, channel, *_ in core.lost] == [("", "")]
+    assert f"position {position}: the checksum" in core.lost[0][-1]
+    log = core.broker.log
+    assert log.find(position) is not None
+    core.channel("small", "forgotten").advance(1)
+    core.checkpoint()
+    assert log.find(position) is None, "it goes when nobody needs it"
+    assert core.broker.left_alone == set()
+
+
+def test_files_to_be_dropped_are_remembered_when_a_checkpoint_fails() -> None:
+    core = Core()
+    core.publish("t", b"1")
+    core.checkpoint()
+    (name,) = core.storage.names("index")
+    core.broker.delete_topic("t")
+    job = begin_checkpoint(core.broker)
+    job.flush.run()
+    core.storage.flush_error = OSError(errno.EIO, "Input/output error")
+    with pytest.raises(OSError, match="Input/output"):
+        job.save()
+    core.storage.flush_error = None
+    assert core.storage.names("index") == [name], "the last checkpoint tells of it"
+    core.checkpoint()
+    assert core.storage.names("index") == []
+    assert core.broker.dropped_names == []

@@ -62,7 +62,7 @@ def test_cleaning_moves_what_is_needed_and_frees_the_segment(made: Log) -> None:
     log = made.log
     needs = [Need(made.big, 100), Need(made.small, 0)]
     needed = needed_bytes(log.segments, needs)
-    segment = worth_cleaning(log, needed, log.segments)
+    segment = worth_cleaning(log, needed)
     assert segment is not None
     number = log.segments.index(segment)
     assert 0 < needed[number] < SEGMENT_BYTES / 4
@@ -84,8 +84,11 @@ def test_cleaning_moves_what_is_needed_and_frees_the_segment(made: Log) -> None:
 def test_full_segments_and_few_of_them_are_left_alone(made: Log) -> None:
     log = made.log
     everything = [Need(made.big, 0), Need(made.small, 0)]
-    assert worth_cleaning(log, needed_bytes(log.segments, everything), log.segments) is None
-    few = log.segments[:3]
-    assert worth_cleaning(log, needed_bytes(few, [Need(made.small, 0)]), few) is None
+    assert worth_cleaning(log, needed_bytes(log.segments, everything)) is None
     nothing = needed_bytes(log.segments, [])
-    assert worth_cleaning(log, nothing, log.segments) is None
+    assert worth_cleaning(log, nothing) is None
+    needed = needed_bytes(log.segments, [Need(made.small, 0)])
+    assert worth_cleaning(log, needed) is log.segments[0]
+    assert worth_cleaning(log, needed, [log.segments[0].base]) not in (None, log.segments[0])
+    del log.segments[3:]
+    assert worth_cleaning(log, needed_bytes(log.segments, [Need(made.small, 0)])) is None
