@@ -277,7 +277,7 @@ import sys, nsq
 def handle(message):
     print(message.body.decode(), flush=True)
     return True
-nsq.Reader(topic="t", channel="c", message_handler=handle, lookupd_poll_interval=1,
+nsq.Reader(topic="t", channel="c", message_handler=handle, lookupd_poll_interval=1, max_in_flight=4,
            lookupd_http_addresses=[f"http://{sys.argv[1]}"])
 nsq.run()
 """
