@@ -48,6 +48,7 @@ def test_adds_only_flags_that_are_martlets_own() -> None:
         "journal-interval",
         "checkpoint-interval",
         "segment-spare",
+        "metrics-max-channels",
     }
 
 

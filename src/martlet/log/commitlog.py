@@ -89,6 +89,8 @@ class CommitLog:
         """Called when a segment was begun, to write down what recovery must know there."""
         self.begun_count = 0
         """How many segments were begun; its owner may count it down."""
+        self.refused_count = 0
+        """How many appends were refused."""
         self._segment_bytes = segment_bytes
         self._bases = [segment.base for segment in segments]
         self._dirty = [s for s in segments if s.base + s.capacity > durable_position]
@@ -211,7 +213,7 @@ class CommitLog:
     def make_room(self, length: int, *, journal: bool) -> None:
         """See that a record of `length` bytes fits at `position`, in a new segment if need be."""
         if self.failed is not None:
-            raise WritesRefused(self.failed)
+            raise self._refuse(self.failed)
         while self.position + length > self._end:
             self._roll(length, journal=journal)
 
@@ -230,10 +232,10 @@ class CommitLog:
                 f"the disk is full: {error.strerror}; messages are taken again when consuming"
                 " what is stored has freed segments, or when room is made on the disk"
             )
-            raise WritesRefused(self.full) from error
+            raise self._refuse(self.full) from error
         except OSError as error:
             self.full = f"no segment could be begun: {error}; it is tried again with each message"
-            raise WritesRefused(self.full) from error
+            raise self._refuse(self.full) from error
         self.full = None
         if not self._rolling:
             base = self.position
@@ -243,6 +245,10 @@ class CommitLog:
             finally:
                 self._rolling = False
             self._head_bytes = self.position - base
+
+    def _refuse(self, reason: str) -> WritesRefused:
+        self.refused_count += 1
+        return WritesRefused(reason)
 
     def _reserve(self) -> None:
         """Room for one more segment, and for one that only the journal may use."""
@@ -284,7 +290,7 @@ class CommitLog:
             current.write(record, self.position - current.base)
         except OSError as error:
             self.failed = f"writing to the log failed: {error}; no more messages are taken"
-            raise WritesRefused(self.failed) from error
+            raise self._refuse(self.failed) from error
         self.position += len(record)
         if not self._dirty or self._dirty[-1] is not current:
             self._dirty.append(current)

@@ -266,6 +266,11 @@ class DiskStorage:
             else:
                 segment.path.unlink()
 
+    def spare_sizes(self) -> list[int]:
+        """The bytes that each spare takes."""
+        with self._spares_lock:
+            return [spare.stat().st_size for spare in self._spares]
+
     def allow_spares(self, more: int) -> None:
         """Unlink those that are too many, the longest unused first."""
         with self._spares_lock:

@@ -111,6 +111,14 @@ class ReportOptions:
         "over how long those percentiles are taken",
         limits=(MILLISECOND_NS, None),
     )
+    metrics_max_channels: int = option(
+        "metrics-max-channels",
+        Kind.INT,
+        1000,
+        "how many topics, and how many channels, /metrics tells of one by one, the oldest first;"
+        " the others are added up under the topic (other)",
+        limits=(0, None),
+    )
     experiments: tuple[str, ...] = option(
         "enable-experiment",
         Kind.STRINGS,

@@ -20,6 +20,7 @@ from martlet.broker.upkeep import (
     write_some_indexes,
 )
 from martlet.log.commitlog import FlushJob
+from martlet.server.histogram import Histogram
 
 _REST = 50
 """A flush that nobody waits for comes so many times its length after the last one."""
@@ -44,6 +45,9 @@ class Disk:
         self._checkpointing = False
         self.checkpoint_position = -1
         """Up to where the newest checkpoint tells everything."""
+        self.flushes = Histogram()
+        self.checkpoints = Histogram()
+        """How long those took that went well."""
         self._began = 0.0
         self._rested_at = 0.0
 
@@ -76,6 +80,7 @@ class Disk:
         self._rested_at = now + _REST * (now - self._began)
         if self._ended_well(done) and self._broker.log.failed is None:
             self._broker.log.flushed(job)
+            self.flushes.add(now - self._began)
         self._on_durable()
         if self._flush_again:
             self.flush()
@@ -96,11 +101,15 @@ class Disk:
         if self._checkpointing or log.failed is not None:
             return False
         self._checkpointing = True
+        began = self._loop.time()
         try:
             for _ in write_some_indexes(self._broker):
                 await asyncio.sleep(0)
             job = begin_checkpoint(self._broker)
-            return await self._run_checkpoint(job)
+            done = await self._run_checkpoint(job)
+            if done:
+                self.checkpoints.add(self._loop.time() - began)
+            return done
         except OSError as error:
             self._log.error("the checkpoint failed: %s; the log is kept whole", error)
             return False

@@ -25,6 +25,7 @@ from martlet.server.http_request import HttpError, Request
 from martlet.server.http_response import SERVER, ReadyText, refuse, respond
 from martlet.server.listener import serve
 from martlet.server.log_api import LogApi
+from martlet.server.metrics import MetricsApi
 from martlet.server.nsq_api import NsqApi
 from martlet.server.stats import pauses
 
@@ -52,7 +53,11 @@ _OK = ReadyText("OK")
 
 def broker_routes(server: Server) -> Routes:
     """The endpoints of a broker."""
-    return {**NsqApi(server).routes(), **LogApi(server).routes()}
+    return {
+        **NsqApi(server).routes(),
+        **LogApi(server).routes(),
+        **MetricsApi(server).routes(),
+    }
 
 
 class HttpDoor:

@@ -1,0 +1,347 @@
+"""Metrics: what ``GET /metrics`` tells a monitoring system, in Prometheus's words.
+
+Counters begin with the broker's start, as nsqd's counts do.  The topics and channels with lines of
+their own are the oldest ones, up to ``--metrics-max-channels`` of each; the rest are added up under
+the name ``(other)``, so that no number of topics makes more lines than a monitoring system can
+keep.  Between some dozen channels the loop does what else there is, so the numbers of one answer
+may lie some milliseconds apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from aiohttp import web
+
+from martlet import __version__
+from martlet.broker.finishes import BOUNDS_NS
+from martlet.duration import SECOND_NS
+from martlet.server import prometheus
+from martlet.server.histogram import Histogram
+from martlet.server.http_response import SERVER
+
+if TYPE_CHECKING:
+    from martlet.broker.channel import Channel
+    from martlet.broker.topic import Topic
+    from martlet.server.http import Routes
+    from martlet.server.http_request import Request
+    from martlet.server.server import Server
+
+OTHER = "(other)"
+"""Stands for all topics or channels beyond the limit; no topic can have that name."""
+_AT_ONCE = 50
+"""So many channels are looked at, or written, before others have their turn."""
+_Thing = TypeVar("_Thing")
+_LATENCY = "martlet_channel_publish_to_finish_seconds"
+_LATENCY_BOUNDS = [f"{bound_ns / SECOND_NS:g}" for bound_ns in BOUNDS_NS]
+
+
+class Metric(NamedTuple):
+    """A number that each topic or each channel has."""
+
+    name: str
+    kind: str
+    told: str
+    read: Callable[..., int]
+
+
+TOPIC_METRICS = (
+    Metric(
+        "martlet_topic_published_messages_total",
+        "counter",
+        "Messages published to the topic.",
+        attrgetter("message_count"),
+    ),
+    Metric(
+        "martlet_topic_published_bytes_total",
+        "counter",
+        "Bytes of their bodies.",
+        attrgetter("message_bytes"),
+    ),
+    Metric(
+        "martlet_topic_depth_messages",
+        "gauge",
+        "Messages that wait for a first channel, or for a paused topic to go on.",
+        attrgetter("depth"),
+    ),
+    Metric("martlet_topic_channels", "gauge", "Channels of the topic.", lambda t: len(t.channels)),
+    Metric("martlet_topic_paused", "gauge", "1 for a paused topic.", lambda t: int(t.paused)),
+)
+CHANNEL_METRICS = (
+    Metric(
+        "martlet_channel_received_messages_total",
+        "counter",
+        "Messages that have come to the channel.",
+        attrgetter("message_count"),
+    ),
+    Metric(
+        "martlet_channel_delivered_messages_total",
+        "counter",
+        "Messages sent to consumers, those sent again too.",
+        attrgetter("delivered_count"),
+    ),
+    Metric(
+        "martlet_channel_finished_messages_total",
+        "counter",
+        "Messages that consumers have finished.",
+        attrgetter("finishes.count"),
+    ),
+    Metric(
+        "martlet_channel_requeued_messages_total",
+        "counter",
+        "Messages that consumers gave back with REQ.",
+        attrgetter("requeue_count"),
+    ),
+    Metric(
+        "martlet_channel_timed_out_messages_total",
+        "counter",
+        "Messages taken back because their timeout was over.",
+        attrgetter("timeout_count"),
+    ),
+    Metric(
+        "martlet_channel_depth_messages",
+        "gauge",
+        "Messages that wait to be delivered, deferred ones aside.",
+        attrgetter("depth"),
+    ),
+    Metric(
+        "martlet_channel_in_flight_messages",
+        "gauge",
+        "Messages that consumers have and did not answer.",
+        attrgetter("in_flight_count"),
+    ),
+    Metric(
+        "martlet_channel_deferred_messages",
+        "gauge",
+        "Messages that wait for a time.",
+        attrgetter("deferred_count"),
+    ),
+    Metric(
+        "martlet_channel_consumers",
+        "gauge",
+        "Clients subscribed to the channel.",
+        lambda c: len(c.consumers),
+    ),
+    Metric("martlet_channel_paused", "gauge", "1 for a paused channel.", lambda c: int(c.paused)),
+)
+
+
+class MetricsApi:
+    """The endpoint over a server's broker."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def routes(self) -> Routes:
+        """The endpoint of each path and method."""
+        return {"/metrics": {"GET": self.metrics}}
+
+    async def metrics(self, request: Request) -> object:
+        """All numbers, as Prometheus's text."""
+        text = "".join([part async for part in self._parts()])
+        return web.Response(
+            body=text.encode(), headers={**SERVER, "Content-Type": prometheus.CONTENT_TYPE}
+        )
+
+    async def _parts(self) -> AsyncIterator[str]:
+        most = self._server.options.metrics_max_channels
+        topics = sorted(self._server.broker.topics.values(), key=attrgetter("id"))
+        channels = sorted(
+            (channel for topic in topics for channel in topic.channels.values()),
+            key=attrgetter("id"),
+        )
+        yield _broker(self._server) + _log(self._server) + _process()
+        async for part in _table(TOPIC_METRICS, topics, _topic_labels, most):
+            yield part
+        async for part in _table(CHANNEL_METRICS, channels, _channel_labels, most):
+            yield part
+        async for part in _latencies(channels, most):
+            yield part
+
+
+def _topic_labels(topic: Topic | None) -> str:
+    return prometheus.label_text({"topic": topic.name if topic else OTHER})
+
+
+def _channel_labels(channel: Channel | None) -> str:
+    names = (channel.topic, channel.name) if channel else (OTHER, OTHER)
+    return prometheus.label_text(dict(zip(("topic", "channel"), names, strict=True)))
+
+
+async def _table(
+    metrics: Sequence[Metric],
+    things: Sequence[_Thing],
+    labels: Callable[[_Thing | None], str],
+    most: int,
+) -> AsyncIterator[str]:
+    """The metrics of some topics or channels; those behind the first ones are added up."""
+    reads = [metric.read for metric in metrics]
+    rows: list[tuple[str, list[int]]] = []
+    other: list[int] | None = None
+    for number, thing in enumerate(things):
+        row = [read(thing) for read in reads]
+        if number < most:
+            rows.append((labels(thing), row))
+        else:
+            other = row if other is None else list(map(sum, zip(other, row, strict=True)))
+        if number % _AT_ONCE == 0:
+            await asyncio.sleep(0)
+    if other is not None:
+        rows.append((labels(None), other))
+    for column, metric in enumerate(metrics):
+        yield prometheus.head(metric.name, metric.kind, metric.told)
+        yield prometheus.values(metric.name, ((label, row[column]) for label, row in rows))
+        await asyncio.sleep(0)
+
+
+async def _latencies(channels: Sequence[Channel], most: int) -> AsyncIterator[str]:
+    yield prometheus.head(
+        _LATENCY, "histogram", "From when a message was published until it was finished."
+    )
+    for number, channel in enumerate(channels[:most]):
+        finishes = channel.finishes
+        yield _latency(_channel_labels(channel), finishes.counts, finishes.sum_ns)
+        if number % _AT_ONCE == 0:
+            await asyncio.sleep(0)
+    others = [channel.finishes for channel in channels[most:]]
+    if others:
+        counts = [sum(column) for column in zip(*(each.counts for each in others), strict=True)]
+        yield _latency(_channel_labels(None), counts, sum(each.sum_ns for each in others))
+
+
+def _latency(labels: str, counts: Sequence[int], sum_ns: int) -> str:
+    return prometheus.histogram(_LATENCY, labels, _LATENCY_BOUNDS, counts, sum_ns / SECOND_NS)
+
+
+def _lone(rows: Iterable[tuple[str, str, str, float]]) -> str:
+    """Metrics of which there is one each."""
+    return "".join(
+        prometheus.head(name, kind, told) + prometheus.values(name, [("", value)])
+        for name, kind, told, value in rows
+    )
+
+
+def _broker(server: Server) -> str:
+    name = "martlet_info"
+    version = prometheus.label_text({"version": __version__})
+    return (
+        prometheus.head(name, "gauge", "Which version runs.")
+        + prometheus.values(name, [(version, 1)])
+        + _lone(
+            [
+                (
+                    "martlet_healthy",
+                    "gauge",
+                    "1 while messages are taken, 0 when /ping says why not.",
+                    int(server.broker.health == "OK"),
+                ),
+                ("martlet_connections", "gauge", "Clients over TCP.", len(server.connections)),
+                ("martlet_topics", "gauge", "Topics.", len(server.broker.topics)),
+            ]
+        )
+    )
+
+
+def _log(server: Server) -> str:
+    log, disk = server.broker.log, server.disk
+    spare_sizes = server.storage.spare_sizes()
+    segment_bytes = sum(segment.capacity for segment in log.segments)
+    free = os.statvfs(server.data_path)
+    return (
+        _lone(
+            [
+                ("martlet_log_position_bytes", "gauge", "Where the log ends.", log.position),
+                (
+                    "martlet_log_durable_position_bytes",
+                    "gauge",
+                    "Up to where the log survives a power cut.",
+                    log.durable_position,
+                ),
+                ("martlet_log_segments", "gauge", "Files of the log.", len(log.segments)),
+                (
+                    "martlet_log_spare_segments",
+                    "gauge",
+                    "Files that wait to be used.",
+                    len(spare_sizes),
+                ),
+                (
+                    "martlet_log_disk_bytes",
+                    "gauge",
+                    "What all of them take.",
+                    segment_bytes + sum(spare_sizes),
+                ),
+                (
+                    "martlet_log_disk_free_bytes",
+                    "gauge",
+                    "Room on their disk.",
+                    free.f_bavail * free.f_frsize,
+                ),
+                (
+                    "martlet_log_refused_writes_total",
+                    "counter",
+                    "Writes that the log did not take, being full or failed.",
+                    log.refused_count,
+                ),
+            ]
+        )
+        + _durations("flush", "Flushes of the log.", disk.flushes)
+        + _durations("checkpoint", "Checkpoints, waiting included.", disk.checkpoints)
+    )
+
+
+def _durations(what: str, told: str, durations: Histogram) -> str:
+    name = f"martlet_log_{what}_duration_seconds"
+    bounds = [f"{bound_s:g}" for bound_s in durations.bounds_s]
+    return prometheus.head(name, "histogram", told) + prometheus.histogram(
+        name, "", bounds, durations.counts, durations.sum_s
+    )
+
+
+def _process() -> str:
+    """Under the names that Prometheus's own client libraries have for them."""
+    with open("/proc/self/stat", encoding="ascii") as file:
+        # The second field is the program's name, in brackets, with anything in it.
+        fields = file.read().rpartition(")")[2].split()
+    page_bytes = resource.getpagesize()
+    started_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    started_s += int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    name = "python_gc_collections_total"
+    generations = [
+        (prometheus.label_text({"generation": str(number)}), counts["collections"])
+        for number, counts in enumerate(gc.get_stats())
+    ]
+    return _lone(
+        [
+            (
+                "process_cpu_seconds_total",
+                "counter",
+                "Processor time, the system's share included.",
+                time.process_time(),
+            ),
+            (
+                "process_resident_memory_bytes",
+                "gauge",
+                "Memory in use, mapped files included.",
+                int(fields[21]) * page_bytes,
+            ),
+            ("process_virtual_memory_bytes", "gauge", "Addresses in use.", int(fields[20])),
+            ("process_start_time_seconds", "gauge", "Seconds since 1970.", round(started_s, 2)),
+            ("process_open_fds", "gauge", "Open files.", len(os.listdir("/proc/self/fd"))),
+            (
+                "process_max_fds",
+                "gauge",
+                "How many may be open.",
+                resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            ),
+        ]
+    ) + (
+        prometheus.head(name, "counter", "Runs of the garbage collector.")
+        + prometheus.values(name, generations)
+    )

@@ -1,0 +1,72 @@
+"""Prometheus's text format, version 0.0.4: what a monitoring system reads at ``GET /metrics``.
+
+::
+
+    # HELP martlet_topic_depth_messages Messages that wait for a channel.
+    # TYPE martlet_topic_depth_messages gauge
+    martlet_topic_depth_messages{topic="orders"} 17
+
+https://prometheus.io/docs/instrumenting/exposition_formats/
+
+Written here because the numbers are all there already: the usual client library keeps them a
+second time, takes 60 ms to import, and writes a line in 15 us where a formatted string takes one.
+With some ten thousand lines, which is a thousand channels, that decides whether the broker stands
+still while it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+def label_text(labels: Mapping[str, str]) -> str:
+    """The labels as they stand between the braces: ``topic="orders",channel="mail"``."""
+    return ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels.items())
+
+
+def head(name: str, kind: str, told: str) -> str:
+    """The two lines before a metric's values.
+
+    Args:
+        name: with its unit, and ``_total`` for a counter.
+        kind: counter, gauge or histogram.
+        told: what it counts.
+    """
+    return f"# HELP {name} {told}\n# TYPE {name} {kind}\n"
+
+
+def values(name: str, rows: Iterable[tuple[str, float]]) -> str:
+    """A line for each row of labels and a value."""
+    return "".join(
+        [
+            f"{name}{{{labels}}} {value}\n" if labels else f"{name} {value}\n"
+            for labels, value in rows
+        ]
+    )
+
+
+def histogram(
+    name: str, labels: str, bounds: Sequence[str], counts: Sequence[int], total: float
+) -> str:
+    """The lines of one histogram.
+
+    Args:
+        name: of the metric.
+        labels: the text between the braces.
+        bounds: of all buckets but the last, which has none; as text.
+        counts: of each bucket by itself.
+        total: the sum of all that was counted.
+    """
+    before = f"{labels}," if labels else ""
+    sums = list(accumulate(counts))
+    lines = [
+        f'{name}_bucket{{{before}le="{bound}"}} {count}\n'
+        for bound, count in zip((*bounds, "+Inf"), sums, strict=True)
+    ]
+    around = f"{{{labels}}}" if labels else ""
+    lines.append(f"{name}_sum{around} {total}\n{name}_count{around} {sums[-1]}\n")
+    return "".join(lines)

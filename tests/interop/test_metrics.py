@@ -1,0 +1,181 @@
+"""``GET /metrics`` as Prometheus's own parser reads it."""
+
+import asyncio
+import re
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.crash.wire import Wire, dpub, http, mpub, until
+
+from martlet.duration import MILLISECOND_NS
+from martlet.server.metrics import CHANNEL_METRICS, OTHER, TOPIC_METRICS
+from martlet.testing import Broker
+
+pytestmark = pytest.mark.interop
+
+Labels = frozenset[tuple[str, str]]
+
+
+class Scrape(dict[tuple[str, Labels], float]):
+    """What one answer says: the value of each name with its labels."""
+
+    def __init__(self, text: str) -> None:
+        self.kinds: dict[str, str] = {}
+        for family in text_string_to_metric_families(text):
+            assert family.name not in self.kinds, "a metric is told twice"
+            assert family.documentation
+            self.kinds[family.name] = family.type
+            for sample in family.samples:
+                key = sample.name, frozenset(sample.labels.items())
+                assert key not in self, "a line is there twice"
+                self[key] = sample.value
+
+    def of(self, name: str, **labels: str) -> float:
+        return self["martlet_" + name, frozenset(labels.items())]
+
+    def channel(self, name: str, topic: str = "t", channel: str = "c") -> float:
+        return self.of(f"channel_{name}", topic=topic, channel=channel)
+
+    def buckets(self, name: str, **labels: str) -> Iterator[tuple[float, float]]:
+        for (sample, found), value in self.items():
+            if sample == f"martlet_{name}_bucket" and found >= frozenset(labels.items()):
+                yield float(dict(found)["le"]), value
+
+
+async def scrape(broker: Broker) -> Scrape:
+    return Scrape((await http(broker.http_address, "/metrics")).decode())
+
+
+async def test_each_count_is_that_of_what_was_done() -> None:
+    async with Broker(msg_timeout_ns=300 * MILLISECOND_NS) as broker:
+        producer = await Wire.open(broker.tcp_address)
+        wire = await Wire.subscribed(broker.tcp_address, "t", "c")
+        producer.send(mpub("t", [b"four"] * 10))
+        await producer.ok()
+        producer.send(dpub("t", 60_000, b"later"))
+        await producer.ok()
+        wire.send(b"RDY 5\n")
+        got = [await wire.message() for _ in range(5)]
+        wire.send(b"RDY 0\n")
+        wire.send(b"".join(b"FIN %b\n" % message.id for message in got[:2]))
+        wire.send(b"REQ %b 60000\n" % got[2].id)
+
+        async def timed_out() -> bool:
+            return (await scrape(broker)).channel("timed_out_messages_total") == 2
+
+        await until(timed_out)
+        found = await scrape(broker)
+        assert found.of("topic_published_messages_total", topic="t") == 11
+        assert found.of("topic_published_bytes_total", topic="t") == 45
+        assert found.of("topic_depth_messages", topic="t") == 0
+        assert found.of("topic_channels", topic="t") == 1
+        assert found.channel("received_messages_total") == 11
+        assert found.channel("delivered_messages_total") == 5
+        assert found.channel("finished_messages_total") == 2
+        assert found.channel("requeued_messages_total") == 1
+        assert found.channel("depth_messages") == 7
+        assert found.channel("in_flight_messages") == 0
+        assert found.channel("deferred_messages") == 2
+        assert found.channel("consumers") == 1
+        assert found.of("connections") == 2
+        wire.close()
+        producer.close()
+
+
+async def test_latencies_are_a_histogram_whose_buckets_add_up() -> None:
+    async with Broker() as broker:
+        wire = await Wire.subscribed(broker.tcp_address, "t", "c")
+        await http(broker.http_address, "/pub?topic=t", b"x")
+        wire.send(b"RDY 1\n")
+        wire.send(b"FIN %b\n" % (await wire.message()).id)
+
+        async def finished() -> bool:
+            return (await scrape(broker)).channel("finished_messages_total") == 1
+
+        await until(finished)
+        found = await scrape(broker)
+        name = "channel_publish_to_finish_seconds"
+        assert found.kinds[f"martlet_{name}"] == "histogram"
+        buckets = sorted(found.buckets(name, topic="t", channel="c"))
+        bounds = [bound for bound, _ in buckets]
+        assert bounds[-1] == float("inf")
+        assert [count for _, count in buckets] == sorted(count for _, count in buckets)
+        assert found.channel("publish_to_finish_seconds_count") == 1
+        took_s = found.channel("publish_to_finish_seconds_sum")
+        assert 0 < took_s < 30
+        assert {count for bound, count in buckets if bound < took_s} <= {0}
+        assert {count for bound, count in buckets if bound >= took_s} == {1}
+        wire.close()
+
+
+async def test_the_log_tells_of_flushes_checkpoints_and_its_files(tmp_path: Path) -> None:
+    async with Broker(tmp_path, flush="sync", checkpoint_interval_ns=20 * MILLISECOND_NS) as broker:
+        await http(broker.http_address, "/pub?topic=t", b"x" * 1000)
+
+        async def checkpointed() -> bool:
+            return (await scrape(broker)).of("log_checkpoint_duration_seconds_count") > 0
+
+        await until(checkpointed)
+        found = await scrape(broker)
+        assert found.of("log_flush_duration_seconds_count") > 0
+        assert found.of("log_position_bytes") >= 1000
+        assert found.of("log_durable_position_bytes") >= 1000
+        files = [file.stat().st_size for file in (tmp_path / "log").iterdir()]
+        assert found.of("log_segments") + found.of("log_spare_segments") == len(files)
+        assert found.of("log_disk_bytes") == sum(files)
+        assert found.of("healthy") == 1
+        assert found.of("log_refused_writes_total") == 0
+        broker.server.broker.log.flush_failed(OSError("the disk has gone"))
+        with pytest.raises(Exception, match="the disk has gone"):
+            await http(broker.http_address, "/pub?topic=t", b"y")
+        found = await scrape(broker)
+        assert found.of("healthy") == 0
+        assert found.of("log_refused_writes_total") >= 1
+
+
+async def test_topics_beyond_the_limit_are_added_up() -> None:
+    async with Broker(metrics_max_channels=3) as broker:
+        for number in range(6):
+            await http(broker.http_address, f"/topic/create?topic=t{number}", b"")
+            await http(broker.http_address, f"/channel/create?topic=t{number}&channel=c", b"")
+            await http(broker.http_address, f"/mpub?topic=t{number}", b"a\n" * (number + 1))
+        found = await scrape(broker)
+        for metrics, count in ((TOPIC_METRICS, 4), (CHANNEL_METRICS, 4)):
+            for metric in metrics:
+                assert sum(name == metric.name for name, _ in found) == count
+        published = "topic_published_messages_total"
+        assert [found.of(published, topic=f"t{number}") for number in range(3)] == [1, 2, 3]
+        assert found.of(published, topic=OTHER) == 4 + 5 + 6
+        assert found.channel("depth_messages", OTHER, OTHER) == 4 + 5 + 6
+        assert found.channel("publish_to_finish_seconds_count", OTHER, OTHER) == 0
+
+
+async def test_names_keep_to_prometheus_s_conventions() -> None:
+    async with Broker() as broker:
+        await http(broker.http_address, "/pub?topic=t%23ephemeral", b"x")
+        text = (await http(broker.http_address, "/metrics")).decode()
+    found = Scrape(text)
+    for name, kind in found.kinds.items():
+        assert re.fullmatch(r"(martlet|process|python)_[a-z][a-z0-9_]*", name)
+        told = f"# TYPE {name}{'_total' if kind == 'counter' else ''} {kind}\n"
+        assert told in text, "a counter, and nothing else, ends in _total"
+        assert not re.search(r"_(ms|ns|us|kb|mib|milliseconds)(_|$)", name), "no base unit"
+    assert found.of("topic_published_messages_total", topic="t#ephemeral") == 1
+    assert found["process_resident_memory_bytes", frozenset()] > 1 << 20
+    assert found["process_cpu_seconds_total", frozenset()] > 0
+
+
+async def test_the_answer_says_which_format_it_is() -> None:
+    async with Broker() as broker:
+
+        def ask() -> tuple[str | None, str | None]:
+            with urllib.request.urlopen(f"http://{broker.http_address}/metrics") as response:
+                headers = response.headers
+                return headers["Content-Type"], headers["X-NSQ-Content-Type"]
+
+        content_type, nsq = await asyncio.to_thread(ask)
+    assert content_type == "text/plain; version=0.0.4; charset=utf-8"
+    assert nsq is None
