@@ -33,6 +33,7 @@ from tests.interop.bystanders import others
 from tests.interop.memory import MIB, private_bytes
 from tests.interop.nsqd_process import NSQD
 
+from martlet.log.index import MOST_ROWS_IN_MEMORY
 from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.interop
@@ -335,6 +336,43 @@ async def test_a_broker_without_file_descriptors_recovers(tmp_path: Path) -> Non
         await until(lambda: published(process, "t", b"alive"))
         assert (await kept.message()).body == b"alive"
         kept.close()
+
+
+async def test_no_file_descriptor_for_an_index_stops_nobody_else(tmp_path: Path) -> None:
+    """A channel whose old messages cannot be looked up waits; publishers and timers go on."""
+    with BrokerProcess(tmp_path, "--checkpoint-interval=1h", "--log-level=error") as process:
+        address = process.tcp_address
+        await http(process.http_address, "/topic/create?topic=t", b"")
+        await http(process.http_address, "/channel/create?topic=t&channel=c", b"")
+        publisher = await Wire.open(address)
+        bodies = [b"%d" % number for number in range(MOST_ROWS_IN_MEMORY + 10)]
+        publisher.send(b"".join(pub("t", body) for body in bodies[:10]))
+        for _ in range(10):
+            await publisher.ok()
+        old = await Wire.subscribed(address, "t", "c", msg_timeout=1000)
+        old.send(b"RDY 1\n")
+        got = await old.message()
+        for body in bodies[10:]:
+            publisher.send(pub("t", body))
+            await publisher.ok()
+        other = await Wire.subscribed(address, "other", "c", msg_timeout=1000)
+        other.send(b"RDY 1\n")
+        limit = psutil.Process(process.process_id).num_fds()
+        _, most = resource.prlimit(process.process_id, resource.RLIMIT_NOFILE)
+        resource.prlimit(process.process_id, resource.RLIMIT_NOFILE, (limit, most))
+        publisher.send(mpub("other", [b"again"]))
+        await publisher.ok()
+        for attempts in (1, 2, 3, 4):
+            assert (await other.message()).attempts == attempts
+        assert "delivery is tried again in a second: [Errno 24]" in process.log()
+        for command in (pub("t", b"x"), mpub("t", [b"y", b"z"]), pub("other", b"x")):
+            publisher.send(command)
+            await publisher.ok()
+        resource.prlimit(process.process_id, resource.RLIMIT_NOFILE, (limit + 50, most))
+        again = await old.message()
+        assert (again.body, again.attempts) == (got.body, 2)
+        for wire in (publisher, old, other):
+            wire.close()
 
 
 # what belongs to others

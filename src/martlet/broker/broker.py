@@ -42,6 +42,8 @@ class Broker:
         most_consumers: of one channel; 0 for no limit.
         max_timeout_ns: how long TOUCH may keep a message in flight.
         latency_window_ns: over how long latencies are measured; 0 for not at all.
+        on_put_off: told of a channel that can not read its messages at the moment: topic, channel,
+            why.
         on_lost: told of messages that can not be read any more: topic, channel, first offset,
             end offset, reason.
     """
@@ -55,6 +57,7 @@ class Broker:
         most_consumers: int = 0,
         max_timeout_ns: int = 15 * 60 * 10**9,
         latency_window_ns: int = 0,
+        on_put_off: Callable[[str, str, OSError], None] = lambda *_: None,
         on_lost: Callable[[str, str, int, int, str], None] = lambda *_: None,
     ) -> None:
         self.log = log
@@ -64,6 +67,7 @@ class Broker:
         self.max_timeout_ns = max_timeout_ns
         self.latency_window_ns = latency_window_ns
         self.lost = on_lost
+        self._on_put_off = on_put_off
         self.schedule = Schedule()
         self.topics: dict[str, Topic] = {}
         self.by_id: dict[int, Topic] = {}
@@ -236,6 +240,10 @@ class Broker:
         """Write a topology entry. Raises WritesRefused."""
         entry = pack_topology(op, **fields)
         self.log.append_journal(Kind.TOPOLOGY, entry, topic=topic_number, stored_at_ns=self.clock())
+
+    def put_off(self, channel: Channel, error: OSError) -> None:
+        """A channel can not read its messages at the moment; it is tried again."""
+        self._on_put_off(channel.topic, channel.name, error)
 
     def write_journal(self) -> None:
         """Write down where the cursors are that moved since the last time.

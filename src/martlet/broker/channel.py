@@ -292,6 +292,9 @@ class Channel(Delivery):
         for consumer in list(self.consumers):
             consumer.client.channel_closed()
 
+    def _put_off(self, error: OSError) -> None:
+        self._around.put_off(self, error)
+
     def _changed(self) -> None:
         if not self.dirty:
             self.dirty = True

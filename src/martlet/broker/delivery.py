@@ -32,6 +32,9 @@ class Surroundings(Protocol):
     def changed(self, channel: Channel) -> None:
         """The channel's cursor moved: journal it before long."""
 
+    def put_off(self, channel: Channel, error: OSError) -> None:
+        """The channel can not read its messages at the moment; it is tried again."""
+
 
 class Source(Protocol):
     """What a channel reads: its topic, as far as it is to be seen."""
@@ -50,6 +53,7 @@ class Source(Protocol):
         """How many of them are deferred ones."""
 
 
+_PUT_OFF_NS = 1_000_000_000
 _lease = partial(tuple.__new__, Lease)
 """Makes one of a tuple, without a call in Python."""
 
@@ -90,6 +94,10 @@ class Delivery(ABC):
     @abstractmethod
     def _changed(self) -> None:
         """The cursor has moved."""
+
+    @abstractmethod
+    def _put_off(self, error: OSError) -> None:
+        """Nothing can be read at the moment."""
 
     # the line
 
@@ -134,31 +142,36 @@ class Delivery(ABC):
         """Deliver what can be delivered.
 
         While there are messages to be delivered again they take turns with the fresh ones, so that
-        one that fails again and again keeps no other from its consumer.
+        one that fails again and again keeps no other from its consumer.  Where the index can not be
+        read, as when there are too many open files, it is tried again a second later.
         """
         line = self._line
-        while line and not self.paused:
-            consumer = line[0]
-            room = consumer.room
-            if room <= 0:
-                self._leave_line(consumer)
-                continue
-            limit = self._limit(self.cursor)
-            available = limit - self.cursor.next
-            some_again = self.cursor.stragglers.ready_count
-            if some_again and (available <= 0 or not self._fresh_turn):
-                self._fresh_turn = True
-                self._grant_straggler(consumer)
-            elif available <= 0:
-                return
-            else:
-                self._fresh_turn = False
-                if some_again:
-                    room = 1
-                elif len(line) > 1:
-                    room = min(room, -(-available // len(line)))
-                    line.rotate(-1)
-                self._grant(consumer, room, limit)
+        try:
+            while line and not self.paused:
+                consumer = line[0]
+                room = consumer.room
+                if room <= 0:
+                    self._leave_line(consumer)
+                    continue
+                limit = self._limit(self.cursor)
+                available = limit - self.cursor.next
+                some_again = self.cursor.stragglers.ready_count
+                if some_again and (available <= 0 or not self._fresh_turn):
+                    self._fresh_turn = True
+                    self._grant_straggler(consumer)
+                elif available <= 0:
+                    return
+                else:
+                    self._fresh_turn = False
+                    if some_again:
+                        room = 1
+                    elif len(line) > 1:
+                        room = min(room, -(-available // len(line)))
+                        line.rotate(-1)
+                    self._grant(consumer, room, limit)
+        except OSError as error:
+            self._put_off(error)
+            self._alarm.at(self._around.clock() + _PUT_OFF_NS)
 
     def pump_lone(self, offset: int, frame: memoryview) -> None:
         """Deliver the message that was just stored, which is what `pump` would do with it.
@@ -172,6 +185,8 @@ class Delivery(ABC):
         if not free or cursor.stragglers.by_offset or line[0].sample_rate or line[0].room <= 0:
             self.pump()
             return
+        if offset - window.floor > COMFORTABLE_SPAN:
+            self._thin_out(window.floor + window.crowd())
         consumer = line[0]
         if len(line) > 1:
             line.rotate(-1)

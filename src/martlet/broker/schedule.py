@@ -12,6 +12,8 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 
 _FEW = 64
+_AGAIN_NS = 1_000_000_000
+"""So much later an alarm is called that has failed."""
 
 
 class Alarm:
@@ -84,10 +86,17 @@ class Schedule:
         return None
 
     def run(self, now_ns: int) -> None:
-        """Call every alarm whose time has come."""
+        """Call every alarm whose time has come. What one raises ends it; the others, and a second
+        later that one, are called by the next `run`.
+        """
         while (time_ns := self.next_ns()) is not None and time_ns <= now_ns:
             _, _, alarm = heappop(self._heap)
             alarm.set_for_ns = None
-            again_ns = alarm.call(now_ns)
+            try:
+                again_ns = alarm.call(now_ns)
+            except BaseException:
+                # Or it would never be called again.
+                alarm.at(now_ns + _AGAIN_NS)
+                raise
             if again_ns is not None:
                 alarm.at(max(again_ns, now_ns + 1))

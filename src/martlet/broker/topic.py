@@ -222,10 +222,10 @@ class Topic:
             if start is None:
                 start = self.limit if self.channels else self.backlog_offset
             channel = self.restore_channel(self._around.next_id(), name, start)
-            # Before it is written down: that may begin a segment, whose head tells of it in full.
-            self.schedule(channel, start)
-            channel.counted_from = self.limit - self.count_from(start)
             try:
+                # Before it is written down: that may begin a segment, whose head tells all of it.
+                self.schedule(channel, start)
+                channel.counted_from = self.limit - self.count_from(start)
                 with self._unless_refused(channel):
                     self.journal_channel(channel)
             except Exception:

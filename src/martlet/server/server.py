@@ -147,6 +147,7 @@ class Server:
                 max_timeout_ns=options.max_msg_timeout_ns,
                 latency_window_ns=options.latency_window_ns,
                 on_lost=self._lost,
+                on_put_off=self._put_off,
             )
         except BaseException:
             self.storage.close()
@@ -175,6 +176,12 @@ class Server:
         self.log.error(
             "LOG: topic %s, channel %s: messages %d to %d are lost: %s",
             topic, channel, first, end - 1, reason,
+        )  # fmt: skip
+
+    def _put_off(self, topic: str, channel: str, error: OSError) -> None:
+        self.log.error(
+            "LOG: topic %s, channel %s: delivery is tried again in a second: %s",
+            topic, channel, error,
         )  # fmt: skip
 
     async def stop(self) -> None:
@@ -287,7 +294,7 @@ class Server:
 
     def _turn(self) -> None:
         """Commit what was staged and answer for it."""
-        self.broker.commit()
+        self._commit()
         if self._staged:
             staged, self._staged = self._staged, {}
             if self._sync:
@@ -304,6 +311,15 @@ class Server:
             self._durable()
         if self._sync and self._awaiting:
             self.disk.flush()
+
+    def _commit(self) -> None:
+        """Commit everything, though something unforeseen happens with the messages of a topic."""
+        while True:
+            try:
+                return self.broker.commit()
+            except Exception:
+                # Or whoever published to the other topics would never be answered.
+                self.log.exception("a topic's messages could not be stored or delivered")
 
     def _durable(self) -> None:
         """More of the log is durable: answer for it."""
@@ -348,7 +364,12 @@ class Server:
 
     def _ring(self) -> None:
         self._alarm = None
-        self._set_alarm(self.broker.run())
+        try:
+            self.broker.run()
+        except Exception:
+            # Or nothing would ever be due again.
+            self.log.exception("something that is due failed; it is tried again")
+        self._set_alarm(self.broker.schedule.next_ns())
 
     def _keep_journal(self) -> None:
         self.clock.adjust()

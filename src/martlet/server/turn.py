@@ -79,7 +79,12 @@ class Turns:
         if heard_count:
             self._heard_count = 0
             self.crowded = heard_count > FEW
-            self._end()
+            try:
+                self._end()
+            except BaseException:
+                # Or no turn would ever end again.
+                self._awake = False
+                raise
             self._since_ns = self._clock()
         elif self._clock() - self._since_ns < self._window_ns:
             self._give_way()

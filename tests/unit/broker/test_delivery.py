@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 from tests.unit.broker.core import SECOND_NS, Core
 
+from martlet.broker import delivery as delivery_module
+from martlet.broker import window as window_module
 from martlet.broker.errors import InvalidName, NotFound, NotInFlight, TooMany
+from martlet.log import index as index_module
 
 
 def test_the_first_channel_gets_the_backlog_and_later_ones_what_comes_after() -> None:
@@ -53,6 +59,52 @@ def test_a_client_that_reads_nothing_is_sent_nothing() -> None:
     assert client.got == []
     client.channel.set_blocked(client.consumer, False)
     assert client.bodies == [b"1"]
+
+
+def test_lone_messages_behind_a_slow_one_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Window and leases stay small, though one message takes its consumer all of its time."""
+    monkeypatch.setattr(delivery_module, "COMFORTABLE_SPAN", 32)
+    monkeypatch.setattr(window_module, "COMFORTABLE_SPAN", 32)
+    core = Core(segment_bytes=1 << 20)
+    slow, quick = core.client("t"), core.client("t")
+    slow.ready(1)
+    topic = core.broker.topic("t")
+    core.broker.append(topic, b"slow")
+    quick.ready(10)
+    for number in range(200):
+        core.broker.append(topic, b"%d" % number)
+        quick.finish(number)
+    window = quick.channel.cursor.window
+    assert window.next - window.floor <= 40
+    assert len(quick.consumer.leases) <= 40
+    slow.finish()
+    assert window.floor == window.next == 201
+    assert (slow.bodies, len(quick.got)) == ([b"slow"], 200)
+
+
+def test_a_channel_whose_index_cannot_be_read_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who publishes does not notice, and delivery goes on by itself."""
+    monkeypatch.setattr(index_module, "MOST_ROWS_IN_MEMORY", 4)
+    monkeypatch.setattr(index_module, "_KEPT_ROWS", 1)
+    told: list[tuple[str, str, OSError]] = []
+    core = Core(segment_bytes=1 << 20, on_put_off=lambda *what: told.append(what))
+    client = core.client("t").ready(10)
+    client.channel.set_paused(True)
+    bodies = [b"%d" % number for number in range(8)]
+    for body in bodies[:6]:
+        core.publish("t", body)
+    error = OSError(errno.EMFILE, "Too many open files")
+    with monkeypatch.context() as disk:
+        disk.setattr(core.storage, "map", Mock(side_effect=error))
+        client.channel.set_paused(False)
+        core.publish("t", bodies[6])
+        core.broker.append(core.broker.topic("t"), bodies[7])
+        core.wait(SECOND_NS)
+    assert client.got == []
+    assert told == [("t", "c", error)] * 4
+    core.wait(SECOND_NS)
+    assert client.bodies == bodies
+    assert len(told) == 4
 
 
 def test_a_requeued_message_comes_again_with_one_attempt_more() -> None:

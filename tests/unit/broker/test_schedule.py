@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 
+import pytest
 from tests.unit.broker.core import SECOND_NS, Core
 
 from martlet.broker.schedule import Schedule
@@ -51,6 +52,27 @@ def test_many_alarms_are_called_once_each_and_in_order_though_the_heap_was_clear
     assert called == [number for number in range(500) if number % 3]
     assert schedule._heap == []
     assert schedule._outdated_count == 0
+
+
+def test_an_alarm_that_fails_is_called_again_and_keeps_no_other_from_its_time() -> None:
+    schedule = Schedule()
+    called: list[int] = []
+
+    def fail(now_ns: int) -> None:
+        called.append(now_ns)
+        if len(called) == 1:
+            raise ZeroDivisionError
+
+    schedule.alarm(fail).at(5)
+    schedule.alarm(called.append).at(6)
+    with pytest.raises(ZeroDivisionError):
+        schedule.run(10)
+    assert schedule.next_ns() == 6
+    schedule.run(11)
+    again_ns = schedule.next_ns()
+    assert again_ns is not None
+    schedule.run(again_ns)
+    assert called == [10, 11, again_ns]
 
 
 def test_deleted_channels_are_forgotten_though_their_messages_were_due_in_an_hour() -> None:

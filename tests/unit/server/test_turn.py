@@ -15,6 +15,7 @@ class World:
     def __init__(self) -> None:
         self.now_ns = 10**12
         self.ended = self.gave_way = 0
+        self.failing = False
         self.planned: list[Callable[[], None]] = []
         self.turns = Turns(self._plan, self._end, lambda: self.now_ns, self._give_way)
 
@@ -22,6 +23,8 @@ class World:
         self.planned.append(call)
 
     def _end(self) -> None:
+        if self.failing:
+            raise ZeroDivisionError
         self.ended += 1
 
     def _give_way(self) -> None:
@@ -109,3 +112,19 @@ def test_a_turn_of_many_is_told(speakers: int, crowded: bool) -> None:
         world.turns.heard()
     world.round()
     assert world.turns.crowded is crowded
+
+
+def test_a_turn_that_fails_is_the_last_of_none() -> None:
+    world = awake_world()
+    world.failing = True
+    world.turns.heard()
+    with pytest.raises(ZeroDivisionError):
+        world.round()
+    world.failing = False
+    while not world.asleep:
+        world.now_ns += LONGEST_NS
+        world.round()
+    ended = world.ended
+    world.turns.heard()
+    world.round()
+    assert world.ended == ended + 1
