@@ -168,10 +168,15 @@ def exchange(port: int, case: Case) -> Answer:
 class Client:
     """A client of the V2 protocol that says who it is and speaks no more than it must."""
 
-    def __init__(self, port: int, name: str) -> None:
+    def __init__(self, port: int, name: str, **more: object) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=10)
         self._socket.sendall(b"  V2")
-        fields = {"client_id": name, "hostname": f"{name}.host", "user_agent": "agent/1.0"}
+        fields: dict[str, object] = {
+            "client_id": name,
+            "hostname": f"{name}.host",
+            "user_agent": "agent/1.0",
+        }
+        fields |= more
         body = json.dumps(fields).encode()
         self.ask(b"IDENTIFY\n" + struct.pack(">I", len(body)) + body)
 
