@@ -24,10 +24,24 @@ from martlet.testing import BrokerProcess
 
 _STILL_S = 0.1
 _PATIENCE_S = 15.0
-_TOPIC = "depth message_count message_bytes paused".split()
-_CHANNEL = "depth in_flight_count deferred_count message_count requeue_count timeout_count".split()
+_TOPIC = ["depth", "message_count", "message_bytes", "paused"]
+_CHANNEL = [
+    "depth",
+    "in_flight_count",
+    "deferred_count",
+    "message_count",
+    "requeue_count",
+    "timeout_count",
+]
 _CHANNEL += ["client_count", "paused"]
-_CLIENT = "state ready_count in_flight_count message_count finish_count requeue_count".split()
+_CLIENT = [
+    "state",
+    "ready_count",
+    "in_flight_count",
+    "message_count",
+    "finish_count",
+    "requeue_count",
+]
 Seen = dict[str, Any]
 
 
