@@ -18,6 +18,7 @@ import pytest
 from tests.interop.lookup_process import NSQLOOKUPD, LookupProcess, NsqlookupdProcess
 from tests.interop.nsqd_process import NSQD, NsqdProcess
 
+from martlet.client import Consumer, Message
 from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.interop
@@ -299,3 +300,56 @@ async def test_pynsq_finds_brokers_through_it() -> None:
             reader.kill()
             await reader.wait()
         assert sorted(lines) == [b"from 0\n", b"from 1\n"]
+
+
+async def test_our_consumer_follows_brokers_as_they_come_and_go(tmp_path: Path) -> None:
+    """One daemon of two never answers; brokers are found, lost, and found again."""
+    bodies: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def handle(message: Message) -> None:
+        bodies.put_nowait(message.body)
+
+    async def arrives(body: bytes) -> None:
+        assert await asyncio.wait_for(bodies.get(), 20) == body
+
+    with LookupProcess() as lookup, broker_of(lookup, folder=tmp_path / "one") as one:
+        ask(one.http_address, "/pub?topic=t", "POST", b"1")
+        await asyncio.to_thread(until, lambda: producers(lookup, "t"))
+        consumer = Consumer(
+            "t", "c", lookup=[lookup.http_address, "127.0.0.1:1"], lookup_poll_s=0.5
+        )
+        async with consumer, asyncio.TaskGroup() as group:
+            running = group.create_task(consumer.run(handle, concurrency=4))
+            await arrives(b"1")
+            with broker_of(lookup, folder=tmp_path / "two") as two:
+                await asyncio.to_thread(ask, two.http_address, "/pub?topic=t", "POST", b"2")
+                await arrives(b"2")
+                assert consumer.connected_count == 2
+                one.kill()
+                await asyncio.to_thread(ask, two.http_address, "/pub?topic=t", "POST", b"3")
+                await arrives(b"3")
+            await asyncio.to_thread(one.start)
+            await asyncio.to_thread(ask, one.http_address, "/pub?topic=t", "POST", b"4")
+            await arrives(b"4")
+            assert consumer.counts.finished == 4
+            consumer.stop()
+            await running
+
+
+async def test_a_broker_that_no_daemon_knows_any_more_is_not_tried_again() -> None:
+    with LookupProcess() as lookup:
+        async with Consumer("t", "c", lookup=lookup.http_address, lookup_poll_s=0.3) as consumer:
+            assert consumer.connected_count == 0
+            loop = asyncio.get_running_loop()
+            for _ in range(2):
+                with broker_of(lookup) as broker:
+                    path = "/topic/create?topic=t"
+                    await asyncio.to_thread(ask, broker.http_address, path, "POST")
+                    await asyncio.to_thread(until, lambda: consumer.connected_count)
+                    name = f"martlet consumer {broker.tcp_address}"
+                await asyncio.to_thread(until, lambda: name not in names_of_tasks(loop))  # noqa: B023
+
+
+def names_of_tasks(loop: asyncio.AbstractEventLoop) -> set[str]:
+    """What the loop has under way."""
+    return {task.get_name() for task in asyncio.all_tasks(loop)}

@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 
-from martlet.client.address import Addresses, parse_addresses
+from martlet.client.address import Address, Addresses, parse_addresses
 from martlet.client.answers import Answers
 from martlet.client.backoff import Backoff
 from martlet.client.batch import Batch
 from martlet.client.dialer import Dialer
+from martlet.client.discovery import Discovery
 from martlet.client.errors import Closed, Refused
 from martlet.client.identity import Identity
 from martlet.client.inbox import Delivery, Inbox
@@ -71,8 +72,10 @@ class Consumer:
         self,
         topic: str,
         channel: str,
-        addresses: Addresses = "127.0.0.1:4150",
+        addresses: Addresses | None = None,
         *,
+        lookup: str | Iterable[str] | None = None,
+        lookup_poll_s: float = 60.0,
         max_in_flight: int = 200,
         retry: Backoff = RETRY,
         backoff: Backoff | None = None,
@@ -86,6 +89,11 @@ class Consumer:
             topic: the topic's name.
             channel: the channel's name; the broker creates what there is not.
             addresses: where brokers listen, as ``"host:port"``; messages come from all of them.
+                A broker at 127.0.0.1:4150 where neither these nor lookup daemons are given.
+            lookup: where lookup daemons serve HTTP, as ``"host:4161"`` or URLs; messages come from
+                every broker that they know to have the topic, now or later.
+            lookup_poll_s: how many seconds may pass until they are asked again; when a connection
+                is lost, they are asked at once.
             max_in_flight: how many messages may be here and not be answered, from all brokers
                 together.
             retry: how long a message waits when its handler has failed, by its attempts.
@@ -96,7 +104,14 @@ class Consumer:
         """
         self._topic = check_name(topic, "topic")
         self._channel = check_name(channel, "channel")
-        self._addresses = parse_addresses(addresses)
+        if addresses is None and lookup is None:
+            addresses = "127.0.0.1:4150"
+        self._addresses = parse_addresses(addresses) if addresses is not None else []
+        self._discovery: Discovery | None = None
+        if lookup is not None:
+            daemons = [lookup] if isinstance(lookup, str) else list(lookup)
+            self._discovery = Discovery(self._topic, daemons, lookup_poll_s, self._on_found)
+        self._found: dict[Address, Subscription] = {}
         self._max_in_flight = max_in_flight
         self._readiness: Readiness[Subscription] = Readiness(max_in_flight)
         self._retry = retry
@@ -107,7 +122,11 @@ class Consumer:
         self._inbox = Inbox()
         self._inbox.on_expired = self._on_expired
         self._subscriptions: list[Subscription] = []
-        self._keepers: list[asyncio.Task[None]] = []
+        self._keepers: dict[Subscription, asyncio.Task[None]] = {}
+        self._watch: asyncio.Task[None] | None = None
+        self._entered = False
+        self._finished_before = self._requeued_before = 0
+        """On brokers that have gone."""
         self._workers: set[asyncio.Task[None]] = set()
         self._rotation: asyncio.TimerHandle | None = None
         self._received = 0
@@ -122,31 +141,63 @@ class Consumer:
             SubscribeRefused: a broker will not have it.
             Closed: it has been connected before; make a new Consumer.
         """
-        if self._subscriptions:
+        if self._entered:
             raise Closed("a consumer is used once: make a new one")
-        for address in self._addresses:
-            dialer = Dialer(
-                [address],
-                self._identity,
-                backoff=self._backoff,
-                connect_timeout_s=self._connect_timeout_s,
-            )
-            subscription = Subscription(self._topic, self._channel, dialer)
-            subscription.on_delivery = self._on_delivery
-            subscription.on_ready = self._on_ready
-            subscription.on_lost = self._on_lost
-            subscription.on_late = self._on_late
-            self._subscriptions.append(subscription)
-            keeper = asyncio.create_task(subscription.keep(), name=f"martlet consumer {address}")
-            keeper.add_done_callback(self._on_keeper_done)
-            self._keepers.append(keeper)
+        self._entered = True
         try:
-            await asyncio.wait([subscription.attempted for subscription in self._subscriptions])
+            for address in self._addresses:
+                self._subscribe(address)
+            if self._discovery is not None:
+                await self._discovery.look()
+                self._watch = asyncio.create_task(self._discovery.watch(), name="martlet lookup")
+            if self._subscriptions:
+                await asyncio.wait([each.attempted for each in self._subscriptions])
             self._inbox.check()
         except BaseException:
             await self._hang_up()
             raise
         return self
+
+    def _subscribe(self, address: Address) -> Subscription:
+        """Begin to keep a connection to a broker."""
+        dialer = Dialer(
+            [address],
+            self._identity,
+            backoff=self._backoff,
+            connect_timeout_s=self._connect_timeout_s,
+        )
+        subscription = Subscription(self._topic, self._channel, dialer)
+        subscription.on_delivery = self._on_delivery
+        subscription.on_ready = self._on_ready
+        subscription.on_lost = self._on_lost
+        subscription.on_late = self._on_late
+        self._subscriptions.append(subscription)
+        keeper = asyncio.create_task(subscription.keep(), name=f"martlet consumer {address}")
+        keeper.add_done_callback(self._on_keeper_done)
+        self._keepers[subscription] = keeper
+        return subscription
+
+    def _on_found(self, addresses: list[Address], is_all: bool) -> None:
+        """Lookup daemons have told where the topic is."""
+        if self._inbox.is_closed:
+            return
+        for address in addresses:
+            if address not in self._found and address not in self._addresses:
+                logger.info("found a broker at %s", address)
+                self._found[address] = self._subscribe(address)
+        if is_all:
+            for address in self._found.keys() - set(addresses):
+                if self._found[address].connection is None:
+                    self._drop(address)
+
+    def _drop(self, address: Address) -> None:
+        """A broker that is not connected is not known any more: do not try it again."""
+        logger.info("the broker at %s has gone", address)
+        subscription = self._found.pop(address)
+        self._subscriptions.remove(subscription)
+        self._finished_before += subscription.finished
+        self._requeued_before += subscription.requeued
+        self._keepers.pop(subscription).cancel()
 
     async def __aexit__(
         self,
@@ -161,8 +212,8 @@ class Consumer:
         """What the consumer has done so far."""
         return Counts(
             received=self._received,
-            finished=sum(subscription.finished for subscription in self._subscriptions),
-            requeued=sum(subscription.requeued for subscription in self._subscriptions),
+            finished=self._finished_before + sum(each.finished for each in self._subscriptions),
+            requeued=self._requeued_before + sum(each.requeued for each in self._subscriptions),
             expired=self._expired,
             late=self._late,
         )
@@ -246,7 +297,7 @@ class Consumer:
         self._inbox.check()
 
     def _check_entered(self) -> None:
-        if not self._subscriptions:
+        if not self._entered:
             raise Closed("use 'async with Consumer(...)'")
 
     def _on_failure(self, message: Message, error: Exception) -> None:
@@ -275,6 +326,8 @@ class Consumer:
     def _on_lost(self, subscription: Subscription, answers: Answers) -> None:
         self._inbox.forget(answers)
         self._send(self._readiness.remove(subscription))
+        if self._discovery is not None:
+            self._discovery.look_again()
 
     def _on_late(self, error: Refused) -> None:
         self._late += 1
@@ -346,9 +399,12 @@ class Consumer:
     async def _hang_up(self) -> None:
         if self._rotation is not None:
             self._rotation.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
         for subscription in self._subscriptions:
             await subscription.close()
-        for keeper in self._keepers:
+        for keeper in self._keepers.values():
             keeper.cancel()
         if self._keepers:
-            await asyncio.wait(self._keepers)
+            await asyncio.wait(self._keepers.values())
