@@ -21,6 +21,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from martlet.duration import format_duration
+from martlet.server.debug_api import DebugApi
 from martlet.server.http_request import HttpError, Request
 from martlet.server.http_response import SERVER, ReadyText, refuse, respond
 from martlet.server.listener import serve
@@ -57,6 +58,7 @@ def broker_routes(server: Server) -> Routes:
         **NsqApi(server).routes(),
         **LogApi(server).routes(),
         **MetricsApi(server).routes(),
+        **DebugApi().routes(),
     }
 
 
@@ -145,8 +147,9 @@ class HttpDoor:
         stays as it is.
         """
         clean = posixpath.normpath(path).replace("//", "/")
-        if clean.lower() in self._routes:
-            return clean.lower()
+        for known in (clean.lower(), f"{clean.lower()}/"):
+            if known in self._routes:
+                return known
         folder, _, name = clean.rpartition("/")
         return f"{folder.lower()}/{name}"
 

@@ -1,7 +1,6 @@
 """The HTTP endpoints of nsqd: publish, look, and manage topics and channels.
 
-What is checked, in which order, and with which status and message it is refused, is as in nsqd;
-its ``/debug`` endpoints are Go's and have no meaning here.
+What is checked, in which order, and with which status and message it is refused, is as in nsqd.
 """
 
 from __future__ import annotations
