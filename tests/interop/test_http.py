@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.interop import http_cases
+from tests.interop import http_cases, http_table
 from tests.interop.http_cases import LIMITS, Answer, Case
 
 from martlet.testing import BrokerProcess
@@ -53,3 +53,19 @@ def test_the_record_is_what_nsqd_answers() -> None:
     with http_cases.nsqd(NSQD) as (tcp_port, http_port):
         answers = http_cases.all_answers(tcp_port, http_port)
     assert differences(answers) == []
+
+
+@pytest.mark.skipif(NSQD is None, reason="no nsqd: put it on PATH, or its path into NSQD")
+def test_a_large_table_of_requests_is_answered_as_by_nsqd() -> None:
+    assert NSQD is not None
+    cases = list(http_table.cases())
+    with BrokerProcess(None, *LIMITS) as process:
+        ours = list(http_table.answers(port_of(process.http_address), cases))
+    with http_cases.nsqd(NSQD) as (_, http_port):
+        theirs = list(http_table.answers(http_port, cases))
+    found = [
+        f"{case}\n  nsqd: {nsqd}\n  here: {here}"
+        for case, here, nsqd in zip(cases, ours, theirs, strict=True)
+        if http_cases.normalised(here) != http_cases.normalised(nsqd)
+    ]
+    assert found == [], f"{len(found)} of {len(cases)}"
