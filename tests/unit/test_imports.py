@@ -16,9 +16,10 @@ DOORS = {"admin", "spark", "client", "lookup", "server"}
 
 # What each room may import beside itself and the modules on the ground.
 MAY_IMPORT = {
-    "apps": {"bench", "demo", "testing", "protocol"} | DOORS | LOWER,
+    "apps": {"bench", "demo", "migration", "testing", "protocol"} | DOORS | LOWER,
     "bench": {"protocol"},
     "demo": {"client", "spark", "testing"},
+    "migration": {"server"} | LOWER,
     "testing": {"protocol"} | DOORS | LOWER,
     "admin": {"client"} | LOWER,
     "spark": {"client"} | LOWER,

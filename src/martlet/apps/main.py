@@ -26,6 +26,9 @@ COMMANDS = {
     "broker": Command("martlet.apps.broker", "run a broker; takes nsqd's flags"),
     "lookup": Command("martlet.apps.lookup", "run a lookup daemon; takes nsqlookupd's flags"),
     "log": Command("martlet.apps.log", "verify or dump the commit log of a data folder"),
+    "import-nsqd": Command(
+        "martlet.apps.import_nsqd", "take a stopped nsqd's data folder over", "cli"
+    ),
     "pipeline": Command("martlet.apps.pipeline", "Spark jobs on topics: archive", "spark"),
     "bench": Command("martlet.apps.bench", "measure a broker, beside another NSQ server", "cli"),
     "demo": Command("martlet.apps.demo", "the main job on real data, with a kill -9", "demo"),

@@ -6,7 +6,7 @@ with a message in flight.  How messages get to the consumers is `martlet.broker.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from martlet.broker.consumer import Client, Consumer, Lease
@@ -62,6 +62,8 @@ class Channel(Delivery):
         """Messages below this offset came before the broker was started."""
         self._delivered_before = 0
         """To consumers that have left."""
+        self.voids: Sequence[tuple[int, int]] = ()
+        """Offsets of its topic that do not concern it."""
         self._most_consumers = most_consumers
         self._max_timeout_ns = max_timeout_ns
         self._last_number = 0
@@ -256,6 +258,18 @@ class Channel(Delivery):
         earliest_ns = self.cursor.stragglers.earliest_ns()
         if earliest_ns is not None:
             self._alarm.at(earliest_ns)
+
+    def deliver_again(self, attempts: Mapping[int, int]) -> None:
+        """Deliver messages below the cursor that were delivered so often before: offset: attempts.
+
+        As after a restart, for what another broker has begun to deliver.
+        """
+        now_ns = self._around.clock()
+        for offset, count in attempts.items():
+            assert offset < self.cursor.window.floor
+            self.cursor.stragglers.wait(offset, count, now_ns, now_ns)
+        self._changed()
+        self.pump()
 
     def set_paused(self, paused: bool) -> None:
         """Stop delivering, or go on."""

@@ -299,7 +299,8 @@ def _settle(broker: Broker, state: _State) -> None:
             # Its place was lost with a damaged record: everything that is stored comes again.
             start = known.cursors.get(channel_id)
             cursor = start or CursorState(queue.start_offset, queue.start_offset)
-            channel = topic.restore_channel(channel_id, told["name"], cursor.next)
+            voids = [(first, end) for first, end in told.get("voids", ()) if end > cursor.next]
+            channel = topic.restore_channel(channel_id, told["name"], cursor.next, voids)
             channel.paused = told["paused"]
             cursor.restore(channel.cursor, now_ns)
             channel.counted_from = topic.limit

@@ -18,10 +18,11 @@ from martlet.broker.journal import Description
 from martlet.broker.latency import Latency
 from martlet.broker.name import is_ephemeral, is_valid_name
 from martlet.broker.queue import MOST_BATCH_BYTES, Queue, Receipt
+from martlet.broker.view import View
 from martlet.log.commitlog import CommitLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from martlet.log.batch import Batch, Bytes
 
@@ -205,11 +206,14 @@ class Topic:
 
     # channels
 
-    def channel(self, name: str, start: int | None = None) -> Channel:
+    def channel(
+        self, name: str, start: int | None = None, voids: Sequence[tuple[int, int]] = ()
+    ) -> Channel:
         """The channel of that name, made if it is new.
 
         A new one begins at the topic's end, the first of a topic where its backlog does, unless
-        an offset to start at is given.
+        an offset to start at is given.  It passes over the offsets in `voids` (see
+        `martlet.broker.view`).
 
         Raises:
             InvalidName: no channel can have it.
@@ -221,7 +225,7 @@ class Topic:
                 raise InvalidName(f"channel name {name!r} is not valid")
             if start is None:
                 start = self.limit if self.channels else self.backlog_offset
-            channel = self.restore_channel(self._around.next_id(), name, start)
+            channel = self.restore_channel(self._around.next_id(), name, start, voids)
             try:
                 # Before it is written down: that may begin a segment, whose head tells all of it.
                 self.schedule(channel, start)
@@ -254,8 +258,10 @@ class Topic:
         for start, end in self._stretches(max(first, channel.cursor.next)):
             channel.schedule(start, end)
 
-    def restore_channel(self, id: int, name: str, start: int) -> Channel:
-        """Put a channel in place that begins at an offset."""
+    def restore_channel(
+        self, id: int, name: str, start: int, voids: Sequence[tuple[int, int]] = ()
+    ) -> Channel:
+        """Put a channel in place that begins at an offset, and passes over voids."""
         around = self._around
         cursor = Cursor(around.log, self.queue, start)
         cursor.on_lost = lambda first, end, why: around.lost(self.name, name, first, end, why)
@@ -265,13 +271,14 @@ class Topic:
             self.name,
             name,
             cursor,
-            self,
+            View(self, voids) if voids else self,
             self._waiting,
             most_consumers=around.most_consumers,
             max_timeout_ns=around.max_timeout_ns,
         )
         if around.latency_window_ns:
             channel.latency = Latency(self.queue.index, around.clock, around.latency_window_ns)
+        channel.voids = voids
         self.channels[name] = channel
         return channel
 
@@ -367,4 +374,5 @@ def describe_channel(channel: Channel) -> Description:
         "name": channel.name,
         "paused": channel.paused,
         "start": channel.cursor.lowest_needed,
+        **({"voids": list(channel.voids)} if channel.voids else {}),
     }

@@ -32,6 +32,8 @@ _END = struct.Struct("<I")
 _PADDING = bytes(8)
 _UNIFORM = int(Flag.UNIFORM)
 _DIGITS_AT = _HEAD.size
+_TIME_AT = 8
+"""Where the time stands in a frame."""
 _FRAME_TYPE_MESSAGE = 2
 _ID_MASK = (1 << 64) - 1
 _LOW_BITS = 16
@@ -231,6 +233,21 @@ class Batch:
         smallest = int(sizes.min())
         self._of_size(smallest if smallest == int(sizes.max()) else -1)
         self.count += count
+
+    def stamp(self, times_ns: npt.NDArray[np.int64]) -> None:
+        """Give each message a time of its own, nanoseconds since 1970, in place of the batch's.
+
+        For messages that were published elsewhere.  A client gets this time; the index and the
+        record's header keep the batch's.
+        """
+        assert len(times_ns) == self.count
+        starts = np.zeros(self.count + 1, np.int64)
+        starts[1:] = np.concatenate([np.atleast_1d(ends) for ends in self._ends])
+        starts += HEADER_BYTES + _TIME_AT
+        times: npt.NDArray[np.int64] = np.ndarray(
+            (len(self.scratch) - 7,), ">i8", self.scratch, strides=(1,)
+        )
+        times[starts[:-1]] = times_ns
 
     def _of_size(self, size: int) -> None:
         if self._size is None:

@@ -18,11 +18,26 @@ class WrongVersion(OSError):
     """The folder was written by another version of Martlet."""
 
 
-def broker_identity(storage: Storage, fresh: str) -> str:
+class Unfinished(OSError):
+    """Something is being done to the folder that has to be ended first; the text says what."""
+
+
+def mark_unfinished(storage: Storage, why: str | None) -> None:
+    """Let no broker start on the folder, and say why; with None, let one start again."""
+    found = json.loads(storage.read(NAME) or b"{}")
+    if found.get("unfinished") != why:
+        content = {key: value for key, value in found.items() if key != "unfinished"}
+        if why is not None:
+            content["unfinished"] = why
+        storage.replace(NAME, json.dumps(content).encode())
+
+
+def broker_identity(storage: Storage, fresh: str, *, to_finish: bool = False) -> str:
     """The folder's name, which is `fresh` if it has none yet.
 
     Raises:
         WrongVersion: the folder's format is not ours.
+        Unfinished: it is marked so, and the caller is not the one `to_finish` it.
     """
     data = storage.read(NAME)
     if data is None:
@@ -34,4 +49,6 @@ def broker_identity(storage: Storage, fresh: str) -> str:
         raise WrongVersion(
             f"{NAME} says format {found.get('version')}, this Martlet reads {VERSION}"
         )
+    if "unfinished" in found and not to_finish:
+        raise Unfinished(str(found["unfinished"]))
     return str(found["broker"])

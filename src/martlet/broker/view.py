@@ -1,0 +1,69 @@
+"""A view: a topic as a channel sees it that passes over some of its messages.
+
+::
+
+    offsets    0 ......... 40 ......... 90 ......... 150 ...
+    topic      | all of them are stored                |
+    channel a  | its own    | a void    | both have these
+    channel b  | before its | its own   | both have these
+               | start      |           |
+
+A channel that came from another broker may lack messages that others of its topic have.  They are
+voids to it: stretches that its cursor is taken over, so that nothing is held for each message.
+The voids lie below the topic's end from the beginning, begin and end where batches do, and hold no
+deferred messages.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from martlet.broker.cursor import Cursor
+    from martlet.broker.delivery import Source
+
+
+class View:
+    """What a channel with voids of its own reads.
+
+    Args:
+        topic: what is looked at.
+        voids: as (first, end) offsets, rising and apart from each other.
+    """
+
+    def __init__(self, topic: Source, voids: Sequence[tuple[int, int]]) -> None:
+        self._topic = topic
+        self._voids = voids
+        self._passed = 0
+        """So many of the voids are behind the cursor."""
+
+    @property
+    def limit(self) -> int:
+        """The offset up to which the channel sees the topic."""
+        return self._topic.limit
+
+    def limit_of(self, cursor: Cursor) -> int:
+        """The offset up to which the cursor may go from where it is; it is taken over a void."""
+        limit = self._topic.limit_of(cursor)
+        while self._passed < len(self._voids):
+            first, end = self._voids[self._passed]
+            if cursor.next < first:
+                return min(first, limit)
+            if cursor.next < end:
+                cursor.skip_to(end, self.deferred_from(end))
+                limit = self._topic.limit_of(cursor)
+            self._passed += 1
+        return limit
+
+    def count_from(self, offset: int) -> int:
+        """How many messages there are to be seen from an offset on."""
+        hidden = sum(
+            end - max(first, offset) for first, end in self._voids[self._passed :] if end > offset
+        )
+        return self._topic.count_from(offset) - hidden
+
+    def deferred_from(self, offset: int) -> int:
+        """How many of them are deferred ones."""
+        return self._topic.deferred_from(offset)

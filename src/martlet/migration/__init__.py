@@ -1,0 +1,1 @@
+"""Moving to Martlet from another broker's data folder."""

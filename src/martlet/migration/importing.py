@@ -1,0 +1,363 @@
+"""Importing: nsqd's topics, channels and messages, into a broker's log.
+
+Topic by topic: the messages of its channels in the order of the `martlet.migration.layout`, then
+the channels with their cursors, then, behind them, the topic's own backlog.  A topic that is paused
+is paused before its backlog comes.  While a topic has no channel, the broker keeps all it stores.
+
+The work may be killed at any moment and begun again.  What a topic's queue already holds is passed
+over, and channels are put in place once more.  If a power cut has taken a part of the log, the
+topic is begun anew.  No broker starts on the folder meanwhile (`martlet.server.identity`).
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from martlet.broker.broker import Broker
+from martlet.broker.restore import Restored, restore
+from martlet.broker.topic import Topic
+from martlet.broker.upkeep import begin_checkpoint, end_checkpoint
+from martlet.log.storage import DiskStorage, Storage
+from martlet.migration.diskqueue import Chunk, Offsets, QueueFile
+from martlet.migration.findings import Findings
+from martlet.migration.layout import MOST_COPIES, MOST_TRIED, Group, Layout
+from martlet.migration.nsqd_folder import NsqdFolder, NsqdTopic
+from martlet.migration.progress import Entry, ImportRefused, Progress
+from martlet.server.clock import Clock
+from martlet.server.identity import broker_identity, mark_unfinished
+
+MOST_BATCH_BYTES = 1 << 19
+_CHECKPOINT_SEGMENTS = 10
+_INDEX_ROWS = 1 << 16
+
+
+@dataclass
+class TopicResult:
+    """What became of a topic."""
+
+    name: str
+    channels: int
+    messages: int = 0
+    """Stored in the log."""
+    copies: int = 0
+    """Read from nsqd's files."""
+
+
+@dataclass
+class Outcome:
+    """What an import has done.
+
+    Attributes:
+        entry: what is written down of it.
+        is_new: whether it was done now, and not before.
+        topics: what became of each topic; empty where it was done before.
+    """
+
+    entry: Entry
+    is_new: bool
+    topics: list[TopicResult] = field(default_factory=list)
+
+
+@contextmanager
+def opened(
+    data_path: Path, segment_bytes: int, keep_free_bytes: int, findings: Findings
+) -> Iterator[tuple[Broker, DiskStorage]]:
+    """A broker's core on its data folder, which no other holds meanwhile.
+
+    Raises OSError: it cannot be used, or a broker runs on it.
+    """
+    storage = DiskStorage(data_path, keep_free_bytes=keep_free_bytes)
+    try:
+        broker_identity(storage, uuid.uuid4().hex, to_finish=True)
+        broker, restored = restore(
+            storage,
+            Clock(),
+            random.SystemRandom(),
+            segment_bytes=segment_bytes,
+            on_lost=lambda *what: findings.unreadable(f"in Martlet's own log: {what}"),
+        )
+        _tell(restored, findings)
+        yield broker, storage
+    finally:
+        storage.close()
+
+
+def _tell(restored: Restored, findings: Findings) -> None:
+    for damage in restored.report.damaged:
+        findings.doubt(f"in Martlet's own log: {damage}")
+
+
+class Importing:
+    """One import.
+
+    Args:
+        broker, storage: where to.
+        folder: where from; it must stay held.
+        progress: told of bytes read, twice for each byte.
+        most_copies: of messages that are compared at once.
+        batch_bytes: of messages that are appended at once.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        storage: Storage,
+        folder: NsqdFolder,
+        progress: Callable[[int], None] = lambda count: None,
+        *,
+        most_copies: int = MOST_COPIES,
+        batch_bytes: int = MOST_BATCH_BYTES,
+    ) -> None:
+        self._broker = broker
+        self._storage = storage
+        self._folder = folder
+        self._findings = folder.findings
+        self._progress = progress
+        self._most_copies = most_copies
+        self._batch_bytes = batch_bytes
+        self._checkpointed = broker.log.position
+
+    def run(self) -> Outcome:
+        """Import everything that is not yet there.
+
+        Raises:
+            ImportRefused: topics are there already, or another import is not done.
+            WritesRefused: the disk is full or fails; what was done stays, and counts.
+            OSError: a file could not be read or written.
+        """
+        progress = Progress(self._storage)
+        entry = progress.find(self._folder.fingerprint)
+        if entry is not None and entry.done is not None:
+            mark_unfinished(self._storage, None)
+            return Outcome(entry, is_new=False)
+        if entry is None:
+            self._check(progress)
+            entry = Entry(str(self._folder.path.absolute()), self._folder.fingerprint)
+            progress.entries.append(entry)
+            progress.write()
+        command = f"martlet import-nsqd {self._folder.path.absolute()} --data-path=..."
+        mark_unfinished(self._storage, f"an import from nsqd is not done; run {command} again")
+        topics = [self._topic(topic) for topic in self._folder.topics.values()]
+        self._checkpoint()
+        entry.done = datetime.now(UTC).isoformat(timespec="seconds")
+        entry.report = list(self._findings.lines())
+        entry.complete = not self._findings.lost
+        progress.write()
+        mark_unfinished(self._storage, None)
+        return Outcome(entry, True, topics)
+
+    def _check(self, progress: Progress) -> None:
+        other = progress.unfinished
+        if other is not None:
+            raise ImportRefused(
+                f"the import of {other.source} is not done, and {self._folder.path} does not hold"
+                " the same files: go on with that one as it was, or remove the broker's data"
+                " folder and begin anew"
+            )
+        known = sorted(self._folder.topics.keys() & self._broker.topics.keys())
+        if known:
+            raise ImportRefused(
+                f"the broker has {_some(known)} already; an import makes topics anew: delete them"
+                " there, or give another --data-path"
+            )
+
+    # a topic
+
+    def _topic(self, source: NsqdTopic) -> TopicResult:
+        names = sorted(source.channels)
+        queues = {name: q for name in names if (q := source.channels[name].queue) is not None}
+        layout = Layout(
+            list(queues.values()), source.queue, self._findings, most_copies=self._most_copies
+        )
+        self._progress(sum(queue.unread_bytes for queue in source.queues()))
+        self._compare_counts(source, layout)
+        writer = _Writer(self._broker, self._begun(source), self._batch_bytes, self._written)
+        writer.write(tried.chunk for tried in layout.tried)
+        stretches: dict[str, list[tuple[int, int]]] = {name: [] for name in names}
+        holders = list(queues)
+        for group in layout.groups():
+            first = writer.offset
+            self._write(writer, group)
+            for number in group.channels:
+                stretches[holders[number]].append((first, writer.offset))
+        if writer.topic.queue.end_offset == writer.offset:
+            for name in names:
+                start, voids = _start_and_voids(stretches[name], writer.offset)
+                attempts = _attempts(layout, holders.index(name) if name in queues else None)
+                self._channel(writer.topic, name, start, voids, attempts)
+                writer.topic.pause_channel(name, source.channels[name].paused)
+            writer.topic.set_paused(source.paused)
+        for group in layout.backlog():
+            self._write(writer, group)
+        return TopicResult(source.name, len(names), writer.offset, sum(layout.counts))
+
+    def _compare_counts(self, source: NsqdTopic, layout: Layout) -> None:
+        for queue, count in zip(source.queues(), layout.counts, strict=True):
+            if queue.depth is not None and queue.depth != count:
+                self._findings.doubt(
+                    f"{queue.name}: its meta file says {queue.depth} messages, {count} were found"
+                    " and taken"
+                )
+        if layout.untold_attempts:
+            self._findings.doubt(
+                f"topic {source.name}: {layout.untold_attempts} messages begin at attempt 1 again:"
+                f" attempts are kept of {MOST_TRIED} messages"
+            )
+
+    def _begun(self, source: NsqdTopic) -> Topic:
+        """The topic with what an earlier run has stored, if all of that is there."""
+        topic = self._broker.topics.get(source.name)
+        if topic is not None and not _is_whole(topic):
+            self._broker.delete_topic(source.name)
+            topic = None
+        return topic or self._broker.topic(source.name)
+
+    def _write(self, writer: _Writer, group: Group) -> None:
+        writer.write(group.chunks())
+        self._progress(int(group.copies["size"].sum() + 4 * len(group.copies)))
+
+    def _channel(
+        self,
+        topic: Topic,
+        name: str,
+        start: int,
+        voids: list[tuple[int, int]],
+        attempts: dict[int, int],
+    ) -> None:
+        channel = topic.channel(name, start, voids)
+        missing = attempts.keys() - channel.cursor.stragglers.by_offset.keys()
+        if missing:
+            channel.deliver_again({offset: attempts[offset] for offset in sorted(missing)})
+            self._broker.write_journal()
+
+    def _written(self) -> None:
+        log = self._broker.log
+        if log.position - self._checkpointed > _CHECKPOINT_SEGMENTS * log.segments[-1].capacity:
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        broker = self._broker
+        broker.write_journal()
+        self._checkpointed = broker.log.position
+        job = begin_checkpoint(broker)
+        job.flush.run()
+        broker.log.flushed(job.flush)
+        job.save()
+        end_checkpoint(broker, job)
+
+
+class _Writer:
+    """Appends messages to a topic, but for those that are there already.
+
+    Attributes:
+        topic: the topic.
+        offset: of the next message.
+    """
+
+    def __init__(
+        self, broker: Broker, topic: Topic, batch_bytes: int, written: Callable[[], None]
+    ) -> None:
+        self.topic = topic
+        self.offset = 0
+        self._batch_bytes = batch_bytes
+        self._there = topic.queue.end_offset
+        self._broker = broker
+        self._written = written
+        self._last_file: QueueFile | None = None
+
+    def write(self, chunks: Iterable[Chunk]) -> None:
+        """Append messages, in batches of their own. Raises WritesRefused."""
+        bodies: list[bytes] = []
+        times: list[Offsets] = []
+        batch_bytes = 0
+        for chunk in chunks:
+            there = max(0, min(self._there - self.offset, len(chunk)))
+            self.offset += len(chunk)
+            for piece in _pieces(chunk.some(slice(there, None)), self._batch_bytes):
+                piece_bytes = int(piece.sizes.sum())
+                if bodies and batch_bytes + piece_bytes > self._batch_bytes:
+                    self._append(bodies, times)
+                    bodies, times, batch_bytes = [], [], 0
+                bodies += piece.bodies()
+                times.append(piece.times())
+                batch_bytes += piece_bytes
+            if self._last_file is not chunk.file:
+                if self._last_file is not None:
+                    self._last_file.close()
+                self._last_file = chunk.file
+        if bodies:
+            self._append(bodies, times)
+
+    def _append(self, bodies: list[bytes], times: list[Offsets]) -> None:
+        receipt = self.topic.stage(bodies)
+        batch = self.topic.queue.batch
+        assert batch is not None
+        batch.stamp(np.concatenate(times))
+        self._broker.commit()
+        if receipt.error is not None:
+            raise receipt.error
+        self._written()
+
+
+def _pieces(chunk: Chunk, most_bytes: int) -> Iterator[Chunk]:
+    """A chunk in pieces of about so many bytes."""
+    if not len(chunk):
+        return
+    numbers = (np.cumsum(chunk.sizes) - 1) // most_bytes
+    edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(chunk)]
+    for first, end in pairwise(edges):
+        yield chunk.some(slice(first, end))
+
+
+def _attempts(layout: Layout, number: int | None) -> dict[int, int]:
+    """Which of the messages that were delivered before a channel has: offset: attempts.
+
+    `number` is that of the channel's queue; None where it has none.
+    """
+    return {
+        offset: tried.attempts.get(number, 0) if number is not None else 0
+        for offset, tried in enumerate(layout.tried)
+        if tried.in_backlog or number in tried.attempts
+    }
+
+
+def _start_and_voids(
+    stretches: list[tuple[int, int]], end: int
+) -> tuple[int, list[tuple[int, int]]]:
+    """Where a channel begins that has these stretches of the offsets below `end`, and what it
+    passes over behind that.
+    """
+    if not stretches:
+        return end, []
+    edges = [edge for stretch in stretches for edge in stretch]
+    gaps = zip(edges[1::2], [*edges[2::2], end], strict=True)
+    return edges[0], [(first, stop) for first, stop in gaps if first < stop]
+
+
+def _is_whole(topic: Topic) -> bool:
+    """Whether a topic's index tells of all its offsets from 0 on."""
+    index = topic.queue.index
+    end = 0
+    for number in range(index.first_row, index.end_row, _INDEX_ROWS):
+        rows = index.array(number, number + _INDEX_ROWS)
+        firsts, counts = rows["first_offset"].astype(np.int64), rows["count"].astype(np.int64)
+        expected = end + np.concatenate(([0], np.cumsum(counts)))
+        if not np.array_equal(firsts, expected[:-1]):
+            return False
+        end = int(expected[-1])
+    return end == topic.queue.end_offset
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:5])
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"the topic{'s' if len(names) > 1 else ''} {shown}{more}"

@@ -1,0 +1,80 @@
+"""The progress of imports: a small file beside the log.
+
+::
+
+    {"version": 1, "imports": [{"source": ..., "fingerprint": ..., "done": null, ...}]}
+
+How far an import has come says the log itself: the layout follows from the folder alone, so what a
+topic holds of it is what was done.  The file only tells which folder it is.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+from martlet.log.storage import Storage
+
+NAME = "import-nsqd.json"
+VERSION = 1
+
+
+class ImportRefused(Exception):
+    """Nothing is imported; the text says why, and the way out."""
+
+
+@dataclass
+class Entry:
+    """An import.
+
+    Attributes:
+        source: the folder.
+        fingerprint: of the folder's files.
+        done: when it was done, as text; None while it is not.
+        report: what it said when it was done.
+        complete: whether everything could be read.
+    """
+
+    source: str
+    fingerprint: str
+    done: str | None = None
+    report: list[str] = field(default_factory=list)
+    complete: bool = True
+
+
+class Progress:
+    """The file of a storage.
+
+    Raises:
+        ImportRefused: it cannot be understood.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self.entries: list[Entry] = []
+        data = storage.read(NAME)
+        if data is None:
+            return
+        try:
+            content = json.loads(data)
+            if content["version"] != VERSION:
+                raise ValueError(f"version {content['version']}, this Martlet reads {VERSION}")
+            self.entries = [Entry(**entry) for entry in content["imports"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ImportRefused(
+                f"{NAME} in the broker's data folder cannot be understood: {error}"
+            ) from error
+
+    def find(self, fingerprint: str) -> Entry | None:
+        """The import of a folder with these files."""
+        return next((e for e in self.entries if e.fingerprint == fingerprint), None)
+
+    @property
+    def unfinished(self) -> Entry | None:
+        """The import that was begun and is not done."""
+        return next((entry for entry in self.entries if entry.done is None), None)
+
+    def write(self) -> None:
+        """Make it durable. Raises OSError."""
+        content = {"version": VERSION, "imports": [asdict(entry) for entry in self.entries]}
+        self._storage.replace(NAME, json.dumps(content, indent=1).encode())
