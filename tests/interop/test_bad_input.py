@@ -304,7 +304,11 @@ async def test_thousands_come_and_go(broker: BrokerProcess) -> None:
         return bool(psutil.Process(broker.process_id).num_fds() <= before + 5)
 
     await until(gone)
-    assert ("visited", "c#ephemeral") not in await channels_of(broker.http_address)
+
+    async def deleted() -> bool:  # the last few may be leaving still
+        return ("visited", "c#ephemeral") not in await channels_of(broker.http_address)
+
+    await until(deleted)
 
 
 async def published(process: BrokerProcess, topic: str, body: bytes) -> bool:

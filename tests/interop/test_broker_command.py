@@ -78,7 +78,7 @@ def test_listens_logs_and_stops(
     stopping_s = time.monotonic()
     assert command.end() == 0
     assert time.monotonic() - stopping_s < 5
-    assert command.lines[-1].endswith("INFO: bye\n")
+    assert command.lines[-1].endswith("INFO: NSQ: bye\n")
     assert all(LINE.match(line) and line.startswith("[me] ") for line in command.lines)
 
 

@@ -251,3 +251,15 @@ def test_a_log_line_looks_like_nsqds() -> None:
     assert len(first.split(" INFO: ")[0]) == len("[me] 2026/11/21 12:00:00.000000")
     assert first.endswith(" INFO: TCP: listening on 127.0.0.1:4150")
     assert second.endswith(" WARNING: careful")
+
+
+@pytest.mark.usefixtures("quiet_logger")
+def test_what_a_client_sent_makes_no_second_log_line() -> None:
+    stream = io.StringIO()
+    log_line.set_up(LogLevel.INFO, "", stream)
+    log = logging.getLogger("martlet.server.tcp")
+    log.error("invalid command %s", "A\r\n2026/11/21 INFO: fine\x1b[2K")
+    assert stream.getvalue().endswith(
+        " ERROR: invalid command A\\x0d\\x0a2026/11/21 INFO: fine\\x1b[2K\n"
+    )
+    assert len(stream.getvalue().splitlines()) == 1

@@ -98,5 +98,5 @@ async def _serve(options: BrokerOptions, log: logging.Logger) -> int:
     gc.set_threshold(_COLLECT_AFTER)
     await stopping.wait()
     await server.stop()
-    log.info("bye")
+    log.info("NSQ: bye")
     return 0

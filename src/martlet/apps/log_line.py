@@ -20,6 +20,9 @@ from martlet.options import LogLevel
 ROOT = "martlet"
 """The logger above all others of the package."""
 
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(9), *range(10, 32), 127)}
+"""For what a client may have sent to make one line look like two, or like another one."""
+
 
 class LineFormatter(logging.Formatter):
     """Formats a record as nsqd's logger would, local time to the microsecond."""
@@ -33,7 +36,8 @@ class LineFormatter(logging.Formatter):
         moment = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(record.created))
         microseconds = int(record.created * 1e6) % 1_000_000
         level = "FATAL" if record.levelno >= logging.CRITICAL else record.levelname
-        line = f"{self._prefix}{moment}.{microseconds:06d} {level}: {record.getMessage()}"
+        text = record.getMessage().translate(_ESCAPES)
+        line = f"{self._prefix}{moment}.{microseconds:06d} {level}: {text}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line

@@ -46,7 +46,7 @@ class Connection(asyncio.BufferedProtocol):
         self._decoder = Decoder(server.limits, is_valid_name)
         self._own: bytearray | None = None
         self._filled = 0
-        self._greeted = False
+        self.greeted = False
         self._brief = False
         """Whether a PUB that comes by itself may be answered at once."""
         self._waits = False
@@ -155,7 +155,7 @@ class Connection(asyncio.BufferedProtocol):
             buffer, end = self._own, self._filled + nbytes
         at = 0
         try:
-            if not self._greeted:
+            if not self.greeted:
                 at = self._greet(buffer, end)
             while at < end and not self._closing:
                 decoded = self._decoder.decode(buffer, at, end)
@@ -171,7 +171,7 @@ class Connection(asyncio.BufferedProtocol):
         except v2.ProtocolError as error:
             self._refuse(error)
         except v2.LineTooLong as error:
-            self._server.log.error("[%s] - failed to read command - %s", self.remote_address, error)
+            self._server.events.unreadable(self.remote_address, error)
             self.close()
         except WritesRefused as error:
             self._refuse(v2.ProtocolError("E_INVALID", str(error)))
@@ -188,24 +188,27 @@ class Connection(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         """The client sends nothing more: what it is owed is sent, then the connection closes."""
-        if self._own is not None and not self._closing and self._greeted:
+        if self._own is not None and not self._closing and self.greeted:
             error = self._decoder.cut_off(self._own, self._filled)
             if error is not None:
                 self._refuse(error)
+        elif not self.greeted and not self._closing:
+            self._server.events.said_nothing()
         self.close()
         return True
 
     def _greet(self, buffer: bytearray, end: int) -> int:
         magic = bytes(buffer[: min(end, len(v2.MAGIC))])
         if not v2.MAGIC.startswith(magic):
-            self._server.log.error("[%s] bad protocol magic %r", self.remote_address, magic)
+            self._server.events.greeted(self.remote_address, magic, v2.MAGIC)
             self._closing = True
             self._transport.write(v2.frame(v2.FrameType.ERROR, b"E_BAD_PROTOCOL"))
             self._transport.close()
             return end
         if len(magic) < len(v2.MAGIC):
             return 0
-        self._greeted = True
+        self._server.events.greeted(self.remote_address, magic, v2.MAGIC)
+        self.greeted = True
         self._brief = self.guard is None
         return len(magic)
 
@@ -257,6 +260,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _identify(self, command: v2.Identify) -> None:
         answer = negotiate(command.fields, self.identity, self._server.options, v2.NSQD_VERSION)
+        self._server.events.identified(self.remote_address, command.fields)
         self._wait_for_heartbeat()
         self._reply(v2.frame(v2.FrameType.RESPONSE, answer))
 
@@ -357,7 +361,7 @@ class Connection(asyncio.BufferedProtocol):
         self._refuse(v2.ProtocolError(f"E_{verb}_FAILED", what, fatal=False))
 
     def _refuse(self, error: v2.ProtocolError) -> None:
-        self._server.log.error("[%s] - %s", self.remote_address, error)
+        self._server.events.refused(self.remote_address, error)
         self._reply(error.frame())
         if error.fatal:
             self.close()

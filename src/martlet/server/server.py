@@ -28,6 +28,7 @@ from martlet.server.auth import AuthServers, Guard
 from martlet.server.clock import Clock
 from martlet.server.connection import Connection
 from martlet.server.disk import Disk
+from martlet.server.event_log import EventLog
 from martlet.server.identity import broker_identity
 from martlet.server.listener import listen, port_of, remove, serve, shown
 from martlet.server.lookup_peer import LookupPeers
@@ -94,8 +95,9 @@ class Server:
             undo.pop_all()
         self.disk = Disk(self.broker, self.log, self._durable)
         self.lookups = LookupPeers(self)
-        self.broker.on_topic = self.lookups.topic_changed
-        self.broker.on_channel = self.lookups.channel_changed
+        self.events = EventLog(self.broker, self.log)
+        self.broker.on_topic = self._topic_changed
+        self.broker.on_channel = self._channel_changed
         self.broker.schedule.on_earlier = self._set_alarm
         self._set_alarm(self.broker.run())
         self.tcp_port = port_of(tcp)
@@ -188,10 +190,12 @@ class Server:
         """Close the doors, write down where everything is, and let the folder go."""
         await self.lookups.close()
         self._tcp.close()
-        for address, port in (
-            (self.tcp_address, self.tcp_port),
-            (self.http_address, self.http_port),
+        for what, address, port in (
+            ("TCP", self.tcp_address, self.tcp_port),
+            ("HTTP", self.http_address, self.http_port),
         ):
+            if address:
+                self.log.info("%s: closing %s", what, address)
             if port < 0:
                 remove(address)
         for task in self._tasks:
@@ -214,11 +218,21 @@ class Server:
             await self._auth_servers.close()
         if self._alarm is not None:
             self._alarm.cancel()
+        self.log.info("NSQ: closing topics")
         with suppress(WritesRefused):
             self.broker.write_journal()
         await self.disk.checkpoint()
+        self.log.info("NSQ: stopping subsystems")
         self.disk.close()
         self.storage.close()
+
+    def _topic_changed(self, topic: Topic) -> None:
+        self.events.topic_changed(topic)
+        self.lookups.topic_changed(topic)
+
+    def _channel_changed(self, topic: Topic, channel: Channel) -> None:
+        self.events.channel_changed(topic, channel)
+        self.lookups.channel_changed(topic, channel)
 
     def _push_stats(self) -> None:
         options = self.options
@@ -270,7 +284,7 @@ class Server:
             )
             connection.abort()
         else:
-            self.log.info("TCP: new client(%s)", connection.remote_address)
+            self.events.opened(connection.remote_address)
 
     def closed(self, connection: Connection, error: Exception | None) -> None:
         """A client has gone."""
@@ -279,8 +293,8 @@ class Server:
             self._empty.set()
         self._staged.pop(connection, None)
         self._awaiting.pop(connection, None)
-        reason = f": {error}" if error else ""
-        self.log.info("PROTOCOL(V2): [%s] exiting%s", connection.remote_address, reason)
+        if connection.greeted:
+            self.events.closed(connection.remote_address, error)
 
     def left(self, topic: Topic, channel: Channel) -> None:
         """A consumer has left."""

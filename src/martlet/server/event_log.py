@@ -1,0 +1,121 @@
+"""The event log: what clients and operators do, in the words of nsqd's log lines.
+
+People grep for these and count them, so each says what nsqd says where the same thing happens::
+
+    TOPIC(orders): created
+    TOPIC(orders): new channel(mail)
+    TCP: new client(127.0.0.1:41966)
+    CLIENT(127.0.0.1:41966): desired protocol magic '  V2'
+    [127.0.0.1:41966] IDENTIFY: {ClientID:a Hostname:b HeartbeatInterval:30000 ...}
+    [127.0.0.1:41966] - E_INVALID invalid command BAD
+    client(127.0.0.1:41966) - E_INVALID invalid command BAD
+    PROTOCOL(V2): [127.0.0.1:41966] exiting ioloop
+
+Topics and channels that a start finds in the log were made before: they have no lines.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from martlet.broker.broker import Broker
+    from martlet.broker.channel import Channel
+    from martlet.broker.topic import Topic
+    from martlet.protocol.nsq_v2 import ProtocolError
+
+_IDENTIFY: Mapping[str, tuple[str, object]] = {
+    "ClientID": ("client_id", ""),
+    "Hostname": ("hostname", ""),
+    "HeartbeatInterval": ("heartbeat_interval", 0),
+    "OutputBufferSize": ("output_buffer_size", 0),
+    "OutputBufferTimeout": ("output_buffer_timeout", 0),
+    "FeatureNegotiation": ("feature_negotiation", False),
+    "TLSv1": ("tls_v1", False),
+    "Deflate": ("deflate", False),
+    "DeflateLevel": ("deflate_level", 0),
+    "Snappy": ("snappy", False),
+    "SampleRate": ("sample_rate", 0),
+    "UserAgent": ("user_agent", ""),
+    "MsgTimeout": ("msg_timeout", 0),
+}
+"""The fields in nsqd's order and under the names that it logs: their key, and what they are when
+they were not sent.
+"""
+
+
+class EventLog:
+    """Writes the lines.
+
+    Args:
+        broker: whose topics and channels come and go.
+        log: where the lines go.
+    """
+
+    def __init__(self, broker: Broker, log: logging.Logger) -> None:
+        self._broker = broker
+        self._log = log
+
+    # topics and channels
+
+    def topic_changed(self, topic: Topic) -> None:
+        """A topic was made or deleted."""
+        there = self._broker.topics.get(topic.name) is topic
+        self._log.info("TOPIC(%s): %s", topic.name, "created" if there else "deleting")
+
+    def channel_changed(self, topic: Topic, channel: Channel) -> None:
+        """A channel was made or deleted, by itself or with its topic."""
+        if topic.channels.get(channel.name) is channel:
+            self._log.info("TOPIC(%s): new channel(%s)", topic.name, channel.name)
+            return
+        if self._broker.topics.get(topic.name) is topic:
+            self._log.info("TOPIC(%s): deleting channel %s", topic.name, channel.name)
+        self._log.info("CHANNEL(%s): deleting", channel.name)
+
+    # clients
+
+    def opened(self, address: str) -> None:
+        """A client has connected."""
+        self._log.info("TCP: new client(%s)", address)
+
+    def greeted(self, address: str, magic: bytes, wanted: bytes) -> None:
+        """A client has said which protocol it speaks."""
+        text = magic.decode("utf-8", "backslashreplace")
+        self._log.info("CLIENT(%s): desired protocol magic '%s'", address, text)
+        if magic != wanted:
+            self._log.error("client(%s) bad protocol magic '%s'", address, text)
+
+    def said_nothing(self) -> None:
+        """A client has gone before it said which protocol it speaks."""
+        self._log.error("failed to read protocol version - EOF")
+
+    def identified(self, address: str, fields: Mapping[str, object]) -> None:
+        """A client has told what it is."""
+        if self._log.isEnabledFor(logging.INFO):
+            told = " ".join(
+                f"{name}:{_shown(fields.get(key, default))}"
+                for name, (key, default) in _IDENTIFY.items()
+            )
+            self._log.info("[%s] IDENTIFY: {%s}", address, told)
+
+    def refused(self, address: str, error: ProtocolError) -> None:
+        """A client was answered with an error, and is disconnected by a fatal one."""
+        self._log.error("[%s] - %s", address, error)
+        if error.fatal:
+            self._log.error("client(%s) - %s", address, error)
+
+    def unreadable(self, address: str, error: Exception) -> None:
+        """A client has sent what is no command at all."""
+        self._log.error("client(%s) - failed to read command - %s", address, error)
+
+    def closed(self, address: str, error: Exception | None) -> None:
+        """A client that spoke the protocol has gone."""
+        self._log.info("PROTOCOL(V2): [%s] exiting ioloop", address)
+        if error is not None:
+            self.unreadable(address, error)
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,156 @@
+"""The log lines of what clients and operators do, beside those that nsqd 1.3.0 writes."""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from tests.crash.wire import u32
+from tests.interop.nsqd_process import NsqdProcess
+
+from martlet.testing import BrokerProcess
+
+pytestmark = pytest.mark.interop
+
+NSQD = os.environ.get("NSQD") or shutil.which("nsqd")
+ANSWER_S = 20.0
+
+LINES = """
+INFO: TCP: listening on TCP
+INFO: HTTP: listening on HTTP
+INFO: TCP: new client(CLIENT)
+ERROR: failed to read protocol version - EOF
+INFO: TOPIC(t): created
+INFO: 200 POST /topic/create?topic=t (CLIENT) TIME
+INFO: TOPIC(t): new channel(c)
+INFO: 200 POST /channel/create?topic=t&channel=c (CLIENT) TIME
+INFO: 200 POST /channel/pause?topic=t&channel=c (CLIENT) TIME
+INFO: 404 POST /nothing (CLIENT) TIME
+INFO: 405 GET /topic/create?topic=t (CLIENT) TIME
+INFO: 200 GET /stats?format=json&topic=t (CLIENT) TIME
+INFO: TCP: new client(CLIENT)
+INFO: CLIENT(CLIENT): desired protocol magic '  V2'
+INFO: [CLIENT] IDENTIFY: {ClientID:cid Hostname:h HeartbeatInterval:30000 OutputBufferSize:0 \
+OutputBufferTimeout:0 FeatureNegotiation:true TLSv1:false Deflate:false DeflateLevel:0 \
+Snappy:false SampleRate:0 UserAgent:u/1 MsgTimeout:0}
+ERROR: [CLIENT] - E_FIN_FAILED FIN 0000000000000000 failed ID not in flight
+INFO: PROTOCOL(V2): [CLIENT] exiting ioloop
+INFO: TCP: new client(CLIENT)
+ERROR: failed to read protocol version - EOF
+INFO: TCP: new client(CLIENT)
+INFO: CLIENT(CLIENT): desired protocol magic 'BOOM'
+ERROR: client(CLIENT) bad protocol magic 'BOOM'
+INFO: TCP: new client(CLIENT)
+INFO: CLIENT(CLIENT): desired protocol magic '  V2'
+ERROR: [CLIENT] - E_INVALID invalid command BAD
+ERROR: client(CLIENT) - E_INVALID invalid command BAD
+INFO: PROTOCOL(V2): [CLIENT] exiting ioloop
+INFO: TCP: new client(CLIENT)
+INFO: CLIENT(CLIENT): desired protocol magic '  V2'
+INFO: TOPIC(e#ephemeral): created
+INFO: TOPIC(e#ephemeral): new channel(f#ephemeral)
+INFO: PROTOCOL(V2): [CLIENT] exiting ioloop
+INFO: TOPIC(e#ephemeral): deleting channel f#ephemeral
+INFO: CHANNEL(f#ephemeral): deleting
+INFO: TOPIC(e#ephemeral): deleting
+INFO: TOPIC(t): deleting channel c
+INFO: CHANNEL(c): deleting
+INFO: 200 POST /channel/delete?topic=t&channel=c (CLIENT) TIME
+INFO: TOPIC(t): deleting
+INFO: 200 POST /topic/delete?topic=t (CLIENT) TIME
+INFO: TCP: closing TCP
+INFO: HTTP: closing HTTP
+INFO: NSQ: closing topics
+INFO: NSQ: stopping subsystems
+INFO: NSQ: bye
+""".strip().splitlines()
+"""Clients and durations are masked. The first client only looks whether somebody listens."""
+OWN = re.compile(
+    # of the files that each of them writes, of its start, and of threads that only nsqd has
+    r"INFO: (NSQ: persisting|DISKQUEUE\(|LOG: |nsqd v|martlet v|ID: |SIGTERM|LOOKUP: |QUEUESCAN: )"
+    r"|.* messagePump$|WARNING: LOG: "
+)
+
+
+def ask(address: str, target: str, method: str = "POST") -> None:
+    request = urllib.request.Request(f"http://{address}{target}", method=method)
+    try:
+        urllib.request.urlopen(request, timeout=ANSWER_S).close()
+    except urllib.error.HTTPError as error:
+        error.close()
+
+
+async def say(address: str, data: bytes) -> None:
+    """Send something, end the sending side, and wait until the broker has closed."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    async with asyncio.timeout(ANSWER_S):
+        writer.write(data)
+        writer.write_eof()
+        await reader.read()
+    writer.close()
+
+
+async def act(broker: BrokerProcess) -> None:
+    http, tcp = broker.http_address, broker.tcp_address
+    for target in (
+        "/topic/create?topic=t",
+        "/channel/create?topic=t&channel=c",
+        "/channel/pause?topic=t&channel=c",
+        "/pub?topic=bad!",
+        "/nothing",
+    ):
+        await asyncio.to_thread(ask, http, target)
+    await asyncio.to_thread(ask, http, "/topic/create?topic=t", "GET")
+    await asyncio.to_thread(ask, http, "/stats?format=json&topic=t", "GET")
+    fields = {
+        "client_id": "cid",
+        "hostname": "h",
+        "user_agent": "u/1",
+        "heartbeat_interval": 30000,
+        "feature_negotiation": True,
+    }
+    body = json.dumps(fields).encode()
+    identify = b"IDENTIFY\n" + u32(len(body)) + body
+    await say(tcp, b"  V2" + identify + b"SUB t c\nFIN 0000000000000000\n")
+    await say(tcp, b"")
+    await say(tcp, b"BOOM")
+    await say(tcp, b"  V2BAD\n")
+    await say(tcp, b"  V2SUB e#ephemeral f#ephemeral\n")
+    await asyncio.to_thread(ask, http, "/channel/delete?topic=t&channel=c")
+    await asyncio.to_thread(ask, http, "/topic/delete?topic=t")
+
+
+def lines_of(broker: BrokerProcess, text: str) -> list[str]:
+    text = text.replace(broker.tcp_address, "TCP").replace(broker.http_address, "HTTP")
+    text = re.sub(r"127\.0\.0\.1:\d+", "CLIENT", text)
+    text = re.sub(r"\) [\d.]+(ns|µs|ms|s)$", ") TIME", text, flags=re.MULTILINE)
+    found = re.findall(r"^\[\w+\] [\d/]+ [\d:.]+ (.*)$", text, re.MULTILINE)
+    return [line for line in found if not OWN.match(line)]
+
+
+async def logged(kind: type[BrokerProcess], folder: Path) -> list[str]:
+    with kind(folder) as broker:
+        await act(broker)
+        await asyncio.to_thread(broker.stop)
+        return lines_of(broker, broker.log())
+
+
+async def test_an_operator_finds_the_lines_that_nsqd_writes(tmp_path: Path) -> None:
+    lines = await logged(BrokerProcess, tmp_path)
+    # What is deleted together, and what a client and the broker do at once, has no set order.
+    assert sorted(lines) == sorted(LINES)
+    steady = [line for line in LINES if line.startswith("INFO: 200 ")]
+    assert [line for line in lines if line.startswith("INFO: 200 ")] == steady
+
+
+@pytest.mark.skipif(NSQD is None, reason="no nsqd: put it on PATH, or its path into NSQD")
+async def test_the_record_is_what_nsqd_writes(tmp_path: Path) -> None:
+    lines = await logged(NsqdProcess, tmp_path)
+    lines = [line.removesuffix(" - ID not in flight") for line in lines]
+    assert sorted(lines) == sorted(LINES)
