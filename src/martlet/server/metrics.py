@@ -10,12 +10,9 @@ may lie some milliseconds apart.
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
-import resource
-import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from operator import attrgetter
+from collections.abc import AsyncIterator, Callable, Sequence
+from operator import add, attrgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from aiohttp import web
@@ -26,6 +23,7 @@ from martlet.duration import SECOND_NS
 from martlet.server import prometheus
 from martlet.server.histogram import Histogram
 from martlet.server.http_response import SERVER
+from martlet.server.process_metrics import process_metrics
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
@@ -157,7 +155,7 @@ class MetricsApi:
             (channel for topic in topics for channel in topic.channels.values()),
             key=attrgetter("id"),
         )
-        yield _broker(self._server) + _log(self._server) + _process()
+        yield _broker(self._server) + _log(self._server) + process_metrics()
         async for part in _table(TOPIC_METRICS, topics, _topic_labels, most):
             yield part
         async for part in _table(CHANNEL_METRICS, channels, _channel_labels, most):
@@ -190,7 +188,7 @@ async def _table(
         if number < most:
             rows.append((labels(thing), row))
         else:
-            other = row if other is None else list(map(sum, zip(other, row, strict=True)))
+            other = row if other is None else list(map(add, other, row))
         if number % _AT_ONCE == 0:
             await asyncio.sleep(0)
     if other is not None:
@@ -205,27 +203,23 @@ async def _latencies(channels: Sequence[Channel], most: int) -> AsyncIterator[st
     yield prometheus.head(
         _LATENCY, "histogram", "From when a message was published until it was finished."
     )
-    for number, channel in enumerate(channels[:most]):
+    other: list[int] | None = None
+    other_ns = 0
+    for number, channel in enumerate(channels):
         finishes = channel.finishes
-        yield _latency(_channel_labels(channel), finishes.counts, finishes.sum_ns)
+        if number < most:
+            yield _latency(_channel_labels(channel), finishes.counts, finishes.sum_ns)
+        else:
+            other = list(map(add, other, finishes.counts)) if other else finishes.counts
+            other_ns += finishes.sum_ns
         if number % _AT_ONCE == 0:
             await asyncio.sleep(0)
-    others = [channel.finishes for channel in channels[most:]]
-    if others:
-        counts = [sum(column) for column in zip(*(each.counts for each in others), strict=True)]
-        yield _latency(_channel_labels(None), counts, sum(each.sum_ns for each in others))
+    if other is not None:
+        yield _latency(_channel_labels(None), other, other_ns)
 
 
 def _latency(labels: str, counts: Sequence[int], sum_ns: int) -> str:
     return prometheus.histogram(_LATENCY, labels, _LATENCY_BOUNDS, counts, sum_ns / SECOND_NS)
-
-
-def _lone(rows: Iterable[tuple[str, str, str, float]]) -> str:
-    """Metrics of which there is one each."""
-    return "".join(
-        prometheus.head(name, kind, told) + prometheus.values(name, [("", value)])
-        for name, kind, told, value in rows
-    )
 
 
 def _broker(server: Server) -> str:
@@ -234,7 +228,7 @@ def _broker(server: Server) -> str:
     return (
         prometheus.head(name, "gauge", "Which version runs.")
         + prometheus.values(name, [(version, 1)])
-        + _lone(
+        + prometheus.lone(
             [
                 (
                     "martlet_healthy",
@@ -255,7 +249,7 @@ def _log(server: Server) -> str:
     segment_bytes = sum(segment.capacity for segment in log.segments)
     free = os.statvfs(server.data_path)
     return (
-        _lone(
+        prometheus.lone(
             [
                 ("martlet_log_position_bytes", "gauge", "Where the log ends.", log.position),
                 (
@@ -301,47 +295,4 @@ def _durations(what: str, told: str, durations: Histogram) -> str:
     bounds = [f"{bound_s:g}" for bound_s in durations.bounds_s]
     return prometheus.head(name, "histogram", told) + prometheus.histogram(
         name, "", bounds, durations.counts, durations.sum_s
-    )
-
-
-def _process() -> str:
-    """Under the names that Prometheus's own client libraries have for them."""
-    with open("/proc/self/stat", encoding="ascii") as file:
-        # The second field is the program's name, in brackets, with anything in it.
-        fields = file.read().rpartition(")")[2].split()
-    page_bytes = resource.getpagesize()
-    started_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    started_s += int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    name = "python_gc_collections_total"
-    generations = [
-        (prometheus.label_text({"generation": str(number)}), counts["collections"])
-        for number, counts in enumerate(gc.get_stats())
-    ]
-    return _lone(
-        [
-            (
-                "process_cpu_seconds_total",
-                "counter",
-                "Processor time, the system's share included.",
-                time.process_time(),
-            ),
-            (
-                "process_resident_memory_bytes",
-                "gauge",
-                "Memory in use, mapped files included.",
-                int(fields[21]) * page_bytes,
-            ),
-            ("process_virtual_memory_bytes", "gauge", "Addresses in use.", int(fields[20])),
-            ("process_start_time_seconds", "gauge", "Seconds since 1970.", round(started_s, 2)),
-            ("process_open_fds", "gauge", "Open files.", len(os.listdir("/proc/self/fd"))),
-            (
-                "process_max_fds",
-                "gauge",
-                "How many may be open.",
-                resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-            ),
-        ]
-    ) + (
-        prometheus.head(name, "counter", "Runs of the garbage collector.")
-        + prometheus.values(name, generations)
     )

@@ -49,6 +49,13 @@ def values(name: str, rows: Iterable[tuple[str, float]]) -> str:
     )
 
 
+def lone(rows: Iterable[tuple[str, str, str, float]]) -> str:
+    """Metrics without labels: rows of name, kind, what is told, and value."""
+    return "".join(
+        head(name, kind, told) + values(name, [("", value)]) for name, kind, told, value in rows
+    )
+
+
 def histogram(
     name: str, labels: str, bounds: Sequence[str], counts: Sequence[int], total: float
 ) -> str:
