@@ -31,6 +31,8 @@ from martlet.server.nsq_api import NsqApi
 from martlet.server.stats import pauses
 
 if TYPE_CHECKING:
+    import ssl
+
     from martlet.server.server import Server
 
 log = logging.getLogger(__name__)
@@ -63,10 +65,17 @@ def broker_routes(server: Server) -> Routes:
 
 
 class HttpDoor:
-    """Serves HTTP on a listening socket."""
+    """Serves HTTP on a listening socket.
 
-    def __init__(self, routes: Routes) -> None:
+    Args:
+        routes: what is served.
+        https_port_instead: serve nothing, but say that there is HTTPS on this port; 0 if there is
+            none.
+    """
+
+    def __init__(self, routes: Routes, https_port_instead: int | None = None) -> None:
         self._routes = routes
+        self._https_port_instead = https_port_instead
         self._web = web.Server(
             self._handle,
             access_log=None,
@@ -78,10 +87,10 @@ class HttpDoor:
         )
         self._listener: asyncio.Server | None = None
 
-    async def start(self, sock: socket.socket) -> None:
-        """Accept connections on a socket that listens already."""
+    async def start(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Accept connections on a socket that listens already, in TLS if asked to."""
         pauses.watch()
-        self._listener = await serve(asyncio.get_running_loop(), self._web, sock)
+        self._listener = await serve(asyncio.get_running_loop(), self._web, sock, tls)
 
     async def stop(self) -> None:
         """Accept no more, and close what is open after a moment."""
@@ -90,6 +99,11 @@ class HttpDoor:
         await self._web.shutdown(_STOP_S)
 
     async def _handle(self, base: web.BaseRequest) -> web.StreamResponse:
+        if self._https_port_instead is not None:
+            fields: dict[str, object] = {"https_port": self._https_port_instead}
+            refusal = refuse(HttpError(403, "TLS_REQUIRED", fields))
+            refusal.force_close()
+            return refusal
         request = Request(base)
         started = time.perf_counter_ns()
         try:

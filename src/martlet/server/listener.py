@@ -14,7 +14,7 @@ import socket
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import ssl
@@ -103,9 +103,12 @@ async def serve(
     tls: ssl.SSLContext | None = None,
 ) -> asyncio.Server:
     """Accept connections on the socket, of whichever family it is, in TLS if asked to."""
+    limits: dict[str, Any] = {"backlog": _BACKLOG}
+    if tls is not None:
+        limits |= {"ssl": tls, "ssl_handshake_timeout": 5.0, "ssl_shutdown_timeout": 1.0}
     if sock.family == socket.AF_UNIX:
-        return await loop.create_unix_server(protocol, sock=sock, backlog=_BACKLOG, ssl=tls)
-    return await loop.create_server(protocol, sock=sock, backlog=_BACKLOG, ssl=tls)
+        return await loop.create_unix_server(protocol, sock=sock, **limits)
+    return await loop.create_server(protocol, sock=sock, **limits)
 
 
 def shown(sock: socket.socket) -> str:

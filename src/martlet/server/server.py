@@ -13,7 +13,7 @@ import random
 import resource
 import uuid
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,9 +28,9 @@ from martlet.server.auth import AuthServers, Guard
 from martlet.server.clock import Clock
 from martlet.server.connection import Connection
 from martlet.server.disk import Disk
+from martlet.server.doors import Doors
 from martlet.server.event_log import EventLog
 from martlet.server.identity import broker_identity
-from martlet.server.listener import listen, port_of, remove, serve, shown
 from martlet.server.lookup_peer import LookupPeers
 from martlet.server.statsd import expand_prefix, push
 from martlet.server.turn import Turns
@@ -38,7 +38,7 @@ from martlet.server.turn import Turns
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
     from martlet.broker.topic import Topic
-    from martlet.server.http import HttpDoor
+    from martlet.server.http import Routes
 
 RECEIVE_BYTES = 1 << 18
 _LOOK_FOR_ROOM_NS = 1_000_000_000
@@ -74,7 +74,6 @@ class Server:
         self._alarm: asyncio.TimerHandle | None = None
         self._flushed_count = 0
         self._tasks: list[asyncio.Task[None]] = []
-        self._http: HttpDoor | None = None
         self._auth_servers = AuthServers(options) if options.auth_http_addresses else None
         self._empty: asyncio.Event | None = None
 
@@ -86,13 +85,14 @@ class Server:
         self.turns = Turns(self.loop.call_soon, self._turn)
         options = self.options
         self.data_path = Path(options.data_path or ".").absolute()
-        with ExitStack() as undo:
-            tcp = undo.enter_context(listen(options.tcp_address, "tcp-address"))
-            http = None
-            if options.http_address:
-                http = undo.enter_context(listen(options.http_address, "http-address"))
+        self._doors = doors = Doors(options, None, self.log)
+        self.tcp_address, self.tcp_port = doors.tcp_address, doors.tcp_port
+        self.http_address, self.http_port = doors.http_address, doors.http_port
+        try:
             self._open_log()
-            undo.pop_all()
+        except BaseException:
+            doors.close()
+            raise
         self.disk = Disk(self.broker, self.log, self._durable)
         self.lookups = LookupPeers(self)
         self.events = EventLog(self.broker, self.log)
@@ -100,20 +100,11 @@ class Server:
         self.broker.on_channel = self._channel_changed
         self.broker.schedule.on_earlier = self._set_alarm
         self._set_alarm(self.broker.run())
-        self.tcp_port = port_of(tcp)
-        self.tcp_address = shown(tcp)
-        self._tcp = await serve(self.loop, self._connection, tcp)
-        self.log.info("TCP: listening on %s", self.tcp_address)
-        self.http_port = 0
-        self.http_address = ""
-        if http is not None:
-            from martlet.server.http import HttpDoor, broker_routes
-
-            self.http_port = port_of(http)
-            self.http_address = shown(http)
-            self._http = HttpDoor(broker_routes(self))
-            await self._http.start(http)
-            self.log.info("HTTP: listening on %s", self.http_address)
+        self.options = options = options.replace(
+            broadcast_tcp_port=options.broadcast_tcp_port or max(0, self.tcp_port),
+            broadcast_http_port=options.broadcast_http_port or max(0, self.http_port),
+        )
+        await doors.open(self._connection, self._routes)
         self._push_stats()
         await self.lookups.set_addresses(options.lookupd_tcp_addresses)
         self._every(options.journal_interval_ns, self._keep_journal)
@@ -189,20 +180,11 @@ class Server:
     async def stop(self) -> None:
         """Close the doors, write down where everything is, and let the folder go."""
         await self.lookups.close()
-        self._tcp.close()
-        for what, address, port in (
-            ("TCP", self.tcp_address, self.tcp_port),
-            ("HTTP", self.http_address, self.http_port),
-        ):
-            if address:
-                self.log.info("%s: closing %s", what, address)
-            if port < 0:
-                remove(address)
+        self._doors.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._http is not None:
-            await self._http.stop()
+        await self._doors.close_web()
         self._turn()
         if self._sync and self.broker.log.failed is None:
             self.disk.flush()
@@ -236,7 +218,7 @@ class Server:
 
     def _push_stats(self) -> None:
         options = self.options
-        port = options.broadcast_http_port or max(0, self.http_port)
+        port = options.broadcast_http_port
         prefix = expand_prefix(options.statsd_prefix, options.broadcast_address, port)
         self.options = options.replace(statsd_prefix=prefix)
         if options.statsd_address:
@@ -260,6 +242,11 @@ class Server:
 
     def _connection(self) -> Connection:
         return Connection(self)
+
+    def _routes(self) -> Routes:
+        from martlet.server.http import broker_routes
+
+        return broker_routes(self)
 
     def guard(self, connection: Connection) -> Guard | None:
         """What asks who a client is; None where everybody may do everything."""

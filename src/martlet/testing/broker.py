@@ -42,7 +42,7 @@ class Broker:
         """
         from martlet.options import BrokerOptions
 
-        ports = {"tcp_address": LOOPBACK, "http_address": LOOPBACK}
+        ports = dict.fromkeys(("tcp_address", "http_address", "https_address"), LOOPBACK)
         self.options = BrokerOptions(**{**ports, **options})
         self._data_dir = data_dir
         self._own_folder: tempfile.TemporaryDirectory[str] | None = None
