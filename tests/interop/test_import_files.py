@@ -14,6 +14,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.crash.wire import Wire, drain, pub
 from tests.interop.nsqd_files import (
     Got,
     Imported,
@@ -92,6 +93,54 @@ def test_each_channel_gets_its_own_and_each_message_is_stored_once(
             assert one == Got(one.body, 1, wanted[one.body].time_ns)
         assert [g.body for g in got][-100:] == [m.body for m in backlog]
     found.close()
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    [("MOST_GROUPS", 3), ("MOST_GROUPS", 0), ("MOST_TRIED", 5), ("MOST_COMPARED_CHANNELS", 2)],
+)
+def test_beyond_a_limit_more_is_stored_and_nothing_is_lost(
+    source: Path, data: Path, limit: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"martlet.migration.layout.{limit}", value)
+    chance = random.Random(3)
+    everything = [message(n) for n in range(200)]
+    channels = {
+        name: [m.tried(int(m.number % 9 == 0)) for m in everything if chance.random() < 0.5]
+        for name in "abcd"
+    }
+    for name, own in channels.items():
+        write_queue(source, f"t:{name}", own, per_file=20)
+    write_metadata(source, {"t": channels})
+    outcome = imported(source, data, most_copies=150)
+    assert {"MOST_TRIED": "begin at attempt 1 again", "MOST_COMPARED_CHANNELS": "not compared"}.get(
+        limit, ""
+    ) in "".join(outcome.entry.report)
+    assert left_of(data, *(f"t:{name}" for name in channels)) == {
+        f"t:{name}": sorted_bodies(own) for name, own in channels.items()
+    }
+
+
+def test_seventy_channels(source: Path, data: Path) -> None:
+    everything = [message(n) for n in range(100)]
+    channels = {f"c{n}": everything[n:] for n in range(70)}
+    for name, own in channels.items():
+        write_queue(source, f"t:{name}", own)
+    write_queue(source, "t", [message(100)])
+    write_metadata(source, {"t": channels})
+    imported(source, data)
+    assert left_of(data, *(f"t:{name}" for name in channels)) == {
+        f"t:{name}": sorted_bodies([*own, message(100)]) for name, own in channels.items()
+    }
+
+
+def test_a_full_disk_is_told_and_the_import_goes_on_later(source: Path, data: Path) -> None:
+    write_queue(source, "t:a", [message(n) for n in range(100)])
+    write_metadata(source, {"t": "a"})
+    code, _, error = import_now(source, data, f"--min-free-bytes={2**40}")
+    assert (code, "(--min-free-bytes); what was imported stays" in error) == (1, True)
+    assert import_now(source, data)[0] == 0
+    assert kept(data) == list(range(100))
 
 
 def test_nested_channels_keep_their_order(source: Path, data: Path) -> None:
@@ -255,6 +304,36 @@ def test_a_folder_that_is_none_of_nsqds_is_refused(
         folder.mkdir()
     assert main([str(folder), f"--data-path={data}"]) == 1
     assert str(folder) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sudden", [False, True])
+async def test_a_broker_serves_what_was_imported(source: Path, data: Path, sudden: bool) -> None:
+    some = [message(n) for n in range(1000)]
+    write_queue(source, "t:odd", [m.tried(m.number % 7 == 0) for m in some[1::2]])
+    write_queue(source, "t:late", some[500:])
+    write_queue(source, "t", [message(1000)])
+    write_metadata(source, {"t": ["odd", "late"]})
+    imported(source, data)
+    with BrokerProcess(data, "--journal-interval=5ms") as broker:
+        wire = await Wire.subscribed(broker.tcp_address, "t", "odd")
+        wire.send(b"RDY 300\n")
+        got = [await wire.message() for _ in range(300)]
+        wire.send(b"RDY 0\n" + b"".join(b"FIN %b\n" % m.id for m in got))
+        wire.send(pub("t", b"new"))
+        await wire.ok()
+        wire.close()
+        if sudden:
+            broker.kill()
+            broker.start()
+        else:
+            broker.restart()
+        rest = await drain(broker.tcp_address, broker.http_address, "t", "odd")
+        late = await drain(broker.tcp_address, broker.http_address, "t", "late")
+    both = [message(1000).body, b"new"]
+    bodies = [m.body for m in got] + [m.body for m in rest]
+    assert set(bodies) == {*(m.body for m in some[1::2]), *both}
+    assert sudden or len(bodies) == len(set(bodies))
+    assert sorted(m.body for m in late) == sorted([*(m.body for m in some[500:]), *both])
 
 
 # what is damaged

@@ -36,7 +36,7 @@ from crc32c import crc32c
 from martlet.migration.diskqueue import HEAD_BYTES, Chunk, DiskQueue
 from martlet.migration.findings import Findings
 
-MOST_COPIES = 2_000_000
+MOST_COPIES = 1_000_000
 """So many copies of messages, some 70 bytes each, are compared at once."""
 MOST_TRIED = 50_000
 MOST_GROUPS = 256

@@ -107,6 +107,24 @@ def test_a_batch_grows_and_is_used_again_without_leaving_anything_behind() -> No
     check(batch, [b"a", b"bb"], 9)
 
 
+def test_messages_keep_their_own_times() -> None:
+    batch = Batch()
+    batch.begin(0, 5)
+    bodies = [b"x" * size for size in (1, 0, 9)] + [b"yy"] * 30
+    batch.add(bodies[0])
+    batch.add_many(bodies[1:3])
+    batch.add_many(bodies[3:])
+    times_ns = np.arange(len(bodies)) * 10**17 + 1
+    batch.stamp(times_ns)
+    record, _ = batch.finish()
+    at = HEADER_BYTES
+    for body, time_ns in zip(bodies, times_ns.tolist(), strict=True):
+        assert int.from_bytes(record[at : at + 4], "big") == 30 + len(body)
+        assert int.from_bytes(record[at + 8 : at + 16], "big") == time_ns
+        assert record[at + 34 : at + 34 + len(body)] == body
+        at += 34 + len(body)
+
+
 def test_a_body_that_just_does_not_fit() -> None:
     for size in range(FIRST_CAPACITY - HEADER_BYTES - 60, FIRST_CAPACITY - HEADER_BYTES - 20):
         batch = Batch()
