@@ -10,7 +10,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from tests.crash.wire import u32
+from tests.crash.wire import Wire, dpub, mpub, pub, u32
 from tests.interop.nsqd_process import NsqdProcess
 
 from martlet.testing import BrokerProcess
@@ -77,6 +77,28 @@ OWN = re.compile(
 )
 
 
+CONVERSATION = """
+[IDENTIFY]
+[SUB t c]
+[PUB t]
+[PUB t]
+[MPUB t]
+[DPUB t 60000]
+[RDY 2]
+writing msg(ID) to client(CLIENT) - one
+writing msg(ID) to client(CLIENT) - two
+[TOUCH ID]
+[REQ ID 50000]
+writing msg(ID) to client(CLIENT) - three
+[FIN ID]
+[FIN ID]
+[RDY 0]
+[NOP]
+[CLS]
+""".strip().splitlines()
+"""What `talk` says, and hears, at the level debug."""
+
+
 def ask(address: str, target: str, method: str = "POST") -> None:
     request = urllib.request.Request(f"http://{address}{target}", method=method)
     try:
@@ -126,6 +148,32 @@ async def act(broker: BrokerProcess) -> None:
     await asyncio.to_thread(ask, http, "/topic/delete?topic=t")
 
 
+async def talk(broker: BrokerProcess) -> None:
+    wire = await Wire.open(broker.tcp_address)
+    await wire.identify(client_id="cid", heartbeat_interval=60_000)
+    wire.send(b"SUB t c\n")
+    await wire.ok()
+    wire.send(pub("t", b"one") + pub("t", b"two"))
+    wire.send(mpub("t", [b"three"]) + dpub("t", 60_000, b"later"))
+    for _ in range(4):
+        await wire.ok()
+    wire.send(b"RDY 2\n")
+    first, second = await wire.message(), await wire.message()
+    wire.send(b"TOUCH %b\nREQ %b 50000\n" % (first.id, first.id))
+    third = await wire.message()
+    wire.send(b"FIN %b\nFIN %b\nRDY 0\nNOP\nCLS\n" % (second.id, third.id))
+    assert (await wire.answer()).data == b"CLOSE_WAIT"
+    wire.close()
+
+
+def conversation(text: str) -> list[str]:
+    text = re.sub(r"127\.0\.0\.1:\d+", "CLIENT", text)
+    text = re.sub(r"\b[0-9a-f]{16}\b", "ID", text)
+    found = re.findall(r" DEBUG: PROTOCOL\(V2\): (.*)$", text, re.MULTILINE)
+    # nsqd tells what IDENTIFY says a second time.
+    return [line.removeprefix("[CLIENT] ") for line in found if "{" not in line]
+
+
 def lines_of(broker: BrokerProcess, text: str) -> list[str]:
     text = text.replace(broker.tcp_address, "TCP").replace(broker.http_address, "HTTP")
     text = re.sub(r"127\.0\.0\.1:\d+", "CLIENT", text)
@@ -154,3 +202,24 @@ async def test_the_record_is_what_nsqd_writes(tmp_path: Path) -> None:
     lines = await logged(NsqdProcess, tmp_path)
     lines = [line.removesuffix(" - ID not in flight") for line in lines]
     assert sorted(lines) == sorted(LINES)
+
+
+def test_at_level_debug_each_command_and_message_has_a_line(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path, "--log-level=debug") as broker:
+        asyncio.run(talk(broker))
+        assert conversation(broker.log()) == CONVERSATION
+
+
+@pytest.mark.skipif(NSQD is None, reason="no nsqd: put it on PATH, or its path into NSQD")
+def test_the_recorded_conversation_is_what_nsqd_writes(tmp_path: Path) -> None:
+    with NsqdProcess(tmp_path, "--log-level=debug") as broker:
+        asyncio.run(talk(broker))
+        found = conversation(broker.log())
+    # A message goes out by another thread than the one that reads.
+    assert sorted(found) == sorted(CONVERSATION)
+
+
+def test_without_it_nothing_is_traced(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path) as broker:
+        asyncio.run(talk(broker))
+        assert conversation(broker.log()) == []

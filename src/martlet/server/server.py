@@ -241,6 +241,10 @@ class Server:
     # connections
 
     def _connection(self) -> Connection:
+        if self.log.isEnabledFor(logging.DEBUG):
+            from martlet.server.traced_connection import TracedConnection
+
+            return TracedConnection(self)
         return Connection(self)
 
     def _routes(self) -> Routes:
