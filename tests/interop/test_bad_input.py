@@ -7,8 +7,10 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import socket
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -16,12 +18,14 @@ import pytest
 from tests.crash.wire import (
     ERROR,
     GONE,
+    MESSAGE,
     RESPONSE,
     Frame,
     Wire,
     channels_of,
     drain,
     http,
+    message,
     mpub,
     pub,
     u32,
@@ -34,7 +38,7 @@ from tests.interop.memory import MIB, private_bytes
 from tests.interop.nsqd_process import NSQD
 
 from martlet.log.index import MOST_ROWS_IN_MEMORY
-from martlet.testing import BrokerProcess
+from martlet.testing import Broker, BrokerProcess
 
 pytestmark = pytest.mark.interop
 
@@ -280,6 +284,70 @@ async def test_a_publisher_that_never_reads_its_answers_is_held_up(broker: Broke
         pass
     assert private_bytes(broker) - before < 50 * MIB
     wire.close()
+
+
+async def test_a_consumer_that_never_reads_its_answers_is_held_up(broker: BrokerProcess) -> None:
+    """Or all the answers to what it says would wait for it in memory."""
+    wire = await Wire.subscribed(broker.tcp_address, "torrent", "c#ephemeral")
+    deaf(wire)
+    sent, piece = 0, pub("torrent", b"x")
+    with suppress(TimeoutError):
+        while sent < 200 * MIB:
+            wire.send(piece * 10_000)
+            async with asyncio.timeout(2):
+                await wire.writer.drain()
+            sent += len(piece) * 10_000
+    assert sent < 100 * MIB
+    assert b"torrent" in await http(broker.http_address, "/stats")
+    wire.close()
+
+
+async def test_a_consumer_that_reads_slowly_is_not_dropped(tmp_path: Path) -> None:
+    """More waits for it than the kernel's buffers hold; it gets it all, by and by."""
+    loop = asyncio.get_running_loop()
+    bodies = [b"%02d" % number + b"x" * 900_000 for number in range(12)]
+    with BrokerProcess(tmp_path, "--log-level=error") as process, socket.socket() as sock:
+        publisher = await Wire.open(process.tcp_address)
+        for body in bodies:
+            publisher.send(pub("slow", body))
+            await publisher.ok()
+        publisher.close()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        sock.setblocking(False)
+        host, _, port = process.tcp_address.partition(":")
+        await loop.sock_connect(sock, (host, int(port)))
+        hello = identify({"heartbeat_interval": 1000})
+        await loop.sock_sendall(sock, b"  V2" + hello + b"SUB slow c\nRDY 100\n")
+        got = bytearray()
+        for _ in range(45):
+            got += await loop.sock_recv(sock, 24_000)
+            await asyncio.sleep(0.1)
+        state = (await channels_of(process.http_address))["slow", "c"]
+        assert state["client_count"] == 1
+        while got.count(b"x" * 900_000) < len(bodies):
+            got += await loop.sock_recv(sock, 1 << 20)
+            await loop.sock_sendall(sock, b"NOP\n")
+        at, received = 0, []
+        while at < len(got):
+            size = int.from_bytes(got[at : at + 4], "big")
+            frame = bytes(got[at + 4 : at + 4 + size])
+            received += [message(Frame(MESSAGE, frame[4:])).body] if frame[3] == MESSAGE else []
+            at += 4 + size
+        assert received == bodies
+
+
+async def test_a_client_without_heartbeats_that_never_reads_is_dropped() -> None:
+    async with Broker(client_timeout_ns=1_000_000_000) as broker:
+        wire = await Wire.open(broker.tcp_address)
+        await wire.identify(heartbeat_interval=-1)
+        deaf(wire)
+        wire.send(pub("torrent", b"x") * 2_000_000)
+
+        async def dropped() -> bool:
+            return not broker.server.connections
+
+        await until(dropped)
+        wire.close()
 
 
 # connections

@@ -13,16 +13,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
-from martlet.broker.errors import NotInFlight, TooMany, WritesRefused
+from martlet.broker.errors import TooMany, WritesRefused
 from martlet.broker.name import is_valid_name
 from martlet.broker.queue import Receipt
 from martlet.protocol import nsq_v2 as v2
 from martlet.protocol.decoder import Decoder
 from martlet.protocol.negotiation import default_identity, negotiate
+from martlet.server import answer
 from martlet.server.auth import Waits
 from martlet.server.listener import shown_peer
+from martlet.server.output_queue import OutputQueue
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 _MILLISECOND_NS = 1_000_000
 _FIRST_OWN_BYTES = 1 << 16
-HIGH_WATER_BYTES = 1 << 20
-"""When so much waits to be sent, nothing more is sent to the client until it has read."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -53,8 +51,6 @@ class Connection(asyncio.BufferedProtocol):
         """Whether the next command waits for an answer from elsewhere."""
         self._owed: deque[tuple[Receipt | None, str, int | bytes]] = deque()
         self._closing = False
-        self._blocked = False
-        self._blocked_since_ns = 0
         self._heard = True
         self._heartbeat: asyncio.TimerHandle | None = None
         self.message_counters: dict[str, int] = {}
@@ -80,7 +76,7 @@ class Connection(asyncio.BufferedProtocol):
         self.consumer: Consumer | None = None
         self.channel: Channel | None = None
         self.topic: Topic | None = None
-        self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+        self._output = OutputQueue(self._server.loop, self._transport, self._reads_nothing)
         self.guard = self._server.guard(self)
         self._server.opened(self)
         self._wait_for_heartbeat()
@@ -93,6 +89,7 @@ class Connection(asyncio.BufferedProtocol):
             self._heartbeat.cancel()
         if self.guard is not None:
             self.guard.close()
+        self._output.close()
         if self.consumer is not None and self.channel is not None and self.topic is not None:
             consumer, self.consumer = self.consumer, None
             self.channel.remove_consumer(consumer)
@@ -123,18 +120,23 @@ class Connection(asyncio.BufferedProtocol):
             self._heartbeat = self._server.loop.call_later(interval_ns / 1e9, self._beat)
 
     def _beat(self) -> None:
-        """Send a heartbeat; close on a client that was silent for two, or reads nothing."""
-        self._silent = 0 if self._heard or self._waits else self._silent + 1
+        """Send a heartbeat; close on a client that was silent for two.
+
+        One whose commands are not read, for one reason or another, can not be called silent.
+        """
+        held_up = self._waits or self._output.full
+        self._silent = 0 if self._heard or held_up else self._silent + 1
         self._heard = False
-        interval_ns = self.identity.heartbeat_interval_ns
-        stuck = self._blocked and self._broker.clock() - self._blocked_since_ns > interval_ns
-        if self._silent >= 2 or stuck:
-            reason = "reads nothing" if stuck else "was silent for two heartbeats"
-            self._server.log.warning("[%s] the client %s: closing", self.remote_address, reason)
-            self.abort()
+        if self._silent >= 2:
+            self._drop("was silent for two heartbeats")
             return
-        self._send(v2.HEARTBEAT_FRAME)
+        self._transport.write(v2.HEARTBEAT_FRAME)
+        interval_ns = self.identity.heartbeat_interval_ns
         self._heartbeat = self._server.loop.call_later(interval_ns / 1e9, self._beat)
+
+    def _drop(self, reason: str) -> None:
+        self._server.log.warning("[%s] the client %s: closing", self.remote_address, reason)
+        self.abort()
 
     # bytes in
 
@@ -153,7 +155,7 @@ class Connection(asyncio.BufferedProtocol):
             buffer, end = self._server.receive_buffer, nbytes
         else:
             buffer, end = self._own, self._filled + nbytes
-        at = 0
+        at = start = 0
         try:
             if not self.greeted:
                 at = self._greet(buffer, end)
@@ -161,20 +163,21 @@ class Connection(asyncio.BufferedProtocol):
                 decoded = self._decoder.decode(buffer, at, end)
                 if decoded is None:
                     break
-                command, behind = decoded
+                start = at
+                command, at = decoded
                 self._heard = True
                 self._handle(command)
-                at = behind
         except Waits:
+            at = start
             self._waits = True
             self._transport.pause_reading()
         except v2.ProtocolError as error:
-            self._refuse(error)
+            self.refuse(error)
         except v2.LineTooLong as error:
             self._server.events.unreadable(self.remote_address, error)
             self.close()
         except WritesRefused as error:
-            self._refuse(v2.ProtocolError("E_INVALID", str(error)))
+            self.refuse(v2.ProtocolError("E_INVALID", str(error)))
         if not self._closing:
             self._keep(buffer, at, end)
 
@@ -182,16 +185,20 @@ class Connection(asyncio.BufferedProtocol):
         """The answer that a command waited for is there."""
         if not self._closing:
             self._waits = False
-            if not self._blocked or self.consumer is not None:
-                self._transport.resume_reading()
+            self._read_on()
             self.buffer_updated(0)
+
+    def _read_on(self) -> None:
+        """Read the client's commands, unless there is still a reason not to."""
+        if not (self._waits or self._output.full or self._transport.is_closing()):
+            self._transport.resume_reading()
 
     def eof_received(self) -> bool:
         """The client sends nothing more: what it is owed is sent, then the connection closes."""
         if self._own is not None and not self._closing and self.greeted:
             error = self._decoder.cut_off(self._own, self._filled)
             if error is not None:
-                self._refuse(error)
+                self.refuse(error)
         elif not self.greeted and not self._closing:
             self._server.events.said_nothing()
         self.close()
@@ -236,33 +243,34 @@ class Connection(asyncio.BufferedProtocol):
     def _authenticate(self, command: v2.Auth) -> None:
         if self.guard is None:
             raise v2.ProtocolError("E_AUTH_DISABLED", "AUTH disabled")
-        answer = self.guard.authenticate(command.secret)
-        self._reply(v2.frame(v2.FrameType.RESPONSE, answer))
+        told = self.guard.authenticate(command.secret)
+        self._reply(v2.frame(v2.FrameType.RESPONSE, told))
 
     def _ignore(self, command: v2.Nop) -> None:
         """That it was sent says all."""
 
     def _ready(self, command: v2.Ready) -> None:
         if self.state == v2.State.SUBSCRIBED:
-            channel, consumer = self._subscription()
+            channel, consumer = self.subscription()
             channel.set_ready(consumer, command.count)
 
     def _stop_receiving(self, command: v2.Close) -> None:
-        channel, consumer = self._subscription()
+        channel, consumer = self.subscription()
         self._decoder.state = v2.State.CLOSING
         channel.set_ready(consumer, 0)
         self._reply(v2.CLOSE_WAIT)
 
-    def _subscription(self) -> tuple[Channel, Consumer]:
+    def subscription(self) -> tuple[Channel, Consumer]:
+        """What it consumes, and as whom."""
         assert self.channel is not None
         assert self.consumer is not None
         return self.channel, self.consumer
 
     def _identify(self, command: v2.Identify) -> None:
-        answer = negotiate(command.fields, self.identity, self._server.options, v2.NSQD_VERSION)
+        told = negotiate(command.fields, self.identity, self._server.options, v2.NSQD_VERSION)
         self._server.events.identified(self.remote_address, command.fields)
         self._wait_for_heartbeat()
-        self._reply(v2.frame(v2.FrameType.RESPONSE, answer))
+        self._reply(v2.frame(v2.FrameType.RESPONSE, told))
 
     def _subscribe(self, command: v2.Subscribe) -> None:
         if not self.identity.heartbeat_interval_ns:
@@ -299,7 +307,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             self._broker.append(topic, server.receive_view[start:nbytes])
         except WritesRefused as error:
-            self._refuse(v2.ProtocolError("E_PUB_FAILED", f"PUB failed {error}"))
+            self.refuse(v2.ProtocolError("E_PUB_FAILED", f"PUB failed {error}"))
             return True
         self.message_counters[name] = self.message_counters.get(name, 0) + 1
         self._transport.write(v2.OK)
@@ -322,45 +330,8 @@ class Connection(asyncio.BufferedProtocol):
         self._owed.append((receipt, command.verb, command.commands))
         self._server.staged(self)
 
-    def _finish_run(self, command: v2.FinishRun) -> None:
-        channel, consumer = self._subscription()
-        base = np.uint64(channel.cursor.queue.id_base)
-        offsets = (command.ids - base).view(np.int64)
-        if (offsets[1:] > offsets[:-1]).all() and channel.finish_run(consumer, offsets):
-            return
-        for number in command.ids.tolist():
-            self._finish(v2.Finish(b"%016x" % number))
-
-    def _finish(self, command: v2.Finish) -> None:
-        channel, consumer = self._subscription()
-        try:
-            channel.finish(consumer, channel.cursor.queue.offset_of(command.id))
-        except (NotInFlight, ValueError) as error:
-            self._not_done("FIN", command.id, error)
-
-    def _requeue(self, command: v2.Requeue) -> None:
-        channel, consumer = self._subscription()
-        delay_ns = command.delay_ms * _MILLISECOND_NS
-        try:
-            channel.requeue(consumer, channel.cursor.queue.offset_of(command.id), delay_ns)
-        except (NotInFlight, ValueError) as error:
-            self._not_done("REQ", command.id, error)
-
-    def _touch(self, command: v2.Touch) -> None:
-        channel, consumer = self._subscription()
-        try:
-            channel.touch(consumer, channel.cursor.queue.offset_of(command.id))
-        except (NotInFlight, ValueError) as error:
-            self._not_done("TOUCH", command.id, error)
-
-    def _not_done(self, verb: str, id: bytes, error: Exception) -> None:
-        """Refuse an answer to a message; an id that is none stands for no message either."""
-        text = str(error) if isinstance(error, NotInFlight) else "ID not in flight"
-        shown = id.decode("utf-8", "surrogateescape")
-        what = f"{verb} {shown} failed {text}"
-        self._refuse(v2.ProtocolError(f"E_{verb}_FAILED", what, fatal=False))
-
-    def _refuse(self, error: v2.ProtocolError) -> None:
+    def refuse(self, error: v2.ProtocolError) -> None:
+        """Answer with an error, and close after a fatal one."""
         self._server.events.refused(self.remote_address, error)
         self._reply(error.frame())
         if error.fatal:
@@ -389,10 +360,10 @@ class Connection(asyncio.BufferedProtocol):
         owed = self._owed
         reached = float("inf") if durable_position is None else durable_position
         while owed:
-            receipt, verb, answer = owed[0]
+            receipt, verb, told = owed[0]
             if receipt is None:
-                assert isinstance(answer, bytes)
-                parts.append(answer)
+                assert isinstance(told, bytes)
+                parts.append(told)
             elif receipt.error is not None:
                 text = f"{verb} failed {receipt.error}"
                 parts.append(v2.ProtocolError(f"E_{verb}_FAILED", text).frame())
@@ -402,8 +373,8 @@ class Connection(asyncio.BufferedProtocol):
             elif not receipt.position or receipt.position > reached:
                 break
             else:
-                assert isinstance(answer, int)
-                parts.append(v2.OK * answer if answer > 1 else v2.OK)
+                assert isinstance(told, int)
+                parts.append(v2.OK * told if told > 1 else v2.OK)
             owed.popleft()
         if parts:
             self._send(b"".join(parts) if len(parts) > 1 else parts[0])
@@ -413,6 +384,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _send(self, data: bytes) -> None:
         self._transport.write(data)
+        if self._output.full:
+            # Or a client that asks and never reads would have ever more answers wait for it.
+            self._transport.pause_reading()
 
     def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
         """Send messages to the consumer."""
@@ -426,9 +400,11 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.close()
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it is sent to."""
-        self._blocked = True
-        self._blocked_since_ns = self._broker.clock()
+        """The client does not read as fast as it is sent to: its output queue is full."""
+        self._brief = False
+        interval_ns = self.identity.heartbeat_interval_ns
+        longest_ns = self._server.options.client_timeout_ns
+        self._output.filled(min(interval_ns or longest_ns, longest_ns))
         if self.consumer is not None and self.channel is not None:
             self.channel.set_blocked(self.consumer, True)
         else:
@@ -436,11 +412,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         """The client has read."""
-        self._blocked = False
+        self._brief = self.greeted and self.guard is None
+        self._output.emptied()
         if self.consumer is not None and self.channel is not None:
             self.channel.set_blocked(self.consumer, False)
-        elif not self._transport.is_closing() and not self._waits:
-            self._transport.resume_reading()
+        self._read_on()
+
+    def _reads_nothing(self) -> None:
+        self._drop("reads nothing")
 
 
 _HANDLERS: dict[type, Callable[[Connection, Any], None]] = {
@@ -448,10 +427,10 @@ _HANDLERS: dict[type, Callable[[Connection, Any], None]] = {
     v2.Auth: Connection._authenticate,
     v2.Subscribe: Connection._subscribe,
     v2.Ready: Connection._ready,
-    v2.FinishRun: Connection._finish_run,
-    v2.Finish: Connection._finish,
-    v2.Requeue: Connection._requeue,
-    v2.Touch: Connection._touch,
+    v2.FinishRun: answer.finish_run,
+    v2.Finish: answer.finish,
+    v2.Requeue: answer.requeue,
+    v2.Touch: answer.touch,
     v2.Publish: Connection._publish,
     v2.Close: Connection._stop_receiving,
     v2.Nop: Connection._ignore,

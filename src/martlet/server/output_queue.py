@@ -1,0 +1,101 @@
+"""The output queue: what waits to be sent to one client.
+
+The transport holds the bytes; here is the limit.  When so much waits, the client gets no more
+messages, and none of its commands that want an answer are read, until it has read most of it: it
+is paused.  One that then reads nothing at all for a while is dropped, so that what it holds goes
+to others; one that reads, however slowly, is not.  nsqd has a deadline for each write instead.
+
+Whether it reads is seen by what waits here and in the kernel together: a socket takes more only
+when a third of its buffer has been sent, and that may be a megabyte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import struct
+import termios
+from collections.abc import Callable
+
+LIMIT_BYTES = 1 << 20
+"""When so much waits to be sent, the queue is full until a quarter of it is left."""
+
+
+class OutputQueue:
+    """The limit of one client's transport.
+
+    Args:
+        loop: for the time.
+        transport: where the bytes wait.
+        on_stuck: called when the client reads nothing.
+
+    Attributes:
+        full: whether the limit is reached.
+    """
+
+    __slots__ = (
+        "_loop",
+        "_on_stuck",
+        "_patience_s",
+        "_timer",
+        "_transport",
+        "_unsent_bytes",
+        "full",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        transport: asyncio.Transport,
+        on_stuck: Callable[[], None],
+    ) -> None:
+        transport.set_write_buffer_limits(high=LIMIT_BYTES)
+        self._loop = loop
+        self._transport = transport
+        self._on_stuck = on_stuck
+        self._timer: asyncio.TimerHandle | None = None
+        self._patience_s = 0.0
+        self._unsent_bytes: int | None = None
+        self.full = False
+
+    def filled(self, patience_ns: int) -> None:
+        """The transport says that the limit is reached; look how it goes on each `patience_ns`."""
+        self.full = True
+        self._patience_s = patience_ns / 1e9
+        self._unsent_bytes = None
+        self._wait()
+
+    def _wait(self) -> None:
+        self.close()
+        self._timer = self._loop.call_later(self._patience_s, self._look)
+
+    def _look(self) -> None:
+        """Whether anything was sent since the last look. The first only takes the measure: what
+        was under way when the queue was filled has come behind that.
+        """
+        unsent = self._transport.get_write_buffer_size() + self._held_by_kernel()
+        if self._unsent_bytes is not None and unsent >= self._unsent_bytes:
+            self._on_stuck()
+            return
+        self._unsent_bytes = unsent
+        self._wait()
+
+    def _held_by_kernel(self) -> int:
+        """The bytes that the client's machine has not acknowledged; 0 where nobody tells."""
+        sock = self._transport.get_extra_info("socket")
+        try:
+            told = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4))
+        except OSError:
+            return 0
+        return int(struct.unpack("i", told)[0])
+
+    def emptied(self) -> None:
+        """The transport says that the client has read."""
+        self.full = False
+        self.close()
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
