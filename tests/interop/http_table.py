@@ -111,7 +111,7 @@ def answers(port: int, requests: list[Case]) -> Iterator[Answer]:
                 connection.putheader("Content-Length", str(len(case.body)))
             connection.endheaders(case.body)
             response = connection.getresponse()
-            body = response.read().decode()
+            body = response.read().decode(errors="replace")
             headers = response.headers
             kept = {name: headers[name] for name in _KEPT_HEADERS if name in headers}
             yield {"status": response.status, "headers": kept, "body": body}

@@ -30,8 +30,12 @@ def respond(status: int, answer: object) -> web.Response:
         return web.Response(status=status, headers=_HEADERS)
     if isinstance(answer, str):
         return web.Response(status=status, body=answer.encode(), headers=_TEXT_HEADERS)
-    body = json.dumps(answer, separators=(",", ":"), ensure_ascii=False).encode()
-    return web.Response(status=status, body=body, headers=_JSON_HEADERS)
+    return respond_json(json.dumps(answer, separators=(",", ":"), ensure_ascii=False), status)
+
+
+def respond_json(text: str, status: int = 200) -> web.Response:
+    """The response for what is JSON already."""
+    return web.Response(status=status, body=text.encode(), headers=_JSON_HEADERS)
 
 
 def refuse(error: HttpError) -> web.Response:

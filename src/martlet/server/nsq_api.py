@@ -5,12 +5,15 @@ What is checked, in which order, and with which status and message it is refused
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from martlet import __version__
@@ -21,8 +24,9 @@ from martlet.duration import MILLISECOND_NS, SECOND_NS
 from martlet.log.lone import LONGEST_BODY_BYTES
 from martlet.options import LogLevel, OptionError, flags
 from martlet.protocol.nsq_v2 import NSQD_VERSION
-from martlet.server import stats
+from martlet.server import stats, stats_text
 from martlet.server.http_request import HttpError, Request
+from martlet.server.http_response import respond_json
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
@@ -35,6 +39,7 @@ log = logging.getLogger(__name__)
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
 _U32 = struct.Struct(">I")
+_SLICE_NS = 5 * MILLISECOND_NS
 _SMALLEST_MESSAGE_BYTES = 5
 """What a message takes at least in a binary /mpub: its size and one byte."""
 
@@ -103,17 +108,22 @@ class NsqApi:
 
     async def stats(self, request: Request) -> object:
         """Counts of everything, as text or, with ``format=json``, for programs."""
-        query = request.query
-        report = stats.collect(
-            self._server,
-            query.get("topic", ""),
-            query.get("channel", ""),
-            include_clients=_BOOLEANS.get(query.get("include_clients", ""), True),
-            include_memory=_BOOLEANS.get(query.get("include_mem", ""), True),
-        )
-        if query.get("format") == "json":
-            return report
-        return stats.as_text(report, self._server.broker.clock())
+        query, server = request.query, self._server
+        topic, channel = query.get("topic", ""), query.get("channel", "")
+        clients = _BOOLEANS.get(query.get("include_clients", ""), True)
+        memory = _BOOLEANS.get(query.get("include_mem", ""), True)
+        now_ns = server.broker.clock()
+        as_json = query.get("format") == "json"
+        topics: list[str] | None = None
+        reports = stats.topic_reports(server, topic, channel, include_clients=clients)
+        if reports is not None:
+            lay_out = stats_text.dumps if as_json else partial(stats_text.topic_text, now_ns=now_ns)
+            topics = await _in_slices(map(lay_out, reports))
+        head = stats.head(server)
+        tail = stats.tail(server, topic, include_clients=clients, include_memory=memory)
+        if as_json:
+            return respond_json(stats_text.whole_json(head, topics, tail))
+        return stats_text.whole_text(head, topics, tail, now_ns)
 
     # publishing
 
@@ -313,6 +323,18 @@ async def written_down(server: Server) -> None:
     receipt = Receipt()
     receipt.position = server.broker.log.position
     await server.settled(receipt)
+
+
+async def _in_slices(items: Iterable[str]) -> list[str]:
+    """All items, where making them takes long: every few milliseconds others have their turn."""
+    found: list[str] = []
+    until_ns = perf_counter_ns() + _SLICE_NS
+    for item in items:
+        found.append(item)
+        if perf_counter_ns() > until_ns:
+            await asyncio.sleep(0)
+            until_ns = perf_counter_ns() + _SLICE_NS
+    return found
 
 
 def _argument(request: Request, name: str) -> str:

@@ -8,18 +8,15 @@ not measured (latency, without a flag for it) say so, as nsqd's do where it is n
 from __future__ import annotations
 
 import gc
-import platform
 import resource
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, cast
 
-from martlet import __version__
 from martlet.broker.latency import quantiles
-from martlet.duration import SECOND_NS, format_duration
+from martlet.duration import SECOND_NS
 from martlet.protocol.nsq_v2 import NSQD_VERSION
 
 if TYPE_CHECKING:
@@ -37,28 +34,45 @@ def collect(
     server: Server, topic: str, channel: str, *, include_clients: bool, include_memory: bool
 ) -> Report:
     """Count everything, or only the topic and the channels of these names."""
-    broker = server.broker
-    levels = server.options.e2e_processing_latency_percentiles
-    topics: list[Report] | None
-    if topic and topic not in broker.topics:
-        topics = None
-    else:
-        chosen = [broker.topics[topic]] if topic else _by_name(broker.topics)
-        topics = [
-            _topic(each, channel, include_clients, topic, levels)
-            for each in chosen
-            if not channel or channel in each.channels
-        ]
-    report: Report = {
-        "version": NSQD_VERSION,
-        "health": broker.health,
-        "start_time": broker.started_at_ns // SECOND_NS,
-        "topics": topics,
+    topics = topic_reports(server, topic, channel, include_clients=include_clients)
+    return {
+        **head(server),
+        "topics": None if topics is None else list(topics),
+        **tail(server, topic, include_clients=include_clients, include_memory=include_memory),
     }
-    if include_memory:
-        report["memory"] = pauses.memory()
-    report["producers"] = (_producers(server, topic) or None) if include_clients else None
-    return report
+
+
+def head(server: Server) -> Report:
+    """What stands before the topics."""
+    return {
+        "version": NSQD_VERSION,
+        "health": server.broker.health,
+        "start_time": server.broker.started_at_ns // SECOND_NS,
+    }
+
+
+def tail(server: Server, topic: str, *, include_clients: bool, include_memory: bool) -> Report:
+    """What stands behind the topics."""
+    producers = (_producers(server, topic) or None) if include_clients else None
+    return ({"memory": pauses.memory()} if include_memory else {}) | {"producers": producers}
+
+
+def topic_reports(
+    server: Server, topic: str, channel: str, *, include_clients: bool
+) -> Iterator[Report] | None:
+    """The topics one by one, so that others may have their turn between them; None where the one
+    that is named is not there.
+    """
+    topics = server.broker.topics
+    if topic and topic not in topics:
+        return None
+    levels = server.options.e2e_processing_latency_percentiles
+    chosen: list[Topic] = [topics[topic]] if topic else _by_name(topics)
+    return (
+        _topic(each, channel, include_clients, topic, levels)
+        for each in chosen
+        if topics.get(each.name) is each and (not channel or channel in each.channels)
+    )
 
 
 def _by_name(named: Mapping[str, Any]) -> list[Any]:
@@ -207,84 +221,3 @@ class Pauses:
 
 pauses = Pauses()
 """Of this process; a collection stops all that runs in it."""
-
-
-def as_text(report: Report, now_ns: int) -> str:
-    """The report for a person, laid out as nsqd does."""
-    started_s = report["start_time"]
-    started = datetime.fromtimestamp(started_s).astimezone()
-    zone = started.strftime("%z")
-    lines = [
-        f"nsqd v{report['version']} (martlet v{__version__} on python {platform.python_version()})",
-        f"start_time {started:%Y-%m-%dT%H:%M:%S}"
-        + ("Z" if zone == "+0000" else f"{zone[:3]}:{zone[3:]}"),
-        f"uptime {format_duration(max(0, now_ns - started_s * SECOND_NS))}",
-        "",
-        f"Health: {report['health']}",
-    ]
-    if "memory" in report:
-        lines += ["", "Memory:"]
-        lines += [f"   {name:<25}\t{value}" for name, value in report["memory"].items()]
-    lines += ["", "Topics:" if report["topics"] else "Topics: None"]
-    for number, topic in enumerate(report["topics"] or ()):
-        lines += [""] if number else []
-        lines += _topic_lines(topic, now_ns)
-    if report["producers"]:
-        lines += ["", "Producers:"]
-        lines += [f"   {_client_line(client, now_ns)}" for client in report["producers"]]
-    else:
-        lines += ["", "Producers: None"]
-    return "\n".join(lines) + "\n"
-
-
-def _topic_lines(topic: Report, now_ns: int) -> Iterable[str]:
-    mark = "*P " if topic["paused"] else "   "
-    yield (
-        f"{mark}[{topic['topic_name']:<15}] depth: {topic['depth']:<5}"
-        f" be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8}"
-        f" e2e%: {_shown_latency(topic)}"
-    )
-    for channel in topic["channels"]:
-        mark = "   *P " if channel["paused"] else "      "
-        yield (
-            f"{mark}[{channel['channel_name']:<25}] depth: {channel['depth']:<5}"
-            f" be-depth: {channel['backend_depth']:<5} inflt: {channel['in_flight_count']:<4}"
-            f" def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5}"
-            f" timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8}"
-            f" e2e%: {_shown_latency(channel)}"
-        )
-        for client in channel["clients"] or ():
-            yield f"        {_client_line(client, now_ns)}"
-
-
-def _shown_latency(report: Report) -> str:
-    values = [each["value"] for each in report["e2e_processing_latency"]["percentiles"] or ()]
-    return ", ".join(_shown_duration(value) for value in values)
-
-
-def _shown_duration(value_ns: float) -> str:
-    for unit_ns, unit in ((10**9, "s"), (10**6, "ms"), (10**3, "us")):
-        if value_ns > unit_ns:
-            return f"{value_ns / unit_ns:.1f}{unit}"
-    return f"{value_ns:.1f}ns"
-
-
-def _client_line(client: Report, now_ns: int) -> str:
-    connected_ns = max(0, now_ns - client["connect_ts"] * SECOND_NS)
-    connected = format_duration(connected_ns // SECOND_NS * SECOND_NS)
-    _, colon, port = client["remote_address"].rpartition(":")
-    port = port if colon else ""
-    name = f"{client['hostname']}:{port} {client['user_agent']}"
-    if client.get("pub_counts"):
-        topics = ",".join(f"{entry['topic']}={entry['count']}" for entry in client["pub_counts"])
-        total = sum(entry["count"] for entry in client["pub_counts"])
-        return (
-            f"[{client['version']} {name:<21}] msgs: {total:<8} topics: {topics}"
-            f" connected: {connected}"
-        )
-    return (
-        f"[{client['version']} {name:<21}] state: {client['state']}"
-        f" inflt: {client['in_flight_count']:<4} rdy: {client['ready_count']:<4}"
-        f" fin: {client['finish_count']:<8} re-q: {client['requeue_count']:<8}"
-        f" msgs: {client['message_count']:<8} connected: {connected}"
-    )

@@ -1,0 +1,112 @@
+"""The layout of ``/stats``: the same counts for a program, and for a person as nsqd lays them out.
+
+Each topic is laid out by itself, so that a broker of thousands of them can do something else
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from martlet import __version__
+from martlet.duration import SECOND_NS, format_duration
+from martlet.server.stats import Report
+
+
+def dumps(value: object) -> str:
+    """A value as JSON, as tight as nsqd's."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def whole_json(head: Report, topics: Sequence[str] | None, tail: Report) -> str:
+    """The report for a program, of topics that are JSON already."""
+    shown = "null" if topics is None else f"[{','.join(topics)}]"
+    return f'{dumps(head)[:-1]},"topics":{shown},{dumps(tail)[1:]}'
+
+
+def whole_text(head: Report, topics: Sequence[str] | None, tail: Report, now_ns: int) -> str:
+    """The report for a person, of topics that are text already."""
+    started_s = head["start_time"]
+    started = datetime.fromtimestamp(started_s).astimezone()
+    zone = started.strftime("%z")
+    lines = [
+        f"nsqd v{head['version']} (martlet v{__version__} on python {platform.python_version()})",
+        f"start_time {started:%Y-%m-%dT%H:%M:%S}"
+        + ("Z" if zone == "+0000" else f"{zone[:3]}:{zone[3:]}"),
+        f"uptime {format_duration(max(0, now_ns - started_s * SECOND_NS))}",
+        "",
+        f"Health: {head['health']}",
+    ]
+    if "memory" in tail:
+        lines += ["", "Memory:"]
+        lines += [f"   {name:<25}\t{value}" for name, value in tail["memory"].items()]
+    lines += ["", "Topics:" if topics else "Topics: None"]
+    if topics:
+        lines += ["\n\n".join(topics)]
+    if tail["producers"]:
+        lines += ["", "Producers:"]
+        lines += [f"   {_client_line(client, now_ns)}" for client in tail["producers"]]
+    else:
+        lines += ["", "Producers: None"]
+    return "\n".join(lines) + "\n"
+
+
+def topic_text(topic: Report, now_ns: int) -> str:
+    """A topic with its channels and their clients."""
+    return "\n".join(_topic_lines(topic, now_ns))
+
+
+def _topic_lines(topic: Report, now_ns: int) -> Iterable[str]:
+    mark = "*P " if topic["paused"] else "   "
+    yield (
+        f"{mark}[{topic['topic_name']:<15}] depth: {topic['depth']:<5}"
+        f" be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8}"
+        f" e2e%: {_shown_latency(topic)}"
+    )
+    for channel in topic["channels"]:
+        mark = "   *P " if channel["paused"] else "      "
+        yield (
+            f"{mark}[{channel['channel_name']:<25}] depth: {channel['depth']:<5}"
+            f" be-depth: {channel['backend_depth']:<5} inflt: {channel['in_flight_count']:<4}"
+            f" def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5}"
+            f" timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8}"
+            f" e2e%: {_shown_latency(channel)}"
+        )
+        for client in channel["clients"] or ():
+            yield f"        {_client_line(client, now_ns)}"
+
+
+def _shown_latency(report: Report) -> str:
+    values = [each["value"] for each in report["e2e_processing_latency"]["percentiles"] or ()]
+    return ", ".join(_shown_duration(value) for value in values)
+
+
+def _shown_duration(value_ns: float) -> str:
+    for unit_ns, unit in ((10**9, "s"), (10**6, "ms"), (10**3, "us")):
+        if value_ns > unit_ns:
+            return f"{value_ns / unit_ns:.1f}{unit}"
+    return f"{value_ns:.1f}ns"
+
+
+def _client_line(client: Report, now_ns: int) -> str:
+    connected_ns = max(0, now_ns - client["connect_ts"] * SECOND_NS)
+    connected = format_duration(connected_ns // SECOND_NS * SECOND_NS)
+    _, colon, port = client["remote_address"].rpartition(":")
+    port = port if colon else ""
+    name = f"{client['hostname']}:{port} {client['user_agent']}"
+    if client.get("pub_counts"):
+        topics = ",".join(f"{entry['topic']}={entry['count']}" for entry in client["pub_counts"])
+        total = sum(entry["count"] for entry in client["pub_counts"])
+        return (
+            f"[{client['version']} {name:<21}] msgs: {total:<8} topics: {topics}"
+            f" connected: {connected}"
+        )
+    return (
+        f"[{client['version']} {name:<21}] state: {client['state']}"
+        f" inflt: {client['in_flight_count']:<4} rdy: {client['ready_count']:<4}"
+        f" fin: {client['finish_count']:<8} re-q: {client['requeue_count']:<8}"
+        f" msgs: {client['message_count']:<8} connected: {connected}"
+    )
