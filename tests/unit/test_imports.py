@@ -16,7 +16,7 @@ DOORS = {"admin", "spark", "client", "lookup", "server"}
 
 # What each room may import beside itself and the modules on the ground.
 MAY_IMPORT = {
-    "apps": {"bench", "demo", "migration", "testing", "protocol"} | DOORS | LOWER,
+    "apps": {"tools", "bench", "demo", "migration", "testing", "protocol"} | DOORS | LOWER,
     "bench": {"protocol"},
     "demo": {"client", "spark", "testing"},
     "migration": {"server"} | LOWER,
@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "admin": {"client"} | LOWER,
     "spark": {"client"} | LOWER,
     "client": {"protocol"},
+    "tools": {"client"},
     # Its HTTP door and its listening sockets are those of the broker.
     "lookup": {"protocol", "server"} | LOWER,
     "server": {"protocol"} | LOWER,

@@ -12,6 +12,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from martlet.client.address import Address
 
@@ -24,6 +25,8 @@ SHORTEST_PAUSE_S = 0.25
 ANSWER_S = 5.0
 _LONGEST_ANSWER_BYTES = 1 << 24
 DEFAULT_PORT = 4161
+_UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)
+"""What a daemon that does not answer raises, or an answer of another shape."""
 
 
 class Discovery:
@@ -76,36 +79,56 @@ class Discovery:
 
     async def _ask(self, url: str) -> list[Address] | None:
         """What one daemon knows; None where it does not answer as it should."""
-        import aiohttp
-
         try:
-            async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as session,
-                session.get(f"{url}/lookup", params={"topic": self._topic}) as response,
-            ):
-                if response.status == 404:
-                    return []
-                response.raise_for_status()
-                if (response.content_length or 0) > _LONGEST_ANSWER_BYTES:
-                    raise ValueError(f"an answer of {response.content_length} bytes")
-                known = await response.json(content_type=None)
-                # Older ones wrap what they know.
-                producers = known.get("data", known)["producers"]
-                return [
-                    Address(str(each["broadcast_address"]), int(each["tcp_port"]))
-                    for each in producers
-                ]
-        except (
-            aiohttp.ClientError,
-            OSError,
-            ValueError,
-            TypeError,
-            KeyError,
-            AttributeError,
-        ) as error:
-            reason = str(error) or type(error).__name__
-            logger.warning("the lookup daemon at %s does not answer: %s", url, reason)
+            known = await _get(f"{url}/lookup", topic=self._topic)
+            return [
+                Address(str(each["broadcast_address"]), int(each["tcp_port"]))
+                for each in known.get("producers", ())
+            ]
+        except _UNREADABLE as error:
+            _warn(url, error)
             return None
+
+
+async def known_topics(daemons: Sequence[str]) -> list[str]:
+    """All topics that lookup daemons know, those that answer."""
+
+    async def ask(url: str) -> list[str]:
+        try:
+            return [str(name) for name in (await _get(f"{url}/topics")).get("topics", ())]
+        except _UNREADABLE as error:
+            _warn(url, error)
+            return []
+
+    answers = await asyncio.gather(*(ask(_url(address)) for address in daemons))
+    return sorted({name for names in answers for name in names})
+
+
+async def _get(url: str, **arguments: str) -> dict[str, Any]:
+    """The JSON of an answer; nothing for what is not found. Raises one of `_UNREADABLE`."""
+    import aiohttp
+
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as session,
+            session.get(url, params=arguments) as response,
+        ):
+            if response.status == 404:
+                return {}
+            response.raise_for_status()
+            if (response.content_length or 0) > _LONGEST_ANSWER_BYTES:
+                raise ValueError(f"an answer of {response.content_length} bytes")
+            known: dict[str, Any] = await response.json(content_type=None)
+            # Older ones wrap what they know.
+            wrapped: dict[str, Any] = known.get("data", known)
+            return wrapped
+    except aiohttp.ClientError as error:
+        raise OSError(str(error) or type(error).__name__) from error
+
+
+def _warn(url: str, error: Exception) -> None:
+    reason = str(error) or type(error).__name__
+    logger.warning("the lookup daemon at %s does not answer: %s", url, reason)
 
 
 def _url(address: str) -> str:

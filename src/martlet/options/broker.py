@@ -64,9 +64,17 @@ class BrokerOptions(
         return dataclasses.replace(self, **changes)
 
 
+def flags(options: Any = BrokerOptions) -> dict[str, Flag]:
+    """Every flag of a server or a tool, by its name on the command line, in the order of the help.
+
+    Args:
+        options: the dataclass whose fields they are.
+    """
+    return _flags_of(options)
+
+
 @cache
-def flags(options: type[Any] = BrokerOptions) -> dict[str, Flag]:
-    """Every flag of a server by its name on the command line, in the order of the help."""
+def _flags_of(options: Any) -> dict[str, Flag]:
     return {
         entry.metadata["flag"].name: dataclasses.replace(entry.metadata["flag"], field=entry.name)
         for entry in dataclasses.fields(options)
@@ -75,7 +83,7 @@ def flags(options: type[Any] = BrokerOptions) -> dict[str, Flag]:
 
 
 @cache
-def default_value(flag: Flag, options: type[Any] = BrokerOptions) -> object:
+def default_value(flag: Flag, options: Any = BrokerOptions) -> object:
     """What a flag's option is when nobody sets it."""
     for entry in dataclasses.fields(options):
         if entry.name == flag.field:

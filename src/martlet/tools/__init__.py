@@ -1,0 +1,1 @@
+"""The command-line tools: what goes between topics, files, pipes and people."""

@@ -1,0 +1,183 @@
+"""The output file: where a topic's messages are written, and under which name.
+
+A file's name is made from the topic, the host and the time; when that makes another name, when the
+file is old or large enough, the next one is begun.  ``<REV>`` counts files that would have the
+same name, so none is ever written over.  Files may be written in one folder and moved to another
+when they are whole.
+
+A compressed file is a row of gzip members, and each is closed before its messages are finished:
+what a broker was told is done can be read, however the writer ended.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from martlet.options.tools import FileOptions
+
+_GZIP = 31
+"""zlib's window bits for a gzip member."""
+
+
+class Output:
+    """The files of one topic.
+
+    Args:
+        options: how they are named, rotated and compressed.
+        topic: whose messages they hold.
+        clock: seconds since 1970.
+        log: told which files are opened and moved.
+    """
+
+    def __init__(
+        self,
+        options: FileOptions,
+        topic: str,
+        clock: Callable[[], float] = time.time,
+        log: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._options = options
+        self._clock = clock
+        self._log = log
+        self._format = _name_format(options, topic)
+        self._file: int | None = None
+        self._path = Path()
+        self._name = ""
+        self._revision = 0
+        self._opened_at_s = 0.0
+        self._length_bytes = 0
+        self._member: zlib._Compress | None = None
+
+    # names
+
+    def _wanted_name(self) -> str:
+        moment = time.strftime(self._options.datetime_format, time.localtime(self._clock()))
+        return self._format.replace("<DATETIME>", moment)
+
+    def _place(self, folder: str) -> Path:
+        return Path(folder, self._name.replace("<REV>", f"-{self._revision:06d}"))
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next message belongs into another file."""
+        options = self._options
+        if self._file is None or self._wanted_name() != self._name:
+            return True
+        age_ns = (self._clock() - self._opened_at_s) * 1e9
+        if options.rotate_interval_ns and age_ns > options.rotate_interval_ns:
+            return True
+        return bool(options.rotate_size) and self._length_bytes > options.rotate_size
+
+    # writing
+
+    def write(self, data: bytes) -> None:
+        """Write bytes into the file of this moment, which is begun where it is due."""
+        if self.is_due:
+            self.begin()
+        assert self._file is not None
+        self._length_bytes += len(data)
+        if self._options.gzip:
+            if self._member is None:
+                self._member = zlib.compressobj(self._options.gzip_level, wbits=_GZIP)
+            data = self._member.compress(data)
+        _write_all(self._file, data)
+
+    def sync(self) -> None:
+        """Make what was written durable and readable."""
+        if self._file is None:
+            return
+        if self._member is not None:
+            member, self._member = self._member, None
+            _write_all(self._file, member.flush())
+        os.fsync(self._file)
+
+    def begin(self) -> None:
+        """Begin the next file."""
+        self.close()
+        name = self._wanted_name()
+        self._revision = 0 if name != self._name else self._revision + 1
+        self._name = name
+        while not self._open():
+            self._revision += 1
+        self._opened_at_s = self._clock()
+
+    def _open(self) -> bool:
+        """Open the file of this name and number. False where that is taken."""
+        options = self._options
+        path = self._place(options.work_path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if options.work_path != options.output_dir:
+            target = self._place(options.output_dir)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if target.exists():
+                return False
+        alone = options.gzip or options.rotate_interval_ns
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if alone else os.O_APPEND)
+        try:
+            file = os.open(path, flags, 0o666)
+        except FileExistsError:
+            return False
+        length_bytes = os.fstat(file).st_size
+        if options.rotate_size and length_bytes > options.rotate_size:
+            os.close(file)
+            return False
+        self._file, self._path, self._length_bytes = file, path, length_bytes
+        self._log(f"opening {path}")
+        return True
+
+    def close(self) -> None:
+        """End the file, and move it to where finished ones are."""
+        if self._file is None:
+            return
+        self.sync()
+        os.close(self._file)
+        self._file = None
+        options = self._options
+        if options.work_path == options.output_dir:
+            return
+        while True:
+            target = self._place(options.output_dir)
+            try:
+                _move(self._path, target)
+                break
+            except FileExistsError:
+                self._revision += 1
+        self._log(f"moved {self._path} to {target}")
+
+
+def _move(path: Path, target: Path) -> None:
+    """Give a file another name, but never one that is taken. Raises FileExistsError."""
+    try:
+        os.link(path, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        raise OSError(
+            errno.EXDEV, f"--work-dir and --output-dir must be on one disk: {path} and {target}"
+        ) from error
+    os.unlink(path)
+
+
+def _write_all(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+def _name_format(options: FileOptions, topic: str) -> str:
+    hostname = socket.gethostname()
+    short = hostname.split(".")[0]
+    host = options.host_identifier or "<SHORT_HOST>"
+    host = host.replace("<SHORT_HOST>", short).replace("<HOSTNAME>", hostname)
+    name = options.filename_format
+    if not options.counts_files:
+        name = name.replace("<REV>", "")
+    name = name.replace("<TOPIC>", topic).replace("<HOST>", host)
+    name = name.replace("<PID>", str(os.getpid()))
+    return f"{name}.gz" if options.gzip and not name.endswith(".gz") else name

@@ -1,0 +1,125 @@
+"""Publish: sends what comes from a pipe or files to a topic, a message for each line.
+
+What has been read is published in batches, as much as there is at a time; reading waits while the
+broker has more than a few of them to answer.  It ends when everything is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from threading import Thread
+from typing import BinaryIO
+
+from martlet.client import Producer
+from martlet.client.name import check_name
+from martlet.options.tools import PublishOptions
+
+_READ_BYTES = 1 << 18
+_FLYING = 8
+"""How many batches may be on their way."""
+
+
+class Publish:
+    """Publishes files.
+
+    Args:
+        options: as the flags give them.
+        on_stored: told how many more messages are stored.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        options: PublishOptions,
+        on_stored: Callable[[int], None] = lambda count: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._on_stored = on_stored
+        self._clock = clock
+        self._delimiter = options.delimiter.encode()
+        self.count = 0
+        """How many messages are stored."""
+
+    async def run(self, files: Iterable[BinaryIO]) -> int:
+        """Publish what the files hold, and return how many messages that was.
+
+        Raises:
+            ClientError: the broker does not take it, or is not there.
+        """
+        check_name(self._options.topic, "topic")
+        flying = asyncio.Semaphore(_FLYING)
+        async with Producer(self._options.nsqd_tcp_addresses) as producer, asyncio.TaskGroup() as g:
+            async for bodies in self._paced(files):
+                await flying.acquire()
+                g.create_task(self._send(producer, bodies, flying))
+        return self.count
+
+    async def _send(
+        self, producer: Producer, bodies: list[bytes], flying: asyncio.Semaphore
+    ) -> None:
+        try:
+            stored = await producer.publish_many(self._options.topic, bodies)
+        finally:
+            flying.release()
+        self.count += stored
+        self._on_stored(stored)
+
+    async def _paced(self, files: Iterable[BinaryIO]) -> AsyncIterator[list[bytes]]:
+        """The messages, no faster than is allowed."""
+        rate = self._options.rate
+        sent, began_s = 0, self._clock()
+        async for bodies in self._messages(files):
+            if not rate:
+                yield bodies
+                continue
+            most = max(1, rate // 10)
+            for at in range(0, len(bodies), most):
+                some = bodies[at : at + most]
+                await asyncio.sleep(max(0.0, began_s + sent / rate - self._clock()))
+                sent += len(some)
+                yield some
+
+    async def _messages(self, files: Iterable[BinaryIO]) -> AsyncIterator[list[bytes]]:
+        """What is read, cut into messages; empty ones are left out, as nobody may publish them."""
+        for file in files:
+            rest = b""
+            async for data in _pieces(file):
+                *whole, rest = (rest + data).split(self._delimiter)
+                if bodies := [body for body in whole if body]:
+                    yield bodies
+            if rest:
+                yield [rest]
+
+
+async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
+    """What is read, piece by piece.
+
+    A thread of its own reads, which nobody waits for: a pipe may never say anything again.
+    """
+    loop = asyncio.get_running_loop()
+    pieces: asyncio.Queue[bytes | OSError] = asyncio.Queue(1)
+    # What there is, of a pipe; a whole buffer, of a file.
+    read = getattr(file, "read1", file.read)
+
+    def hand(piece: bytes | OSError) -> bytes | OSError:
+        asyncio.run_coroutine_threadsafe(pieces.put(piece), loop).result()
+        return piece
+
+    def reader() -> None:
+        with suppress(CancelledError, RuntimeError):  # nobody listens any more
+            try:
+                while hand(read(_READ_BYTES)):
+                    pass
+            except OSError as error:
+                hand(error)
+
+    Thread(target=reader, name="martlet pub", daemon=True).start()
+    while piece := await pieces.get():
+        if isinstance(piece, OSError):
+            raise piece
+        yield piece

@@ -1,0 +1,138 @@
+"""To file: writes the messages of topics into files, and finishes what is safely there.
+
+Messages are finished after they were flushed to disk: when as many are in hand as may be, or when
+no more come for a moment.  So none is lost whenever this or the broker ends; one may be written
+twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+
+from martlet.client import Batch, Consumer
+from martlet.client.discovery import known_topics
+from martlet.options.tools import FileOptions
+from martlet.tools.output import Output
+
+log = logging.getLogger(__name__)
+
+_STARVED_MS = 100
+"""Messages wait for others for so long, before they are flushed and finished."""
+
+
+class TopicWriter:
+    """Writes one topic.
+
+    Args:
+        options: as the flags give them.
+        topic: which.
+    """
+
+    def __init__(self, options: FileOptions, topic: str) -> None:
+        self._options = options
+        self._where = f"[{topic}/{options.channel}]"
+        self._output = Output(options, topic, log=lambda text: log.info("%s %s", self._where, text))
+        self._consumer = Consumer(
+            topic,
+            options.channel,
+            options.nsqd_tcp_addresses or None,
+            lookup=options.lookupd_http_addresses or None,
+            max_in_flight=options.max_in_flight,
+        )
+        self._lock = asyncio.Lock()
+        """The file is written, flushed or exchanged, one after the other."""
+
+    async def run(self) -> None:
+        """Write until stopped. Raises OSError where a file cannot be written."""
+        ticker = asyncio.create_task(self._tick())
+        batches = self._consumer.batches(
+            max_messages=self._options.max_in_flight, max_wait_ms=_STARVED_MS
+        )
+        try:
+            async with self._consumer:
+                async for batch in batches:
+                    await self._take(batch)
+        finally:
+            ticker.cancel()
+            await asyncio.gather(ticker, return_exceptions=True)
+            self._output.close()
+
+    def stop(self) -> None:
+        """Take no more messages; what is in hand is written and finished."""
+        self._consumer.stop()
+
+    async def reopen(self) -> None:
+        """End the file, as on SIGHUP."""
+        async with self._lock:
+            self._output.close()
+
+    async def _take(self, batch: Batch) -> None:
+        """Write messages, flush them, and only then finish them."""
+        async with self._lock:
+            self._output.write(b"\n".join(batch.bodies) + b"\n")
+            await asyncio.to_thread(self._output.sync)
+        log.debug("%s %d records are on disk", self._where, len(batch))
+        await batch.finish()
+
+    async def _tick(self) -> None:
+        """See that files end in time, though no message comes."""
+        while True:
+            await asyncio.sleep(self._options.sync_interval_ns / 1e9)
+            async with self._lock:
+                if self._output.is_due:
+                    if self._options.skip_empty_files:
+                        self._output.close()
+                    else:
+                        self._output.begin()
+
+
+class Writers:
+    """Writes all topics that are asked for, those too that come later.
+
+    Args:
+        options: as the flags give them.
+    """
+
+    def __init__(self, options: FileOptions) -> None:
+        self._options = options
+        self._writers: dict[str, TopicWriter] = {}
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Write until stopped. Raises OSError where a file cannot be written."""
+        async with asyncio.TaskGroup() as group:
+            for topic in dict.fromkeys(self._options.topics):
+                self._begin(group, topic)
+            if self._options.topic_pattern:
+                group.create_task(self._discover(group))
+
+    def stop(self) -> None:
+        """Take no more messages; `run` returns when what is in hand is done with."""
+        self._stopping.set()
+        for writer in self._writers.values():
+            writer.stop()
+
+    async def reopen(self) -> None:
+        """End all files and begin others with the next messages."""
+        await asyncio.gather(*(writer.reopen() for writer in self._writers.values()))
+
+    def _begin(self, group: asyncio.TaskGroup, topic: str) -> None:
+        writer = self._writers[topic] = TopicWriter(self._options, topic)
+        group.create_task(writer.run(), name=f"martlet to-file {topic}")
+
+    async def _discover(self, group: asyncio.TaskGroup) -> None:
+        pattern = re.compile(self._options.topic_pattern)
+        while not self._stopping.is_set():
+            began_s = time.monotonic()
+            for topic in await known_topics(self._options.lookupd_http_addresses):
+                if pattern.search(topic) and topic not in self._writers:
+                    self._begin(group, topic)
+            rest_s = self._options.topic_refresh_ns / 1e9 - (time.monotonic() - began_s)
+            try:
+                async with asyncio.timeout(max(0.0, rest_s)):
+                    await self._stopping.wait()
+            except TimeoutError:
+                continue

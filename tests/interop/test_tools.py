@@ -1,0 +1,202 @@
+"""The tools as processes, between real brokers, files and pipes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.interop.lookup_process import LookupProcess
+from tests.unit.tools.test_output import whole_members
+
+from martlet.testing import BrokerProcess
+
+pytestmark = pytest.mark.interop
+
+
+@pytest.fixture
+def broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess(None, "--msg-timeout=2s") as process:
+        yield process
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "martlet.apps.main", *arguments]
+
+
+def martlet(*arguments: str, input: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """Run a tool to its end."""
+    return subprocess.run(
+        command(*arguments), input=input, capture_output=True, timeout=60, check=False
+    )
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A tool that runs until the block ends; it must end well then."""
+    process = subprocess.Popen(
+        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.PIPE
+    )
+    try:
+        yield process
+        process.terminate()
+        _, said = process.communicate(timeout=30)
+        assert process.returncode == 0, said.decode()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def until(what: Callable[[], Any], seconds: float = 30) -> Any:
+    deadline_s = time.monotonic() + seconds
+    while not (answer := what()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    return answer
+
+
+def channels(broker: BrokerProcess, topic: str) -> dict[str, dict[str, Any]]:
+    with urllib.request.urlopen(f"http://{broker.http_address}/stats?format=json") as response:
+        told = json.load(response)
+    return {
+        channel["channel_name"]: channel
+        for each in told["topics"] or ()
+        if each["topic_name"] == topic
+        for channel in each["channels"]
+    }
+
+
+def publish(broker: BrokerProcess, topic: str, lines: list[bytes], *flags: str) -> None:
+    done = martlet(
+        *("pub", f"--topic={topic}", f"--nsqd-tcp-address={broker.tcp_address}", *flags),
+        input=b"\n".join(lines) + b"\n",
+    )
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_a_pipe_is_published_and_shown(broker: BrokerProcess) -> None:
+    lines = [b"line %d" % number for number in range(5000)]
+    publish(broker, "t", [*lines[:2500], b"", *lines[2500:]])
+    shown = martlet(
+        *("tail", "--topic=t", "--channel=c", "-n=5000", "--max-in-flight=1000"),
+        f"--nsqd-tcp-address={broker.tcp_address}",
+    )
+    assert shown.returncode == 0, shown.stderr.decode()
+    assert shown.stdout.splitlines() == lines
+    assert channels(broker, "t")["c"]["depth"] == 0
+
+
+def test_tail_shows_as_many_as_asked_and_takes_no_others(broker: BrokerProcess) -> None:
+    publish(broker, "t", [b"%d" % number for number in range(10)])
+    seen: list[bytes] = []
+    for _ in range(2):
+        shown = martlet(
+            *("tail", "-topic", "t", "-channel", "c", "-n", "3", "-print-topic"),
+            *("-nsqd-tcp-address", broker.tcp_address),
+        )
+        seen += shown.stdout.splitlines()
+    assert len(seen) == len(set(seen)) == 6
+    assert set(seen) <= {b"t %d" % number for number in range(10)}
+    state = channels(broker, "t")["c"]
+    assert state["depth"] + state["in_flight_count"] == 4
+
+
+def test_files_and_a_delimiter_of_ones_own(broker: BrokerProcess, tmp_path: Path) -> None:
+    (tmp_path / "one").write_bytes(b"a;b\nc;")
+    (tmp_path / "two").write_bytes(b"d")
+    done = martlet(
+        *("pub", "--topic=t", "--delimiter=;", f"--nsqd-tcp-address={broker.tcp_address}"),
+        *("--", str(tmp_path / "one"), str(tmp_path / "two")),
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"3 messages are stored" in done.stderr
+    missing = martlet(
+        *("pub", "--topic=t", f"--nsqd-tcp-address={broker.tcp_address}", "--", "/no/such/file")
+    )
+    assert missing.returncode == 1
+    assert b"No such file" in missing.stderr
+
+
+def test_a_rate_is_kept(broker: BrokerProcess) -> None:
+    began_s = time.monotonic()
+    publish(broker, "t", [b"x"] * 100, "--rate=50")
+    assert time.monotonic() - began_s > 1.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("pub", "--topic=t"), "--nsqd-tcp-address is missing"),
+        (("pub", "--nsqd-tcp-address=127.0.0.1:1"), "--topic is missing"),
+        (("pub", "--topic=$", "--nsqd-tcp-address=127.0.0.1:1"), "topic"),
+        (("tail", "--topic=t"), "say where the messages are"),
+        (("tail", "--nsqd-tcp-address=127.0.0.1:1"), "--topic is missing"),
+        (("to-file", "--nsqd-tcp-address=127.0.0.1:1"), "--topic or --topic-pattern"),
+    ],
+)
+def test_what_is_wrong_is_told(arguments: tuple[str, ...], text: str) -> None:
+    done = martlet(*arguments, input=b"x\n")
+    assert done.returncode == 1
+    assert text in done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+
+
+def test_to_file_finishes_what_can_be_read(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Killed at any moment, its files hold whatever the broker was told is finished."""
+    lines = [b"%d" % number for number in range(3000)]
+    flags = [
+        *("to-file", "--topic=t", "--gzip", f"--output-dir={tmp_path}", "--max-in-flight=500"),
+        f"--nsqd-tcp-address={broker.tcp_address}",
+    ]
+    publish(broker, "t", lines)
+    writer = subprocess.Popen(command(*flags), stderr=subprocess.PIPE)
+    until(lambda: list(tmp_path.iterdir()))
+    writer.kill()
+    writer.communicate()
+    with running(*flags):
+        until(
+            lambda: (
+                (state := channels(broker, "t")["nsq_to_file"])
+                and state["depth"] + state["in_flight_count"] + state["deferred_count"] == 0
+            )
+        )
+    written: list[bytes] = []
+    for path in tmp_path.iterdir():
+        written += whole_members(path.read_bytes()).splitlines()
+    assert set(lines) <= set(written)
+
+
+def test_to_file_follows_topics_by_pattern_and_a_signal(tmp_path: Path) -> None:
+    with LookupProcess() as lookup:
+        flags = [f"--lookupd-tcp-address={lookup.tcp_address}", "--broadcast-address=127.0.0.1"]
+        with BrokerProcess(None, *flags) as broker:
+            publish(broker, "app.orders", [b"1"])
+            publish(broker, "other", [b"2"])
+            with running(
+                *("to-file", "--topic-pattern=^app", f"--output-dir={tmp_path}"),
+                *("--filename-format=<TOPIC><REV>.log", "--rotate-interval=1h"),
+                *("--topic-refresh=200ms", f"--lookupd-http-address={lookup.http_address}"),
+            ) as writer:
+                first = tmp_path / "app.orders-000000.log"
+                until(lambda: first.exists() and first.read_bytes() == b"1\n")
+                publish(broker, "app.bills", [b"3"])
+                bills = tmp_path / "app.bills-000000.log"
+                until(lambda: bills.exists() and bills.read_bytes() == b"3\n")
+                writer.send_signal(signal.SIGHUP)
+                time.sleep(0.2)
+                publish(broker, "app.orders", [b"4"])
+                second = tmp_path / "app.orders-000001.log"
+                until(lambda: second.exists() and second.read_bytes() == b"4\n")
+            assert {path.name.split("-")[0] for path in tmp_path.iterdir()} == {
+                "app.orders",
+                "app.bills",
+            }
