@@ -256,6 +256,7 @@ KINDS = _flags(
     "--https-address=127.0.0.1:0",
     "--https-address=nonsense",
     "--log-prefix=[x]_",
+    "--auth-http-address=127.0.0.1:1 --auth-http-address=http://b/auth",
 )
 STRICTER = [
     Case(("--broadcast-tcp-port=70000",), ours=_refused(1), why="there is no such port"),
@@ -336,6 +337,7 @@ FILES = _files(
     'nsqlookupd_tcp_addresses = ["a:1", "b:2"]',
     'nsqlookupd_tcp_addresses = "a:1,b:2"',
     'lookupd_tcp_address = ["a:1"]',
+    'auth_http_addresses = ["127.0.0.1:1"]',
     "e2e_processing_latency_percentiles = [1.0, 0.99, 0.95]",
     "e2e_processing_latency_percentiles = [0.95, 1.0]",
     'e2e_processing_latency_percentiles = "0.95, 1.0"',

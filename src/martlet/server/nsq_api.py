@@ -353,7 +353,10 @@ def _addresses(body: bytes) -> tuple[str, ...]:
         return ()
     if not isinstance(value, list) or not all(isinstance(piece, str) for piece in value):
         raise HttpError(400, "INVALID_VALUE")
-    return tuple(value)
+    # Half a pair of surrogates is no character: as Go does, it is replaced.
+    return tuple(
+        piece.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for piece in value
+    )
 
 
 def split_binary(body: bytes, max_msg_size: int, max_body_size: int) -> list[bytes]:
