@@ -61,6 +61,7 @@ ROUTING = [
     *(Case("OPTIONS", target) for target in ("/nope", "*", "/pub", "/config/log_level")),
     *_posts("/pub/", "/stats", "/config/log_level", body=b"x"),
     *_gets("/CONFIG/LOG_LEVEL", "/config/log_level/?", "/config//log_level", "/Info?a"),
+    *_gets("/%zz", "/ping%2", "/%70ing"),
     *_posts("/PUB?topic=t", "//mpub?topic=t", body=b"x"),
     Case("DELETE", "/topic/create"),
     Case("PUT", "/pub?topic=t", b"x"),

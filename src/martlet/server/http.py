@@ -22,7 +22,7 @@ from aiohttp import web
 
 from martlet.duration import format_duration
 from martlet.server.debug_api import DebugApi
-from martlet.server.http_request import HttpError, Request
+from martlet.server.http_request import BAD_ESCAPE, HttpError, Request
 from martlet.server.http_response import SERVER, ReadyText, refuse, respond
 from martlet.server.listener import serve
 from martlet.server.log_api import LogApi
@@ -169,6 +169,8 @@ class HttpDoor:
 
     def _redirect(self, request: Request) -> web.Response:
         """To the path that was meant, if it differs by case or slashes alone."""
+        if BAD_ESCAPE.search(request.target.partition("?")[0]):
+            raise HttpError(400, "400 Bad Request", plain=True)
         path = self._meant(request.path)
         methods = self._find(path)
         if not methods or request.method not in methods or path == request.path or ":" in path:

@@ -19,7 +19,7 @@ from martlet.server.listener import shown_peer
 
 _MOST_LEFT_BYTES = 256 << 10
 """nsqd too reads so much of a body that it has refused."""
-_BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
+BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
 class HttpError(Exception):
@@ -146,7 +146,7 @@ def parse_query(text: str) -> Mapping[str, str]:
     Raises:
         HttpError: 400 INVALID_REQUEST, as Go finds it not well formed.
     """
-    if ";" in text or _BAD_ESCAPE.search(text):
+    if ";" in text or BAD_ESCAPE.search(text):
         raise HttpError(400, "INVALID_REQUEST")
     arguments: dict[str, str] = {}
     for piece in text.split("&"):
