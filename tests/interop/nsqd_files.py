@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import struct
 import subprocess
@@ -97,7 +98,15 @@ def write_metadata(
         ],
         "version": version,
     }
-    (folder / "nsqd.dat").write_text(json.dumps(content), encoding="utf-8")
+    path = folder / "nsqd.dat"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    # A clean stop writes this first, and then a meta file for each topic and channel.
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    for topic, channels in topics.items():
+        for queue in (topic, *(f"{topic}:{channel}" for channel in channels)):
+            meta = folder / f"{queue}.diskqueue.meta.dat"
+            if "#" not in queue and not list(folder.glob(f"{queue}.diskqueue.*")):
+                meta.write_text("0\n0,0\n0,0\n", encoding="ascii")
 
 
 @dataclass(frozen=True)

@@ -260,6 +260,16 @@ def test_a_folder_with_a_running_nsqd_is_refused(source: Path, data: Path) -> No
         os.close(held)
 
 
+def test_nsqds_folder_is_not_made_a_brokers(
+    source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_metadata(source, {"t": "a"})
+    before = sorted(source.iterdir())
+    assert main([str(source), f"--data-path={source}/../{source.name}"]) == 1
+    assert "must be two" in capsys.readouterr().err
+    assert sorted(source.iterdir()) == before
+
+
 def test_a_folder_with_a_running_broker_is_refused(source: Path, data: Path) -> None:
     write_metadata(source, {"t": "a"})
     with BrokerProcess(data):
@@ -393,8 +403,9 @@ def test_without_meta_file_everything_is_taken(source: Path, data: Path, text: s
     one_queue(source, meta=False, per_file=30)
     if text is not None:
         (source / "t:a.diskqueue.meta.dat").write_text(text, encoding="ascii")
-    (line,) = report_of(source, data)
+    line, *others = report_of(source, data)
     assert "every message of the queue's 4 files is taken" in line
+    assert ["was probably killed" in other for other in others] == [True] * (text is None)
     assert kept(data) == list(range(100))
 
 
@@ -441,6 +452,19 @@ def test_a_damaged_file_that_was_given_up_counts_as_not_read(source: Path, data:
     outcome = imported(source, data)
     assert not outcome.entry.complete
     assert "it holds 1 messages that can be read" in outcome.entry.report[0]
+
+
+@pytest.mark.parametrize("sign", ["no meta", "older meta"])
+def test_what_tells_that_nsqd_was_killed(source: Path, data: Path, sign: str) -> None:
+    one_queue(source)
+    if sign == "no meta":
+        (source / "t.diskqueue.meta.dat").unlink()
+    else:
+        os.utime(source / "t.diskqueue.meta.dat", (1_600_000_000, 1_600_000_000))
+    (line,) = report_of(source, data)
+    assert line.startswith("in doubt: nsqd was probably killed, not stopped (")
+    assert "in flight or deferred, is lost" in line
+    assert kept(data) == list(range(100))
 
 
 def test_files_of_channels_that_nsqd_dat_does_not_know_are_taken(source: Path, data: Path) -> None:

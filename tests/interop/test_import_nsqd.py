@@ -153,6 +153,7 @@ async def test_a_folder_after_kill_9_loses_nothing_that_is_on_the_disk(tmp_path:
         nsqd.kill()
     code, output, _ = import_now(source, data)
     assert code == 0, output
+    assert "in doubt: nsqd was probably killed" in output
     expected = expected_of(finished)
     ours = left_of(data, *expected)
     for name, got in ours.items():

@@ -16,10 +16,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from martlet.broker.errors import WritesRefused
+from martlet.log.storage import FolderInUse
 from martlet.migration.findings import Findings
 from martlet.migration.importing import MOST_BATCH_BYTES, Importing, Outcome, opened
 from martlet.migration.nsqd_folder import NoNsqdFolder, NsqdFolder, held
 from martlet.migration.progress import ImportRefused
+from martlet.server.identity import WrongVersion
 
 _MIB = 1 << 20
 _DESCRIPTION = """\
@@ -34,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     console = Console(stderr=True)
     try:
         outcome = _import(given, console)
-    except (NoNsqdFolder, ImportRefused) as error:
+    except (NoNsqdFolder, ImportRefused, FolderInUse, WrongVersion) as error:
         print(f"martlet import-nsqd: {error}", file=sys.stderr)
         return 1
     except (WritesRefused, OSError) as error:
@@ -90,6 +92,8 @@ def _bytes_or_none(text: str) -> int:
 
 def _import(given: argparse.Namespace, console: Console) -> Outcome:
     findings = Findings()
+    if given.data_path.resolve() == given.source.resolve():
+        raise ImportRefused("nsqd's folder and the broker's must be two: give another --data-path")
     with held(given.source):
         folder = NsqdFolder(given.source, findings, with_bad=given.with_bad)
         total = 2 * sum(q.unread_bytes for t in folder.topics.values() for q in t.queues())

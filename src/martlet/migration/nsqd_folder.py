@@ -122,6 +122,7 @@ class NsqdFolder:
         self._read_metadata(names)
         for queue in sorted(self._numbers.keys() | self._bad.keys()):
             self._adopt(queue)
+        self._look_for_kill()
 
     @property
     def fingerprint(self) -> str:
@@ -248,11 +249,41 @@ class NsqdFolder:
             found = DiskQueue(queue, [*owner.queue.files, *found.files], None)
         owner.queue = found
 
+    def _look_for_kill(self) -> None:
+        """Report what tells that nsqd did not stop cleanly: then it writes a meta file for each
+        topic and channel, after nsqd.dat.
+        """
+        try:
+            told_ns = (self.path / "nsqd.dat").stat().st_mtime_ns
+        except FileNotFoundError:
+            return
+        missing, older = [], []
+        for topic in self.topics.values():
+            for channel in (None, *topic.channels):
+                meta = self._meta_path(topic.name, channel)
+                if not meta.exists():
+                    missing.append(meta.name)
+                elif meta.stat().st_mtime_ns < told_ns:
+                    older.append(meta.name)
+        if missing or older:
+            why = f"there is no {missing[0]}" if missing else f"{older[0]} is older than nsqd.dat"
+            self.findings.doubt(
+                f"nsqd was probably killed, not stopped ({why}): then what it held in memory, up to"
+                " its --mem-queue-size for each topic and channel, and what was in flight or"
+                " deferred, is lost; no file tells how much that was"
+            )
+
+    def _meta_path(self, topic: str, channel: str | None) -> Path:
+        names = [topic] if channel is None else [f"{topic}{mark}{channel}" for mark in _SEPARATORS]
+        paths = [self.path / f"{name}.diskqueue.meta.dat" for name in names]
+        return next((path for path in paths if path.exists()), paths[0])
+
     def _add_bad(self, queue: str, found: DiskQueue) -> None:
+        asked_for: list[QueueFile] = []
         for name in self._bad.get(queue, ()):
             file = QueueFile(self.path / name)
             if self._with_bad:
-                found.files.insert(0, file)
+                asked_for.append(file)
                 self.findings.doubt(
                     f"{name} was given up by nsqd, and is read as you asked: what was consumed of"
                     " it before is delivered again"
@@ -270,6 +301,7 @@ class NsqdFolder:
                         f"{text}; nothing in it is damaged, so it was most likely consumed to its"
                         " end: nsqd gives up files so when reading catches up with writing"
                     )
+        found.files[:0] = asked_for
 
 
 def _look_over(file: QueueFile) -> tuple[int, bool]:
