@@ -31,6 +31,13 @@ INFO: TOPIC(t): new channel(c)
 INFO: 200 POST /channel/create?topic=t&channel=c (CLIENT) TIME
 INFO: 200 POST /channel/pause?topic=t&channel=c (CLIENT) TIME
 INFO: 404 POST /nothing (CLIENT) TIME
+ERROR: failed to parse request params - invalid URL escape "%zz"
+INFO: 400 GET /stats?a=%zz (CLIENT) TIME
+ERROR: failed to parse request params - invalid URL escape "%z"
+INFO: 400 GET /stats?a=%z&b (CLIENT) TIME
+INFO: 200 GET /info?% (CLIENT) TIME
+ERROR: failed to parse request params - invalid URL escape "%e"
+WARNING: deprecated value 'yes' used for /mpub binary param
 INFO: 405 GET /topic/create?topic=t (CLIENT) TIME
 INFO: 200 GET /stats?format=json&topic=t (CLIENT) TIME
 INFO: TCP: new client(CLIENT)
@@ -128,6 +135,10 @@ async def act(broker: BrokerProcess) -> None:
         "/nothing",
     ):
         await asyncio.to_thread(ask, http, target)
+    for target in ("/stats?a=%zz", "/stats?a=%z&b", "/info?%"):
+        await asyncio.to_thread(ask, http, target, "GET")
+    await asyncio.to_thread(ask, http, "/mpub?topic=t&x=%e")
+    await asyncio.to_thread(ask, http, "/mpub?topic=t&binary=yes")
     await asyncio.to_thread(ask, http, "/topic/create?topic=t", "GET")
     await asyncio.to_thread(ask, http, "/stats?format=json&topic=t", "GET")
     fields = {

@@ -6,6 +6,7 @@ body is read in pieces and no further than its limit, so a client cannot make th
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -15,7 +16,10 @@ from urllib.parse import unquote_to_bytes
 from aiohttp import ClientError, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from martlet.protocol.nsq_v2 import quoted
 from martlet.server.listener import shown_peer
+
+log = logging.getLogger(__name__)
 
 _MOST_LEFT_BYTES = 256 << 10
 """nsqd too reads so much of a body that it has refused."""
@@ -146,7 +150,9 @@ def parse_query(text: str) -> Mapping[str, str]:
     Raises:
         HttpError: 400 INVALID_REQUEST, as Go finds it not well formed.
     """
-    if ";" in text or BAD_ESCAPE.search(text):
+    fault = _fault(text)
+    if fault:
+        log.error("failed to parse request params - %s", fault)
         raise HttpError(400, "INVALID_REQUEST")
     arguments: dict[str, str] = {}
     for piece in text.split("&"):
@@ -154,6 +160,20 @@ def parse_query(text: str) -> Mapping[str, str]:
             key, _, value = piece.partition("=")
             arguments.setdefault(_decode(key.replace("+", " ")), _decode(value.replace("+", " ")))
     return MappingProxyType(arguments)
+
+
+def _fault(text: str) -> str:
+    """What Go finds wrong first; nothing where all is well."""
+    if ";" in text or BAD_ESCAPE.search(text):
+        for piece in text.split("&"):
+            if ";" in piece:
+                return "invalid semicolon separator in query"
+            for part in piece.partition("="):
+                bad = BAD_ESCAPE.search(part)
+                if bad:
+                    escape = part[bad.start() : bad.start() + 3]
+                    return f"invalid URL escape {quoted(escape.encode(errors='surrogateescape'))}"
+    return ""
 
 
 def _decode(text: str) -> str:

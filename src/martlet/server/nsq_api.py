@@ -152,7 +152,10 @@ class NsqApi:
         if request.content_length > options.max_body_size:
             raise HttpError(413, "BODY_TOO_BIG")
         topic = self._topic_to_fill(request)
-        binary = "binary" in request.query and _BOOLEANS.get(request.query["binary"], True)
+        wanted = request.query.get("binary", "false")
+        binary = _BOOLEANS.get(wanted, True)
+        if wanted not in _BOOLEANS:
+            log.warning("deprecated value '%s' used for /mpub binary param", wanted)
         body = await request.read(options.max_body_size, "BODY_TOO_BIG")
         if binary:
             bodies = split_binary(body, options.max_msg_size, options.max_body_size)
