@@ -354,8 +354,8 @@ def report_of(source: Path, data: Path, *, bad: bool = False) -> list[str]:
 
 
 def one_queue(source: Path, count: int = 100, **how: int | bool | None) -> Path:
-    write_metadata(source, {"t": "a"})
     paths = write_queue(source, "t:a", [message(n) for n in range(count)], **how)  # type: ignore[arg-type]
+    write_metadata(source, {"t": "a"})
     return paths[-1]
 
 
