@@ -89,7 +89,14 @@ def scan(
             report.last_epoch = max(report.last_epoch, header.epoch)
             if header.kind == Kind.SEGMENT_END:
                 report.end_position = position
-                break
+                # No room was found for the next one, and this one went on: what then stood here
+                # is lost, and what is behind would be found again by a later start.
+                behind = _next_good(segment, at + header.length)
+                if behind is None:
+                    break
+                doubt = Damage(position, segment.base + segment.capacity, "a stale end of segment")
+                at = behind
+                continue
             report.end_position = header.next_position
             yield header, record
             at += header.length

@@ -181,3 +181,18 @@ def test_a_record_that_looks_good_in_the_body_of_another_is_not_read() -> None:
     )
     append(log, bytes(inner), b"last")
     assert read(storage)[0] == [bytes(inner), b"last"]
+
+
+def test_the_end_of_a_segment_that_went_on_is_not_the_end_of_the_log() -> None:
+    """The next segment found no room, so this one went on; then a power cut took what stood over
+    the record that had ended it.
+    """
+    storage = SimulatedStorage(Random(1))
+    log = new_log(storage)
+    _, second, third = append(log, b"one", b"two", b"three")
+    end = journal_record(Kind.SEGMENT_END, b"", position=second, epoch=1, topic=0, stored_at_ns=0)
+    storage.segment_bytes_of(0)[second : second + len(end)] = end
+    found, report = read(storage)
+    assert found == [b"one", b"three"]
+    assert [(damage.start, damage.end) for damage in report.damaged] == [(second, third)]
+    assert report.end_position == log.position
