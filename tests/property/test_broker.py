@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -24,14 +25,16 @@ from tests.property.broker_model import NEVER, ModelChannel, ModelConsumer, Mode
 
 from martlet.broker import cursor as cursor_module
 from martlet.broker import delivery as delivery_module
+from martlet.broker import queue as queue_module
 from martlet.broker import topic as topic_module
 from martlet.broker import upkeep as upkeep_module
 from martlet.broker import window as window_module
 from martlet.broker.channel import Channel
 from martlet.broker.consumer import Consumer
 from martlet.broker.queue import Receipt
-from martlet.broker.upkeep import begin_checkpoint, end_checkpoint
+from martlet.broker.upkeep import begin_checkpoint, count_needs, end_checkpoint
 from martlet.log import index as index_module
+from martlet.log import retention as retention_module
 
 TOPICS = ["a", "b"]
 CHANNELS = ["x", "y", "z"]
@@ -251,6 +254,12 @@ class BrokerMachine(ConsumerRules):
         if self.flushes:
             self.flush(self.flushes.pop(0))
 
+    @rule(steps=st.integers(1, 6))
+    def count_some(self, steps: int) -> None:
+        """Begin to count what is needed, and do not come to the end."""
+        for _ in islice(count_needs(self.broker), steps):
+            pass
+
     @rule()
     def begin_checkpoint(self) -> None:
         while self.flushes:
@@ -444,6 +453,10 @@ def everything_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cursor_module, "_SCHEDULE_ROWS", 3)
     monkeypatch.setattr(topic_module, "MOST_BATCH_BYTES", 1500)
     monkeypatch.setattr(upkeep_module, "_DROP_ROWS", 2)
+    monkeypatch.setattr(upkeep_module, "_ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(queue_module, "_ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(retention_module, "_ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(retention_module, "_MOVED_AT_ONCE", 1)
     monkeypatch.setattr(index_module, "MOST_ROWS_IN_MEMORY", 6)
     monkeypatch.setattr(index_module, "_KEPT_ROWS", 2)
 

@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from martlet.broker.journal import channel_of, needed_from, unpack_topology
+from martlet.broker.journal import channel_of, needed_by, unpack_topology
 from martlet.log import checkpoint
 from martlet.log.folder import Folder, NoLog
 from martlet.log.record import (
@@ -128,7 +128,7 @@ def _verify(folder: Folder, given: argparse.Namespace) -> int:
             end = "\r" if done < whole else "\r\033[K"
             print(f"{100 * done // whole:3d} % of {_size(whole)}", end=end, file=sys.stderr)
 
-    found = verify(folder, progress, needed_from)
+    found = verify(folder, progress, needed_by)
     names = _all_names(folder)
     if given.json:
         print(json.dumps(_as_fields(found, names), indent=1))

@@ -280,7 +280,7 @@ class Broker:
                 topic.describe()
                 | {
                     "end_offset": topic.queue.end_offset,
-                    "channels": [describe_channel(channel) for channel in kept],
+                    "channels": [describe_channel(topic, channel) for channel in kept],
                 }
             )
             for channel in kept:

@@ -6,7 +6,8 @@ Topology entries are JSON, because they are few and people read them in a dump:
 - ``{"op": "topic", "topic": {...}}``: a topic is made or has changed
 - ``{"op": "topic_deleted", "id": n}``
 - ``{"op": "channel", "topic_id": n, "channel": {...}}``: a channel is made or has changed; its
-  ``start``, below which it needs nothing, counts where no cursor entry of it is known
+  ``start``, below which it needs nothing, counts where no cursor entry of it is known, and
+  ``limit``, up to where it saw the topic, where the topic is said to be paused before
 - ``{"op": "channel_deleted", "topic_id": n, "id": n, "backlog_offset": n}``: and where the topic's
   backlog begins without it
 
@@ -150,18 +151,25 @@ def channel_of(entry: bytes) -> tuple[int, bool]:
     return channel, bool(flags & _FULL)
 
 
-def needed_from(loaded: Checkpoint) -> dict[int, int]:
-    """By topic number: below which offset no channel needs a message, as of a checkpoint."""
+def needed_by(loaded: Checkpoint) -> dict[int, tuple[int, list[int]]]:
+    """By topic number, what channels need as of a checkpoint: every message from an offset on, and
+    some below, rising.
+    """
     snapshot = unpack_topology(loaded.entries[0][2])
-    needed = {
+    floors = {
         topic["id"]: topic["backlog_offset"]
         for topic in snapshot["topics"]
         if not topic["channels"]
     }
+    stragglers: dict[int, set[int]] = {}
     for kind, topic, entry in loaded.entries:
         if kind == Kind.CURSOR:
             cursor = CursorState(0, 0)
             cursor.apply(entry)
-            unfinished = [cursor.next, *cursor.stragglers, *(first for first, _ in cursor.ranges)]
-            needed[topic] = min(needed.get(topic, cursor.next), *unfinished)
-    return needed
+            floor = min([cursor.next, *(first for first, _ in cursor.ranges)])
+            floors[topic] = min(floors.get(topic, floor), floor)
+            stragglers.setdefault(topic, set()).update(cursor.stragglers)
+    return {
+        topic: (floor, sorted(o for o in stragglers.get(topic, ()) if o < floor))
+        for topic, floor in floors.items()
+    }

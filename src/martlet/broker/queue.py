@@ -7,18 +7,21 @@ messages gets the batch's receipt, which says after the commit where it was stor
 from __future__ import annotations
 
 from binascii import unhexlify
-from collections.abc import Iterator
 from functools import partial
+
+import numpy as np
 
 from martlet.broker.errors import WritesRefused
 from martlet.log.batch import Batch
 from martlet.log.commitlog import CommitLog
 from martlet.log.index import Entry, Index
 from martlet.log.record import FRAME_HEADER_BYTES
+from martlet.log.retention import Places, Tally
 
 _entry = partial(tuple.__new__, Entry)
 """Makes one of a tuple, without a call in Python."""
 ID_MASK = (1 << 64) - 1
+_ROWS_AT_ONCE = 1 << 16
 MOST_BATCH_BYTES = 1 << 20
 """A batch that has grown this large is appended at once."""
 
@@ -58,26 +61,55 @@ class Queue:
         self.id_base = id_base
         self.index = index
         self.end_offset = end_offset
+        self.tally = Tally(index)
+        """What channels need from the topic's floor on, as far as it was counted."""
         self.message_bytes = 0
         self.batch: Batch | None = None
         """What is staged."""
         self.receipt = Receipt()
         """Of what is staged."""
+        self._start_row = index.first_row
+        self._start_known = (-1, -1)
 
     @property
     def start_offset(self) -> int:
-        """The first offset that is still stored; the end where none is."""
-        for row in self._rows():
-            if self._log.find(row.position) is not None:
-                return row.first_offset
-        return self.end_offset
+        """From this offset on everything is stored; the end where nothing is.
 
-    def _rows(self) -> Iterator[Entry]:
-        number = self.index.first_row
-        while number < self.index.end_row:
-            rows = self.index.rows(number, number + 256)
-            yield from rows
-            number += len(rows)
+        What is stored of lower offsets is there for stragglers of some channel.
+        """
+        known = (self._log.retired_count, self.index.first_row)
+        if known != self._start_known:
+            self._start_row = self._find_start_row()
+            self._start_known = known
+        if self._start_row >= self.index.end_row:
+            return self.end_offset
+        return self.index.row(self._start_row).first_offset
+
+    def _find_start_row(self) -> int:
+        """The number of the first row behind all those whose batches have gone."""
+        index = self.index
+        places = Places(self._log.segments)
+        end = index.end_row
+        first = max(self._start_row, index.first_row)
+        while end > first:
+            start = max(first, end - _ROWS_AT_ONCE)
+            gone = np.flatnonzero(places.find(index.array(start, end)["position"]) < 0)
+            if len(gone):
+                return start + int(gone[-1]) + 1
+            end = start
+        return first
+
+    @property
+    def first_stored_offset(self) -> int:
+        """The first offset that is stored, whoever it is kept for; the end where none is."""
+        index = self.index
+        places = Places(self._log.segments)
+        for start in range(index.first_row, index.end_row, _ROWS_AT_ONCE):
+            rows = index.array(start, start + _ROWS_AT_ONCE)
+            stored = np.flatnonzero(places.find(rows["position"]) >= 0)
+            if len(stored):
+                return int(rows["first_offset"][stored[0]])
+        return self.end_offset
 
     def message_id(self, offset: int) -> bytes:
         """The id of the message at an offset: 16 hexadecimal digits."""

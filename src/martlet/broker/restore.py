@@ -287,6 +287,7 @@ def _settle(broker: Broker, state: _State) -> None:
         if description["paused_at"] is not None:
             # Where a channel saw more than that, what tells that the topic went on is lost.
             seen = [told.limit for told in known.cursors.values()]
+            seen += [told.get("limit", 0) for told in known.channels.values()]
             topic.paused_at = max(description["paused_at"], topic.backlog_offset, *seen)
         topic.voids = [(first, end) for first, end in description["voids"]]
         if known.channels and all(is_ephemeral(c["name"]) for c in known.channels.values()):
@@ -297,8 +298,8 @@ def _settle(broker: Broker, state: _State) -> None:
             if is_ephemeral(told["name"]) or newest_channels[told["name"]] != channel_id:
                 continue
             # Its place was lost with a damaged record: everything that is stored comes again.
-            start = known.cursors.get(channel_id)
-            cursor = start or CursorState(queue.start_offset, queue.start_offset)
+            start = queue.first_stored_offset if channel_id not in known.cursors else 0
+            cursor = known.cursors.get(channel_id) or CursorState(start, start)
             voids = [(first, end) for first, end in told.get("voids", ()) if end > cursor.next]
             channel = topic.restore_channel(channel_id, told["name"], cursor.next, voids)
             channel.paused = told["paused"]

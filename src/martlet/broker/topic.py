@@ -10,6 +10,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, cast
 
+import numpy as np
+
 from martlet.broker.channel import Channel
 from martlet.broker.cursor import Cursor
 from martlet.broker.delivery import Delivery, Surroundings
@@ -24,7 +26,11 @@ from martlet.log.commitlog import CommitLog
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import numpy.typing as npt
+
     from martlet.log.batch import Batch, Bytes
+
+_NO_OFFSETS = np.empty(0, np.uint64)
 
 
 class TopicSurroundings(Surroundings, Protocol):
@@ -134,6 +140,26 @@ class Topic:
             return self.backlog_offset
         lowest = min(channel.cursor.lowest_needed for channel in self.channels.values())
         return min(lowest, self.limit)
+
+    @property
+    def floor(self) -> int:
+        """From this offset on the channels, and new ones, need every message."""
+        if not self.channels:
+            return self.backlog_offset
+        floors = [channel.cursor.window.floor for channel in self.channels.values()]
+        return min(*floors, self.limit)
+
+    def stragglers_below(self, floor: int) -> npt.NDArray[np.uint64]:
+        """The offsets below a floor that some channel has yet to finish, rising."""
+        some = [
+            np.fromiter(by_offset, np.uint64, len(by_offset))
+            for channel in self.channels.values()
+            if (by_offset := channel.cursor.stragglers.by_offset)
+        ]
+        if not some:
+            return _NO_OFFSETS
+        offsets = np.unique(np.concatenate(some))
+        return offsets[: np.searchsorted(offsets, floor)]
 
     def describe(self) -> Description:
         """The topic as the journal tells it, without its channels.
@@ -285,7 +311,7 @@ class Topic:
     def journal_channel(self, channel: Channel, **fields: object) -> None:
         """Write down that a channel is there, or has changed."""
         self._around.journal_topology(
-            "channel", self.id, topic_id=self.id, channel=describe_channel(channel) | fields
+            "channel", self.id, topic_id=self.id, channel=describe_channel(self, channel) | fields
         )
 
     def find_channel(self, name: str) -> Channel:
@@ -364,10 +390,11 @@ class Topic:
         self.channels.clear()
 
 
-def describe_channel(channel: Channel) -> Description:
+def describe_channel(topic: Topic, channel: Channel) -> Description:
     """A channel as the journal tells it.
 
-    Where it began, or has come to, is always told: what else tells it may be lost in a power cut.
+    Where it began, or has come to, and how much of its topic it has seen is always told: what else
+    tells it may be lost in a power cut.
     """
     return {
         "id": channel.id,
@@ -375,4 +402,5 @@ def describe_channel(channel: Channel) -> Description:
         "paused": channel.paused,
         "start": channel.cursor.lowest_needed,
         **({"voids": list(channel.voids)} if channel.voids else {}),
+        "limit": topic.limit,
     }

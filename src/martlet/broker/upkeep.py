@@ -10,18 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from martlet.broker.broker import Broker
 from martlet.broker.errors import WritesRefused
 from martlet.broker.topic import Topic
 from martlet.log import checkpoint
 from martlet.log.commitlog import FlushJob
+from martlet.log.index import Index
 from martlet.log.record import BadRecord
-from martlet.log.retention import Need, clean, needed_bytes, worth_cleaning
+from martlet.log.retention import Need, Places, clean, needed_bytes, worth_cleaning
 from martlet.log.storage import Segment, Storage
 
 _DROP_ROWS = 1 << 14
 """An index file is begun anew when so many of its rows, and half of all, are not needed."""
 _WRITTEN_AT_ONCE = 8
+_ROWS_AT_ONCE = 1 << 16
 MOST_MORE_SPARES = 16
 """How many segments a busy broker keeps to be written again, beside the usual ones."""
 MOST_SYNCED = 64
@@ -45,6 +49,8 @@ class CheckpointJob:
     dropped: list[str] = field(default_factory=list)
     passed: dict[Topic, int] = field(default_factory=dict)
     """Up to where each topic's channels are through what was emptied."""
+    floors: dict[Topic, int] = field(default_factory=dict)
+    """What of each topic was taken to be needed."""
 
     def save(self) -> None:
         """Make the indexes and then the checkpoint durable, the log being so already."""
@@ -53,12 +59,25 @@ class CheckpointJob:
         self.storage.replace(checkpoint.NAME, self.content)
 
 
+def count_needs(broker: Broker) -> Iterator[None]:
+    """Count what is needed of the log from each topic's floor on, some rows at a time, so that
+    `begin_checkpoint` has few left: there may be millions.
+    """
+    places = Places(broker.log.segments)
+    for topic in list(broker.topics.values()):
+        queue, floor = topic.queue, topic.floor
+        index = queue.index
+        row = index.end_row if floor >= queue.end_offset else index.find(floor)
+        yield from queue.tally.count(places, row)
+
+
 def needs(broker: Broker) -> list[Need]:
     """What the broker's queues need of the log."""
+    for _ in count_needs(broker):
+        pass
     return [
-        Need(topic.queue.index, lowest)
+        Need(topic.queue.index, topic.queue.tally, topic.stragglers_below(topic.floor))
         for topic in broker.topics.values()
-        if (lowest := topic.lowest_needed) < topic.queue.end_offset
     ]
 
 
@@ -109,10 +128,17 @@ def begin_checkpoint(broker: Broker) -> CheckpointJob:
         epoch=log.epoch,
         stored_at_ns=broker.clock(),
     )
-    passed = {topic: topic.passed for topic in broker.topics.values() if topic.voids}
-    flush = log.flush_job()
-    dropped = broker.dropped_names.copy()
-    return CheckpointJob(log.storage, flush, names, content, free, to_clean, dropped, passed)
+    return CheckpointJob(
+        log.storage,
+        log.flush_job(),
+        names,
+        content,
+        free,
+        to_clean,
+        broker.dropped_names.copy(),
+        {topic: topic.passed for topic in broker.topics.values() if topic.voids},
+        {topic: topic.floor for topic in broker.topics.values()},
+    )
 
 
 def _write_indexes(broker: Broker) -> list[str]:
@@ -140,12 +166,22 @@ def _shorten_indexes(broker: Broker, free: list[Segment]) -> list[str]:
         rows_gone = row - index.first_row
         if rows_gone < max(_DROP_ROWS, (index.end_row - index.first_row) // 2):
             continue
-        while row > index.first_row and index.row(row - 1).position >= oldest:
-            row -= 1
+        row = _first_from(index, row, oldest)
         if row > index.first_row:
             dropped.append(index.name)
             index.drop_before(row)
     return dropped
+
+
+def _first_from(index: Index, row: int, position: int) -> int:
+    """The first of the rows before a row that are all at a position or behind it."""
+    while row > index.first_row:
+        start = max(index.first_row, row - _ROWS_AT_ONCE)
+        below = np.flatnonzero(index.array(start, row)["position"] < position)
+        if len(below):
+            return start + int(below[-1]) + 1
+        row = start
+    return row
 
 
 def allow_spares(broker: Broker) -> None:
@@ -165,24 +201,43 @@ def end_checkpoint(broker: Broker, job: CheckpointJob) -> None:
     Raises WritesRefused where cleaning found no room, or a flush has failed meanwhile: then the
     log is kept whole.  Nothing is lost by that.
     """
+    for _ in end_some(broker, job):
+        pass
+
+
+def end_some(broker: Broker, job: CheckpointJob) -> Iterator[None]:
+    """The same, in turns, since there may be very much to look at. The next checkpoint is not
+    begun before this one has ended.
+    """
     log = broker.log
     if log.failed is not None:
         raise WritesRefused(log.failed)
     log.flushed(job.flush)
     allow_spares(broker)
+    # A channel made meanwhile may begin before what was needed then: the next one lets go.
+    if all(
+        topic.floor >= floor or broker.by_id.get(topic.id) is not topic
+        for topic, floor in job.floors.items()
+    ):
+        _let_go(broker, job)
+    log.look_for_room()
+    if job.to_clean is not None and job.to_clean in log.segments:
+        try:
+            yield from count_needs(broker)
+            yield from clean(log, job.to_clean, needs(broker))
+        except BadRecord as error:
+            # Who is to get it is told again. The segment goes when nobody needs it.
+            broker.left_alone.add(job.to_clean.base)
+            broker.lost("", "", 0, 0, f"a segment can not be cleaned: {error}")
+
+
+def _let_go(broker: Broker, job: CheckpointJob) -> None:
+    log = broker.log
     for segment in job.free:
         log.retire(segment)
         broker.left_alone.discard(segment.base)
-    log.look_for_room()
     for name in job.dropped:
         log.storage.remove(name)
         broker.dropped_names.remove(name)
     for topic, passed in job.passed.items():
         topic.drop_voids(passed)
-    if job.to_clean is not None and job.to_clean in log.segments:
-        try:
-            clean(log, job.to_clean, needs(broker))
-        except BadRecord as error:
-            # Who is to get it is told again. The segment goes when nobody needs it.
-            broker.left_alone.add(job.to_clean.base)
-            broker.lost("", "", 0, 0, f"a segment can not be cleaned: {error}")

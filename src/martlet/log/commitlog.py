@@ -91,6 +91,8 @@ class CommitLog:
         """How many segments were begun; its owner may count it down."""
         self.refused_count = 0
         """How many appends were refused."""
+        self.retired_count = 0
+        """How many segments were let go."""
         self._segment_bytes = segment_bytes
         self._bases = [segment.base for segment in segments]
         self._dirty = [s for s in segments if s.base + s.capacity > durable_position]
@@ -338,4 +340,5 @@ class CommitLog:
         assert segment is not self._current and segment not in self._dirty
         number = self._bases.index(segment.base)
         del self._bases[number], self.segments[number]
+        self.retired_count += 1
         self.storage.retire(segment)

@@ -230,6 +230,28 @@ class Index:
             return number
         return number + 1
 
+    def holding(self, offsets: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.int64], Rows]:
+        """The rows that hold any of some rising offsets, and their numbers."""
+        begins = np.array([entry.first_offset for entry in self._tail], np.uint64)
+        numbers = self._tail_row + np.searchsorted(begins, offsets, "right") - 1
+        if self._tail_row > self.first_row:
+            stored = self._file_rows()["first_offset"][: self._tail_row - self.first_row]
+            in_file = self.first_row + np.searchsorted(stored, offsets, "right") - 1
+            numbers = np.where(numbers < self._tail_row, in_file, numbers)
+        numbers = np.unique(numbers[numbers >= self.first_row])
+        stored_count = int(np.searchsorted(numbers, self._tail_row))
+        rows = np.empty(len(numbers), ENTRY)
+        if stored_count:
+            rows[:stored_count] = self._file_rows()[numbers[:stored_count] - self.first_row]
+            for number in self._moved.keys() & set(numbers[:stored_count].tolist()):
+                rows[np.searchsorted(numbers, number)] = self._moved[number]
+        for place in range(stored_count, len(numbers)):
+            rows[place] = self._tail[int(numbers[place]) - self._tail_row]
+        ends = rows["first_offset"] + rows["count"]
+        at = np.searchsorted(offsets, rows["first_offset"])
+        held = (at < len(offsets)) & (offsets[np.minimum(at, len(offsets) - 1)] < ends)
+        return numbers[held], rows[held]
+
     def count_deferred(self, first: int, end: int) -> int:
         """How many of the messages from offset `first` up to `end` are deferred ones."""
         stop = min(self.find(end) + 1, self.end_row)
@@ -290,12 +312,17 @@ class Index:
             return False
 
     def fill(self, rows: Rows) -> None:
-        """Take these rows in place of all others."""
+        """Take these rows in place of all others; in memory, where the disk is full."""
         self._tail = []
         self._moved.clear()
         self.first_row = self._stored_end = self._tail_row = 0
         self._mapped = None
-        self._storage.write_at(self.name, rows.tobytes(), 0)
+        self._crc = 0
+        try:
+            self._storage.write_at(self.name, rows.tobytes(), 0)
+        except OSError:
+            self._tail = [Entry._make(row) for row in rows.tolist()]
+            return
         self._stored_end = self._tail_row = len(rows)
         self._crc = crc32c(rows.tobytes())
         self.synced = False

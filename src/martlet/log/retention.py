@@ -1,5 +1,8 @@
 """Retention: which segments are still needed, and by how much.
 
+A queue needs every batch from its floor on, and below that those that hold a straggler, which may
+be as old as it likes without keeping what is between.
+
 One log for all topics means that one forgotten channel of a small topic could pin everybody's
 segments.  So a segment of which little is needed is cleaned: the batches that are needed are
 appended again under their offsets, the index points to the new place, and the next checkpoint
@@ -8,10 +11,11 @@ finds the segment free.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from martlet.log.commitlog import CommitLog
 from martlet.log.index import Entry, Index, Rows
@@ -22,34 +26,131 @@ CLEAN_BELOW = 0.25
 CLEAN_FROM_SEGMENTS = 4
 """With fewer segments than this there is no need to clean."""
 
-_ROWS_AT_ONCE = 1 << 16
+_ROWS_AT_ONCE = 1 << 14
+_MOVED_AT_ONCE = 256
+
+
+class Places:
+    """In which of a log's segments positions are."""
+
+    def __init__(self, segments: list[Segment]) -> None:
+        self._segments = segments
+        self._known = (0, -1)
+        self.bases = self._ends = np.empty(0, np.uint64)
+
+    def find(self, positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+        """The number of each position's segment among `bases`; -1 where it has gone."""
+        segments = self._segments
+        known = (len(segments), segments[-1].base if segments else -1)
+        if known != self._known:
+            self._known = known
+            self.bases = np.array([s.base for s in segments], np.uint64)
+            self._ends = np.array([s.base + s.capacity for s in segments], np.uint64)
+        numbers = np.searchsorted(self.bases, positions, "right") - 1
+        if len(self._ends):
+            numbers[positions >= self._ends[numbers]] = -1
+        return numbers
+
+
+class Tally:
+    """How many bytes of each segment the batches of an index take up, from one row on.
+
+    Each row is counted when it comes and when it goes, so that to know the sum costs the same
+    however many there are.
+    """
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self.first_row = self.end_row = index.first_row
+        self.bytes_by_base: dict[int, int] = {}
+
+    def count(self, places: Places, first_row: int) -> Iterator[None]:
+        """Go on to count the rows from `first_row` on and no others, some at a time."""
+        index = self._index
+        first_row = max(first_row, index.first_row)
+        if first_row >= self.end_row:
+            self.bytes_by_base.clear()
+            self.first_row = self.end_row = first_row
+        while self.first_row < first_row:
+            end = min(first_row, self.first_row + _ROWS_AT_ONCE)
+            self._add(places, self.first_row, end, -1)
+            self.first_row = end
+            yield
+        while self.first_row > first_row:
+            start = max(first_row, self.first_row - _ROWS_AT_ONCE)
+            self._add(places, start, self.first_row, 1)
+            self.first_row = start
+            yield
+        while self.end_row < index.end_row:
+            end = min(index.end_row, self.end_row + _ROWS_AT_ONCE)
+            self._add(places, self.end_row, end, 1)
+            self.end_row = end
+            yield
+
+    def _add(self, places: Places, start: int, end: int, sign: int) -> None:
+        for base, length in bytes_by_base(places, self._index.array(start, end)).items():
+            self._change(base, sign * length)
+
+    def _change(self, base: int, length: int) -> None:
+        left = self.bytes_by_base.get(base, 0) + length
+        if left:
+            self.bytes_by_base[base] = left
+        else:
+            del self.bytes_by_base[base]
+
+    def moved(self, row: int, length: int, before: int, after: int) -> None:
+        """A row's batch was appended again: it was in the segment of one base, and is in that of
+        another.
+        """
+        if self.first_row <= row < self.end_row:
+            self._change(before, -length)
+            self._change(after, length)
+
+
+def bytes_by_base(places: Places, rows: Rows) -> dict[int, int]:
+    """How many bytes of each segment some rows' batches take up."""
+    numbers = places.find(rows["position"])
+    known = numbers >= 0
+    sums = np.bincount(numbers[known], rows["length"][known].astype(np.float64))
+    return {int(places.bases[number]): int(sums[number]) for number in np.flatnonzero(sums)}
 
 
 @dataclass(frozen=True)
 class Need:
-    """What a queue needs of the log: the batches that reach beyond an offset."""
+    """What a queue needs of the log: the batches that reach beyond an offset, all of which its
+    tally counts, and those that hold some offsets below.
+    """
 
     index: Index
-    lowest_offset: int
+    tally: Tally
+    below: npt.NDArray[np.uint64]
 
-    def rows(self) -> Iterator[Rows]:
-        """The rows of those batches, some at a time: there may be millions."""
-        index = self.index
-        for start in range(index.find(self.lowest_offset), index.end_row, _ROWS_AT_ONCE):
-            yield index.array(start, start + _ROWS_AT_ONCE)
+    def single_rows(self) -> tuple[npt.NDArray[np.int64], Rows]:
+        """Those of the second kind, and their numbers."""
+        if not len(self.below):
+            return np.empty(0, np.int64), self.index.array(0, 0)
+        numbers, rows = self.index.holding(self.below)
+        single = numbers < self.tally.first_row
+        return numbers[single], rows[single]
+
+    def bytes_by_base(self, places: Places) -> Mapping[int, int]:
+        """How much it needs of each segment."""
+        total = self.tally.bytes_by_base
+        if len(self.below):
+            total = dict(total)
+            for base, length in bytes_by_base(places, self.single_rows()[1]).items():
+                total[base] = total.get(base, 0) + length
+        return total
 
 
 def needed_bytes(segments: list[Segment], needs: Iterable[Need]) -> list[int]:
-    """How many bytes of each segment are needed. `segments` are sorted by base."""
-    bases = np.array([segment.base for segment in segments], np.uint64)
-    total = np.zeros(len(segments), np.int64)
+    """How many bytes of each segment are needed, by needs that are counted."""
+    total: dict[int, int] = {}
+    places = Places(segments)
     for need in needs:
-        for rows in need.rows():
-            places = np.searchsorted(bases, rows["position"], "right") - 1
-            known = places >= 0
-            lengths = rows["length"][known].astype(np.float64)
-            total += np.bincount(places[known], lengths, len(segments)).astype(np.int64)
-    return [int(n) for n in total]
+        for base, length in need.bytes_by_base(places).items():
+            total[base] = total.get(base, 0) + length
+    return [total.get(segment.base, 0) for segment in segments]
 
 
 def worth_cleaning(
@@ -74,22 +175,38 @@ def worth_cleaning(
     return segments[number] if part < CLEAN_BELOW else None
 
 
-def clean(log: CommitLog, segment: Segment, needs: Iterable[Need]) -> int:
-    """Append again what is needed of a segment. Returns how many bytes were copied.
+def clean(log: CommitLog, segment: Segment, needs: Iterable[Need]) -> Iterator[None]:
+    """Append again what is needed of a segment, some rows at a time.
 
-    Raises WritesRefused.
+    Raises:
+        BadRecord: something of it does not verify.
+        WritesRefused: there is no room.
     """
-    copied = 0
-    end = segment.base + segment.capacity
     for need in needs:
-        index = need.index
-        for rows in need.rows():
-            inside = (rows["position"] >= segment.base) & (rows["position"] < end)
-            for row in rows[inside].tolist():
-                entry = Entry._make(row)
-                at = entry.position - segment.base
-                record = bytearray(segment.view[at : at + entry.length])
-                position = log.append_again(record)
-                index.move(entry.first_offset, position)
-                copied += len(record)
-    return copied
+        yield from _move(log, segment, need, *need.single_rows())
+        tally = need.tally
+        row, end = tally.first_row, tally.end_row
+        while row < end and segment.base in tally.bytes_by_base:
+            rows = need.index.array(row, min(end, row + _ROWS_AT_ONCE))
+            yield from _move(log, segment, need, np.arange(row, row + len(rows)), rows)
+            row += len(rows)
+            yield
+
+
+def _move(
+    log: CommitLog, segment: Segment, need: Need, numbers: npt.NDArray[np.int64], rows: Rows
+) -> Iterator[None]:
+    """Append again those of some rows' batches that are in a segment."""
+    end = segment.base + segment.capacity
+    inside = (rows["position"] >= segment.base) & (rows["position"] < end)
+    inside_rows = zip(numbers[inside].tolist(), rows[inside].tolist(), strict=True)
+    for count, (number, row) in enumerate(inside_rows, 1):
+        entry = Entry._make(row)
+        at = entry.position - segment.base
+        position = log.append_again(bytearray(segment.view[at : at + entry.length]))
+        need.index.move(entry.first_offset, position)
+        now_in = log.find(position)
+        assert now_in is not None
+        need.tally.moved(number, entry.length, segment.base, now_in.base)
+        if count % _MOVED_AT_ONCE == 0:
+            yield

@@ -18,11 +18,12 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from martlet.log import checkpoint
 from martlet.log.folder import Folder, LookedAtSegment
@@ -47,8 +48,9 @@ _LONE_HEAD = struct.Struct(">II10x16s")
 _END = struct.Struct("<I")
 _ID = re.compile(rb"[0-9a-f]{16}")
 _LOOKS = 3
-_NOTHING = 1 << 63
-"""Behind every offset there is."""
+Needed = tuple[int, Sequence[int]]
+"""Every message from an offset on, and those at some offsets below, which rise."""
+_NOTHING: Needed = (1 << 63, ())
 _MOST_TOLD = 100
 """After so many places of damage the rest is only counted."""
 
@@ -99,23 +101,23 @@ class _StoredIndex:
     queue: int
     name: str
     rows: Rows
-    needed_from: int
-    """The offset below which no channel needs anything."""
+    needed: Needed
+    """What channels need of it."""
 
 
-NeededFrom = Callable[[checkpoint.Checkpoint], Mapping[int, int]]
-"""Tells, by topic number, below which offset no channel needs anything: the journal's meaning is
-not known here.  Of topics that it leaves out nothing is needed."""
+NeededBy = Callable[[checkpoint.Checkpoint], Mapping[int, Needed]]
+"""Tells what channels need by topic number: the journal's meaning is not known here.  Of topics
+that it leaves out nothing is needed."""
 
 
-def _nothing_needed(loaded: checkpoint.Checkpoint) -> Mapping[int, int]:
+def _nothing_needed(loaded: checkpoint.Checkpoint) -> Mapping[int, Needed]:
     return {}
 
 
 def verify(
     folder: Folder,
     progress: Callable[[int, int], None] = lambda done, all: None,
-    needed_from: NeededFrom = _nothing_needed,
+    needed_by: NeededBy = _nothing_needed,
 ) -> Found:
     """Verify everything in a data folder.
 
@@ -125,13 +127,13 @@ def verify(
     Args:
         folder: where.
         progress: told of bytes done and of all bytes, after each segment.
-        needed_from: tells what channels need, by a checkpoint.
+        needed_by: tells what channels need, by a checkpoint.
     """
-    found = _verify_once(folder, progress, needed_from)
+    found = _verify_once(folder, progress, needed_by)
     looks = 1
     while found.in_use and found.damage and looks < _LOOKS:
         seen = set(found.damage)
-        found = _verify_once(folder, progress, needed_from)
+        found = _verify_once(folder, progress, needed_by)
         found.damage = [text for text in found.damage if text in seen]
         found.damage_count = len(found.damage)
         looks += 1
@@ -139,12 +141,12 @@ def verify(
 
 
 def _verify_once(
-    folder: Folder, progress: Callable[[int, int], None], needed_from: NeededFrom
+    folder: Folder, progress: Callable[[int, int], None], needed_by: NeededBy
 ) -> Found:
     found = Found(str(folder.path), folder.in_use)
     # The files that point into the log come first, so that a broker that goes on meanwhile does
     # not make them point behind what was read.
-    position, indexes = _checkpoint(folder, found, needed_from)
+    position, indexes = _checkpoint(folder, found, needed_by)
     segments = folder.segments()
     found.segments = len(segments)
     _segments_in_order(segments, found)
@@ -318,7 +320,7 @@ def _judge_damage(report: Report, segments: list[Segment], found: Found) -> None
 
 
 def _checkpoint(
-    folder: Folder, found: Found, needed_from: NeededFrom
+    folder: Folder, found: Found, needed_by: NeededBy
 ) -> tuple[int, list[_StoredIndex]]:
     """The position that the checkpoint is of, and the indexes that it counts."""
     loaded = checkpoint.load(folder)
@@ -328,7 +330,7 @@ def _checkpoint(
         )
         return 0, []
     fields = json.loads(loaded.entries[0][2])
-    needed = needed_from(loaded)
+    needed = needed_by(loaded)
     indexes: list[_StoredIndex] = []
     for topic, (first_row, stored, _) in fields["indexes"].items():
         index = _index(folder, int(topic), first_row, stored, needed.get(int(topic), _NOTHING))
@@ -341,7 +343,7 @@ def _checkpoint(
 
 
 def _index(
-    folder: Folder, topic: int, first_row: int, stored: int, needed_from: int
+    folder: Folder, topic: int, first_row: int, stored: int, needed_by: Needed
 ) -> _StoredIndex | str:
     name = index_name(topic, 0, first_row)
     data = folder.read(name) if stored else b""
@@ -349,7 +351,7 @@ def _index(
         return f"the index {name} is missing"
     if len(data) < stored * ENTRY.itemsize:
         return f"the index {name} is cut: {len(data)} bytes hold no {stored} rows"
-    return _StoredIndex(topic, 0, name, np.frombuffer(data, ENTRY, stored), needed_from)
+    return _StoredIndex(topic, 0, name, np.frombuffer(data, ENTRY, stored), needed_by)
 
 
 def _index_rows(index: _StoredIndex, segments: list[Segment], found: Found) -> None:
@@ -357,7 +359,10 @@ def _index_rows(index: _StoredIndex, segments: list[Segment], found: Found) -> N
     rows = index.rows
     found.index_rows += len(rows)
     ends = rows["first_offset"] + rows["count"]
-    for row in np.flatnonzero(ends[:-1] != rows["first_offset"][1:]).tolist():
+    # Below the floor there is only what holds a straggler, in an index that was made from the log.
+    floor = index.needed[0]
+    begins = rows["first_offset"][1:]
+    for row in np.flatnonzero((ends[:-1] != begins) & (begins > floor)).tolist():
         found.add_damage(
             f"the index {index.name}: row {row} ends at offset {ends[row]}, and the next begins"
             f" at {rows['first_offset'][row + 1]}"
@@ -385,10 +390,20 @@ def _index_rows(index: _StoredIndex, segments: list[Segment], found: Found) -> N
                     f"the index {index.name}: row {row} (offset {first_offset}) points to"
                     f" position {position}: {trouble}"
                 )
-    missing = rows[~held & (ends > index.needed_from)]
+    missing = rows[~held & _is_needed(rows, index.needed)]
     if len(missing):
         found.add_damage(
             f"the index {index.name}: {int(missing['count'].sum())} messages that channels need,"
             f" offsets {missing['first_offset'][0]} to"
             f" {missing['first_offset'][-1] + missing['count'][-1] - 1}, are in no segment"
         )
+
+
+def _is_needed(rows: Rows, by: Needed) -> npt.NDArray[np.bool_]:
+    floor, below = by
+    begins = rows["first_offset"]
+    ends = begins + rows["count"]
+    offsets = np.array([*below, np.iinfo(np.uint64).max], np.uint64)
+    next_below = offsets[np.searchsorted(offsets, begins)]
+    needed: npt.NDArray[np.bool_] = (ends > floor) | (next_below < ends)
+    return needed

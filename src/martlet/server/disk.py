@@ -10,13 +10,15 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 
 from martlet.broker.broker import Broker
 from martlet.broker.errors import WritesRefused
 from martlet.broker.upkeep import (
     CheckpointJob,
     begin_checkpoint,
-    end_checkpoint,
+    count_needs,
+    end_some,
     write_some_indexes,
 )
 from martlet.log.commitlog import FlushJob
@@ -103,7 +105,7 @@ class Disk:
         self._checkpointing = True
         began = self._loop.time()
         try:
-            for _ in write_some_indexes(self._broker):
+            for _ in chain(write_some_indexes(self._broker), count_needs(self._broker)):
                 await asyncio.sleep(0)
             job = begin_checkpoint(self._broker)
             done = await self._run_checkpoint(job)
@@ -132,7 +134,8 @@ class Disk:
         await self._loop.run_in_executor(self._thread, job.save)
         self.checkpoint_position = job.flush.position
         try:
-            end_checkpoint(self._broker, job)
+            for _ in end_some(self._broker, job):
+                await asyncio.sleep(0)
         except WritesRefused as error:
             self._log.warning("cleaning found no room: %s", error)
         self._on_durable()

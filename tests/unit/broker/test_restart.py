@@ -710,6 +710,26 @@ def test_a_topic_whose_going_on_was_lost_is_paused_behind_what_its_channels_saw(
     assert client.bodies == [b"2"], "what was finished comes again"
 
 
+def test_a_channel_that_began_behind_a_pause_whose_end_was_lost_gets_nothing_before_it() -> None:
+    core = Core()
+    core.channel("t", "first")
+    topic = core.broker.topics["t"]
+    topic.set_paused(True)
+    core.publish("t", b"1")
+    topic.set_paused(False)
+    lost = topology_positions(core)[-1]
+    late = core.channel("t", "late")
+    assert topology_positions(core)[-1] != lost
+    damage(core, lost)
+    core.kill()
+    topic = core.broker.topics["t"]
+    assert topic.paused
+    late = core.channel("t", "late")
+    topic.set_paused(False)
+    assert (late.depth, late.message_count) == (0, 0)
+    assert core.channel("t", "first").depth == 1
+
+
 def test_a_first_channel_counts_none_of_what_was_emptied() -> None:
     core = Core()
     core.channel("t")
@@ -767,3 +787,68 @@ def test_files_to_be_dropped_are_remembered_when_a_checkpoint_fails() -> None:
     core.checkpoint()
     assert core.storage.names("index") == []
     assert core.broker.dropped_names == []
+
+
+@pytest.mark.parametrize("restart", ["kill", "stop"])
+def test_a_message_that_fails_for_ever_does_not_keep_a_hundred_segments(restart: str) -> None:
+    core = Core(max_timeout_ns=1000 * SECOND_NS)
+    client = core.client("t").ready(1000)
+    core.publish("t", b"fails")
+    log = core.broker.log
+    for _ in range(100):
+        core.fill("t", 1)
+        client.requeue(-len(client.got), SECOND_NS)
+        for number, message in enumerate(client.got):
+            if message.body != b"fails":
+                client.finish(number)
+        client.got.clear()
+        core.checkpoint()
+        core.wait(SECOND_NS)
+        assert [message.body for message in client.got] == [b"fails"]
+    core.checkpoint()
+    assert log.position > 100 * core.segment_bytes
+    assert len(log.segments) <= 6
+    queue = core.broker.topics["t"].queue
+    assert queue.first_stored_offset == 0
+    getattr(core, restart)()
+    queue = core.broker.topics["t"].queue
+    again = core.client("t").ready(10)
+    assert again.bodies == [b"fails"]
+    assert core.lost == []
+    assert queue.end_offset - queue.start_offset <= 100, "what is behind it is no hole"
+
+
+def test_segments_are_kept_for_a_channel_that_begins_behind_what_a_checkpoint_took_as_needed() -> (
+    None
+):
+    core = Core()
+    client = core.client("t", "first").ready(1000)
+    bodies = core.fill("t", 5)
+    client.finish()
+    topic = core.broker.topics["t"]
+    job = begin_checkpoint(core.broker)
+    assert job.free
+    late = topic.channel("late", start=topic.queue.start_offset)
+    job.flush.run()
+    job.save()
+    end_checkpoint(core.broker, job)
+    assert late.depth == len(bodies)
+    assert core.client("t", "late").ready(1000).bodies == bodies
+    assert core.lost == []
+
+
+def test_a_broker_that_lost_its_indexes_starts_on_a_full_disk() -> None:
+    core = Core()
+    core.channel("t")
+    bodies = core.fill("t", 2)
+    core.checkpoint()
+    for name in core.storage.names("index"):
+        core.storage.remove(f"index/{name}")
+    core.storage.capacity_bytes = core.storage.used_bytes
+    core.kill()
+    assert core.client("t").ready(1000).bodies == bodies
+    core.storage.capacity_bytes = None
+    core.checkpoint()
+    core.kill()
+    assert core.restored.notes == []
+    assert core.channel("t").depth == len(bodies)

@@ -2,13 +2,14 @@
 
 from random import Random
 
+import numpy as np
 import pytest
 
 from martlet.log import retention
 from martlet.log.commitlog import CommitLog
 from martlet.log.index import Entry, Index
 from martlet.log.record import Flag, Kind, journal_record, read_record
-from martlet.log.retention import Need, clean, needed_bytes, worth_cleaning
+from martlet.log.retention import Need, Places, Tally, clean, needed_bytes, worth_cleaning
 from martlet.testing import SimulatedStorage
 
 SEGMENT_BYTES = 4096
@@ -46,28 +47,100 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Log:
     return made
 
 
+def need(made: Log, index: Index, first_row: int, *below: int) -> Need:
+    """All from a row on, and some rows below. A row is an offset here."""
+    tally = Tally(index)
+    for _ in tally.count(Places(made.log.segments), first_row):
+        pass
+    return Need(index, tally, np.array(below, np.uint64))
+
+
+def bytes_of(made: Log, index: Index, rows: range | list[int]) -> list[int]:
+    """How many bytes of each segment some rows take up."""
+    wanted = [0] * len(made.log.segments)
+    for row in rows:
+        wanted[index.row(row).position // SEGMENT_BYTES] += RECORD_BYTES
+    return wanted
+
+
 def test_needed_bytes_are_those_of_batches_beyond_an_offset(made: Log) -> None:
     segments = made.log.segments
     for lowest in (0, 1, 33, 99, 100):
-        wanted = [0] * len(segments)
-        for row in range(lowest, 100):
-            wanted[made.big.row(row).position // SEGMENT_BYTES] += RECORD_BYTES
-        assert needed_bytes(segments, [Need(made.big, lowest)]) == wanted
-    both = needed_bytes(segments, [Need(made.big, 0), Need(made.small, 0)])
+        wanted = bytes_of(made, made.big, range(lowest, 100))
+        assert needed_bytes(segments, [need(made, made.big, lowest)]) == wanted
+    both = needed_bytes(segments, [need(made, made.big, 0), need(made, made.small, 0)])
     assert sum(both) == 103 * RECORD_BYTES
     assert needed_bytes(segments, []) == [0] * len(segments)
 
 
+@pytest.mark.parametrize("written", [False, True])
+def test_needed_bytes_of_single_batches_are_counted_beside_those_from_the_floor_on(
+    made: Log, written: bool
+) -> None:
+    if written:
+        made.big.write()
+        made.append(made.big, 1)
+    needs = [need(made, made.big, 90, 0, 1, 40, 89, 95)]
+    wanted = bytes_of(made, made.big, [0, 1, 40, 89, *range(90, made.big.end_row)])
+    assert needed_bytes(made.log.segments, needs) == wanted
+
+
+def test_a_tally_follows_the_rows_wherever_the_floor_goes(made: Log) -> None:
+    places = Places(made.log.segments)
+    tally = Tally(made.big)
+    looked: list[tuple[int, int]] = []
+    array = made.big.array
+
+    def noting(start: int, end: int) -> object:
+        looked.append((start, end))
+        return array(start, end)
+
+    made.big.array = noting  # type: ignore[method-assign, assignment]
+    random = Random(4)
+    floors = [0, 3, 60, 20, 100, 40, *(random.randrange(100) for _ in range(50))]
+    for number, floor in enumerate(floors):
+        if number % 4 == 0:
+            made.append(made.big, 1)
+        steps = tally.count(places, floor)
+        for _ in range(random.randrange(4)):
+            next(steps, None)
+        for _ in tally.count(places, floor):
+            pass
+        wanted = bytes_of(made, made.big, range(floor, made.big.end_row))
+        assert [tally.bytes_by_base.get(s.base, 0) for s in made.log.segments] == wanted
+    assert max(end - start for start, end in looked) == 7
+    looked.clear()
+    assert list(tally.count(places, floors[-1])) == []
+    assert looked == [], "nothing has changed, so nothing is looked at"
+
+
+def segment_base(position: int) -> int:
+    return position // SEGMENT_BYTES * SEGMENT_BYTES
+
+
+def test_places_of_segments_that_have_gone_are_none(made: Log) -> None:
+    places = Places(made.log.segments)
+    places.find(np.empty(0, np.uint64))
+    positions = np.array([made.big.row(row).position for row in range(100)], np.uint64)
+    before = [segment_base(int(position)) for position in positions]
+    assert places.bases[places.find(positions)].tolist() == before
+    gone = made.log.segments[3]
+    made.log.flushed(made.log.flush_job())
+    made.log.retire(gone)
+    numbers = places.find(positions)
+    assert [n < 0 for n in numbers] == [base == gone.base for base in before]
+
+
 def test_cleaning_moves_what_is_needed_and_frees_the_segment(made: Log) -> None:
     log = made.log
-    needs = [Need(made.big, 100), Need(made.small, 0)]
+    needs = [need(made, made.big, 99, 4), need(made, made.small, 0)]
     needed = needed_bytes(log.segments, needs)
-    segment = worth_cleaning(log, needed)
-    assert segment is not None
-    number = log.segments.index(segment)
-    assert 0 < needed[number] < SEGMENT_BYTES / 4
-    assert clean(log, segment, needs) == needed[number]
-    assert needed_bytes(log.segments, needs)[number] == 0
+    segment = log.segments[0]
+    assert needed[0] == 2 * RECORD_BYTES, "one row of either"
+    assert worth_cleaning(log, needed, [s.base for s in log.segments[1:]]) is segment
+    for _ in clean(log, segment, needs):
+        pass
+    assert needed_bytes(log.segments, needs)[0] == 0
     assert sum(needed_bytes(log.segments, needs)) == sum(needed)
     for row in range(made.small.end_row):
         entry = made.small.row(row)
@@ -83,12 +156,12 @@ def test_cleaning_moves_what_is_needed_and_frees_the_segment(made: Log) -> None:
 
 def test_full_segments_and_few_of_them_are_left_alone(made: Log) -> None:
     log = made.log
-    everything = [Need(made.big, 0), Need(made.small, 0)]
+    everything = [need(made, made.big, 0), need(made, made.small, 0)]
     assert worth_cleaning(log, needed_bytes(log.segments, everything)) is None
     nothing = needed_bytes(log.segments, [])
     assert worth_cleaning(log, nothing) is None
-    needed = needed_bytes(log.segments, [Need(made.small, 0)])
+    needed = needed_bytes(log.segments, [need(made, made.small, 0)])
     assert worth_cleaning(log, needed) is log.segments[0]
     assert worth_cleaning(log, needed, [log.segments[0].base]) not in (None, log.segments[0])
     del log.segments[3:]
-    assert worth_cleaning(log, needed_bytes(log.segments, [Need(made.small, 0)])) is None
+    assert worth_cleaning(log, needed_bytes(log.segments, [need(made, made.small, 0)])) is None
