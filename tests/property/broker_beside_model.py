@@ -21,6 +21,7 @@ from martlet.broker.channel import Channel
 from martlet.broker.consumer import Consumer
 from martlet.broker.cursor import Cursor
 from martlet.broker.errors import WritesRefused
+from martlet.broker.latency import quantiles
 from martlet.broker.restore import Restored, restore
 from martlet.broker.topic import Topic
 from martlet.broker.upkeep import CheckpointJob
@@ -78,6 +79,7 @@ class BesideModel(RuleBasedStateMachine):
             EdgeRandom(self.seed),
             segment_bytes=SEGMENT_BYTES,
             max_timeout_ns=MAX_TIMEOUT_NS,
+            latency_window_ns=10**18,
             on_lost=lambda *what: self.lost.append(what),
         )
         self.real.clear()
@@ -319,6 +321,8 @@ class BesideModel(RuleBasedStateMachine):
         assert real.requeue_count == channel.requeue_count
         assert real.timeout_count == channel.timeout_count
         assert real.message_count == channel.message_count
+        assert real.latency is not None
+        assert quantiles([real.latency], [1.0])[0] == real.finishes.count
         for consumer in channel.consumers:
             known = self.real[consumer]
             assert known.in_flight_count == len(consumer.in_flight)
