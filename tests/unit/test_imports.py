@@ -23,12 +23,13 @@ MAY_IMPORT = {
     "testing": {"protocol"} | DOORS | LOWER,
     "admin": {"client"} | LOWER,
     "spark": {"client"} | LOWER,
-    "client": {"protocol"},
+    "client": {"layer", "protocol"},
     "tools": {"client"},
     # Its HTTP door and its listening sockets are those of the broker.
-    "lookup": {"protocol", "server"} | LOWER,
-    "server": {"protocol"} | LOWER,
+    "lookup": {"layer", "protocol", "server"} | LOWER,
+    "server": {"layer", "protocol"} | LOWER,
     "broker": {"log"},
+    "layer": {"protocol"},
     "log": set(),
     "protocol": set(),
     # martlet.options and the modules beside the rooms: everybody may use them.

@@ -100,8 +100,11 @@ def test_every_default_could_be_written_as_a_flag() -> None:
         ({"flush": "never"}, "--flush is 'never'; it must be one of async, sync"),
         ({"auth_http_request_method": "put"}, "must be one of get, post"),
         ({"e2e_processing_latency_percentiles": (1.5,)}, "1.5; it must be over 0, at most 1"),
-        ({"tls_cert": "a.pem"}, "--tls-cert cannot be used: this version has no TLS"),
-        ({"tls_required": TlsRequired.YES}, "--tls-required cannot be used"),
+        (
+            {"tls_required": TlsRequired.YES},
+            "cannot require TLS client connections without TLS key",
+        ),
+        ({"tls_client_auth_policy": "require", "tls_cert": "a"}, "give --tls-cert and --tls-key"),
     ],
 )
 def test_refuses_what_cannot_be(wrong: dict[str, Any], message: str) -> None:

@@ -40,6 +40,12 @@ class BrokerOptions(
                     f"--e2e-processing-latency-percentile is {level}; it must be over 0, at most 1"
                 )
 
+        if self.tls_demanded and not (self.tls_cert and self.tls_key):
+            raise OptionError(
+                "cannot require TLS client connections without TLS key and cert:"
+                " give --tls-cert and --tls-key"
+            )
+
     @property
     def segment_bytes(self) -> int:
         """The size of a segment: as asked, in whole pages. A larger batch gets one of its own."""

@@ -8,7 +8,6 @@ from martlet.duration import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
 from martlet.options.flag import Kind, option
 
 MIB = 1024 * 1024
-_NO_COMPRESSION = "this version offers no compression: clients are told so, and go on without"
 _NO_BUFFER = "a client's wish is checked and answered, but messages are always sent at once"
 
 
@@ -92,17 +91,12 @@ class DeliveryOptions:
         "the time between writes to a client that asks for none",
         instead=_NO_BUFFER,
     )
-    deflate: bool = option(
-        "deflate", Kind.BOOL, True, "let clients ask for deflate", instead=_NO_COMPRESSION
-    )
+    deflate: bool = option("deflate", Kind.BOOL, True, "let clients ask for deflate")
     max_deflate_level: int = option(
         "max-deflate-level",
         Kind.INT,
         6,
         "the highest level of deflate that a client may ask for",
         limits=(1, 9),
-        instead=_NO_COMPRESSION,
     )
-    snappy: bool = option(
-        "snappy", Kind.BOOL, True, "let clients ask for snappy", instead=_NO_COMPRESSION
-    )
+    snappy: bool = option("snappy", Kind.BOOL, True, "let clients ask for snappy")

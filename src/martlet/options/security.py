@@ -41,7 +41,6 @@ _TLS_VERSIONS = (
     ("tls1.3", TlsVersion.TLS1_3),
     ("", TlsVersion.TLS1_0),
 )
-_NO_TLS = "this version has no TLS of its own: put a TLS proxy before the TCP address"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,24 +48,20 @@ class SecurityOptions:
     """Who may connect, and how."""
 
     tls_cert: str = option(
-        "tls-cert", Kind.STRING, "", "the file of the certificate", missing=_NO_TLS, section="TLS"
+        "tls-cert", Kind.STRING, "", "the file of the certificate", section="TLS"
     )
-    tls_key: str = option(
-        "tls-key", Kind.STRING, "", "the file of the certificate's key", missing=_NO_TLS
-    )
+    tls_key: str = option("tls-key", Kind.STRING, "", "the file of the certificate's key")
     tls_root_ca_file: str = option(
         "tls-root-ca-file",
         Kind.STRING,
         "",
         "the file of the authority that clients' certificates are checked with",
-        instead=_NO_TLS,
     )
     tls_client_auth_policy: str = option(
         "tls-client-auth-policy",
         Kind.STRING,
         "",
-        "what is asked of clients' certificates: 'require' or 'require-verify'",
-        missing=_NO_TLS,
+        "what is asked of clients' certificates: 'require' or 'require-verify'; makes TLS required",
     )
     tls_required: TlsRequired = option(  # noqa: RUF009
         "tls-required",
@@ -74,7 +69,6 @@ class SecurityOptions:
         TlsRequired.NO,
         "whether clients must use TLS: true, false, or tcp-https, which leaves HTTP open",
         choices=_TLS_REQUIRED,
-        missing=_NO_TLS,
     )
     tls_min_version: TlsVersion = option(  # noqa: RUF009
         "tls-min-version",
@@ -82,7 +76,6 @@ class SecurityOptions:
         TlsVersion.TLS1_0,
         "the oldest TLS to speak: tls1.0, tls1.1, tls1.2 or tls1.3",
         choices=_TLS_VERSIONS,
-        instead=_NO_TLS,
     )
     auth_http_addresses: tuple[str, ...] = option(
         "auth-http-address",
@@ -100,3 +93,10 @@ class SecurityOptions:
         "how the auth server is asked: get or post",
         choices=(("get", "get"), ("post", "post")),
     )
+
+    @property
+    def tls_demanded(self) -> TlsRequired:
+        """Whether clients must use TLS: as asked, or because something is asked of certificates."""
+        if self.tls_client_auth_policy and self.tls_required is TlsRequired.NO:
+            return TlsRequired.YES
+        return self.tls_required

@@ -62,6 +62,8 @@ class Decoder:
     def __init__(self, limits: Limits, is_valid_name: Callable[[str], bool]) -> None:
         self.limits = limits
         self.state = State.INIT
+        self.needs_tls = False
+        """Whether nothing is allowed before the connection is in TLS, but to ask for it."""
         self.wanted_bytes = 0
         self.longest_lone = min(limits.max_msg_size, LONGEST_LONE_BYTES)
         self._is_valid_name = is_valid_name
@@ -91,6 +93,9 @@ class Decoder:
         if known is not None:
             return self._publish(*known, buffer, at, newline + 1, end)
         words = line.removesuffix(b"\r").split(b" ")
+        if self.needs_tls and words[0] != b"IDENTIFY":
+            name = _text(words[0])
+            raise ProtocolError("E_INVALID", f"cannot {name} in current state (TLS required)")
         allowed = ALLOWED.get(words[0])
         if allowed is None:
             raise ProtocolError("E_INVALID", f"invalid command {_text(words[0])}")

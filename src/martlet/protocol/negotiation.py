@@ -1,13 +1,14 @@
 """Negotiation: what a client asks for in IDENTIFY, and what it gets.
 
-Field by field as nsqd does it, its limits, defaults and texts included.  What this broker does not
-do is answered with false, which every client takes for a no.
+Field by field as nsqd does it, its limits, defaults and texts included.  What this broker is not
+set up to do is answered with false, which every client takes for a no.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from martlet.options import BrokerOptions
 from martlet.protocol.nsq_v2 import ProtocolError
@@ -84,15 +85,38 @@ def _within(value: int, low: int, high: int, text: str) -> int:
     return value
 
 
+class Agreement(NamedTuple):
+    """What was agreed on.
+
+    Attributes:
+        answer: what the client is told: JSON where it negotiates features, else ``OK``.
+        tls: whether the connection goes on in TLS.
+        snappy: whether it goes on compressed by snappy, within TLS where that is on too.
+        deflate_level: at which level it goes on compressed by deflate; 0 if it does not.
+    """
+
+    answer: bytes
+    tls: bool = False
+    snappy: bool = False
+    deflate_level: int = 0
+
+    @property
+    def upgrades(self) -> bool:
+        """Whether the connection goes on in another form."""
+        return self.tls or self.snappy or self.deflate_level > 0
+
+
 def negotiate(
-    fields: dict[str, object], identity: Identity, options: BrokerOptions, version: str
-) -> bytes:
+    fields: dict[str, object],
+    identity: Identity,
+    options: BrokerOptions,
+    version: str,
+    offers_tls: bool = False,
+) -> Agreement:
     """Take a client's wishes over into its identity.
 
-    Returns the answer: JSON where the client negotiates features, else ``OK``.
-
     Raises:
-        ProtocolError: a field of a wrong type or out of its limits.
+        ProtocolError: a field of a wrong type or out of its limits, or two that exclude each other.
     """
     told = _checked(fields)
     for name in _STRINGS:
@@ -105,25 +129,33 @@ def negotiate(
         _within(timeout_ms, _SHORTEST_MS, longest_ms, "msg timeout")
         identity.msg_timeout_ns = timeout_ms * _MILLISECOND_NS
     if not told["feature_negotiation"]:
-        return b"OK"
-    level = _DEFAULT_DEFLATE_LEVEL
+        return Agreement(b"OK")
+    tls = offers_tls and bool(told["tls_v1"])
+    snappy = options.snappy and bool(told["snappy"])
+    deflate = options.deflate and bool(told["deflate"])
+    if deflate and snappy:
+        raise ProtocolError(
+            "E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression"
+        )
+    level = int(str(told["deflate_level"])) if deflate else 0
+    level = min(level if level > 0 else _DEFAULT_DEFLATE_LEVEL, options.max_deflate_level)
     topology = {}
     if options.topology_region or options.topology_zone:
         topology = {
             "topology_region": options.topology_region,
             "topology_zone": options.topology_zone,
         }
-    return json.dumps(
+    answer = json.dumps(
         {
             "max_rdy_count": options.max_rdy_count,
             "version": version,
             "max_msg_timeout": options.max_msg_timeout_ns // _MILLISECOND_NS,
             "msg_timeout": identity.msg_timeout_ns // _MILLISECOND_NS,
-            "tls_v1": False,
-            "deflate": False,
-            "deflate_level": min(level, options.max_deflate_level),
+            "tls_v1": tls,
+            "deflate": deflate,
+            "deflate_level": level,
             "max_deflate_level": options.max_deflate_level,
-            "snappy": False,
+            "snappy": snappy,
             "sample_rate": identity.sample_rate,
             "auth_required": bool(options.auth_http_addresses),
             "output_buffer_size": identity.output_buffer_size,
@@ -132,6 +164,7 @@ def negotiate(
         | topology,
         separators=(",", ":"),
     ).encode()
+    return Agreement(answer, tls, snappy, level if deflate else 0)
 
 
 def _take_times(told: dict[str, object], identity: Identity, options: BrokerOptions) -> None:

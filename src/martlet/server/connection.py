@@ -21,13 +21,16 @@ from martlet.protocol.decoder import Decoder
 from martlet.protocol.negotiation import default_identity, negotiate
 from martlet.server import answer
 from martlet.server.auth import Waits
+from martlet.server.heartbeat import Heartbeat
 from martlet.server.listener import shown_peer
 from martlet.server.output_queue import OutputQueue
+from martlet.server.upgrade import Agreed, Upgrade
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
     from martlet.broker.consumer import Consumer
     from martlet.broker.topic import Topic
+    from martlet.layer.tls import TlsLayer
     from martlet.server.server import Server
 
 _MILLISECOND_NS = 1_000_000
@@ -42,6 +45,7 @@ class Connection(asyncio.BufferedProtocol):
         self._broker = server.broker
         self._turns = server.turns
         self._decoder = Decoder(server.limits, is_valid_name)
+        self._decoder.needs_tls = bool(server.options.tls_demanded)
         self._own: bytearray | None = None
         self._filled = 0
         self.greeted = False
@@ -51,8 +55,10 @@ class Connection(asyncio.BufferedProtocol):
         """Whether the next command waits for an answer from elsewhere."""
         self._owed: deque[tuple[Receipt | None, str, int | bytes]] = deque()
         self._closing = False
-        self._heard = True
-        self._heartbeat: asyncio.TimerHandle | None = None
+        self.heard = True
+        """Whether a command has come since the last heartbeat."""
+        self._heartbeat = Heartbeat(server.loop, self)
+        self._upgrade: Upgrade | None = None
         self.message_counters: dict[str, int] = {}
         """How many messages it has published, by topic."""
 
@@ -63,7 +69,14 @@ class Connection(asyncio.BufferedProtocol):
         """Where it is in its life."""
         return self._decoder.state
 
-    deflate = snappy = tls = False
+    @property
+    def held_up(self) -> bool:
+        """Whether its commands are not read, for one reason or another."""
+        return self._waits or self._output.full
+
+    tls: TlsLayer | None = None
+    snappy = False
+    deflate = False
 
     # the life of a connection
 
@@ -79,14 +92,13 @@ class Connection(asyncio.BufferedProtocol):
         self._output = OutputQueue(self._server.loop, self._transport, self._reads_nothing)
         self.guard = self._server.guard(self)
         self._server.opened(self)
-        self._wait_for_heartbeat()
+        self._heartbeat.start()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has gone."""
         self._closing = True
         self._owed.clear()
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
+        self._heartbeat.stop()
         if self.guard is not None:
             self.guard.close()
         self._output.close()
@@ -107,34 +119,8 @@ class Connection(asyncio.BufferedProtocol):
         self._closing = True
         self._transport.abort()
 
-    # heartbeats
-
-    def _wait_for_heartbeat(self) -> None:
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
-            self._heartbeat = None
-        interval_ns = self.identity.heartbeat_interval_ns
-        if interval_ns:
-            self._silent = 0
-            self._heard = False
-            self._heartbeat = self._server.loop.call_later(interval_ns / 1e9, self._beat)
-
-    def _beat(self) -> None:
-        """Send a heartbeat; close on a client that was silent for two.
-
-        One whose commands are not read, for one reason or another, can not be called silent.
-        """
-        held_up = self._waits or self._output.full
-        self._silent = 0 if self._heard or held_up else self._silent + 1
-        self._heard = False
-        if self._silent >= 2:
-            self._drop("was silent for two heartbeats")
-            return
-        self._transport.write(v2.HEARTBEAT_FRAME)
-        interval_ns = self.identity.heartbeat_interval_ns
-        self._heartbeat = self._server.loop.call_later(interval_ns / 1e9, self._beat)
-
-    def _drop(self, reason: str) -> None:
+    def drop(self, reason: str) -> None:
+        """Close at once on a client that has gone, or as good as."""
         self._server.log.warning("[%s] the client %s: closing", self.remote_address, reason)
         self.abort()
 
@@ -165,12 +151,18 @@ class Connection(asyncio.BufferedProtocol):
                     break
                 start = at
                 command, at = decoded
-                self._heard = True
+                self.heard = True
                 self._handle(command)
         except Waits:
             at = start
             self._waits = True
             self._transport.pause_reading()
+        except Agreed as agreed:
+            self._upgrade = Upgrade(self, agreed.agreement, bytes(buffer[at:end]))
+            self._own = None
+            self._transport.pause_reading()
+            self._begin_upgrade()
+            return
         except v2.ProtocolError as error:
             self.refuse(error)
         except v2.LineTooLong as error:
@@ -190,7 +182,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _read_on(self) -> None:
         """Read the client's commands, unless there is still a reason not to."""
-        if not (self._waits or self._output.full or self._transport.is_closing()):
+        if not (self.held_up or self._upgrade or self._transport.is_closing()):
             self._transport.resume_reading()
 
     def eof_received(self) -> bool:
@@ -267,10 +259,30 @@ class Connection(asyncio.BufferedProtocol):
         return self.channel, self.consumer
 
     def _identify(self, command: v2.Identify) -> None:
-        told = negotiate(command.fields, self.identity, self._server.options, v2.NSQD_VERSION)
-        self._server.events.identified(self.remote_address, command.fields)
-        self._wait_for_heartbeat()
-        self._reply(v2.frame(v2.FrameType.RESPONSE, told))
+        server = self._server
+        offered = (server.options, v2.NSQD_VERSION, server.tls is not None)
+        agreement = negotiate(command.fields, self.identity, *offered)
+        server.events.identified(self.remote_address, command.fields)
+        if agreement.upgrades and (self.tls or self.snappy or self.deflate):
+            raise v2.ProtocolError("E_IDENTIFY_FAILED", "IDENTIFY failed: upgraded already")
+        self._heartbeat.start()
+        self._reply(v2.frame(v2.FrameType.RESPONSE, agreement.answer))
+        if agreement.upgrades:
+            raise Agreed(agreement)
+
+    def _begin_upgrade(self) -> None:
+        """Go on in another form, once all is sent that is owed in the present one."""
+        if self._upgrade is not None and not self._owed:
+            upgrade, self._upgrade = self._upgrade, None
+            self._heartbeat.stop()
+            self._transport.resume_reading()
+            upgrade.begin(self._server, self._transport)
+
+    def upgraded(self, transport: asyncio.Transport) -> None:
+        """The connection goes on in another form."""
+        self._transport = transport
+        self._decoder.needs_tls = self._decoder.needs_tls and self.tls is None
+        self._heartbeat.start()
 
     def _subscribe(self, command: v2.Subscribe) -> None:
         if not self.identity.heartbeat_interval_ns:
@@ -303,7 +315,7 @@ class Connection(asyncio.BufferedProtocol):
         topic = self._broker.topics.get(name)
         if topic is None:
             return False
-        self._heard = True
+        self.heard = True
         try:
             self._broker.append(topic, server.receive_view[start:nbytes])
         except WritesRefused as error:
@@ -380,7 +392,13 @@ class Connection(asyncio.BufferedProtocol):
             self._send(b"".join(parts) if len(parts) > 1 else parts[0])
         if self._closing and not owed:
             self._transport.close()
+        elif self._upgrade is not None:
+            self._begin_upgrade()
         return bool(owed)
+
+    def beat(self) -> None:
+        """Send a heartbeat."""
+        self._transport.write(v2.HEARTBEAT_FRAME)
 
     def _send(self, data: bytes) -> None:
         self._transport.write(data)
@@ -419,7 +437,7 @@ class Connection(asyncio.BufferedProtocol):
         self._read_on()
 
     def _reads_nothing(self) -> None:
-        self._drop("reads nothing")
+        self.drop("reads nothing")
 
 
 _HANDLERS: dict[type, Callable[[Connection, Any], None]] = {

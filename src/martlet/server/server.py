@@ -21,6 +21,7 @@ from martlet.broker.errors import WritesRefused
 from martlet.broker.queue import Receipt
 from martlet.broker.restore import Restored, restore
 from martlet.broker.upkeep import allow_spares
+from martlet.layer.layer import SPACE_BYTES
 from martlet.log.storage import DiskStorage, FolderInUse
 from martlet.options import BrokerOptions
 from martlet.protocol.nsq_v2 import Limits
@@ -33,9 +34,12 @@ from martlet.server.event_log import EventLog
 from martlet.server.identity import broker_identity
 from martlet.server.lookup_peer import LookupPeers
 from martlet.server.statsd import expand_prefix, push
+from martlet.server.tls import server_context
 from martlet.server.turn import Turns
 
 if TYPE_CHECKING:
+    import ssl
+
     from martlet.broker.channel import Channel
     from martlet.broker.topic import Topic
     from martlet.server.http import Routes
@@ -65,6 +69,9 @@ class Server:
         self.connections: set[Connection] = set()
         self.receive_buffer = bytearray(RECEIVE_BYTES)
         self.receive_view = memoryview(self.receive_buffer)
+        self.wire_view = memoryview(bytearray(SPACE_BYTES))
+        """Where layers receive what is still encrypted or compressed."""
+        self.tls: ssl.SSLContext | None = None
         self._staged: dict[Connection, None] = {}
         self._awaiting: dict[Connection, None] = {}
         self._settled: list[tuple[Receipt, asyncio.Future[None]]] = []
@@ -84,6 +91,7 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.turns = Turns(self.loop.call_soon, self._turn)
         options = self.options
+        self.tls = server_context(options)
         self.data_path = Path(options.data_path or ".").absolute()
         self._doors = doors = Doors(options, None, self.log)
         self.tcp_address, self.tcp_port = doors.tcp_address, doors.tcp_port
@@ -260,7 +268,7 @@ class Server:
             self._auth_servers,
             self.clock,
             connection.remote_address,
-            lambda: None,
+            lambda: connection.tls.common_name if connection.tls else None,
             connection.go_on,
             self.log,
         )

@@ -1,8 +1,8 @@
 """Counts of topics, channels and clients, field for field as nsqd's ``/stats`` tells them.
 
 One difference is of meaning: every message that waits is in the log, so ``backend_depth``, what
-lies on the disk, is the whole depth.  Fields of what is not negotiated here (TLS, compression) and
-not measured (latency, without a flag for it) say so, as nsqd's do where it is not used.
+lies on the disk, is the whole depth.  What is not measured (latency, without a flag for it) says
+so, as nsqd's does where it is not used.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from martlet.broker.latency import quantiles
 from martlet.duration import SECOND_NS
 from martlet.protocol.nsq_v2 import NSQD_VERSION
+from martlet.server.tls import suite_name, version_name
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
@@ -149,8 +150,8 @@ def _client(connection: object, consumer: Consumer | None, published: str) -> Re
         "requeue_count": consumer.requeue_count if consumer else 0,
         "connect_ts": client.connected_at_ns // SECOND_NS,
         "sample_rate": identity.sample_rate,
-        "deflate": False,
-        "snappy": False,
+        "deflate": client.deflate,
+        "snappy": client.snappy,
         "user_agent": identity.user_agent,
     }
     if client.guard is not None and client.guard.authed and client.guard.given is not None:
@@ -165,12 +166,13 @@ def _client(connection: object, consumer: Consumer | None, published: str) -> Re
     ]
     if counts:
         report["pub_counts"] = counts
+    tls = client.tls
     return report | {
-        "tls": False,
-        "tls_cipher_suite": "",
-        "tls_version": "",
+        "tls": tls is not None,
+        "tls_cipher_suite": suite_name(tls.context, tls.cipher) if tls else "",
+        "tls_version": version_name(tls.version) if tls else "",
         "tls_negotiated_protocol": "",
-        "tls_negotiated_protocol_is_mutual": False,
+        "tls_negotiated_protocol_is_mutual": tls is not None,
     }
 
 
