@@ -48,6 +48,9 @@ def test_adds_only_flags_that_are_martlets_own() -> None:
         "journal-interval",
         "checkpoint-interval",
         "segment-spare",
+        "max-channels-per-topic",
+        "max-disk-bytes",
+        "max-topics",
         "metrics-max-channels",
     }
 
@@ -96,6 +99,7 @@ def test_every_default_could_be_written_as_a_flag() -> None:
     [
         ({"max_deflate_level": 12}, "--max-deflate-level is 12; it must be between 1 and 9"),
         ({"node_id": 1024}, "--node-id is 1024; it must be between 0 and 1023"),
+        ({"max_disk_bytes": 100 << 20}, "at least 419430400, which is 4 times --max-bytes-per"),
         ({"msg_timeout_ns": 0}, "--msg-timeout is 0s; it must be at least 1ms"),
         ({"flush": "never"}, "--flush is 'never'; it must be one of async, sync"),
         ({"auth_http_request_method": "put"}, "must be one of get, post"),

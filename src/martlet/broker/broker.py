@@ -12,7 +12,7 @@ from collections.abc import Callable
 from random import Random
 
 from martlet.broker.channel import Channel
-from martlet.broker.errors import BrokerError, InvalidName, NotFound, WritesRefused
+from martlet.broker.errors import BrokerError, InvalidName, LimitReached, NotFound, WritesRefused
 from martlet.broker.journal import Description, pack_cursor, pack_topology
 from martlet.broker.name import is_valid_name
 from martlet.broker.queue import Queue, Receipt
@@ -40,6 +40,8 @@ class Broker:
         clock: nanoseconds since 1970, never going back.
         random: for ids and sampling.
         most_consumers: of one channel; 0 for no limit.
+        most_topics: as many may be made; those that are there stay. 0 for no limit.
+        most_channels: the same for the channels of one topic.
         max_timeout_ns: how long TOUCH may keep a message in flight.
         latency_window_ns: over how long latencies are measured; 0 for not at all.
         on_put_off: told of a channel that can not read its messages at the moment: topic, channel,
@@ -55,6 +57,8 @@ class Broker:
         random: Random,
         *,
         most_consumers: int = 0,
+        most_topics: int = 0,
+        most_channels: int = 0,
         max_timeout_ns: int = 15 * 60 * 10**9,
         latency_window_ns: int = 0,
         on_put_off: Callable[[str, str, OSError], None] = lambda *_: None,
@@ -64,6 +68,8 @@ class Broker:
         self.clock = clock
         self.random = random
         self.most_consumers = most_consumers
+        self.most_topics = most_topics
+        self.most_channels = most_channels
         self.max_timeout_ns = max_timeout_ns
         self.latency_window_ns = latency_window_ns
         self.lost = on_lost
@@ -104,12 +110,18 @@ class Broker:
 
         Raises:
             InvalidName: no topic can have it.
+            LimitReached: there are as many topics as may be.
             WritesRefused: a new topic could not be written down.
         """
         topic = self.topics.get(name)
         if topic is None:
             if not is_valid_name(name):
                 raise InvalidName(f"topic name {name!r} is not valid")
+            if self.most_topics and len(self.topics) >= self.most_topics:
+                raise LimitReached(
+                    f"topic {name!r} would be one too many: there are {len(self.topics)}, and"
+                    f" --max-topics is {self.most_topics}; delete one that is not needed"
+                )
             id = self.next_id()
             index = Index(self.log.storage, id, 0)
             queue = Queue(self.log, id, 0, self.random.getrandbits(64), index, 0)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from martlet.log.commitlog import WritesRefused
 
-__all__ = ["BrokerError", "InvalidName", "NotFound", "NotInFlight", "TooMany", "WritesRefused"]
+__all__ = [
+    "BrokerError",
+    "InvalidName",
+    "LimitReached",
+    "NotFound",
+    "NotInFlight",
+    "TooMany",
+    "WritesRefused",
+]
 
 
 class BrokerError(Exception):
@@ -21,6 +29,10 @@ class NotFound(BrokerError):
 
 class NotInFlight(BrokerError):
     """The message is not in flight to that consumer: finished, timed out, or never sent to it."""
+
+
+class LimitReached(WritesRefused):
+    """Nothing new may be made: the operator has set a limit; the text names it and the way out."""
 
 
 class TooMany(BrokerError):

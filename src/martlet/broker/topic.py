@@ -15,7 +15,7 @@ import numpy as np
 from martlet.broker.channel import Channel
 from martlet.broker.cursor import Cursor
 from martlet.broker.delivery import Delivery, Surroundings
-from martlet.broker.errors import InvalidName, NotFound, WritesRefused
+from martlet.broker.errors import InvalidName, LimitReached, NotFound, WritesRefused
 from martlet.broker.journal import Description
 from martlet.broker.latency import Latency
 from martlet.broker.name import is_ephemeral, is_valid_name
@@ -38,6 +38,7 @@ class TopicSurroundings(Surroundings, Protocol):
 
     log: CommitLog
     most_consumers: int
+    most_channels: int
     max_timeout_ns: int
     latency_window_ns: int
 
@@ -243,12 +244,20 @@ class Topic:
 
         Raises:
             InvalidName: no channel can have it.
+            LimitReached: the topic has as many channels as it may have.
             WritesRefused: a new channel could not be written down, and is no ephemeral one.
         """
         channel = self.channels.get(name)
         if channel is None:
             if not is_valid_name(name):
                 raise InvalidName(f"channel name {name!r} is not valid")
+            most = self._around.most_channels
+            if most and len(self.channels) >= most:
+                raise LimitReached(
+                    f"channel {name!r} would be one too many: topic {self.name!r} has"
+                    f" {len(self.channels)}, and --max-channels-per-topic is {most}; delete one"
+                    " that is not needed"
+                )
             if start is None:
                 start = self.limit if self.channels else self.backlog_offset
             channel = self.restore_channel(self._around.next_id(), name, start, voids)

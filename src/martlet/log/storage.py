@@ -20,6 +20,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -147,19 +148,23 @@ class DiskStorage:
     Args:
         folder: made where it does not exist.
         keep_free_bytes: what must stay free on the disk when a segment is made.
+        most_bytes: what the folder's files may take when a segment is made; 0 for no limit.
         spares: how many segments to keep for reuse; more than that give their room back.
 
     Raises:
         FolderInUse: another broker runs on it.
     """
 
-    def __init__(self, folder: Path, *, keep_free_bytes: int = 0, spares: int = 2) -> None:
+    def __init__(
+        self, folder: Path, *, keep_free_bytes: int = 0, most_bytes: int = 0, spares: int = 2
+    ) -> None:
         self.folder = folder
         self._log = folder / "log"
         self._log.mkdir(parents=True, exist_ok=True)
         (folder / "index").mkdir(exist_ok=True)
         self._lock = self._take_lock(folder / "martlet.lock")
         self._keep_free_bytes = keep_free_bytes
+        self._most_bytes = most_bytes
         self._usual_spares = self._most_spares = spares
         # Files beside the log are written in another thread, and may take a spare's room.
         self._spares_lock = threading.Lock()
@@ -239,6 +244,14 @@ class DiskStorage:
                 f"no room for a segment of {capacity} bytes in {self.folder}: {free} bytes are"
                 f" free and {self._keep_free_bytes} must stay free (--min-free-bytes)",
             )
+        if self._most_bytes:
+            used = self._used_bytes()
+            if used + capacity > self._most_bytes:
+                raise StorageFull(
+                    errno.EDQUOT,
+                    f"no room for a segment of {capacity} bytes in {self.folder}: its files take"
+                    f" {used} bytes and may take {self._most_bytes} (--max-disk-bytes)",
+                )
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             os.posix_fallocate(fd, 0, capacity)
@@ -253,6 +266,16 @@ class DiskStorage:
             ) from error
         finally:
             os.close(fd)
+
+    def _used_bytes(self) -> int:
+        """The bytes of the segments, spares and indexes; what lies beside them is small."""
+        used = 0
+        for folder in (self._log, self.folder / "index"):
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    with suppress(FileNotFoundError):
+                        used += entry.stat().st_size
+        return used
 
     def retire(self, segment: Segment) -> None:
         """Keep the file as a spare unless there are enough, or somebody still reads its bytes."""

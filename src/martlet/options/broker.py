@@ -15,6 +15,8 @@ from martlet.options.security import SecurityOptions
 from martlet.options.storage import StorageOptions
 
 PAGE_BYTES = 4096
+LEAST_SEGMENTS = 4
+"""A log writes one segment and keeps two in reserve; with one more there is something to let go."""
 
 
 # The bases from last to first give the order of the fields, and of the help.
@@ -34,6 +36,12 @@ class BrokerOptions(
             flag.check(value)
             if flag.missing and value != default_value(flag):
                 raise OptionError(f"--{flag.name} cannot be used: {flag.missing}")
+        least = LEAST_SEGMENTS * self.segment_bytes
+        if 0 < self.max_disk_bytes < least:
+            raise OptionError(
+                f"--max-disk-bytes is {self.max_disk_bytes}; it must be at least {least}, which is"
+                f" {LEAST_SEGMENTS} times --max-bytes-per-file, or 0 for no limit"
+            )
         for level in self.e2e_processing_latency_percentiles:
             if not 0 < level <= 1:
                 raise OptionError(

@@ -63,6 +63,20 @@ class DeliveryOptions:
         "the most consumers of one channel (0: no limit)",
         limits=(0, None),
     )
+    max_topics: int = option(
+        "max-topics",
+        Kind.INT,
+        0,
+        "the most topics; who would make one more is refused (0: no limit)",
+        limits=(0, None),
+    )
+    max_channels_per_topic: int = option(
+        "max-channels-per-topic",
+        Kind.INT,
+        0,
+        "the most channels of one topic; who would make one more is refused (0: no limit)",
+        limits=(0, None),
+    )
     max_output_buffer_size: int = option(
         "max-output-buffer-size",
         Kind.SIZE,

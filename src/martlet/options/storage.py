@@ -65,6 +65,14 @@ class StorageOptions:
         "refuse to publish while the disk has less than this free",
         limits=(0, None),
     )
+    max_disk_bytes: int = option(
+        "max-disk-bytes",
+        Kind.SIZE,
+        0,
+        "the most bytes of the data folder; refuse to publish while it would take more, until"
+        " consumers have made room (0: as many as --min-free-bytes leaves)",
+        limits=(0, None),
+    )
     journal_interval_ns: int = option(
         "journal-interval",
         Kind.DURATION,

@@ -128,6 +128,7 @@ class Server:
             self.storage = DiskStorage(
                 self.data_path,
                 keep_free_bytes=options.min_free_bytes,
+                most_bytes=options.max_disk_bytes,
                 spares=options.segment_spare + 1,
             )
         except FolderInUse:
@@ -145,6 +146,8 @@ class Server:
                 random.SystemRandom(),
                 segment_bytes=options.segment_bytes,
                 most_consumers=options.max_channel_consumers,
+                most_topics=options.max_topics,
+                most_channels=options.max_channels_per_topic,
                 max_timeout_ns=options.max_msg_timeout_ns,
                 latency_window_ns=options.latency_window_ns,
                 on_lost=self._lost,
