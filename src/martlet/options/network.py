@@ -30,8 +30,7 @@ class NetworkOptions:
         "https-address",
         Kind.STRING,
         "0.0.0.0:4152",
-        "<addr>:<port> for HTTPS, which is served only with a certificate",
-        instead="this version takes no certificate, so it serves no HTTPS",
+        "<addr>:<port> for HTTPS, or the <path> of a Unix socket; served only with a certificate",
     )
     broadcast_address: str = option(
         "broadcast-address",

@@ -53,7 +53,7 @@ class Doors:
         self._log = log
         self._listeners: list[asyncio.Server] = []
         self._web: list[HttpDoor] = []
-        self._http_in_tls_only = options.tls_required is TlsRequired.YES
+        self._http_in_tls_only = options.tls_demanded is TlsRequired.YES
         http = options.http_address
         https = options.https_address if tls is not None else ""
         with ExitStack() as undo:

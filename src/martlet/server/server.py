@@ -93,7 +93,7 @@ class Server:
         options = self.options
         self.tls = server_context(options)
         self.data_path = Path(options.data_path or ".").absolute()
-        self._doors = doors = Doors(options, None, self.log)
+        self._doors = doors = Doors(options, self.tls, self.log)
         self.tcp_address, self.tcp_port = doors.tcp_address, doors.tcp_port
         self.http_address, self.http_port = doors.http_address, doors.http_port
         try:
@@ -111,6 +111,7 @@ class Server:
         self.options = options = options.replace(
             broadcast_tcp_port=options.broadcast_tcp_port or max(0, self.tcp_port),
             broadcast_http_port=options.broadcast_http_port or max(0, self.http_port),
+            tls_required=options.tls_demanded,
         )
         await doors.open(self._connection, self._routes)
         self._push_stats()

@@ -52,6 +52,8 @@ def server_context(options: BrokerOptions) -> ssl.SSLContext | None:
     if options.tls_root_ca_file:
         _load_authority(context, options.tls_root_ca_file)
     if not options.tls_cert and not options.tls_key:
+        if options.tls_root_ca_file:  # a slip is told, though nobody needs it
+            _load_authority(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), options.tls_root_ca_file)
         return None
     for path, flag, other in (
         (options.tls_cert, "tls-cert", "tls-key"),

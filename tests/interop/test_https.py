@@ -1,0 +1,182 @@
+"""The HTTPS door, beside nsqd's: where it is, what it serves, and what the HTTP door says then."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from tests.interop.certificates import Certificates
+from tests.interop.nsqd_process import NSQD, NsqdProcess
+
+from martlet.testing import BrokerProcess
+
+pytestmark = pytest.mark.interop
+KINDS = [
+    BrokerProcess,
+    pytest.param(NsqdProcess, marks=pytest.mark.skipif(NSQD is None, reason="needs nsqd")),
+]
+START_S = 20.0
+Make = Callable[..., BrokerProcess]
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(params=KINDS)
+def make(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[Make]:
+    """Starts Martlet, and in the other run nsqd, with a certificate and these flags."""
+    running: list[BrokerProcess] = []
+
+    def make(*flags: str) -> BrokerProcess:
+        address = "--https-address=127.0.0.1:0"
+        process: BrokerProcess = request.param(None, address, *certificates.flags, *flags)
+        running.append(process)
+        process.start()
+        return process
+
+    yield make
+    for process in running:
+        process.close()
+
+
+async def https_port(process: BrokerProcess) -> int:
+    """The port of the door, which is logged a moment after those of the others."""
+    async with asyncio.timeout(START_S):
+        while True:
+            found = re.search(r"HTTPS: listening on 127\.0\.0\.1:(\d+)\n", process.log())
+            if found:
+                return int(found[1])
+            await asyncio.sleep(0.01)
+
+
+def client_context(certificates: Certificates, *, shows: str = "") -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(certificates.authority))
+    if shows == "client":
+        context.load_cert_chain(certificates.client, certificates.client_key)
+    elif shows == "stranger":
+        context.load_cert_chain(certificates.stranger, certificates.stranger_key)
+    return context
+
+
+async def ask(url: str, context: ssl.SSLContext | None = None, **more: Any) -> tuple[int, bytes]:
+    method = "POST" if "data" in more else "GET"
+    tls: dict[str, Any] = {"ssl": context} if context is not None else {}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, url, **tls, **more) as response,
+    ):
+        return response.status, await response.read()
+
+
+async def test_everything_is_served_there_too(make: Make, certificates: Certificates) -> None:
+    process = make()
+    door = f"https://127.0.0.1:{await https_port(process)}"
+    context = client_context(certificates)
+    assert await ask(f"{door}/ping", context) == (200, b"OK")
+    body = b"x" * 1_000_000
+    assert await ask(f"{door}/pub?topic=t", context, data=body) == (200, b"OK")
+    status, stats = await ask(f"http://{process.http_address}/stats?format=json")
+    assert status == 200
+    (topic,) = json.loads(stats)["topics"]
+    assert topic["message_bytes"] == len(body)
+
+
+async def test_http_goes_on_where_only_tcp_must_use_tls(
+    make: Make, certificates: Certificates
+) -> None:
+    process = make("--tls-required=tcp-https")
+    assert await ask(f"http://{process.http_address}/ping") == (200, b"OK")
+
+
+async def test_http_names_the_other_door_where_tls_is_required(
+    make: Make, certificates: Certificates
+) -> None:
+    process = make("--tls-required")
+    port = await https_port(process)
+    for path in ("ping", "stats", "nope"):
+        status, body = await ask(f"http://{process.http_address}/{path}")
+        assert status == 403
+        assert json.loads(body) == {"message": "TLS_REQUIRED", "https_port": port}
+    status, body = await ask(f"http://{process.http_address}/pub?topic=t", data=b"x" * 500_000)
+    assert status == 403
+    context = client_context(certificates)
+    assert await ask(f"https://127.0.0.1:{port}/ping", context) == (200, b"OK")
+
+
+async def test_a_policy_for_certificates_holds_there_too(
+    make: Make, certificates: Certificates
+) -> None:
+    process = make(
+        "--tls-client-auth-policy=require-verify", f"--tls-root-ca-file={certificates.authority}"
+    )
+    door = f"https://127.0.0.1:{await https_port(process)}"
+    url = f"{door}/ping"
+    known = client_context(certificates, shows="client")
+    assert await ask(url, known) == (200, b"OK")
+    assert await ask(f"{door}/config/tls_required", known) == (200, b"2")
+    for shows in ("", "stranger"):
+        with pytest.raises((aiohttp.ClientError, ConnectionError)):
+            await ask(url, client_context(certificates, shows=shows))
+
+
+async def test_what_is_no_tls_harms_nobody(make: Make, certificates: Certificates) -> None:
+    process = make()
+    port = await https_port(process)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with asyncio.timeout(START_S):
+        assert b"200 OK" not in await reader.read()
+    writer.close()
+    context = client_context(certificates)
+    assert await ask(f"https://127.0.0.1:{port}/ping", context) == (200, b"OK")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--tls-required"], "cannot require TLS client connections without TLS key and cert"),
+        (["--tls-client-auth-policy=require"], "cannot require TLS client connections"),
+        (["--tls-cert=/no/such/cert", "--tls-key=/no/such/key"], "--tls-cert=/no/such/cert"),
+        (["--tls-cert=CERTIFICATE"], "--tls-key"),
+        (["--tls-cert=CERTIFICATE", "--tls-key=STRANGER"], "--tls-key"),
+        (["--tls-cert=KEY", "--tls-key=KEY"], "--tls-cert"),
+        (["--tls-cert=CERTIFICATE", "--tls-key=KEY", "--https-address=1.2.3.4:0"], "1.2.3.4:0"),
+        (["--tls-root-ca-file=/no/such/file"], "--tls-root-ca-file=/no/such/file"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_the_start(
+    flags: list[str], says: str, certificates: Certificates, tmp_path: Path
+) -> None:
+    paths = {
+        "CERTIFICATE": certificates.certificate,
+        "STRANGER": certificates.stranger_key,
+        "KEY": certificates.key,
+    }
+    given = []
+    for flag in flags:
+        name, _, value = flag.partition("=")
+        given.append(f"{name}={paths.get(value, value)}" if value else name)
+    common = [f"--data-path={tmp_path}", "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"]
+    ours = [sys.executable, "-m", "martlet.apps.main", "broker"]
+    for command in (ours, [NSQD]) if NSQD else (ours,):
+        done = subprocess.run(
+            [*command, *common, *given],
+            capture_output=True,
+            text=True,
+            timeout=START_S,
+            check=False,
+        )
+        assert done.returncode == 1, done.stderr
+        if command is ours:
+            assert says in done.stderr.splitlines()[-1]
