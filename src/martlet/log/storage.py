@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Protocol
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_BESIDE_BYTES = 1 << 20
+"""With less room than this on the disk, the last spare stays for the files beside the log."""
 
 
 class StorageFull(OSError):
@@ -205,6 +207,8 @@ class DiskStorage:
         """Rename a spare of that capacity or allocate a file."""
         path = self._log / f"{base:020d}.log"
         with self._spares_lock:
+            if len(self._spares) == 1:
+                self._keep_last_spare()
             # The last that was retired: its pages are the most likely to be in memory still.
             for number in range(len(self._spares) - 1, -1, -1):
                 spare = self._spares[number]
@@ -231,13 +235,28 @@ class DiskStorage:
                 self._allocate(path, capacity)
                 self._spares.append(path)
 
+    def _keep_last_spare(self) -> None:
+        """A checkpoint takes the place of all journal there is, and lets segments go: where nothing
+        else has room for it, the journal does not take the last room either.
+        """
+        free = self._free_bytes()
+        if free < _BESIDE_BYTES:
+            raise StorageFull(
+                errno.ENOSPC,
+                f"{free} bytes are free in {self.folder}, and the last spare segment is kept for"
+                " the next checkpoint",
+            )
+
+    def _free_bytes(self) -> int:
+        disk = os.statvfs(self._log)
+        return disk.f_bavail * disk.f_frsize
+
     def _spare_path(self) -> Path:
         self._spare_number += 1
         return self._log / f"{self._spare_number}.spare"
 
     def _allocate(self, path: Path, capacity: int) -> None:
-        disk = os.statvfs(self._log)
-        free = disk.f_bavail * disk.f_frsize
+        free = self._free_bytes()
         if free - capacity < self._keep_free_bytes:
             raise StorageFull(
                 errno.ENOSPC,

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -117,6 +118,26 @@ def test_what_must_stay_free_stays_free(tmp_path: Path) -> None:
         with pytest.raises(StorageFull, match=rf"no room for a segment.*{everything} must stay"):
             make()
     assert names(tmp_path) == []
+    storage.close()
+
+
+@pytest.mark.parametrize("free_bytes", [0, 1 << 30])
+def test_the_last_spare_of_a_full_disk_is_kept_for_the_next_checkpoint(
+    tmp_path: Path, free_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The journal could use it; but only a checkpoint lets segments go, and so makes room."""
+    storage = DiskStorage(tmp_path)
+    storage.reserve(SEGMENT_BYTES, 2)
+    monkeypatch.setattr(
+        os, "statvfs", lambda path: SimpleNamespace(f_bavail=free_bytes // 4096, f_frsize=4096)
+    )
+    storage.create(0, SEGMENT_BYTES)
+    if free_bytes:
+        storage.create(SEGMENT_BYTES, SEGMENT_BYTES)
+    else:
+        with pytest.raises(StorageFull, match="is kept for the next checkpoint"):
+            storage.create(SEGMENT_BYTES, SEGMENT_BYTES)
+        assert len(list((tmp_path / "log").glob("*.spare"))) == 1
     storage.close()
 
 
