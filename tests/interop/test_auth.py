@@ -6,16 +6,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.crash.wire import ERROR, RESPONSE, Frame, Wire, http, mpub, pub, u32, until
+from tests.crash.wire import ERROR, RESPONSE, Frame, Wire, http, message, mpub, pub, u32, until
 from tests.interop.agent import Agent
 from tests.interop.auth_server import EVERYTHING, Answer, AuthServer, allowed
+from tests.interop.certificates import Certificates
 from tests.interop.nsqd_process import NSQD, NsqdProcess
+from tests.interop.upgraded_wire import UpgradedWire
 
 from martlet.testing import BrokerProcess
 from martlet.testing.broker_process import free_port
@@ -299,6 +302,39 @@ async def test_a_renewal_that_fails_ends_the_connection(
         assert await wire.answer() == frame
         assert await wire.ended() == b""
         wire.close()
+
+
+@pytest.mark.parametrize("kind", [BrokerProcess, NsqdProcess])
+@pytest.mark.parametrize("compression", ["", "snappy", "deflate"])
+def test_the_certificate_of_a_client_is_told(
+    server: AuthServer, tmp_path: Path, kind: type[BrokerProcess], compression: str
+) -> None:
+    """And commands behind AUTH wait in TLS and under compression just the same."""
+    if kind is NsqdProcess and NSQD is None:
+        pytest.skip("no nsqd: put it on PATH, or its path into NSQD")
+    certificates = Certificates(tmp_path)
+    context = ssl.create_default_context(cafile=certificates.authority)
+    context.load_cert_chain(certificates.client, certificates.client_key)
+    flags = [
+        *certificates.flags,
+        f"--tls-root-ca-file={certificates.authority}",
+        "--tls-client-auth-policy=require-verify",
+        f"--https-address=127.0.0.1:{free_port()}",
+        f"--auth-http-address={server.address}",
+    ]
+    with kind(None, *flags) as broker, UpgradedWire(broker.tcp_address) as wire:
+        features = {compression: True} if compression else {}
+        wire.upgrade(wire.identify(tls_v1=True, **features), context)
+        wire.send(auth(b"all") + pub("t", b"x" * 700_000) + b"SUB t c\n")
+        assert [wire.frame() for _ in range(3)] == [ANNA, OK, OK]
+        wire.send(b"RDY 1\n")
+        assert message(wire.frame()).body == b"x" * 700_000
+    assert dict(server.asked[-1].query) == {
+        "common_name": Certificates.COMMON_NAME,
+        "remote_ip": "127.0.0.1",
+        "secret": "all",
+        "tls": "true",
+    }
 
 
 @pytest.mark.parametrize(("secret", "event"), [("all", "received"), ("unknown", "refused")])
