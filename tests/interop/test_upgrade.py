@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import ssl
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -40,12 +41,15 @@ class Brokers:
         self._kind = kind
         self._running: dict[tuple[str, ...], BrokerProcess] = {}
         self._stack = ExitStack()
+        self.https: dict[BrokerProcess, str] = {}
+        """Where each serves HTTPS."""
 
     def __call__(self, *flags: str) -> BrokerProcess:
         if flags not in self._running:
-            https = f"--https-address=127.0.0.1:{free_port()}"
-            broker = self._stack.enter_context(self._kind(None, *flags, https))
-            self._running[flags] = broker
+            https = f"127.0.0.1:{free_port()}"
+            process = self._kind(None, *flags, f"--https-address={https}")
+            self._running[flags] = self._stack.enter_context(process)
+            self.https[process] = https
         return self._running[flags]
 
     def close(self) -> None:
@@ -269,6 +273,23 @@ def test_tcp_https_leaves_http_open(start: Start, certificates: Certificates, to
         said = wire.refusal()
     assert said == "E_INVALID cannot PUB in current state (TLS required)"
     assert stats(broker, topic)["topics"] is None
+
+
+def test_http_is_served_in_tls_and_says_so_where_it_is_required(
+    start: Brokers, certificates: Certificates
+) -> None:
+    broker = start(*certificates.flags, "--tls-client-auth-policy=whatever")
+    https = start.https[broker]
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(f"http://{broker.http_address}/ping", timeout=10)
+    with caught.value as error:
+        assert error.code == 403
+        told = json.load(error)
+    assert told == {"message": "TLS_REQUIRED", "https_port": int(https.rpartition(":")[2])}
+    with urllib.request.urlopen(
+        f"https://{https}/ping", timeout=10, context=trusting(certificates)
+    ) as response:
+        assert response.read() == b"OK"
 
 
 @pytest.mark.parametrize(
