@@ -203,6 +203,7 @@ KINDS = _flags(
     "--statsd-interval=10s",
     "--http-client-connect-timeout=1s",
     "--http-client-request-timeout=1m",
+    "--http-client-request-timeout=0 --http-client-connect-timeout=0",
     "--e2e-processing-latency-window-time=5m",
     # lists
     "--lookupd-tcp-address=a:1",

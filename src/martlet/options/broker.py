@@ -49,8 +49,9 @@ class BrokerOptions(
                 )
 
         if self.tls_demanded and not (self.tls_cert and self.tls_key):
+            asking = "tls-required" if self.tls_required else "tls-client-auth-policy"
             raise OptionError(
-                "cannot require TLS client connections without TLS key and cert:"
+                f"--{asking}: cannot require TLS client connections without TLS key and cert:"
                 " give --tls-cert and --tls-key"
             )
 

@@ -63,15 +63,15 @@ class NetworkOptions:
         "http-client-connect-timeout",
         Kind.DURATION,
         2 * SECOND_NS,
-        "how long a connection to another server over HTTP may take to open",
-        limits=(1, None),
+        "how long a connection to another server over HTTP may take to open (0: no limit)",
+        limits=(0, None),
     )
     http_client_request_timeout_ns: int = option(
         "http-client-request-timeout",
         Kind.DURATION,
         5 * SECOND_NS,
-        "how long a request to another server over HTTP may take",
-        limits=(1, None),
+        "how long a request to another server over HTTP may take (0: no limit)",
+        limits=(0, None),
     )
     topology_region: str = option(
         "topology-region", Kind.STRING, "", "the region that this broker runs in, told in /info"
