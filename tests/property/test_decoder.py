@@ -5,26 +5,17 @@ that were sent.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from itertools import pairwise
 from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.property.hearing import LIMITS, heard
+from tests.property.hearing import one_by_one as single_bytes
 
 from martlet.broker.name import is_valid_name
 from martlet.protocol.decoder import Decoder
-from martlet.protocol.nsq_v2 import (
-    Command,
-    Finish,
-    FinishRun,
-    Limits,
-    ProtocolError,
-    Publish,
-    State,
-)
-
-LIMITS = Limits(max_rdy_count=2500, max_msg_size=200, max_body_size=1000, max_req_timeout_ms=60_000)
+from martlet.protocol.nsq_v2 import State
 
 ids = st.integers(0, (1 << 64) - 1).map(lambda n: b"%016x" % n)
 odd_ids = st.sampled_from([b"~" * 16, b"0123456789abcdeg", b"+123456789abcdef"])
@@ -70,44 +61,10 @@ conversations = st.lists(st.one_of(singles.map(lambda one: [one]), runs), max_si
 )
 
 
-def flat(command: Command) -> Iterator[object]:
-    """A command as its single parts, whatever way it came."""
-    if isinstance(command, FinishRun):
-        for number in command.ids.tolist():
-            yield Finish(b"%016x" % number)
-    elif isinstance(command, Publish):
-        rows = command.bodies
-        some = rows if isinstance(rows, list) else [row.tobytes() for row in rows]
-        if command.verb == "PUB":
-            assert command.commands == len(some)
-            for body in some:
-                yield ("PUB", command.topic, [body], None)
-        else:
-            assert command.commands == 1
-            yield (command.verb, command.topic, some, command.delay_ms)
-    else:
-        yield command
-
-
 def decode(pieces: list[bytes]) -> list[object]:
-    """All commands of bytes that come in pieces, kept as a connection keeps them."""
-    decoder = Decoder(LIMITS, is_valid_name)
-    decoder.state = State.SUBSCRIBED
-    kept = bytearray()
-    found: list[object] = []
-    for piece in pieces:
-        kept += piece
-        at = 0
-        while at < len(kept):
-            decoded = decoder.decode(kept, at, len(kept))
-            if decoded is None:
-                assert not 0 < decoder.wanted_bytes <= len(kept) - at
-                break
-            command, at = decoded
-            found += list(flat(command))
-            del command, decoded
-        kept = kept[at:]
-    assert not kept, "something is left"
+    """All commands of a consumer's bytes that come in pieces, and nothing is wrong with them."""
+    found = heard(pieces, State.SUBSCRIBED)
+    assert not any(isinstance(part, bytes | type) for part in found), "something is left"
     return found
 
 
@@ -117,33 +74,75 @@ def test_whole_or_in_pieces_the_commands_are_the_same(lines: list[bytes], random
     data = b"".join(lines)
     one_by_one = [command for line in lines for command in decode([line])]
     assert decode([data]) == one_by_one
-    assert decode([data[n : n + 1] for n in range(len(data))]) == one_by_one
+    assert decode(single_bytes(data)) == one_by_one
     cuts = sorted(random.randrange(len(data) + 1) for _ in range(5))
     edges = [0, *cuts, len(data)]
     pieces = [data[a:b] for a, b in pairwise(edges)]
     assert decode(pieces) == one_by_one
 
 
+greetings = st.lists(
+    st.one_of(
+        st.sampled_from([b"{}", b'{"client_id":"me","feature_negotiation":true}', b"[]", b"{"]).map(
+            lambda body: b"IDENTIFY\n" + sized(body)
+        ),
+        st.binary(max_size=8).map(lambda secret: b"AUTH\n" + sized(secret)),
+        st.sampled_from([b"SUB t c\n", b"SUB t c#ephemeral\r\n", b"SUB t\n", b"SUB t! c\n"]),
+        singles,
+    ),
+    max_size=4,
+)
+mistakes = st.one_of(
+    st.binary(max_size=200),
+    st.sampled_from(
+        [
+            b"CLS\n",
+            b"RDY -1\n",
+            b"RDY x\n",
+            b"REQ 0123456789abcdef\n",
+            b"REQ 0123456789abcdef soon\n",
+            b"TOUCH short\n",
+            b"FIN\n",
+            b"PUB !\n" + sized(b"x"),
+            b"PUB t\n" + sized(b""),
+            b"PUB t\n" + sized(bytes(201)),
+            b"DPUB t 60001\n" + sized(b"x"),
+            b"MPUB t\n" + sized(struct.pack(">i", 0)),
+            b"MPUB t\n" + sized(struct.pack(">i", 2) + sized(b"one")),
+            b"MPUB t\n" + sized(struct.pack(">i", 1) + sized(b"one") + b"more"),
+            b"x" * 70_000,
+        ]
+    ),
+)
+
+
 @settings(deadline=None)
-@given(st.binary(max_size=200), st.sampled_from(list(State)), conversations)
-def test_garbage_is_an_error_or_is_waited_for(
-    garbage: bytes, state: State, before: list[bytes]
+@given(greetings, conversations, mistakes, st.sampled_from(list(State)), st.integers(0, 400))
+def test_mistakes_are_told_alike_whole_or_byte_by_byte(
+    greeting: list[bytes], lines: list[bytes], mistake: bytes, state: State, kept_bytes: int
 ) -> None:
-    """Whatever comes: an error that can be sent, or more is needed, and never anything else."""
-    data = bytearray(b"".join(before) + garbage)
+    """Whatever comes, wherever it ends: commands, and an error that can be sent, and never
+    anything else; and the same of both.
+    """
+    data = b"".join([*greeting, *lines, mistake])
+    whole = heard([data], state)
+    assert heard(single_bytes(data), state) == whole
+    assert heard([data[:kept_bytes], data[kept_bytes:]], state) == whole
+
+
+@settings(deadline=None)
+@given(topics, st.lists(st.binary(min_size=1, max_size=60), min_size=2, max_size=6))
+def test_a_publish_that_comes_alone_is_the_one_that_was_sent(
+    topic: bytes, some: list[bytes]
+) -> None:
+    pieces = [b"PUB " + topic + b"\n" + sized(body) for body in some]
     decoder = Decoder(LIMITS, is_valid_name)
-    decoder.state = state
-    at = 0
-    told: ProtocolError | None = None
-    while at < len(data):
-        try:
-            decoded = decoder.decode(data, at, len(data))
-        except ProtocolError as error:
-            told = error
-            break
-        if decoded is None:
-            told = decoder.cut_off(data[at:], len(data) - at)
-            break
-        assert at < decoded[1] <= len(data)
-        at = decoded[1]
-    assert told is None or told.frame()[8:].startswith(b"E_")
+    for number, (piece, body) in enumerate(zip(pieces, some, strict=True)):
+        lone = decoder.lone_publish(bytearray(piece), len(piece))
+        if number == 0:
+            assert lone is None, "the name is not checked yet"
+            assert decoder.decode(bytearray(piece), 0, len(piece)) is not None
+        else:
+            assert lone == (topic.decode(), len(piece) - len(body))
+        assert decoder.lone_publish(bytearray(piece + b"x"), len(piece) + 1) is None
+        assert decoder.lone_publish(bytearray(piece), len(piece) - 1) is None
