@@ -180,3 +180,21 @@ def test_what_cannot_be_is_refused_at_the_start(
         assert done.returncode == 1, done.stderr
         if command is ours:
             assert says in done.stderr.splitlines()[-1]
+
+
+async def test_the_door_may_be_a_unix_socket(certificates: Certificates, tmp_path: Path) -> None:
+    path = tmp_path / "https"
+    with BrokerProcess(None, f"--https-address={path}", *certificates.flags) as process:
+        async with asyncio.timeout(START_S):
+            while f"HTTPS: listening on {path}\n" not in process.log():
+                await asyncio.sleep(0.01)
+        context = client_context(certificates)
+        reader, writer = await asyncio.open_unix_connection(
+            path, ssl=context, server_hostname="localhost"
+        )
+        writer.write(b"GET /ping HTTP/1.0\r\n\r\n")
+        async with asyncio.timeout(START_S):
+            assert (await reader.read()).endswith(b"\r\n\r\nOK")
+        writer.close()
+        assert process.stop() == 0
+        assert not path.exists()
