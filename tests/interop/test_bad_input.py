@@ -109,6 +109,25 @@ async def test_what_was_published_before_a_mistake_is_answered_first(
     assert b"never" not in {message.body for message in got}
 
 
+@pytest.mark.parametrize("flush", ["async", "sync"])
+async def test_no_message_comes_before_the_answer_to_sub(tmp_path: Path, flush: str) -> None:
+    with BrokerProcess(tmp_path, "--log-level=error", f"--flush={flush}") as process:
+        await http(process.http_address, "/topic/create?topic=t", b"")
+        await http(process.http_address, "/channel/create?topic=t&channel=c", b"")
+        for number in range(20):
+            wire = await Wire.open(process.tcp_address)
+            body = b"%d" % number
+            wire.send(pub("t", body) + pub("t", body) + b"SUB t c\nRDY 2\n")
+            assert [await wire.answer() for _ in range(3)] == [Frame(RESPONSE, b"OK")] * 3
+            for _ in range(2):
+                message = await wire.message()
+                assert message.body == body
+                wire.send(b"FIN %b\n" % message.id)
+            wire.send(b"CLS\n")
+            assert await wire.answer() == Frame(RESPONSE, b"CLOSE_WAIT")
+            wire.close()
+
+
 @pytest.mark.parametrize("data", [pub("t", b"x" * (4 << 20)), b"NO\n" + pub("t", b"x") * 50_000])
 async def test_the_error_reaches_a_client_that_goes_on_sending(
     broker: BrokerProcess, data: bytes

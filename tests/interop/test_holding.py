@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.crash.wire import HttpRefused, Wire, http, http_now, mpub, until
-from tests.interop.memory import MIB, private_bytes
+from tests.interop.memory import MIB, anonymous_bytes, private_bytes
 
 from martlet.testing import BrokerProcess
 
@@ -35,12 +35,6 @@ def measured(what: str) -> Iterator[None]:
     began_s = time.monotonic()
     yield
     print(f"{what}: {time.monotonic() - began_s:.2f} s")
-
-
-def anonymous_bytes(process: BrokerProcess) -> int:
-    """What of it is in memory alone."""
-    lines = Path(f"/proc/{process.process_id}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Anonymous:"))
 
 
 def cpu_s(process: BrokerProcess) -> float:

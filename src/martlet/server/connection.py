@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from martlet.broker.errors import TooMany, WritesRefused
@@ -89,7 +90,9 @@ class Connection(asyncio.BufferedProtocol):
         self.consumer: Consumer | None = None
         self.channel: Channel | None = None
         self.topic: Topic | None = None
-        self._output = OutputQueue(self._server.loop, self._transport, self._reads_nothing)
+        self._output = OutputQueue(
+            self._server.loop, self._transport, partial(self.drop, "reads nothing")
+        )
         self.guard = self._server.guard(self)
         self._server.opened(self)
         self._heartbeat.start()
@@ -289,6 +292,9 @@ class Connection(asyncio.BufferedProtocol):
             raise v2.ProtocolError("E_INVALID", "cannot SUB with heartbeats disabled")
         if self.guard is not None:
             self.guard.check("SUB", command.topic, command.channel)
+        if self._owed:
+            # Or a message could come before the answer to SUB, which is owed behind them.
+            raise Waits
         try:
             self.topic = self._broker.topic(command.topic)
             self.channel = self.topic.channel(command.channel)
@@ -394,6 +400,8 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
         elif self._upgrade is not None:
             self._begin_upgrade()
+        elif self._waits and not owed:
+            self._server.loop.call_soon(self.go_on)
         return bool(owed)
 
     def beat(self) -> None:
@@ -435,9 +443,6 @@ class Connection(asyncio.BufferedProtocol):
         if self.consumer is not None and self.channel is not None:
             self.channel.set_blocked(self.consumer, False)
         self._read_on()
-
-    def _reads_nothing(self) -> None:
-        self.drop("reads nothing")
 
 
 _HANDLERS: dict[type, Callable[[Connection, Any], None]] = {
