@@ -131,11 +131,15 @@ class Index:
 
         Raises OSError.
         """
-        for number, entry in self._moved.items():
-            row = np.array([entry], ENTRY).tobytes()
+        numbers = np.array(sorted(self._moved), np.int64)
+        for run in np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1):
+            if not len(run):
+                continue
+            rows = np.array([self._moved[number] for number in run.tolist()], ENTRY)
             self._mapped = self._crc = None
             self.synced = False
-            self._storage.write_at(self.name, row, (number - self.first_row) * ENTRY.itemsize)
+            at = (int(run[0]) - self.first_row) * ENTRY.itemsize
+            self._storage.write_at(self.name, rows.tobytes(), at)
         self._moved.clear()
         self.write_new()
 

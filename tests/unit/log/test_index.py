@@ -1,6 +1,7 @@
 """The index of a queue: finding, moving, dropping, and what its file vouches for."""
 
 from random import Random
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -99,6 +100,25 @@ def test_moved_rows_are_seen_at_once_and_written_with_the_next_checkpoint(
     reopened = Index(storage, 1, 0, 0, 100, index.crc)
     assert reopened.verify()
     assert [reopened.row(n).position for n in (0, 50, 99)] == [7_000, 7_050, 7_099]
+
+
+def test_moved_rows_that_follow_each_other_are_written_together(
+    storage: SimulatedStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment that was cleaned may have held a hundred thousand of a topic's batches."""
+    index = filled(storage)
+    index.write()
+    moved = [*range(40, 10, -1), 45, *range(60, 80)]
+    for number in moved:
+        assert index.move(entry(number).first_offset, 7_000 + number)
+    write_at = Mock(wraps=storage.write_at)
+    monkeypatch.setattr(storage, "write_at", write_at)
+    index.write()
+    assert [call.args[2] // ENTRY.itemsize for call in write_at.call_args_list] == [11, 45, 60]
+    again = Index(storage, 1, 0, 0, 100, index.crc)
+    assert again.verify()
+    wanted = [entry(n)._replace(position=7_000 + n) if n in moved else entry(n) for n in range(100)]
+    assert again.rows(0, 100) == wanted
 
 
 def test_rows_below_are_dropped_and_the_rest_keep_their_numbers(
