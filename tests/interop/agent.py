@@ -54,7 +54,7 @@ class Agent:
             self._ended = True
             self._more.notify_all()
 
-    def wait(self, what: str, seconds: float, holds: Callable[[], bool]) -> None:
+    def wait(self, what: str, seconds: float, holds: Callable[[], object]) -> None:
         """Wait until something holds for what the agent has told."""
         deadline_s = time.monotonic() + seconds
         with self._more:

@@ -9,14 +9,18 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.interop.agent import Agent, Event
 from tests.interop.agents import story
+from tests.interop.certificates import Certificates
 
 from martlet.testing import BrokerProcess
+from martlet.testing.broker_process import free_port
 
 pytestmark = pytest.mark.interop
 
@@ -36,17 +40,27 @@ def broker() -> Iterator[BrokerProcess]:
 
 @pytest.fixture(params=["pynsq", "ansq", "gnsq", "nsqjs"])
 def agent(request: pytest.FixtureRequest, broker: BrokerProcess) -> Iterator[Agent]:
-    arguments = [broker.tcp_address, TOPIC, CHANNEL]
-    if request.param == "nsqjs":
-        folder = node_modules(request)
-        values = {name: value for name, value in vars(story).items() if name.isupper()}
-        command = ["node", str(AGENTS / "nsqjs_agent.js"), *arguments, json.dumps(values)]
-        running = Agent(command, env={**os.environ, "NODE_PATH": str(folder)})
-    else:
-        module = f"tests.interop.agents.{request.param}_agent"
-        running = Agent([sys.executable, "-m", module, *arguments], cwd=ROOT)
-    with running:
+    command, options = how_to_run(request.param, request, broker.tcp_address, TOPIC)
+    with Agent(command, **options) as running:
         yield running
+
+
+def how_to_run(
+    library: str, request: pytest.FixtureRequest, address: str, topic: str, features: str = "{}"
+) -> tuple[list[str], dict[str, Any]]:
+    """The command of a library's agent, and how its process is to be made."""
+    if library != "nsqjs":
+        module = f"tests.interop.agents.{library}_agent"
+        command = [sys.executable, "-m", module, address, topic, CHANNEL, features]
+        return command, {"cwd": ROOT}
+    folder = node_modules(request)
+    values = {name: value for name, value in vars(story).items() if name.isupper()}
+    script = str(AGENTS / "nsqjs_agent.js")
+    command = ["node", script, address, topic, CHANNEL, json.dumps(values), features]
+    authority = str(json.loads(features).get("tls", ""))
+    return command, {
+        "env": {**os.environ, "NODE_PATH": str(folder), "NODE_EXTRA_CA_CERTS": authority}
+    }
 
 
 def node_modules(request: pytest.FixtureRequest) -> Path:
@@ -67,8 +81,8 @@ def node_modules(request: pytest.FixtureRequest) -> Path:
     return folder / "node_modules"
 
 
-def stats(broker: BrokerProcess) -> dict[str, Any]:
-    url = f"http://{broker.http_address}/stats?format=json&topic={TOPIC}"
+def stats(broker: BrokerProcess, topic: str = TOPIC) -> dict[str, Any]:
+    url = f"http://{broker.http_address}/stats?format=json&topic={topic}"
     with urllib.request.urlopen(url, timeout=10) as response:
         answer: dict[str, Any] = json.load(response)
     return answer
@@ -136,6 +150,49 @@ def check_that_it_comes_back(agent: Agent, broker: BrokerProcess) -> None:
     # Everything that was answered OK is delivered, whatever was under way when it died.
     owed = set(agent.bodies("published")) - {",".join(story.TOGETHER)}
     agent.wait("every tick", 20, lambda: owed <= set(agent.bodies("received")))
+
+
+FEATURES: list[dict[str, bool]] = [
+    {"tls": True},
+    {"snappy": True},
+    {"deflate": True},
+    {"tls": True, "snappy": True},
+    {"tls": True, "deflate": True},
+]
+
+
+@pytest.mark.parametrize("library", ["pynsq", "gnsq", "nsqjs"])
+def test_a_client_of_another_hand_goes_on_encrypted_and_compressed(
+    library: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """All at the same time, each with a topic of its own. ansq negotiates none of it, nor does
+    gnsq's producer.
+    """
+    certificates = Certificates(tmp_path)
+    flags = [f"--msg-timeout={story.MESSAGE_TIMEOUT_S}s", *certificates.flags]
+    https = f"--https-address=127.0.0.1:{free_port()}"
+    with BrokerProcess(None, *flags, https) as broker, ExitStack() as stack:
+        agents = {}
+        for features in FEATURES:
+            topic = "-".join(features)
+            told = (
+                {**features, "tls": str(certificates.authority)} if "tls" in features else features
+            )
+            command, options = how_to_run(
+                library, request, broker.tcp_address, topic, json.dumps(told)
+            )
+            agents[topic] = stack.enter_context(Agent(command, **options))
+        for topic, agent in agents.items():
+            agent.wait(f"{topic} quiet", 40, partial(agent.told, "quiet"))
+            check_what_was_delivered(agent)
+            (found,) = stats(broker, topic)["topics"]
+            (consumer,) = found["channels"][0]["clients"]
+            (producer,) = [
+                client for client in stats(broker, topic)["producers"] if "pub_counts" in client
+            ]
+            for client in (consumer,) if library == "gnsq" else (consumer, producer):
+                for feature in ("tls", "snappy", "deflate"):
+                    assert client[feature] is (feature in topic.split("-")), client
 
 
 def by_event(events: list[Event], name: str) -> set[str]:

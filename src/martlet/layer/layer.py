@@ -22,7 +22,8 @@ from typing import Any, cast
 Piece = bytes | bytearray | memoryview
 
 SPACE_BYTES = 1 << 18
-MOST_A_TURN_BYTES = 1 << 22
+MOST_A_TURN_BYTES = SPACE_BYTES
+"""As much as a connection without layers receives at once."""
 
 
 class BrokenLayer(ConnectionError):

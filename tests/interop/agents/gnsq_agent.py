@@ -46,11 +46,12 @@ def publish(body: str, send: Callable[[], Any]) -> None:
 def main() -> None:
     given = story.Arguments()
     topic = given.topic
-    options = {"heartbeat_interval": story.HEARTBEAT_S}
+    options = {"heartbeat_interval": story.HEARTBEAT_S, **given.negotiated()}
     consumer = gnsq.Consumer(topic, given.channel, given.address, max_in_flight=10, **options)
     consumer.on_message.connect(handle)
     consumer.start(block=False)
-    producer = gnsq.Producer(given.address, **options)
+    # Its producer takes the OK of an upgrade for the answer to a publish, and fails.
+    producer = gnsq.Producer(given.address, heartbeat_interval=story.HEARTBEAT_S)
     producer.start()
 
     def pub(body: str) -> Callable[[], Any]:

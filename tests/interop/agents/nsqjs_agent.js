@@ -2,12 +2,15 @@
 'use strict'
 
 const nsq = require('nsqjs')
-const [address, topic, channel, values] = process.argv.slice(2)
+const [address, topic, channel, values, features] = process.argv.slice(2)
 const story = JSON.parse(values)
+const { tls, ...compression } = JSON.parse(features || '{}')
 const [host, port] = address.split(':')
 const options = {
   heartbeatInterval: story.HEARTBEAT_S,
   messageTimeout: 1000 * story.MESSAGE_TIMEOUT_S,
+  tls: Boolean(tls), // The file itself is in NODE_EXTRA_CA_CERTS.
+  ...compression,
 }
 
 const tell = (event, fields) =>

@@ -66,7 +66,7 @@ async def publish(body: str, send: Any) -> None:
 
 async def main() -> None:
     given = story.Arguments()
-    options = {"heartbeat_interval": story.HEARTBEAT_S}
+    options = {"heartbeat_interval": story.HEARTBEAT_S, **given.negotiated()}
     nsq.Reader(
         topic=given.topic,
         channel=given.channel,

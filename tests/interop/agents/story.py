@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from typing import Any
 
 PLAIN = "plain"
 TOGETHER = ["first", "second", "third"]
@@ -42,12 +43,23 @@ PUBLISH_S = 2.0
 
 
 class Arguments:
-    """Where an agent is to work: ``AGENT HOST:PORT TOPIC CHANNEL``."""
+    """Where an agent is to work: ``AGENT HOST:PORT TOPIC CHANNEL [FEATURES]``.
+
+    Features are a JSON object: ``snappy``, ``deflate`` and ``tls``, the file of an authority.
+    """
 
     def __init__(self) -> None:
-        self.address, self.topic, self.channel = sys.argv[1:]
+        self.address, self.topic, self.channel, *more = sys.argv[1:]
+        self.features = json.loads(more[0]) if more else {}
         host, _, port = self.address.rpartition(":")
         self.host, self.port = host, int(port)
+
+    def negotiated(self) -> dict[str, Any]:
+        """The features by the names that both pynsq and gnsq give them."""
+        options: dict[str, Any] = dict(self.features)
+        if authority := options.pop("tls", None):
+            options |= {"tls_v1": True, "tls_options": {"ca_certs": authority}}
+        return options
 
 
 def tell(event: str, **fields: object) -> None:
