@@ -50,14 +50,18 @@ def make(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator
         process.close()
 
 
-async def https_port(process: BrokerProcess) -> int:
-    """The port of the door, which is logged a moment after those of the others."""
+async def https_address(process: BrokerProcess) -> str:
+    """Where the door is, which is logged a moment after the others listen."""
     async with asyncio.timeout(START_S):
         while True:
-            found = re.search(r"HTTPS: listening on 127\.0\.0\.1:(\d+)\n", process.log())
+            found = re.search(r"HTTPS: listening on (\S+)\n", process.log())
             if found:
-                return int(found[1])
+                return found[1]
             await asyncio.sleep(0.01)
+
+
+async def https_port(process: BrokerProcess) -> int:
+    return int((await https_address(process)).rpartition(":")[2])
 
 
 def client_context(certificates: Certificates, *, shows: str = "") -> ssl.SSLContext:
@@ -185,9 +189,7 @@ def test_what_cannot_be_is_refused_at_the_start(
 async def test_the_door_may_be_a_unix_socket(certificates: Certificates, tmp_path: Path) -> None:
     path = tmp_path / "https"
     with BrokerProcess(None, f"--https-address={path}", *certificates.flags) as process:
-        async with asyncio.timeout(START_S):
-            while f"HTTPS: listening on {path}\n" not in process.log():
-                await asyncio.sleep(0.01)
+        assert await https_address(process) == str(path)
         context = client_context(certificates)
         reader, writer = await asyncio.open_unix_connection(
             path, ssl=context, server_hostname="localhost"
