@@ -20,6 +20,12 @@ Bytes = npt.NDArray[np.uint8]
 Ids = npt.NDArray[np.uint64]
 
 FINISH_BYTES = 21
+MOST_FINISHES = 1024
+MOST_PUBLISHES = 256
+"""So far a run is looked for: a short one would cost as much as all that has been received, and a
+buffer full of short ones would hold up everybody.
+"""
+_FIRST_ROWS = 16
 _FINISH_WORD = np.uint32(int.from_bytes(b"FIN ", "little"))
 _NEWLINE = 10
 _SIZE = struct.Struct(">I")
@@ -33,7 +39,7 @@ def finish_run(buffer: bytearray, at: int, end: int) -> Ids | None:
     second = at + FINISH_BYTES
     if buffer[second : second + 4] != b"FIN ":
         return None
-    rows = (end - at) // FINISH_BYTES
+    rows = min((end - at) // FINISH_BYTES, MOST_FINISHES)
     heads: npt.NDArray[np.uint32] = np.ndarray((rows,), "<u4", buffer, at, (FINISH_BYTES,))
     tails: Bytes = np.ndarray((rows,), np.uint8, buffer, at + FINISH_BYTES - 1, (FINISH_BYTES,))
     good = (heads == _FINISH_WORD) & (tails == _NEWLINE)
@@ -53,9 +59,17 @@ def finish_run(buffer: bytearray, at: int, end: int) -> Ids | None:
 
 def _hexadecimal_rows(digits: Bytes) -> int:
     """How many rows from the first on have nothing but hexadecimal digits."""
-    letters = digits | 0x20
-    good = ((digits >= 0x30) & (digits <= 0x39)) | ((letters >= 0x61) & (letters <= 0x66))
-    return int(good.all(axis=1).argmin())
+    known, step = 0, _FIRST_ROWS
+    while known < len(digits):
+        some = digits[known : known + step]
+        letters = some | 0x20
+        good = ((some >= 0x30) & (some <= 0x39)) | ((letters >= 0x61) & (letters <= 0x66))
+        rows = good.all(axis=1)
+        if not rows.all():
+            return known + int(rows.argmin())
+        known += len(some)
+        step *= 4
+    return known
 
 
 def publish_run(buffer: bytearray, at: int, end: int, head_bytes: int, size: int) -> Bytes:
@@ -63,7 +77,7 @@ def publish_run(buffer: bytearray, at: int, end: int, head_bytes: int, size: int
     line and the size) of the first: ``uint8[count, size]``, a view of the buffer.
     """
     stride = head_bytes + size
-    rows = (end - at) // stride
+    rows = min((end - at) // stride, MOST_PUBLISHES)
     if buffer[at + stride : at + stride + head_bytes] != buffer[at : at + head_bytes]:
         rows = 1
     heads: Bytes = np.ndarray((rows, head_bytes), np.uint8, buffer, at, (stride, 1))
