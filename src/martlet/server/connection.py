@@ -9,14 +9,12 @@ answers have the order of the commands.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from martlet.broker.errors import TooMany, WritesRefused
 from martlet.broker.name import is_valid_name
-from martlet.broker.queue import Receipt
 from martlet.protocol import nsq_v2 as v2
 from martlet.protocol.decoder import Decoder
 from martlet.protocol.negotiation import default_identity, negotiate
@@ -25,6 +23,7 @@ from martlet.server.auth import Waits
 from martlet.server.heartbeat import Heartbeat
 from martlet.server.listener import shown_peer
 from martlet.server.output_queue import OutputQueue
+from martlet.server.owed import Owed
 from martlet.server.upgrade import Agreed, Upgrade
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class Connection(asyncio.BufferedProtocol):
         """Whether a PUB that comes by itself may be answered at once."""
         self._waits = False
         """Whether the next command waits for an answer from elsewhere."""
-        self._owed: deque[tuple[Receipt | None, str, int | bytes]] = deque()
+        self._owed = Owed()
         self._closing = False
         self.heard = True
         """Whether a command has come since the last heartbeat."""
@@ -366,36 +365,18 @@ class Connection(asyncio.BufferedProtocol):
 
     def fail(self, error: WritesRefused) -> None:
         """What is owed and was not made durable never will be."""
-        for receipt, _, _ in self._owed:
-            if receipt is not None and receipt.error is None:
-                receipt.error = error
+        self._owed.fail(error)
 
     def settle(self, durable_position: int | None) -> bool:
         """Answer what has been committed, and is durable up to a position, None for whatever was
         written. Returns whether anything is still owed.
         """
-        parts: list[bytes] = []
         owed = self._owed
-        reached = float("inf") if durable_position is None else durable_position
-        while owed:
-            receipt, verb, told = owed[0]
-            if receipt is None:
-                assert isinstance(told, bytes)
-                parts.append(told)
-            elif receipt.error is not None:
-                text = f"{verb} failed {receipt.error}"
-                parts.append(v2.ProtocolError(f"E_{verb}_FAILED", text).frame())
-                self._closing = True
-                owed.clear()
-                break
-            elif not receipt.position or receipt.position > reached:
-                break
-            else:
-                assert isinstance(told, int)
-                parts.append(v2.OK * told if told > 1 else v2.OK)
-            owed.popleft()
-        if parts:
-            self._send(b"".join(parts) if len(parts) > 1 else parts[0])
+        data, refused = owed.take(durable_position)
+        if refused:
+            self._closing = True
+        if data:
+            self._send(data)
         if self._closing and not owed:
             self._transport.close()
         elif self._upgrade is not None:
