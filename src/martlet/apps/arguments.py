@@ -239,7 +239,8 @@ def _metavar(flag: Flag) -> str:
 def _help(flag: Flag, default: object) -> str:
     text = flag.help
     if "default" not in text and default not in ("", ()):
-        text += f" (default: {flag.format(default)})"
+        shown = flag.format(default).replace("\n", "\\n")
+        text += f" (default: {shown})"
     if flag.instead:
         text += f" [accepted without effect: {flag.instead}]"
     if flag.missing:

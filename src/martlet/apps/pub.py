@@ -10,20 +10,21 @@ from contextlib import ExitStack
 from typing import BinaryIO
 
 from martlet.apps import tool
+from martlet.options import flags
 from martlet.options.tools import PublishOptions
 from martlet.tools.publish import Publish
 
 DESCRIPTION = (
-    "Publish standard input, or the files named, a message for each line; takes the flags of"
-    " to_nsq."
+    "Publish standard input, or the files named behind the flags, a message for each line; takes"
+    " the flags of to_nsq."
 )
 log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
     """Publish; the result is the exit code of the process."""
-    flags, paths = _split(argv)
-    options = tool.options("pub", DESCRIPTION, PublishOptions, flags)
+    found, paths = _split(argv)
+    options = tool.options("pub", DESCRIPTION, PublishOptions, found)
     if options is None:
         return 1
     publish = Publish(options)
@@ -55,9 +56,18 @@ def _run(publish: Publish, files: list[BinaryIO]) -> int:
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The flags, and the files behind ``--``."""
-    arguments = list(argv)
-    if "--" not in arguments:
-        return arguments, []
-    at = arguments.index("--")
-    return arguments[:at], arguments[at + 1 :]
+    """The flags, and the files: whatever is no flag nor a flag's value, or stands behind ``--``."""
+    known = flags(PublishOptions)
+    found: list[str] = []
+    files: list[str] = []
+    arguments = iter(argv)
+    for argument in arguments:
+        if argument == "--":
+            files += arguments
+        elif argument.startswith("-") and argument != "-":
+            found.append(argument)
+            if "=" not in argument and argument.lstrip("-") in known:
+                found += [value for value in [next(arguments, None)] if value is not None]
+        else:
+            files.append(argument)
+    return found, files

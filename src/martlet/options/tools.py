@@ -108,10 +108,17 @@ class PublishOptions(ToolOptions):
         "nsqd-tcp-address",
         Kind.STRINGS,
         (),
-        "<addr>:<port> of a broker; of several, the first that answers",
+        "<addr>:<port> of a broker; may be given several times: each gets every message",
     )
     delimiter: str = option(
         "delimiter", Kind.STRING, "\n", "one character, which ends each message of the input"
+    )
+    timeout_ns: int = option(
+        "timeout",
+        Kind.DURATION,
+        10 * SECOND_NS,
+        "how long a broker may be out of reach",
+        limits=(1, None),
     )
     rate: int = option(
         "rate", Kind.INT, 0, "at most so many messages a second (0: no limit)", limits=(0, None)

@@ -125,6 +125,8 @@ class Server:
     def _open_log(self) -> None:
         options = self.options
         _allow_many_files()
+        if not self.data_path.exists():
+            self.log.info("LOG: the data folder %s is made; there was none", self.data_path)
         try:
             self.storage = DiskStorage(
                 self.data_path,

@@ -1,5 +1,7 @@
 """Publish: sends what comes from a pipe or files to a topic, a message for each line.
 
+Each of the brokers named gets every message, as from to_nsq.
+
 What has been read is published in batches, as much as there is at a time; reading waits while the
 broker has more than a few of them to answer.  It ends when everything is stored.
 """
@@ -10,7 +12,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import CancelledError
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from threading import Thread
 from typing import BinaryIO
 
@@ -53,21 +55,29 @@ class Publish:
         """
         check_name(self._options.topic, "topic")
         flying = asyncio.Semaphore(_FLYING)
-        async with Producer(self._options.nsqd_tcp_addresses) as producer, asyncio.TaskGroup() as g:
-            async for bodies in self._paced(files):
-                await flying.acquire()
-                g.create_task(self._send(producer, bodies, flying))
+        async with AsyncExitStack() as connected:
+            producers = [
+                await connected.enter_async_context(
+                    Producer(address, timeout_s=self._options.timeout_ns / 1e9)
+                )
+                for address in dict.fromkeys(self._options.nsqd_tcp_addresses)
+            ]
+            async with asyncio.TaskGroup() as group:
+                async for bodies in self._paced(files):
+                    await flying.acquire()
+                    group.create_task(self._send(producers, bodies, flying))
         return self.count
 
     async def _send(
-        self, producer: Producer, bodies: list[bytes], flying: asyncio.Semaphore
+        self, producers: list[Producer], bodies: list[bytes], flying: asyncio.Semaphore
     ) -> None:
+        topic = self._options.topic
         try:
-            stored = await producer.publish_many(self._options.topic, bodies)
+            await asyncio.gather(*(each.publish_many(topic, bodies) for each in producers))
         finally:
             flying.release()
-        self.count += stored
-        self._on_stored(stored)
+        self.count += len(bodies)
+        self._on_stored(len(bodies))
 
     async def _paced(self, files: Iterable[BinaryIO]) -> AsyncIterator[list[bytes]]:
         """The messages, no faster than is allowed."""
