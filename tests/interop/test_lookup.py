@@ -309,8 +309,14 @@ async def test_our_consumer_follows_brokers_as_they_come_and_go(tmp_path: Path) 
     async def handle(message: Message) -> None:
         bodies.put_nowait(message.body)
 
+    seen: set[bytes] = set()
+
     async def arrives(body: bytes) -> None:
-        assert await asyncio.wait_for(bodies.get(), 20) == body
+        """What was finished just before a kill may come again."""
+        while (got := await asyncio.wait_for(bodies.get(), 20)) in seen:
+            pass
+        assert got == body
+        seen.add(body)
 
     with LookupProcess() as lookup, broker_of(lookup, folder=tmp_path / "one") as one:
         ask(one.http_address, "/pub?topic=t", "POST", b"1")
@@ -331,7 +337,7 @@ async def test_our_consumer_follows_brokers_as_they_come_and_go(tmp_path: Path) 
             await asyncio.to_thread(one.start)
             await asyncio.to_thread(ask, one.http_address, "/pub?topic=t", "POST", b"4")
             await arrives(b"4")
-            assert consumer.counts.finished == 4
+            assert consumer.counts.finished >= 4
             consumer.stop()
             await running
 

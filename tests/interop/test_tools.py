@@ -185,6 +185,7 @@ def test_to_file_finishes_what_can_be_read(broker: BrokerProcess, tmp_path: Path
     writer.kill()
     writer.communicate()
     with running(*flags):
+        until(lambda: channels(broker, "t")["nsq_to_file"]["client_count"])
         until(
             lambda: (
                 (state := channels(broker, "t")["nsq_to_file"])
