@@ -20,7 +20,7 @@ Bytes = npt.NDArray[np.uint8]
 Ids = npt.NDArray[np.uint64]
 
 FINISH_BYTES = 21
-MOST_FINISHES = 1024
+MOST_FINISHES = 4096
 MOST_PUBLISHES = 256
 """So far a run is looked for: a short one would cost as much as all that has been received, and a
 buffer full of short ones would hold up everybody.
