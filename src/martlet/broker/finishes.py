@@ -82,6 +82,9 @@ class Finishes:
         entry = self._entry
         if not entry[0] <= first < entry[0] + entry[2]:
             entry = self._move(first)
+        if last >= entry[0] + _FEW_ROWS * entry[2]:
+            self._add_many(offsets, now_ns)
+            return
         done = 0
         for _ in range(_FEW_ROWS):
             end = entry[0] + entry[2]
