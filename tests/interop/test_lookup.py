@@ -266,7 +266,8 @@ async def test_the_protocol_to_the_letter(
 
 async def test_endless_input_is_cut_off() -> None:
     with LookupProcess() as lookup:
-        (answer,) = await talk(lookup.tcp_address, b"  V1" + b"x" * 100_000)
+        # So much that most of it still comes when the daemon has given up, and is not reset for it.
+        (answer,) = await talk(lookup.tcp_address, b"  V1" + b"x" * 8_000_000)
         assert answer.startswith(b"E_INVALID no newline in")
         huge = b"  V1IDENTIFY\n" + struct.pack(">i", 1 << 30)
         (answer,) = await talk(lookup.tcp_address, huge)

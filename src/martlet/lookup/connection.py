@@ -10,6 +10,7 @@ from martlet.broker.name import is_valid_name
 from martlet.lookup.registry import Peer
 from martlet.protocol import nsq_lookup as v1
 from martlet.protocol.nsq_v2 import ProtocolError
+from martlet.server.farewell import take_leave
 
 if TYPE_CHECKING:
     from martlet.lookup.daemon import Lookup
@@ -51,7 +52,7 @@ class Connection(asyncio.Protocol):
         except ProtocolError as error:
             log.error("[%s] - %s", self.remote_address, error)
             self._transport.write(v1.answer(str(error).strip().encode()))
-            self._transport.close()
+            take_leave(self._transport, self)
 
     def pause_writing(self) -> None:
         """The broker does not read its answers: it is not read either."""
