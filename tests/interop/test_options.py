@@ -13,7 +13,7 @@ from tests.interop.nsqd_process import NSQD
 from tests.interop.option_cases import CASES, NAMES, Case, Outcome, changed, run
 
 from martlet.apps.broker import arguments
-from martlet.options import BrokerOptions, OptionError, flags
+from martlet.options import BrokerOptions, OptionError
 
 pytestmark = pytest.mark.interop
 
@@ -21,7 +21,7 @@ RECORDED = json.loads(Path(__file__).with_name("nsqd_options.json").read_text(en
 MARTLET = [sys.executable, "-m", "martlet.apps.main", "broker"]
 _OTHER_DEFAULTS = {"log_prefix": "[nsqd] "}
 """What nsqd's default is where ours is another."""
-_FLAGS = {flag.config_key: flag for flag in flags().values()}
+_FLAGS = {flag.config_key: flag for flag in BrokerOptions.flags().values()}
 
 
 def values_of(options: BrokerOptions) -> dict[str, Any]:

@@ -10,8 +10,6 @@ from martlet.options import (
     OptionError,
     TlsRequired,
     TlsVersion,
-    default_value,
-    flags,
 )
 from martlet.options.report import default_node_id
 
@@ -37,11 +35,11 @@ tls-required tls-root-ca-file topology-region topology-zone
 
 
 def test_has_every_flag_of_nsqd() -> None:
-    assert NSQD_FLAGS - flags().keys() == set()
+    assert NSQD_FLAGS - BrokerOptions.flags().keys() == set()
 
 
 def test_adds_only_flags_that_are_martlets_own() -> None:
-    assert flags().keys() - NSQD_FLAGS == {
+    assert BrokerOptions.flags().keys() - NSQD_FLAGS == {
         "flush",
         "min-free-bytes",
         "max-connections",
@@ -71,10 +69,10 @@ def test_defaults_are_nsqds() -> None:
 
 
 def test_config_keys_are_nsqds() -> None:
-    assert flags()["node-id"].config_key == "id"
-    assert flags()["lookupd-tcp-address"].config_key == "nsqlookupd_tcp_addresses"
-    assert flags()["auth-http-address"].config_key == "auth_http_addresses"
-    assert flags()["tcp-address"].config_key == "tcp_address"
+    assert BrokerOptions.flags()["node-id"].config_key == "id"
+    assert BrokerOptions.flags()["lookupd-tcp-address"].config_key == "nsqlookupd_tcp_addresses"
+    assert BrokerOptions.flags()["auth-http-address"].config_key == "auth_http_addresses"
+    assert BrokerOptions.flags()["tcp-address"].config_key == "tcp_address"
 
 
 def test_node_id_of_a_host_is_what_nsqd_takes() -> None:
@@ -83,13 +81,13 @@ def test_node_id_of_a_host_is_what_nsqd_takes() -> None:
 
 
 def test_durations_say_so_in_their_name() -> None:
-    for flag in flags().values():
+    for flag in BrokerOptions.flags().values():
         assert flag.field.endswith("_ns") == (flag.kind == "duration"), flag
 
 
 def test_every_default_could_be_written_as_a_flag() -> None:
-    for flag in flags().values():
-        default = default_value(flag)
+    for flag in BrokerOptions.flags().values():
+        default = BrokerOptions.defaults()[flag.field]
         if default not in ((), ""):
             assert flag.parse(flag.format(default)) == default, flag
 

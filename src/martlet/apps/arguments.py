@@ -15,7 +15,7 @@ import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from martlet.options import Flag, Kind, OptionError, parse_bool
+from martlet.options import Flag, Kind, OptionError, Options, parse_bool
 
 _METAVARS = {
     Kind.STRING: "TEXT",
@@ -43,19 +43,12 @@ class Arguments:
         prog: the command's name, for usage and errors.
         version: what ``--version`` prints.
         description: what ``--help`` says first.
-        flags: the command's flags by name.
-        defaults: what each option is when nobody sets it, by field.
+        kind: the options that it sets.
     """
 
-    def __init__(
-        self,
-        prog: str,
-        version: str,
-        description: str,
-        flags: Mapping[str, Flag],
-        defaults: Mapping[str, object],
-    ) -> None:
-        self._flags = flags
+    def __init__(self, prog: str, version: str, description: str, kind: type[Options]) -> None:
+        self._flags = kind.flags()
+        defaults = kind.defaults()
         self._version = version
         self._parser = parser = argparse.ArgumentParser(
             prog=prog,
@@ -70,7 +63,7 @@ class Arguments:
         group.add_argument("--config", metavar="FILE", help="read options from a TOML file")
         for name, text in _DEPRECATED.items():
             group.add_argument(f"--{name}", nargs="?", metavar="BOOL", help=text)
-        for flag in flags.values():
+        for flag in self._flags.values():
             if flag.section:
                 group = parser.add_argument_group(flag.section)
             group.add_argument(

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from martlet import __version__
-from martlet.apps import log_line
+from martlet.apps import log_line, start
 from martlet.apps.arguments import Arguments
-from martlet.options import BrokerOptions, LogLevel, OptionError, default_value, flags
+from martlet.options import BrokerOptions
 
-if TYPE_CHECKING:
-    import logging
+log = logging.getLogger(log_line.ROOT)
 
 _COLLECT_AFTER = 50_000
 """New objects before the garbage collector looks at them: a broker makes few cycles, and most of
@@ -31,48 +28,25 @@ DESCRIPTION = (
 )
 
 
-def version() -> str:
-    """What ``martlet broker --version`` prints, in the shape of nsqd's."""
-    return f"martlet v{__version__} (on python {sys.version.split()[0]})"
-
-
 def arguments() -> Arguments:
     """The command line of a broker."""
-    defaults = {flag.field: default_value(flag) for flag in flags().values()}
-    return Arguments("martlet broker", version(), DESCRIPTION, flags(), defaults)
+    return start.arguments("broker", DESCRIPTION, BrokerOptions)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run a broker with the flags given; the result is the exit code of the process."""
-    command = arguments()
-    try:
-        values, warnings = command.read(argv)
-        options = BrokerOptions(**values)
-    except OptionError as error:
-        log = log_line.set_up(LogLevel.INFO, "[martlet] ")
-        log.critical("%s", error)
+    options = start.options(arguments(), BrokerOptions, argv, _hello)
+    if options is None:
         return 1
-    log = log_line.set_up(options.log_level, options.log_prefix)
-    log.info("%s", version())
-    log.info("ID: %d", options.node_id)
-    for warning in warnings:
-        log.warning("%s", warning)
-    for flag, value in options.without_effect():
-        log.warning("--%s=%s has no effect: %s", flag.name, flag.format(value), flag.instead)
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_serve(options, log))
+    with asyncio.Runner(loop_factory=start.loop_factory()) as runner:
+        return runner.run(_serve(options))
 
 
-def loop_factory() -> type[asyncio.AbstractEventLoop] | None:
-    """uvloop's, where there is one for this system."""
-    try:
-        import uvloop
-    except ModuleNotFoundError:  # not made for every system
-        return None
-    return uvloop.Loop
+def _hello(options: BrokerOptions) -> list[str]:
+    return [start.version(), f"ID: {options.node_id}"]
 
 
-async def _serve(options: BrokerOptions, log: logging.Logger) -> int:
+async def _serve(options: BrokerOptions) -> int:
     from martlet.server.server import Server
 
     stopping = asyncio.Event()

@@ -10,11 +10,11 @@ import logging
 import signal
 from collections.abc import Sequence
 
-from martlet.apps import log_line
-from martlet.apps.arguments import Arguments
-from martlet.apps.broker import loop_factory, version
+from martlet.apps import log_line, start
 from martlet.lookup.daemon import Lookup
-from martlet.options import LogLevel, LookupOptions, OptionError, default_value, flags
+from martlet.options import LookupOptions
+
+log = logging.getLogger(log_line.ROOT)
 
 DESCRIPTION = (
     "Run a lookup daemon: brokers tell it what they have, consumers ask it. Takes the flags and"
@@ -24,24 +24,15 @@ DESCRIPTION = (
 
 def main(argv: Sequence[str]) -> int:
     """Run a lookup daemon with the flags given; the result is the exit code of the process."""
-    known = flags(LookupOptions)
-    defaults = {flag.field: default_value(flag, LookupOptions) for flag in known.values()}
-    command = Arguments("martlet lookup", version(), DESCRIPTION, known, defaults)
-    try:
-        values, warnings = command.read(argv)
-        options = LookupOptions(**values)
-    except OptionError as error:
-        log_line.set_up(LogLevel.INFO, "[martlet] ").critical("%s", error)
+    command = start.arguments("lookup", DESCRIPTION, LookupOptions)
+    options = start.options(command, LookupOptions, argv, lambda _options: [start.version()])
+    if options is None:
         return 1
-    log = log_line.set_up(options.log_level, options.log_prefix)
-    log.info("%s", version())
-    for warning in warnings:
-        log.warning("%s", warning)
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_serve(options, log))
+    with asyncio.Runner(loop_factory=start.loop_factory()) as runner:
+        return runner.run(_serve(options))
 
 
-async def _serve(options: LookupOptions, log: logging.Logger) -> int:
+async def _serve(options: LookupOptions) -> int:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from typing import BinaryIO
 
 from martlet.apps import tool
-from martlet.options import flags
 from martlet.options.tools import PublishOptions
 from martlet.tools.publish import Publish
 
@@ -57,7 +56,7 @@ def _run(publish: Publish, files: list[BinaryIO]) -> int:
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """The flags, and the files: whatever is no flag nor a flag's value, or stands behind ``--``."""
-    known = flags(PublishOptions)
+    known = PublishOptions.flags()
     found: list[str] = []
     files: list[str] = []
     arguments = iter(argv)

@@ -1,4 +1,4 @@
-"""What the commands of the tools share: reading flags, log lines, and ending on a signal."""
+"""What the commands of the tools share: reading flags, and ending on a signal."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from martlet.apps import log_line
-from martlet.apps.arguments import Arguments
-from martlet.apps.broker import loop_factory, version
+from martlet.apps import log_line, start
 from martlet.client import ClientError
-from martlet.options import LogLevel, OptionError, default_value, flags
-from martlet.options.tools import ToolOptions
+from martlet.options import LogOptions
 
-T = TypeVar("T", bound=ToolOptions)
+T = TypeVar("T", bound=LogOptions)
 _log = logging.getLogger(log_line.ROOT)
 
 
@@ -25,20 +22,7 @@ def options(command: str, description: str, kind: type[T], argv: Sequence[str]) 
     Raises:
         SystemExit: after ``--help`` or ``--version``, and for an unknown flag.
     """
-    anything: Any = kind
-    known = flags(anything)
-    defaults = {flag.field: default_value(flag, anything) for flag in known.values()}
-    arguments = Arguments(f"martlet {command}", version(), description, known, defaults)
-    try:
-        values, warnings = arguments.read(argv)
-        found = kind(**values)
-    except OptionError as error:
-        log_line.set_up(LogLevel.INFO, "[martlet] ").critical("%s", error)
-        return None
-    log = log_line.set_up(found.log_level, found.log_prefix)
-    for warning in warnings:
-        log.warning("%s", warning)
-    return found
+    return start.options(start.arguments(command, description, kind), kind, argv)
 
 
 def run(
@@ -67,7 +51,7 @@ def run(
             code = 1
         return code
 
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=start.loop_factory()) as runner:
         return runner.run(serve())
 
 

@@ -9,10 +9,10 @@ Durations are nanoseconds and end in ``_ns``.  A ``BrokerOptions`` that exists i
     BrokerOptions(tcp_address="127.0.0.1:0", msg_timeout_ns=parse_duration("30s"))
 """
 
-from martlet.options.broker import BrokerOptions, default_value, flags
+from martlet.options.broker import BrokerOptions
 from martlet.options.flag import Flag, Kind, OptionError, parse_bool
 from martlet.options.lookup import LookupOptions
-from martlet.options.report import LogLevel
+from martlet.options.options import LogLevel, LogOptions, Options
 from martlet.options.security import TlsRequired, TlsVersion
 
 __all__ = [
@@ -20,11 +20,11 @@ __all__ = [
     "Flag",
     "Kind",
     "LogLevel",
+    "LogOptions",
     "LookupOptions",
     "OptionError",
+    "Options",
     "TlsRequired",
     "TlsVersion",
-    "default_value",
-    "flags",
     "parse_bool",
 ]

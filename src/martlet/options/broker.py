@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Self
 
 from martlet.options.delivery import DeliveryOptions
-from martlet.options.flag import Flag, OptionError
+from martlet.options.flag import OptionError
 from martlet.options.network import NetworkOptions
 from martlet.options.report import ReportOptions
 from martlet.options.security import SecurityOptions
@@ -31,11 +28,7 @@ class BrokerOptions(
     """
 
     def __post_init__(self) -> None:
-        for flag in flags().values():
-            value = getattr(self, flag.field)
-            flag.check(value)
-            if flag.missing and value != default_value(flag):
-                raise OptionError(f"--{flag.name} cannot be used: {flag.missing}")
+        super().__post_init__()
         least = LEAST_SEGMENTS * self.segment_bytes
         if 0 < self.max_disk_bytes < least:
             raise OptionError(
@@ -65,44 +58,3 @@ class BrokerOptions(
         """Over how long latencies are measured; 0 where nobody wants to know them."""
         wanted = self.e2e_processing_latency_percentiles
         return self.e2e_processing_latency_window_time_ns if wanted else 0
-
-    def without_effect(self) -> list[tuple[Flag, object]]:
-        """The flags that are set to another value than the default, and do nothing here."""
-        return [
-            (flag, getattr(self, flag.field))
-            for flag in flags().values()
-            if flag.instead and getattr(self, flag.field) != default_value(flag)
-        ]
-
-    def replace(self, **changes: Any) -> Self:
-        """The same options but for those named, checked again."""
-        return dataclasses.replace(self, **changes)
-
-
-def flags(options: Any = BrokerOptions) -> dict[str, Flag]:
-    """Every flag of a server or a tool, by its name on the command line, in the order of the help.
-
-    Args:
-        options: the dataclass whose fields they are.
-    """
-    return _flags_of(options)
-
-
-@cache
-def _flags_of(options: Any) -> dict[str, Flag]:
-    return {
-        entry.metadata["flag"].name: dataclasses.replace(entry.metadata["flag"], field=entry.name)
-        for entry in dataclasses.fields(options)
-        if "flag" in entry.metadata
-    }
-
-
-@cache
-def default_value(flag: Flag, options: Any = BrokerOptions) -> object:
-    """What a flag's option is when nobody sets it."""
-    for entry in dataclasses.fields(options):
-        if entry.name == flag.field:
-            if entry.default_factory is not dataclasses.MISSING:
-                return entry.default_factory()
-            return entry.default
-    raise KeyError(flag.name)

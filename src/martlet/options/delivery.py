@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from martlet.duration import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
 from martlet.options.flag import Kind, option
+from martlet.options.options import Options
 
 MIB = 1024 * 1024
 _NO_BUFFER = "a client's wish is checked and answered, but messages are always sent at once"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeliveryOptions:
+class DeliveryOptions(Options):
     """What messages and clients may ask for."""
 
     msg_timeout_ns: int = option(

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from martlet.duration import MINUTE_NS, SECOND_NS
 from martlet.options.flag import Kind, option
-from martlet.options.report import LOG_LEVELS, LogLevel
+from martlet.options.options import LogOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class LookupOptions:
+class LookupOptions(LogOptions):
     """What a lookup daemon is started with.
 
     Raises:
@@ -56,20 +56,3 @@ class LookupOptions:
         "the most brokers that may be connected at a time (0: as many as the system allows)",
         limits=(0, None),
     )
-    log_level: LogLevel = option(  # noqa: RUF009
-        "log-level",
-        Kind.CHOICE,
-        LogLevel.INFO,
-        "how much to log: debug, info, warn, error or fatal",
-        choices=LOG_LEVELS,
-        section="log lines",
-    )
-    log_prefix: str = option(
-        "log-prefix", Kind.STRING, "[martlet] ", "what each log line begins with"
-    )
-
-    def __post_init__(self) -> None:
-        from martlet.options.broker import flags
-
-        for flag in flags(LookupOptions).values():
-            flag.check(getattr(self, flag.field))

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from martlet.duration import SECOND_NS
 from martlet.options.flag import Kind, option
+from martlet.options.options import Options
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkOptions:
+class NetworkOptions(Options):
     """Where a broker listens, and how others reach it."""
 
     tcp_address: str = option(

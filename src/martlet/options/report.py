@@ -6,28 +6,10 @@ import hashlib
 import socket
 import zlib
 from dataclasses import dataclass
-from enum import IntEnum
 
 from martlet.duration import MILLISECOND_NS, MINUTE_NS
 from martlet.options.flag import Kind, option
-
-
-class LogLevel(IntEnum):
-    """How much is logged; the numbers are nsqd's."""
-
-    DEBUG = 1
-    INFO = 2
-    WARN = 3
-    ERROR = 4
-    FATAL = 5
-
-    @property
-    def for_logging(self) -> int:
-        """The same level in the ``logging`` module."""
-        return 10 * self
-
-
-LOG_LEVELS = tuple((level.name.lower(), level) for level in LogLevel)
+from martlet.options.options import LogOptions
 
 
 def default_node_id(hostname: str) -> int:
@@ -36,20 +18,9 @@ def default_node_id(hostname: str) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions:
+class ReportOptions(LogOptions):
     """What a broker tells about itself."""
 
-    log_level: LogLevel = option(  # noqa: RUF009
-        "log-level",
-        Kind.CHOICE,
-        LogLevel.INFO,
-        "how much to log: debug, info, warn, error or fatal",
-        choices=LOG_LEVELS,
-        section="log lines and metrics",
-    )
-    log_prefix: str = option(
-        "log-prefix", Kind.STRING, "[martlet] ", "what each log line begins with"
-    )
     node_id: int = option(
         "node-id",
         Kind.INT,
@@ -58,6 +29,7 @@ class ReportOptions:
         config_key="id",
         limits=(0, 1023),
         instead="message ids begin at a random number for each queue; this one is only logged",
+        section="metrics",
     )
     statsd_address: str = option(
         "statsd-address",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from martlet.options.flag import Kind, option
+from martlet.options.options import Options
 
 
 class TlsRequired(IntEnum):
@@ -44,7 +45,7 @@ _TLS_VERSIONS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecurityOptions:
+class SecurityOptions(Options):
     """Who may connect, and how."""
 
     tls_cert: str = option(

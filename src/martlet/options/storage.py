@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from martlet.duration import MILLISECOND_NS, SECOND_NS
 from martlet.options.flag import Kind, option
+from martlet.options.options import Options
 
 MIB = 1024 * 1024
 _NO_SCAN = "nothing is scanned: timeouts fire from exact timers"
 
 
 @dataclass(frozen=True, kw_only=True)
-class StorageOptions:
+class StorageOptions(Options):
     """Where the log is kept, and when it reaches the disk."""
 
     data_path: str = option(

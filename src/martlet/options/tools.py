@@ -3,39 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from martlet.duration import MINUTE_NS, SECOND_NS
 from martlet.options.flag import Kind, OptionError, option
-from martlet.options.report import LOG_LEVELS, LogLevel
+from martlet.options.options import LogOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToolOptions:
-    """What every tool takes."""
-
-    log_level: LogLevel = option(  # noqa: RUF009
-        "log-level",
-        Kind.CHOICE,
-        LogLevel.INFO,
-        "how much to log: debug, info, warn, error or fatal",
-        choices=LOG_LEVELS,
-        section="log lines",
-    )
-    log_prefix: str = option(
-        "log-prefix", Kind.STRING, "[martlet] ", "what each log line begins with"
-    )
-
-    def __post_init__(self) -> None:
-        from martlet.options.broker import flags
-
-        kind: Any = type(self)
-        for flag in flags(kind).values():
-            flag.check(getattr(self, flag.field))
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceOptions(ToolOptions):
+class SourceOptions(LogOptions):
     """Where a tool gets messages from.
 
     Raises:
@@ -100,7 +75,7 @@ class TailOptions(SourceOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishOptions(ToolOptions):
+class PublishOptions(LogOptions):
     """What ``martlet pub`` is started with."""
 
     topic: str = option("topic", Kind.STRING, "", "the topic to publish to", section="messages")

@@ -22,7 +22,7 @@ from martlet.broker.name import is_valid_name
 from martlet.broker.queue import Receipt
 from martlet.duration import MILLISECOND_NS, SECOND_NS
 from martlet.log.lone import LONGEST_BODY_BYTES
-from martlet.options import LogLevel, OptionError, flags
+from martlet.options import BrokerOptions, LogLevel, OptionError
 from martlet.protocol.nsq_v2 import NSQD_VERSION
 from martlet.server import stats, stats_text
 from martlet.server.http_request import HttpError, Request
@@ -288,7 +288,7 @@ class NsqApi:
     async def config(self, request: Request) -> object:
         """The value of an option, named as in the config file."""
         name = request.path.rpartition("/")[2]
-        for flag in flags().values():
+        for flag in BrokerOptions.flags().values():
             if flag.config_key == name:
                 value: object = getattr(self._server.options, flag.field)
                 return list(value) if isinstance(value, tuple) else value
@@ -303,7 +303,7 @@ class NsqApi:
             raise HttpError(413, "INVALID_VALUE")
         if name == "log_level":
             try:
-                level: LogLevel = flags()["log-level"].parse(body.decode())
+                level: LogLevel = BrokerOptions.flags()["log-level"].parse(body.decode())
             except (OptionError, UnicodeDecodeError):
                 raise HttpError(400, "INVALID_VALUE") from None
             self._server.options = options.replace(log_level=level)
