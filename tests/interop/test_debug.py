@@ -63,8 +63,8 @@ async def test_a_profile_tells_where_time_goes(http: aiohttp.ClientSession, tmp_
             assert "already in use" in await second.text()
     read = read_profile(first.result())
     functions = {place.partition(" ")[0] for stack in read.samples for place in stack}
-    at_work = {"Connection.buffer_updated", "Broker.commit", "DiskSegment.flush"} & functions
-    assert at_work
+    at_work = ("Connection.", "Broker.", "Server.", "CommitLog.", "DiskSegment.")
+    assert any(name.startswith(at_work) for name in functions), functions
     assert 0.9e9 < read.numbers[10] < 20e9
     assert sum(values[1] for values in read.samples.values()) > 1e6
     await get(http, "/debug/pprof/profile?seconds=1")  # once more, now that the first has ended

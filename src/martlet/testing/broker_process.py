@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -17,13 +18,27 @@ START_S = 20.0
 STOP_S = 10.0
 
 
+_PORTS = range(10_240, 32_768)
+"""From these the system takes none by itself, so that nobody gets one by chance between our finding
+it free and the broker's taking it, or while the broker is killed and started again.
+"""
+
+
 def free_port() -> int:
-    """A port of the loopback interface on which nobody listens."""
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port
+    """A port of the loopback interface on which nobody listens.
+
+    Raises:
+        OSError: a hundred were tried, and all are taken.
+    """
+    for port in random.sample(_PORTS, 100):
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise OSError("no free port found on 127.0.0.1")
 
 
 class BrokerProcess:
