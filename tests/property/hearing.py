@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from martlet.broker.name import is_valid_name
+from martlet.name import is_valid_name
 from martlet.protocol.decoder import Decoder
 from martlet.protocol.nsq_v2 import (
     Close,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.property.hearing import LIMITS, heard
 from tests.property.hearing import one_by_one as single_bytes
 
-from martlet.broker.name import is_valid_name
+from martlet.name import is_valid_name
 from martlet.protocol.decoder import Decoder
 from martlet.protocol.nsq_v2 import State
 

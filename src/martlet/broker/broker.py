@@ -14,7 +14,6 @@ from random import Random
 from martlet.broker.channel import Channel
 from martlet.broker.errors import BrokerError, InvalidName, LimitReached, NotFound, WritesRefused
 from martlet.broker.journal import Description, pack_cursor, pack_topology
-from martlet.broker.name import is_valid_name
 from martlet.broker.queue import Queue, Receipt
 from martlet.broker.schedule import Schedule
 from martlet.broker.topic import Topic, describe_channel
@@ -23,6 +22,7 @@ from martlet.log.checkpoint import JournalEntry
 from martlet.log.commitlog import CommitLog
 from martlet.log.index import Index
 from martlet.log.record import Kind
+from martlet.name import is_valid_name
 
 MOST_SCRATCH = 8
 """How many batches are kept to be used again."""

@@ -14,7 +14,7 @@ from martlet.broker.cursor import Cursor
 from martlet.broker.delivery import Delivery, Source, Surroundings
 from martlet.broker.errors import NotInFlight, TooMany
 from martlet.broker.finishes import Finishes
-from martlet.broker.name import is_ephemeral
+from martlet.name import is_ephemeral
 
 if TYPE_CHECKING:
     from martlet.broker.latency import Latency

@@ -17,7 +17,6 @@ import numpy as np
 from martlet.broker.broker import Broker
 from martlet.broker.errors import WritesRefused
 from martlet.broker.journal import CursorState, Description, channel_of, unpack_topology
-from martlet.broker.name import is_ephemeral
 from martlet.broker.queue import Queue
 from martlet.broker.topic import Topic
 from martlet.log import checkpoint
@@ -26,6 +25,7 @@ from martlet.log.index import ENTRY, Entry, Index
 from martlet.log.record import Flag, Header, Kind, payload
 from martlet.log.recovery import Report, scan
 from martlet.log.storage import Segment, Storage
+from martlet.name import is_ephemeral
 
 _NO_POSITION = 1 << 64
 """Behind every position there is."""

@@ -18,10 +18,10 @@ from martlet.broker.delivery import Delivery, Surroundings
 from martlet.broker.errors import InvalidName, LimitReached, NotFound, WritesRefused
 from martlet.broker.journal import Description
 from martlet.broker.latency import Latency
-from martlet.broker.name import is_ephemeral, is_valid_name
 from martlet.broker.queue import MOST_BATCH_BYTES, Queue, Receipt
 from martlet.broker.view import View
 from martlet.log.commitlog import CommitLog
+from martlet.name import is_ephemeral, is_valid_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

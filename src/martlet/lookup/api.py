@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from martlet.broker.name import is_valid_name
+from martlet.name import is_valid_name
 from martlet.protocol.nsq_v2 import NSQD_VERSION
 from martlet.server.http_request import HttpError, Request
 

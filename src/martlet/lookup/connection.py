@@ -6,8 +6,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, cast
 
-from martlet.broker.name import is_valid_name
 from martlet.lookup.registry import Peer
+from martlet.name import is_valid_name
 from martlet.protocol import nsq_lookup as v1
 from martlet.protocol.nsq_v2 import ProtocolError
 from martlet.server.farewell import take_leave

@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from martlet.broker.name import is_ephemeral, is_valid_name
 from martlet.migration.diskqueue import DiskQueue, QueueFile, open_queue
 from martlet.migration.findings import Findings
+from martlet.name import is_ephemeral, is_valid_name
 
 _FILE = re.compile(r"(?P<queue>.+)\.diskqueue\.(?:(?P<number>\d{6,})|meta)\.dat(?P<bad>\.bad)?")
 _OLD_METADATA = re.compile(r"nsqd\.\d+\.dat")

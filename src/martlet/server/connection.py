@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from martlet.broker.errors import TooMany, WritesRefused
-from martlet.broker.name import is_valid_name
+from martlet.name import is_valid_name
 from martlet.protocol import nsq_v2 as v2
 from martlet.protocol.decoder import Decoder
 from martlet.protocol.negotiation import default_identity, negotiate

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from martlet.broker.errors import NotFound, WritesRefused
-from martlet.broker.name import is_valid_name
 from martlet.log.index import ENTRY
+from martlet.name import is_valid_name
 from martlet.server.http_request import HttpError, Request
 from martlet.server.nsq_api import written_down
 

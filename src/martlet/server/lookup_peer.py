@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from martlet.broker.errors import WritesRefused
-from martlet.broker.name import is_ephemeral, is_valid_name
+from martlet.name import is_ephemeral, is_valid_name
 from martlet.protocol import nsq_lookup as v1
 from martlet.protocol.nsq_v2 import NSQD_VERSION
 

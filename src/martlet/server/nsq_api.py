@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from martlet import __version__
 from martlet.broker.errors import NotFound, WritesRefused
-from martlet.broker.name import is_valid_name
 from martlet.broker.queue import Receipt
 from martlet.duration import MILLISECOND_NS, SECOND_NS
 from martlet.log.lone import LONGEST_BODY_BYTES
+from martlet.name import is_valid_name
 from martlet.options import BrokerOptions, LogLevel, OptionError
 from martlet.protocol.nsq_v2 import NSQD_VERSION
 from martlet.server import stats, stats_text

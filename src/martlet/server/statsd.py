@@ -21,8 +21,8 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from martlet.broker.name import is_ephemeral
 from martlet.duration import SECOND_NS
+from martlet.name import is_ephemeral
 from martlet.server.stats import Report, collect, pauses
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ def free_port() -> int:
     Raises:
         OSError: a hundred were tried, and all are taken.
     """
-    for port in random.sample(_PORTS, 100):
+    for port in random.SystemRandom().sample(_PORTS, 100):  # a seed would give all the same
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

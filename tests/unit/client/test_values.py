@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from martlet.broker.name import is_valid_name
 from martlet.client import Backoff, Identity, InvalidName, Limits
 from martlet.client.address import Address, parse_addresses
 from martlet.client.identity import Features
@@ -45,14 +44,10 @@ def test_addresses_are_one_or_several() -> None:
         parse_addresses([])
 
 
-@given(st.one_of(st.text(max_size=70), st.from_regex(r"[.a-z0-9_-]{1,66}(#ephemeral)?")))
-def test_the_client_knows_the_brokers_rule_of_names(name: str) -> None:
-    try:
-        check_name(name, "topic")
-    except InvalidName:
-        assert not is_valid_name(name)
-    else:
-        assert is_valid_name(name)
+def test_a_name_that_no_broker_takes_is_told() -> None:
+    assert check_name("orders#ephemeral", "topic") == "orders#ephemeral"
+    with pytest.raises(InvalidName, match="'to bill' is no name of a channel: 1 to 64"):
+        check_name("to bill", "channel")
 
 
 def test_backoff_doubles_up_to_its_limit() -> None:

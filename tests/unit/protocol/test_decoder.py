@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from martlet.broker.name import is_valid_name
+from martlet.name import is_valid_name
 from martlet.protocol.decoder import Decoder
 from martlet.protocol.nsq_v2 import (
     LONGEST_LINE_BYTES,
