@@ -14,8 +14,11 @@ def test_what_a_topic_may_be_called(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "x" * 65, "x" * 55 + "#ephemeral", "#ephemeral", "a#", "a#ephemeral#ephemeral", "a b"]
-    + ["a\n", "\u00e4", "\u0661", "a/b", "a#Ephemeral", "a#ephemeralx"],
+    [
+        *("", "x" * 65, "x" * 55 + "#ephemeral"),
+        *("#ephemeral", "a#", "a#ephemeral#ephemeral", "a#Ephemeral", "a#ephemeralx"),
+        *("a b", "a\n", "a/b", "\u00e4", "\u0661"),
+    ],
 )
 def test_what_none_may_be_called(name: str) -> None:
     assert not is_valid_name(name)

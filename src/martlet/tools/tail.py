@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 from martlet.client import Consumer
 from martlet.options.tools import TailOptions
+from martlet.tools.source import consumer
 
 
 class Tail:
@@ -30,13 +31,7 @@ class Tail:
         self._left = options.count or sys.maxsize
         own = f"tail-{socket.gethostname()[:20]}-{os.getpid()}#ephemeral"
         self._consumers = {
-            topic: Consumer(
-                topic,
-                options.channel or own,
-                options.nsqd_tcp_addresses or None,
-                lookup=options.lookupd_http_addresses or None,
-                max_in_flight=self._share(options),
-            )
+            topic: consumer(options, topic, options.channel or own, self._share(options))
             for topic in dict.fromkeys(options.topics)
         }
 
@@ -48,18 +43,18 @@ class Tail:
     async def run(self) -> None:
         """Show messages until there were enough, or it is stopped."""
         async with asyncio.TaskGroup() as group:
-            for topic, consumer in self._consumers.items():
-                group.create_task(self._follow(topic, consumer), name=f"martlet tail {topic}")
+            for topic, source in self._consumers.items():
+                group.create_task(self._follow(topic, source), name=f"martlet tail {topic}")
 
     def stop(self) -> None:
         """Show no more."""
-        for consumer in self._consumers.values():
-            consumer.stop()
+        for each in self._consumers.values():
+            each.stop()
 
-    async def _follow(self, topic: str, consumer: Consumer) -> None:
+    async def _follow(self, topic: str, source: Consumer) -> None:
         head = f"{topic} ".encode() if self._options.print_topic else b""
-        async with consumer:
-            async for batch in consumer.batches():
+        async with source:
+            async for batch in source.batches():
                 shown = min(self._left, len(batch))
                 lines = (head + body + b"\n" for body in batch.bodies[:shown])
                 self._output.write(b"".join(lines))

@@ -12,10 +12,11 @@ import logging
 import re
 import time
 
-from martlet.client import Batch, Consumer
+from martlet.client import Batch
 from martlet.client.discovery import known_topics
 from martlet.options.tools import FileOptions
 from martlet.tools.output import Output
+from martlet.tools.source import consumer
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +36,7 @@ class TopicWriter:
         self._options = options
         self._where = f"[{topic}/{options.channel}]"
         self._output = Output(options, topic, log=lambda text: log.info("%s %s", self._where, text))
-        self._consumer = Consumer(
-            topic,
-            options.channel,
-            options.nsqd_tcp_addresses or None,
-            lookup=options.lookupd_http_addresses or None,
-            max_in_flight=options.max_in_flight,
-        )
+        self._consumer = consumer(options, topic, options.channel)
         self._lock = asyncio.Lock()
         """The file is written, flushed or exchanged, one after the other."""
 
