@@ -16,7 +16,9 @@ DOORS = {"admin", "spark", "client", "lookup", "server"}
 
 # What each room may import beside itself and the modules on the ground.
 MAY_IMPORT = {
-    "apps": {"tools", "bench", "demo", "migration", "testing", "protocol"} | DOORS | LOWER,
+    "apps": {"supervisor", "tools", "bench", "demo", "migration", "testing", "protocol"}
+    | DOORS
+    | LOWER,
     "bench": {"protocol"},
     "demo": {"client", "spark", "testing"},
     "migration": {"server"} | LOWER,
@@ -25,6 +27,7 @@ MAY_IMPORT = {
     "spark": {"client"} | LOWER,
     "client": {"layer", "protocol"},
     "tools": {"client"},
+    "supervisor": set(),
     # Its HTTP door and its listening sockets are those of the broker.
     "lookup": {"layer", "protocol", "server"} | LOWER,
     "server": {"layer", "protocol"} | LOWER,

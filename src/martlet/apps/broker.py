@@ -13,7 +13,7 @@ import os
 import signal
 from collections.abc import Sequence
 
-from martlet.apps import log_line, start
+from martlet.apps import log_line, service, start
 from martlet.apps.arguments import Arguments
 from martlet.options import BrokerOptions
 
@@ -70,7 +70,9 @@ async def _serve(options: BrokerOptions) -> int:
     # What a start leaves behind lives as long as the process: no collection need look at it.
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
+    service.tell(service.READY)
     await stopping.wait()
+    service.tell(service.STOPPING)
     await server.stop()
     log.info("NSQ: bye")
     return 0

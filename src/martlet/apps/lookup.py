@@ -10,7 +10,7 @@ import logging
 import signal
 from collections.abc import Sequence
 
-from martlet.apps import log_line, start
+from martlet.apps import log_line, service, start
 from martlet.lookup.daemon import Lookup
 from martlet.options import LookupOptions
 
@@ -43,7 +43,9 @@ async def _serve(options: LookupOptions) -> int:
     except OSError as error:
         log.critical("%s", error)
         return 1
+    service.tell(service.READY)
     await stopping.wait()
+    service.tell(service.STOPPING)
     await lookup.stop()
     log.info("bye")
     return 0

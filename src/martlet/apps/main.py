@@ -25,6 +25,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "broker": Command("martlet.apps.broker", "run a broker; takes nsqd's flags"),
     "lookup": Command("martlet.apps.lookup", "run a lookup daemon; takes nsqlookupd's flags"),
+    "up": Command("martlet.apps.up", "run brokers and a lookup daemon on this machine"),
     "pub": Command("martlet.apps.pub", "publish a pipe or files; takes to_nsq's flags"),
     "tail": Command("martlet.apps.tail", "show messages as they come; takes nsq_tail's flags"),
     "to-file": Command("martlet.apps.to_file", "topics to files; takes nsq_to_file's flags"),

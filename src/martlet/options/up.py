@@ -1,0 +1,152 @@
+"""The options of ``martlet up``: where the servers of one machine are."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from martlet.duration import SECOND_NS
+from martlet.options.flag import Kind, OptionError, option
+from martlet.options.options import LogOptions
+
+PORT_STEP = 100
+"""How far a broker's ports are from those of the one before: 4150, 4250, 4350."""
+EVERYWHERE = frozenset({"", "0.0.0.0", "::", "[::]"})
+_HIGHEST_PORT = 65535
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpOptions(LogOptions):
+    """What ``martlet up`` is started with.
+
+    Raises:
+        OptionError: a value is out of its limits, an address is none, or two servers would have the
+            same one.
+    """
+
+    workers: int = option(
+        "workers",
+        Kind.INT,
+        1,
+        "how many brokers; one uses one core",
+        limits=(1, 256),
+        section="brokers",
+    )
+    data_path: str = option(
+        "data-path",
+        Kind.STRING,
+        "",
+        "the folder in which each broker has one of its own: broker-0, broker-1, ..."
+        " (default: the current folder)",
+    )
+    tcp_address: str = option(
+        "tcp-address",
+        Kind.STRING,
+        "127.0.0.1:4150",
+        "<addr>:<port> of the first broker for NSQ's TCP clients; each further one has a port that"
+        f" is {PORT_STEP} higher (port 0: any free ones)",
+    )
+    http_address: str = option(
+        "http-address",
+        Kind.STRING,
+        "127.0.0.1:4151",
+        "<addr>:<port> of the first broker for HTTP; the further ones as with --tcp-address",
+    )
+    https_address: str = option(
+        "https-address",
+        Kind.STRING,
+        "127.0.0.1:4152",
+        "<addr>:<port> of the first broker for HTTPS, served only with a certificate; the further"
+        " ones as with --tcp-address",
+    )
+    broadcast_address: str = option(
+        "broadcast-address",
+        Kind.STRING,
+        "",
+        "the name under which clients reach this machine (default: the <addr> of --tcp-address, or"
+        " the host's name where that is every address)",
+    )
+    broker_config: str = option(
+        "broker-config", Kind.STRING, "", "a TOML file with further options of every broker"
+    )
+    lookup_tcp_address: str = option(
+        "lookup-tcp-address",
+        Kind.STRING,
+        "127.0.0.1:4160",
+        "<addr>:<port> of the lookup daemon for brokers",
+        section="lookup",
+    )
+    lookup_http_address: str = option(
+        "lookup-http-address",
+        Kind.STRING,
+        "127.0.0.1:4161",
+        "<addr>:<port> of the lookup daemon for HTTP",
+    )
+    lookup_config: str = option(
+        "lookup-config", Kind.STRING, "", "a TOML file with further options of the lookup daemon"
+    )
+    max_restarts: int = option(
+        "max-restarts",
+        Kind.INT,
+        0,
+        "how often in a row a server that ends is started again; if it still does not stay up, all"
+        " are stopped (0: for ever, at most twice a minute)",
+        limits=(0, None),
+        section="supervision",
+    )
+    stop_timeout_ns: int = option(
+        "stop-timeout",
+        Kind.DURATION,
+        30 * SECOND_NS,
+        "how long the brokers may take to stop, and then the lookup daemon, before they are killed",
+        limits=(1, None),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        taken: dict[int, str] = {}
+        for flag, port in self._ports():
+            if not 0 <= port <= _HIGHEST_PORT:
+                raise OptionError(
+                    f"{flag} would be port {port}, and the highest is {_HIGHEST_PORT}: begin lower,"
+                    " or have fewer --workers"
+                )
+            if port and taken.setdefault(port, flag) != flag:
+                raise OptionError(f"{flag} and {taken[port]} are both port {port}")
+
+    @property
+    def broadcast_name(self) -> str:
+        """The name under which clients reach this machine."""
+        host = host_of(self.tcp_address)
+        return self.broadcast_address or (socket.gethostname() if host in EVERYWHERE else host)
+
+    def _ports(self) -> list[tuple[str, int]]:
+        """What would listen where, by the flag that says so."""
+        found = [
+            ("--lookup-tcp-address", port_of(self.lookup_tcp_address, "lookup-tcp-address")),
+            ("--lookup-http-address", port_of(self.lookup_http_address, "lookup-http-address")),
+        ]
+        for name in ("tcp-address", "http-address", "https-address"):
+            first = port_of(getattr(self, name.replace("-", "_")), name)
+            found += [
+                (f"--{name} of broker-{number}", first and first + PORT_STEP * number)
+                for number in range(self.workers)
+            ]
+        return found
+
+
+def host_of(address: str) -> str:
+    """The host of ``host:port``, without the brackets of IPv6."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def port_of(address: str, flag: str) -> int:
+    """The port of ``host:port``.
+
+    Raises:
+        OptionError: it has none.
+    """
+    _, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal():
+        raise OptionError(f"--{flag}={address} must be <addr>:<port>")
+    return int(port)

@@ -1,0 +1,194 @@
+"""The child: one server as a process, whose log lines are passed on, and which is started again.
+
+::
+
+    start -> not ready -- READY=1 --> ready -- stop --> ended
+                 |                      |
+                 ends                   ends, and nobody asked for it
+                 |                      |
+      the first time: an error        a pause, which doubles up to 30 s
+      later: a pause, as beside         while none stays up; then start
+
+It tells that it is ready as it would tell systemd: by a datagram to a socket of its own, in a
+folder that only this user can enter.
+
+A signal goes to a process only through the handle that is waiting for it, so until its end has been
+seen its id belongs to nobody else.  It has a session of its own: a Ctrl-C in the terminal is the
+supervisor's to pass on, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 30.0
+STEADY_S = 10.0
+"""A process that was ready for so long has stayed up."""
+_LONGEST_LINE_BYTES = 64 * 1024
+_LAST_WORDS_S = 1.0
+"""How long what a process has written is waited for once it has ended."""
+
+
+class Child:
+    """One server as a process.
+
+    Args:
+        name: what its lines are marked with.
+        command: what is run; it must tell when it is ready, to ``NOTIFY_SOCKET``.
+        show: gets the name and each line that it writes, without its end.
+        folder: where its socket is made.
+        max_restarts: how often in a row it may be started again; 0 for no limit.
+
+    Attributes:
+        ready: set while the process is ready.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        show: Callable[[str, bytes], None],
+        folder: Path,
+        max_restarts: int = 0,
+    ) -> None:
+        self.name = name
+        self.ready = asyncio.Event()
+        self._command = command
+        self._show = show
+        self._address = folder / name
+        self._max_restarts = max_restarts
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = asyncio.Event()
+        self._ready_since_s: float | None = None
+        self._has_been_ready = False
+        self._last_line = b""
+
+    @property
+    def process_id(self) -> int:
+        """The id of its process; 0 while there is none."""
+        return self._process.pid if self._process is not None else 0
+
+    async def run(self) -> None:
+        """Keep the server running until ``stop``.
+
+        Raises:
+            ChildProcessError: it ended before it was ready for the first time, or too often.
+        """
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+            told.setblocking(False)
+            told.bind(str(self._address))
+            loop = asyncio.get_running_loop()
+            loop.add_reader(told, self._hear, told)
+            try:
+                await self._keep_running()
+            finally:
+                loop.remove_reader(told)
+                self._address.unlink()
+
+    def stop(self) -> None:
+        """Ask it to end, and start it no more."""
+        self._stopping.set()
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it at once, and start it no more."""
+        self._stopping.set()
+        self._signal(signal.SIGKILL)
+
+    async def _keep_running(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            ended = await self._live()
+            if self._stopping.is_set():
+                break
+            if not self._has_been_ready:
+                raise ChildProcessError(f"{self.name} cannot start: it {ended}{self._last_words()}")
+            failures = 1 if self._stayed_up() else failures + 1
+            if 0 < self._max_restarts < failures:
+                raise ChildProcessError(
+                    f"{self.name} was started again {self._max_restarts} times and does not stay"
+                    f" up (--max-restarts): it {ended}{self._last_words()}"
+                )
+            pause_s = min(FIRST_PAUSE_S * 2 ** min(failures - 1, 30), LONGEST_PAUSE_S)
+            log.error("%s %s; it is started again in %g s", self.name, ended, pause_s)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause_s)
+
+    async def _live(self) -> str:
+        """One life of the process; how it ended, for the log."""
+        self._ready_since_s = None
+        self._last_line = b""
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=STDOUT,
+            start_new_session=True,
+            env={**os.environ, "NOTIFY_SOCKET": str(self._address)},
+        )
+        self._process = process
+        if self._stopping.is_set():  # while it was being made
+            self._signal(signal.SIGTERM)
+        log.info("%s is process %d", self.name, process.pid)
+        assert process.stdout is not None
+        passing_on = asyncio.create_task(self._pass_on(process.stdout))
+        try:
+            code = await process.wait()
+            await asyncio.wait([passing_on], timeout=_LAST_WORDS_S)
+        finally:
+            passing_on.cancel()
+            self.ready.clear()
+            self._process = None
+        how = f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+        return f"(process {process.pid}) ended {how}"
+
+    async def _pass_on(self, output: asyncio.StreamReader) -> None:
+        rest = b""
+        while data := await output.read(_LONGEST_LINE_BYTES):
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > _LONGEST_LINE_BYTES:
+                lines.append(rest)
+                rest = b""
+            for line in lines:
+                self._pass_on_line(line)
+        if rest:
+            self._pass_on_line(rest)
+
+    def _pass_on_line(self, line: bytes) -> None:
+        self._last_line = line
+        self._show(self.name, line)
+
+    def _hear(self, told: socket.socket) -> None:
+        with suppress(BlockingIOError):
+            lines = told.recv(4096).split(b"\n")
+            if b"READY=1" in lines and self._process is not None:
+                self._ready_since_s = time.monotonic()
+                if self._has_been_ready:
+                    log.info("%s is ready again", self.name)
+                self._has_been_ready = True
+                self.ready.set()
+
+    def _stayed_up(self) -> bool:
+        since_s = self._ready_since_s
+        return since_s is not None and time.monotonic() - since_s >= STEADY_S
+
+    def _last_words(self) -> str:
+        text = self._last_line.decode(errors="replace").strip()
+        return f": {text}" if text else ""
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)

@@ -1,0 +1,150 @@
+"""`martlet up` as an operator uses it: kill -9 of its parts and of itself, Ctrl-C, taken ports."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.crash
+
+ANYWHERE = [
+    f"--{name}=127.0.0.1:0"
+    for name in (
+        *("tcp-address", "http-address", "https-address"),
+        *("lookup-tcp-address", "lookup-http-address"),
+    )
+]
+WAIT_S = 30
+"""Far more than anything takes: the machine may be busy with other tests."""
+
+
+class Up:
+    """A running ``martlet up`` and what it has written."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._log = folder / "up.log"
+        with open(self._log, "wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "martlet.apps.main", "up", *ANYWHERE, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(encoding="utf-8")
+
+    def until(self, text: str, times: int = 1) -> None:
+        """Wait until that has been written so often."""
+        deadline_s = time.monotonic() + WAIT_S
+        while self.log.count(text) < times:
+            assert time.monotonic() < deadline_s, f"no {text!r} in:\n{self.log}"
+            assert self.process.poll() is None, f"it ended without {text!r}:\n{self.log}"
+            time.sleep(0.02)
+
+    def server(self, name: str) -> psutil.Process:
+        """The process that a server is now."""
+        found = re.findall(rf"INFO: {name} is process (\d+)", self.log)
+        return psutil.Process(int(found[-1]))
+
+    def address(self, name: str) -> str:
+        """Where a server answers HTTP."""
+        (row,) = re.findall(rf"^{name} +127\S+  (127\S+)", self.log, re.M)
+        return str(row)
+
+    def ask(self, name: str, path: str, body: bytes | None = None) -> Any:
+        url = f"http://{self.address(name)}{path}"
+        with urllib.request.urlopen(url, body, timeout=10) as answer:
+            return json.load(answer) if path.endswith("json") or body is None else answer.read()
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
+    started: list[Up] = []
+
+    def start(*arguments: str) -> Up:
+        started.append(Up(tmp_path, *arguments))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.process.poll() is None:
+            each.process.kill()  # and with it its children
+        each.process.wait()
+
+
+def test_one_command_one_ctrl_c(
+    up: Callable[..., Up], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    manager.bind(str(tmp_path / "notify"))
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    data = tmp_path / "data"
+    (data / "broker-7" / "log").mkdir(parents=True)
+    with manager:
+        up_now = up("--workers=2", f"--data-path={data}", "--", "--max-msg-size=1000")
+        up_now.until("ready; Ctrl-C stops all")
+        manager.settimeout(WAIT_S)
+        assert manager.recv(100) == b"READY=1"
+        assert f"{data / 'broker-7'} holds messages of a broker that is not started" in up_now.log
+
+        for name in ("broker-0", "broker-1"):
+            assert up_now.ask(name, f"/pub?topic={name}", b"kept") == b"OK"
+        with pytest.raises(urllib.error.HTTPError, match="413"):
+            up_now.ask("broker-1", "/pub?topic=t", b"x" * 1001)
+        killed = up_now.server("broker-0")
+        killed.kill()
+        up_now.until("broker-0 is ready again")
+        assert f"broker-0 (process {killed.pid}) ended by SIGKILL; it is started aga" in up_now.log
+        (topic,) = up_now.ask("broker-0", "/stats?format=json")["topics"]
+        assert (topic["topic_name"], topic["depth"]) == ("broker-0", 1)
+        up_now.until("REGISTER category:topic key:broker-0", 2)
+        assert len(up_now.ask("lookup", "/nodes")["producers"]) == 2
+
+        servers = [up_now.server(name) for name in ("broker-0", "broker-1", "lookup")]
+        up_now.process.send_signal(signal.SIGINT)
+        assert up_now.process.wait(WAIT_S) == 0
+        assert manager.recv(100) == b"STOPPING=1"
+    lines = up_now.log.splitlines()
+    ends = [line.split()[0] for line in lines if line.endswith("bye")]
+    assert sorted(ends[:2]) == ["broker-0", "broker-1"]
+    assert ends[2:] == ["lookup", "up"]
+    assert not any(server.is_running() for server in servers)
+    assert all(" | [martlet] 20" in line for line in lines if "INFO" in line)
+
+
+def test_its_servers_end_when_it_is_killed(up: Callable[..., Up], tmp_path: Path) -> None:
+    up_now = up(f"--data-path={tmp_path}", "--", "--checkpoint-interval=1h")
+    up_now.until("ready; Ctrl-C stops all")
+    assert up_now.ask("broker-0", "/pub?topic=t", b"kept") == b"OK"
+    servers = [up_now.server(name) for name in ("broker-0", "lookup")]
+    up_now.process.kill()
+    _, alive = psutil.wait_procs(servers, timeout=WAIT_S)
+    assert not alive
+    # Only a clean stop writes one so early.
+    assert (tmp_path / "broker-0" / "checkpoint").exists()
+
+
+def test_a_taken_port_is_named(up: Callable[..., Up], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        up_now = up(f"--data-path={tmp_path}", f"--lookup-http-address={address}")
+        assert up_now.process.wait(WAIT_S) == 1
+    last = next(line for line in reversed(up_now.log.splitlines()) if "FATAL" in line)
+    assert "FATAL: lookup cannot start: it (process " in last
+    assert f"listen ({address}) failed" in last
+    assert "see --http-address: somebody else listens there" in last

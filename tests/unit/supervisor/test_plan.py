@@ -1,0 +1,96 @@
+"""Which servers `martlet up` runs, and where."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from martlet.apps import up
+from martlet.apps.broker import arguments
+from martlet.options import OptionError
+from martlet.options.up import UpOptions
+from martlet.supervisor.plan import plan
+
+
+def test_brokers_are_a_hundred_ports_apart() -> None:
+    found = plan(UpOptions(workers=3, data_path="data"), ("--max-msg-size=4MiB",))
+    assert [broker.tcp_address for broker in found.brokers] == [
+        *("127.0.0.1:4150", "127.0.0.1:4250", "127.0.0.1:4350")
+    ]
+    values, _ = arguments().read(found.brokers[2].arguments[1:])
+    assert values == {
+        "tcp_address": "127.0.0.1:4350",
+        "http_address": "127.0.0.1:4351",
+        "https_address": "127.0.0.1:4352",
+        "data_path": str(Path("data", "broker-2")),
+        "broadcast_address": "127.0.0.1",
+        "lookupd_tcp_addresses": ("127.0.0.1:4160",),
+        "max_msg_size": 4 << 20,
+    }
+    assert found.servers[0].name == "lookup"
+
+
+def test_a_server_that_listens_everywhere_is_reached_by_the_hosts_name() -> None:
+    options = UpOptions(tcp_address="0.0.0.0:4150", lookup_tcp_address=":4160")
+    found = plan(options, ())
+    values, _ = arguments().read(found.brokers[0].arguments[1:])
+    assert values["broadcast_address"] == socket.gethostname()
+    assert values["lookupd_tcp_addresses"] == ("127.0.0.1:4160",)
+
+
+def test_any_free_ports_are_all_different() -> None:
+    anywhere = dict.fromkeys(("tcp_address", "http_address", "https_address"), "127.0.0.1:0")
+    options = UpOptions(workers=4, **anywhere)  # type: ignore[arg-type]
+    brokers = plan(options, ()).brokers
+    ports = {broker.tcp_address for broker in brokers} | {each.http_address for each in brokers}
+    assert len(ports) == 8
+    assert "127.0.0.1:0" not in ports
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"workers": 0}, "--workers is 0; it must be between 1 and 256"),
+        ({"tcp_address": "4150"}, "--tcp-address=4150 must be <addr>:<port>"),
+        ({"tcp_address": "h:65500", "workers": 2}, "--tcp-address of broker-1 would be port 65600"),
+        (
+            {"http_address": "h:4250", "workers": 2},
+            "--http-address of broker-0 and --tcp-address of broker-1 are both port 4250",
+        ),
+        ({"lookup_tcp_address": "h:4151"}, "--lookup-tcp-address are both port 4151"),
+        ({"max_restarts": -1}, "--max-restarts is -1; it must be at least 0"),
+    ],
+)
+def test_what_is_refused(settings: dict[str, object], complaint: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        UpOptions(**settings)  # type: ignore[arg-type]
+    assert complaint in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--workers=2", "--", "--data-path=x"], "--data-path after -- is for martlet up to say"),
+        (["--", "--config=x"], "name the brokers' config file with --broker-config"),
+        (["--", "--max-rdy-count=0"], "--max-rdy-count is 0; it must be"),
+        (["--broker-config=/nowhere/at.all"], "--config=/nowhere/at.all: No such file"),
+        (["--lookup-config=/nowhere/at.all"], "--config=/nowhere/at.all: No such file"),
+        (["--data-path=/dev/null/x"], "/dev/null/x"),
+    ],
+)
+def test_nothing_starts_on_a_wrong_command_line(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert up.main(arguments) == 1
+    said = capsys.readouterr().err
+    assert complaint in said
+    assert "is process" not in said
+
+
+def test_an_unknown_flag_for_brokers_is_found_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        up.main(["--", "--max-msg-sise=3"])
+    assert ended.value.code == 2
+    assert "did you mean --max-msg-size?" in capsys.readouterr().err

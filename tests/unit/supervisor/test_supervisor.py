@@ -1,0 +1,185 @@
+"""Supervision, with small programs in the place of servers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from martlet.supervisor import child as child_module
+from martlet.supervisor.child import Child
+from martlet.supervisor.supervisor import Supervisor
+
+READY = """
+import os, signal, socket, sys
+print("begins", flush=True)
+def ready():
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.sendto(b"READY=1", os.environ["NOTIFY_SOCKET"])
+def end(*_):
+    print("ends", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+"""
+STAYS = READY + "ready()\nsignal.pause()\n"
+STUBBORN = READY + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nready()\nsignal.pause()\n"
+FALLS = READY + "ready()\nos.kill(os.getpid(), signal.SIGKILL)\n"
+NEVER_READY = "import sys\nprint('no door', file=sys.stderr)\nsys.exit(3)\n"
+
+
+class Stage:
+    """Children, and what they and their supervisor have shown and told, in order."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.shown: list[str] = []
+        self._changed = asyncio.Event()
+
+    def show(self, name: str, line: bytes) -> None:
+        self.shown.append(f"{name} {line.decode()}")
+        self._changed.set()
+
+    async def until(self, line: str, times: int = 1) -> None:
+        async with asyncio.timeout(20):
+            while self.shown.count(line) < times:
+                self._changed.clear()
+                await self._changed.wait()
+
+    def child(self, name: str, program: str, max_restarts: int = 0) -> Child:
+        command = [sys.executable, "-I", "-S", "-c", program]
+        return Child(name, command, self.show, self.folder, max_restarts)
+
+    def supervisor(self, *groups: Sequence[Child], stop_timeout_s: float = 20) -> Supervisor:
+        def ready() -> None:
+            self.show("all", b"ready")
+
+        return Supervisor(groups, stop_timeout_s, ready, lambda: self.show("all", b"stop"))
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_module, "FIRST_PAUSE_S", 0.001)
+
+
+async def test_groups_start_in_order_and_stop_in_reverse(stage: Stage) -> None:
+    last, first = stage.child("last", STAYS), stage.child("first", STAYS)
+    supervisor = stage.supervisor([first], [last])
+    running = asyncio.create_task(supervisor.run())
+    await stage.until("all ready")
+    supervisor.stop()
+    await running
+    assert stage.shown == [
+        *("first begins", "last begins", "all ready", "all stop", "last ends", "first ends")
+    ]
+    assert list(stage.folder.iterdir()) == []
+
+
+async def test_what_cannot_start_is_told_and_ends_the_others(stage: Stage) -> None:
+    supervisor = stage.supervisor([stage.child("one", STAYS)], [stage.child("two", NEVER_READY)])
+    with pytest.raises(ChildProcessError, match=r"two cannot start.*with code 3: no door"):
+        await supervisor.run()
+    assert stage.shown[-1] == "one ends"
+    assert "all ready" not in stage.shown
+
+
+@pytest.mark.usefixtures("quick")
+async def test_what_dies_is_started_again(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    one = stage.child("one", STAYS)
+    supervisor = stage.supervisor([one])
+    with caplog.at_level(logging.INFO):
+        running = asyncio.create_task(supervisor.run())
+        await stage.until("all ready")
+        killed = 0
+        for _ in range(2):
+            killed = one.process_id
+            one._signal(signal.SIGKILL)
+            await stage.until("one begins", stage.shown.count("one begins") + 1)
+            async with asyncio.timeout(20):
+                await one.ready.wait()
+            assert one.process_id != killed
+        supervisor.stop()
+        await running
+    assert f"(process {killed}) ended by SIGKILL; it is started again in 0.002 s" in caplog.text
+    assert "one is ready again" in caplog.text
+
+
+@pytest.mark.usefixtures("quick")
+async def test_what_does_not_stay_up_is_given_up(stage: Stage) -> None:
+    supervisor = stage.supervisor(
+        [stage.child("one", STAYS)], [stage.child("two", FALLS, max_restarts=2)]
+    )
+    with pytest.raises(ChildProcessError, match=r"two was started again 2 times and does not"):
+        await supervisor.run()
+    assert stage.shown.count("two begins") == 3
+    assert stage.shown[-1] == "one ends"
+
+
+async def test_what_does_not_stop_is_killed_in_time(stage: Stage) -> None:
+    supervisor = stage.supervisor([stage.child("one", STUBBORN)], stop_timeout_s=0.05)
+    running = asyncio.create_task(supervisor.run())
+    await stage.until("all ready")
+    supervisor.stop()
+    await asyncio.wait_for(running, 20)
+
+
+async def test_told_twice_to_stop_it_kills(stage: Stage) -> None:
+    supervisor = stage.supervisor([stage.child("one", STUBBORN)])
+    running = asyncio.create_task(supervisor.run())
+    await stage.until("all ready")
+    supervisor.stop()
+    await stage.until("all stop")
+    supervisor.stop()
+    await asyncio.wait_for(running, 10)
+
+
+async def test_told_to_stop_before_all_is_ready(stage: Stage) -> None:
+    slow = READY + "signal.pause()\n"
+    supervisor = stage.supervisor([stage.child("one", slow)], [stage.child("two", STAYS)])
+    running = asyncio.create_task(supervisor.run())
+    await stage.until("one begins")
+    supervisor.stop()
+    await asyncio.wait_for(running, 20)
+    assert stage.shown[1] == "all stop"
+    assert not any(line.startswith("two") for line in stage.shown)
+
+
+async def test_a_pause_before_a_restart_ends_with_a_stop(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(child_module, "FIRST_PAUSE_S", 1000)
+    monkeypatch.setattr(child_module, "LONGEST_PAUSE_S", 1000)
+    supervisor = stage.supervisor([stage.child("one", FALLS)])
+    running = asyncio.create_task(supervisor.run())
+    await stage.until("all ready")
+    async with asyncio.timeout(20):
+        while "started again in 1000 s" not in caplog.text:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    supervisor.stop()
+    await asyncio.wait_for(running, 10)
+    assert stage.shown.count("one begins") == 1
+
+
+async def test_an_endless_line_is_shown_in_pieces(stage: Stage) -> None:
+    long = READY + "print('x' * 200_000 + chr(10) + 'y', end='', flush=True)\nready()\n"
+    await asyncio.wait_for(
+        asyncio.gather(
+            stage.supervisor([child := stage.child("one", long, max_restarts=1)]).run(),
+            return_exceptions=True,
+        ),
+        20,
+    )
+    assert not child.process_id
+    lines = [line.removeprefix("one ") for line in stage.shown if line.startswith("one ")]
+    assert "".join(lines).count("x") == 2 * 200_000
+    assert max(map(len, lines)) <= 3 * 64 * 1024
+    assert lines.count("y") == 2
