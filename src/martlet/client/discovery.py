@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from martlet.client.address import Address
+from martlet.http_answer import read_json
 
 logger = logging.getLogger("martlet.client")
 
@@ -116,9 +117,7 @@ async def _get(url: str, **arguments: str) -> dict[str, Any]:
             if response.status == 404:
                 return {}
             response.raise_for_status()
-            if (response.content_length or 0) > _LONGEST_ANSWER_BYTES:
-                raise ValueError(f"an answer of {response.content_length} bytes")
-            known: dict[str, Any] = await response.json(content_type=None)
+            known: dict[str, Any] = await read_json(response, _LONGEST_ANSWER_BYTES)
             # Older ones wrap what they know.
             wrapped: dict[str, Any] = known.get("data", known)
             return wrapped

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode, urlsplit
 
+from martlet import http_answer
 from martlet.duration import SECOND_NS
 from martlet.options import BrokerOptions
 from martlet.protocol.authorization import Authorizations, BadAnswer, read_answer
@@ -105,12 +106,7 @@ class AuthServers:
             url = f"{url}{'&' if '?' in url else '?'}{urlencode(question)}"
             asked = session.get(URL(url, encoded=True))
         async with asked as response:
-            body = bytearray()
-            async for piece in response.content.iter_any():
-                body += piece
-                if len(body) > MOST_ANSWER_BYTES:
-                    raise BadAnswer(f"an answer of more than {MOST_ANSWER_BYTES} bytes")
-            return response.status, bytes(body)
+            return response.status, await http_answer.read_answer(response, MOST_ANSWER_BYTES)
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -16,9 +16,10 @@ import json
 import logging
 import socket
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from martlet.broker.errors import WritesRefused
+from martlet.http_answer import read_json
 from martlet.name import is_ephemeral, is_valid_name
 from martlet.protocol import nsq_lookup as v1
 from martlet.protocol.nsq_v2 import NSQD_VERSION
@@ -231,13 +232,7 @@ class LookupPeers:
                 ClientSession(timeout=timeout) as session,
                 session.get(f"http://{address}/channels", params={"topic": topic}) as response,
             ):
-                body = bytearray()
-                async for piece in response.content.iter_any():
-                    body += piece
-                    if len(body) > _LONGEST_ANSWER_BYTES:
-                        raise ValueError(f"more than {_LONGEST_ANSWER_BYTES} bytes")
-                known: Any = json.loads(body)
-                names = known["channels"]
+                names = (await read_json(response, _LONGEST_ANSWER_BYTES))["channels"]
                 return [
                     name
                     for name in names
