@@ -55,7 +55,7 @@ class LookupApi:
 
     async def lookup(self, request: Request) -> object:
         """The brokers that have a topic, and its channels."""
-        topic = argument(request, "topic")
+        topic = request.argument("topic")
         if not self._registry.knows(topic):
             raise HttpError(404, "TOPIC_NOT_FOUND")
         return {
@@ -69,7 +69,7 @@ class LookupApi:
 
     async def channels(self, request: Request) -> object:
         """The channels of a topic."""
-        return {"channels": self._registry.channels(argument(request, "topic"))}
+        return {"channels": self._registry.channels(request.argument("topic"))}
 
     async def nodes(self, request: Request) -> object:
         """All brokers with their topics; for each topic, whether it is hidden there."""
@@ -106,7 +106,7 @@ class LookupApi:
 
     async def create_topic(self, request: Request) -> object:
         """Make a topic known, for consumers that wait for it."""
-        topic = argument(request, "topic")
+        topic = request.argument("topic")
         if not is_valid_name(topic):
             raise HttpError(400, "INVALID_ARG_TOPIC")
         log.info("DB: adding topic(%s)", topic)
@@ -115,45 +115,29 @@ class LookupApi:
 
     async def delete_topic(self, request: Request) -> object:
         """Forget a topic and its channels."""
-        topic = argument(request, "topic")
+        topic = request.argument("topic")
         log.info("DB: removing topic(%s)", topic)
         self._registry.delete_topic(topic)
         return None
 
     async def tombstone(self, request: Request) -> object:
         """Hide a broker from those who look a topic up."""
-        topic, node = argument(request, "topic"), argument(request, "node")
+        topic, node = request.argument("topic"), request.argument("node")
         log.info("DB: setting tombstone for producer@%s of topic(%s)", node, topic)
         self._registry.tombstone(topic, node)
         return None
 
     async def create_channel(self, request: Request) -> object:
         """Make a channel known: brokers that get the topic make the channel at once."""
-        topic, channel = topic_and_channel(request)
+        topic, channel = request.topic_and_channel()
         log.info("DB: adding channel(%s) in topic(%s)", channel, topic)
         self._registry.create(topic, channel)
         return None
 
     async def delete_channel(self, request: Request) -> object:
         """Forget a channel."""
-        topic, channel = topic_and_channel(request)
+        topic, channel = request.topic_and_channel()
         if not self._registry.delete_channel(topic, channel):
             raise HttpError(404, "CHANNEL_NOT_FOUND")
         log.info("DB: removing channel(%s) from topic(%s)", channel, topic)
         return None
-
-
-def argument(request: Request, name: str) -> str:
-    """An argument of the query. Raises HttpError where it is missing."""
-    try:
-        return request.query[name]
-    except KeyError:
-        raise HttpError(400, f"MISSING_ARG_{name.upper()}") from None
-
-
-def topic_and_channel(request: Request) -> tuple[str, str]:
-    """The two valid names of the query. Raises HttpError."""
-    for what in ("topic", "channel"):
-        if not is_valid_name(argument(request, what)):
-            raise HttpError(400, f"INVALID_ARG_{what.upper()}")
-    return request.query["topic"], request.query["channel"]

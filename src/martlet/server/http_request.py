@@ -16,6 +16,7 @@ from urllib.parse import unquote_to_bytes
 from aiohttp import ClientError, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from martlet.name import is_valid_name
 from martlet.protocol.nsq_v2 import quoted
 from martlet.server.listener import shown_peer
 
@@ -81,6 +82,28 @@ class Request:
         if self._query is None:
             self._query = parse_query(self.query_text)
         return self._query
+
+    def argument(self, name: str) -> str:
+        """An argument of the query.
+
+        Raises:
+            HttpError: 400 MISSING_ARG_TOPIC and the like, it is missing.
+        """
+        try:
+            return self.query[name]
+        except KeyError:
+            raise HttpError(400, f"MISSING_ARG_{name.upper()}") from None
+
+    def topic_and_channel(self) -> tuple[str, str]:
+        """The two valid names of the query.
+
+        Raises:
+            HttpError: 400, one is missing or not valid.
+        """
+        for what in ("topic", "channel"):
+            if not is_valid_name(self.argument(what)):
+                raise HttpError(400, f"INVALID_ARG_{what.upper()}")
+        return self.query["topic"], self.query["channel"]
 
     @property
     def content_length(self) -> int:

@@ -226,20 +226,20 @@ class NsqApi:
     def delete_topic(self, request: Request) -> None:
         """Delete a topic with its channels and messages."""
         try:
-            self._server.broker.delete_topic(_argument(request, "topic"))
+            self._server.broker.delete_topic(request.argument("topic"))
         except NotFound:
             raise HttpError(404, "TOPIC_NOT_FOUND") from None
 
     def empty_topic(self, request: Request) -> None:
         """Drop the messages that no channel has got."""
-        name = _argument(request, "topic")
+        name = request.argument("topic")
         if not is_valid_name(name):
             raise HttpError(400, "INVALID_TOPIC")
         self._topic(name).empty()
 
     def pause_topic(self, request: Request) -> None:
         """Keep messages from the channels, or hand them on again."""
-        self._topic(_argument(request, "topic")).set_paused("unpause" not in request.path)
+        self._topic(request.argument("topic")).set_paused("unpause" not in request.path)
 
     def create_channel(self, request: Request) -> None:
         """Make a channel, unless it is there."""
@@ -271,10 +271,8 @@ class NsqApi:
             raise HttpError(404, "TOPIC_NOT_FOUND") from None
 
     def _topic_and_channel_name(self, request: Request) -> tuple[Topic, str]:
-        for what in ("topic", "channel"):
-            if not is_valid_name(_argument(request, what)):
-                raise HttpError(400, f"INVALID_ARG_{what.upper()}")
-        return self._topic(request.query["topic"]), request.query["channel"]
+        topic, channel = request.topic_and_channel()
+        return self._topic(topic), channel
 
     def _channel(self, request: Request) -> Channel:
         topic, name = self._topic_and_channel_name(request)
@@ -338,13 +336,6 @@ async def _in_slices(items: Iterable[str]) -> list[str]:
             await asyncio.sleep(0)
             until_ns = perf_counter_ns() + _SLICE_NS
     return found
-
-
-def _argument(request: Request, name: str) -> str:
-    try:
-        return request.query[name]
-    except KeyError:
-        raise HttpError(400, f"MISSING_ARG_{name.upper()}") from None
 
 
 def _addresses(body: bytes) -> tuple[str, ...]:
