@@ -1,39 +1,46 @@
-"""The stats of a broker of many topics: others have their turn meanwhile."""
+"""Counting thousands of topics, channels and clients: others have their turn meanwhile."""
 
 import asyncio
 import json
-import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
+from tests.crash.wire import Wire, http
 
-from martlet.server import nsq_api, stats
+from martlet.server import pace, stats, statsd
+from martlet.server.pace import Pace
 from martlet.testing import Broker
 
-TOPICS = 200
+TOPICS = 40
+CHANNELS = 30
+CLIENTS = 20
+
+
+@pytest.fixture(autouse=True)
+def one_step_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "SLICE_NS", 0)
 
 
 @pytest.fixture
 async def broker() -> AsyncIterator[Broker]:
-    async with Broker() as broker:
+    """Many topics of one channel, one of many channels, and a channel of many clients."""
+    async with AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(Broker(e2e_processing_latency_percentiles=(0.5,)))
         for number in range(TOPICS):
             broker.server.broker.topic(f"t{number:03}").channel("c")
+        for number in range(CHANNELS):
+            broker.server.broker.topic("wide").channel(f"c{number:03}")
+        for _ in range(CLIENTS):
+            wire = await Wire.subscribed(broker.tcp_address, "busy", "c")
+            stack.callback(wire.close)
+            wire.send(b"PUB busy\n\0\0\0\1x")
+            await wire.ok()
         yield broker
 
 
-async def fetch(broker: Broker, target: str) -> str:
-    def get() -> str:
-        with urllib.request.urlopen(f"http://{broker.http_address}{target}") as answer:
-            return str(answer.read().decode())
-
-    return await asyncio.to_thread(get)
-
-
-@pytest.mark.parametrize("target", ["/stats?format=json", "/stats"])
-async def test_the_loop_goes_on_between_topics(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch, target: str
-) -> None:
-    seen: list[int] = []
+@asynccontextmanager
+async def counted_rounds() -> AsyncIterator[Callable[[], int]]:
     rounds = 0
 
     async def count() -> None:
@@ -42,30 +49,91 @@ async def test_the_loop_goes_on_between_topics(
             rounds += 1
             await asyncio.sleep(0)
 
-    real = stats._topic
-
-    def noted(*arguments: object) -> stats.Report:
-        seen.append(rounds)
-        return real(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(nsq_api, "_SLICE_NS", 0)
-    monkeypatch.setattr(stats, "_topic", noted)
     counting = asyncio.create_task(count())
-    text = await fetch(broker, target)
+    yield lambda: rounds
     counting.cancel()
-    assert len(set(seen)) == TOPICS  # a round of the loop for each
+
+
+def noted_rounds(
+    monkeypatch: pytest.MonkeyPatch, where: object, name: str, rounds: Callable[[], int]
+) -> list[int]:
+    """In which rounds of the loop a function is called."""
+    seen: list[int] = []
+    real = getattr(where, name)
+
+    def noted(*arguments: object, **named: object) -> object:
+        seen.append(rounds())
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(where, name, noted)
+    return seen
+
+
+@pytest.mark.parametrize("target", ["/stats?format=json", "/stats"])
+async def test_no_two_channels_or_clients_are_counted_in_one_slice(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    async with counted_rounds() as rounds:
+        channels = noted_rounds(monkeypatch, stats, "_channel", rounds)
+        clients = noted_rounds(monkeypatch, stats, "_client", rounds)
+        text = (await http(broker.http_address, target)).decode()
+    assert len(set(channels)) == len(channels) == TOPICS + CHANNELS + 1
+    assert len(set(clients)) == len(clients) == 2 * CLIENTS  # as consumers and as producers
     if target == "/stats":
-        assert text.count("[t") == TOPICS
+        assert text.count(" [c") == TOPICS + CHANNELS + 1
+        assert text.count(" [V2 ") == 2 * CLIENTS
     else:
-        names = [topic["topic_name"] for topic in json.loads(text)["topics"]]
-        assert names == [f"t{number:03}" for number in range(TOPICS)]
+        report = json.loads(text)
+        assert len(report["producers"]) == CLIENTS
+        busy, *narrow, wide = report["topics"]
+        assert len(busy["channels"][0]["clients"]) == CLIENTS
+        assert [each["topic_name"] for each in narrow] == [f"t{n:03}" for n in range(TOPICS)]
+        names = [each["channel_name"] for each in wide["channels"]]
+        assert names == [f"c{number:03}" for number in range(CHANNELS)]
 
 
-async def test_a_topic_that_goes_meanwhile_is_left_out(broker: Broker) -> None:
-    reports = stats.topic_reports(broker.server, "", "", include_clients=True)
-    assert reports is not None
-    assert next(reports)["topic_name"] == "t000"
-    broker.server.broker.delete_topic("t001")
-    broker.server.broker.delete_topic("t003")
-    broker.server.broker.topic("t003")  # another one of that name
-    assert [report["topic_name"] for report in reports][:2] == ["t002", "t004"]
+@pytest.mark.parametrize("target", ["/stats?format=json&topic=wide", "/stats?topic=wide"])
+async def test_nor_are_they_laid_out_in_one(broker: Broker, target: str) -> None:
+    async with counted_rounds() as rounds:
+        await http(broker.http_address, target)
+        assert rounds() > 2 * CHANNELS
+
+
+async def test_statsd_makes_no_two_lines_or_packets_in_one_slice(broker: Broker) -> None:
+    made = statsd.Statsd(broker.server.options)
+    async with counted_rounds() as rounds:
+        packets = await statsd._counts(broker.server, made)
+        lines = b"".join(packets).splitlines()
+        assert len(lines) >= 9 * (TOPICS + CHANNELS)
+        assert rounds() >= len(lines) + len(packets)
+
+
+async def test_what_goes_meanwhile_is_left_out(broker: Broker) -> None:
+    core = broker.server.broker
+    reports = stats.topic_reports(broker.server, Pace(), include_clients=False)
+    assert (await anext(reports))["topic_name"] == "busy"
+    assert (await anext(reports))["topic_name"] == "t000"
+    core.delete_topic("t001")
+    core.delete_topic("t003")
+    core.topic("t003")  # another one of that name
+    *others, wide = [report async for report in reports]
+    assert [report["topic_name"] for report in others][:2] == ["t002", "t004"]
+    assert len(wide["channels"]) == CHANNELS
+
+
+async def test_a_channel_that_goes_while_its_topic_is_counted_is_left_out(
+    broker: Broker,
+) -> None:
+    topic = broker.server.broker.topic("wide")
+    reports = stats.topic_reports(broker.server, Pace(), "wide", include_clients=False)
+
+    async def first() -> stats.Report:
+        return await anext(reports)
+
+    counting = asyncio.create_task(first())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    topic.delete_channel(f"c{CHANNELS - 1:03}")
+    report = await counting
+    names = [each["channel_name"] for each in report["channels"]]
+    assert names == [f"c{number:03}" for number in range(CHANNELS - 1)]

@@ -100,7 +100,32 @@ class Latency:
         return self._current + self._previous
 
 
-def quantiles(channels: Iterable[Latency], levels: Sequence[float]) -> tuple[int, list[int]]:
+class Together:
+    """The latencies of several channels, taken one by one.
+
+    Attributes:
+        some: whether there is any channel whose latency is measured.
+    """
+
+    def __init__(self) -> None:
+        self.some = False
+        self._counts: Counts | None = None
+
+    def add(self, latency: Latency) -> None:
+        """Take one channel's."""
+        self.some = True
+        counts = latency.counts()
+        if counts is not None:
+            self._counts = counts if self._counts is None else self._counts + counts
+
+    def counts(self) -> Counts | None:
+        """How many messages each bucket holds; None where there are none."""
+        return self._counts
+
+
+def quantiles(
+    channels: Iterable[Latency | Together], levels: Sequence[float]
+) -> tuple[int, list[int]]:
     """The latencies, in nanoseconds, below which these parts of all messages lie.
 
     Args:

@@ -5,15 +5,12 @@ What is checked, in which order, and with which status and message it is refused
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import re
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
-from time import perf_counter_ns
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from martlet import __version__
@@ -27,6 +24,7 @@ from martlet.protocol.nsq_v2 import NSQD_VERSION
 from martlet.server import stats, stats_text
 from martlet.server.http_request import HttpError, Request
 from martlet.server.http_response import respond_json
+from martlet.server.pace import Pace
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
@@ -39,7 +37,6 @@ log = logging.getLogger(__name__)
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
 _U32 = struct.Struct(">I")
-_SLICE_NS = 5 * MILLISECOND_NS
 _SMALLEST_MESSAGE_BYTES = 5
 """What a message takes at least in a binary /mpub: its size and one byte."""
 
@@ -112,18 +109,22 @@ class NsqApi:
         topic, channel = query.get("topic", ""), query.get("channel", "")
         clients = _BOOLEANS.get(query.get("include_clients", ""), True)
         memory = _BOOLEANS.get(query.get("include_mem", ""), True)
-        now_ns = server.broker.clock()
+        now_ns, pace = server.broker.clock(), Pace()
         as_json = query.get("format") == "json"
         topics: list[str] | None = None
-        reports = stats.topic_reports(server, topic, channel, include_clients=clients)
-        if reports is not None:
-            lay_out = stats_text.dumps if as_json else partial(stats_text.topic_text, now_ns=now_ns)
-            topics = await _in_slices(map(lay_out, reports))
-        head = stats.head(server)
-        tail = stats.tail(server, topic, include_clients=clients, include_memory=memory)
+        if not topic or topic in server.broker.topics:
+            topics = []
+            reports = stats.topic_reports(server, pace, topic, channel, include_clients=clients)
+            async for report in reports:
+                if as_json:
+                    topics.append(await stats_text.topic_json(report, pace))
+                else:
+                    topics.append(await stats_text.topic_text(report, now_ns, pace))
+        head, told = stats.head(server), stats.pauses.memory() if memory else None
+        producers = await stats.producers(server, topic, pace) if clients else None
         if as_json:
-            return respond_json(stats_text.whole_json(head, topics, tail))
-        return stats_text.whole_text(head, topics, tail, now_ns)
+            return respond_json(await stats_text.whole_json(head, topics, told, producers, pace))
+        return await stats_text.whole_text(head, topics, told, producers, now_ns, pace)
 
     # publishing
 
@@ -324,18 +325,6 @@ async def written_down(server: Server) -> None:
     receipt = Receipt()
     receipt.position = server.broker.log.position
     await server.settled(receipt)
-
-
-async def _in_slices(items: Iterable[str]) -> list[str]:
-    """All items, where making them takes long: every few milliseconds others have their turn."""
-    found: list[str] = []
-    until_ns = perf_counter_ns() + _SLICE_NS
-    for item in items:
-        found.append(item)
-        if perf_counter_ns() > until_ns:
-            await asyncio.sleep(0)
-            until_ns = perf_counter_ns() + _SLICE_NS
-    return found
 
 
 def _addresses(body: bytes) -> tuple[str, ...]:

@@ -3,6 +3,9 @@
 One difference is of meaning: every message that waits is in the log, so ``backend_depth``, what
 lies on the disk, is the whole depth.  What is not measured (latency, without a flag for it) says
 so, as nsqd's does where it is not used.
+
+Thousands of channels take long to be counted, so it is done in slices (`martlet.server.pace`), and
+the numbers of one report may lie some milliseconds apart.
 """
 
 from __future__ import annotations
@@ -11,13 +14,14 @@ import gc
 import resource
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from martlet.broker.latency import quantiles
+from martlet.broker.latency import Latency, Together, quantiles
 from martlet.duration import SECOND_NS
 from martlet.protocol.nsq_v2 import NSQD_VERSION
+from martlet.server.pace import Pace
 from martlet.server.tls import suite_name, version_name
 
 if TYPE_CHECKING:
@@ -28,19 +32,8 @@ if TYPE_CHECKING:
     from martlet.server.server import Server
 
 Report = dict[str, Any]
-"""What ``/stats?format=json`` answers."""
-
-
-def collect(
-    server: Server, topic: str, channel: str, *, include_clients: bool, include_memory: bool
-) -> Report:
-    """Count everything, or only the topic and the channels of these names."""
-    topics = topic_reports(server, topic, channel, include_clients=include_clients)
-    return {
-        **head(server),
-        "topics": None if topics is None else list(topics),
-        **tail(server, topic, include_clients=include_clients, include_memory=include_memory),
-    }
+"""What ``/stats?format=json`` answers, or a part of it."""
+_Thing = TypeVar("_Thing", "Topic", "Channel")
 
 
 def head(server: Server) -> Report:
@@ -52,55 +45,63 @@ def head(server: Server) -> Report:
     }
 
 
-def tail(server: Server, topic: str, *, include_clients: bool, include_memory: bool) -> Report:
-    """What stands behind the topics."""
-    producers = (_producers(server, topic) or None) if include_clients else None
-    return ({"memory": pauses.memory()} if include_memory else {}) | {"producers": producers}
-
-
-def topic_reports(
-    server: Server, topic: str, channel: str, *, include_clients: bool
-) -> Iterator[Report] | None:
-    """The topics one by one, so that others may have their turn between them; None where the one
-    that is named is not there.
+async def topic_reports(
+    server: Server, pace: Pace, topic: str = "", channel: str = "", *, include_clients: bool
+) -> AsyncIterator[Report]:
+    """Each topic, or the one that is named, which must be there; of its channels each, or the one
+    that is named. What is deleted meanwhile is left out.
     """
     topics = server.broker.topics
-    if topic and topic not in topics:
-        return None
     levels = server.options.e2e_processing_latency_percentiles
-    chosen: list[Topic] = [topics[topic]] if topic else _by_name(topics)
-    return (
-        _topic(each, channel, include_clients, topic, levels)
-        for each in chosen
-        if topics.get(each.name) is each and (not channel or channel in each.channels)
-    )
+    for each in [topics[topic]] if topic else _by_name(topics):
+        if topics.get(each.name) is each and (not channel or channel in each.channels):
+            yield await _topic(each, channel, include_clients, topic, levels, pace)
+        await pace.rest()
 
 
-def _by_name(named: Mapping[str, Any]) -> list[Any]:
+def _by_name(named: Mapping[str, _Thing]) -> list[_Thing]:
     return [named[name] for name in sorted(named)]
 
 
-def _topic(
-    topic: Topic, channel: str, include_clients: bool, published: str, levels: Sequence[float]
+async def _topic(
+    topic: Topic,
+    channel: str,
+    include_clients: bool,
+    published: str,
+    levels: Sequence[float],
+    pace: Pace,
 ) -> Report:
+    reports: list[Report] = []
+    latencies = Together()
+    for each in _by_name(topic.channels):
+        if topic.channels.get(each.name) is not each:
+            continue
+        if each.latency is not None:
+            latencies.add(each.latency)
+        if channel in ("", each.name):
+            reports.append(await _channel(each, include_clients, published, levels, pace))
+        await pace.rest()
     depth = topic.depth
-    chosen = [topic.channels[channel]] if channel else _by_name(topic.channels)
     return {
         "topic_name": topic.name,
-        "channels": [_channel(each, include_clients, published, levels) for each in chosen],
+        "channels": reports,
         "depth": depth,
         "backend_depth": depth,
         "message_count": topic.message_count,
         "message_bytes": topic.message_bytes,
         "paused": topic.paused,
-        "e2e_processing_latency": _latency(topic.channels.values(), levels),
+        "e2e_processing_latency": _latency(latencies if latencies.some else None, levels),
     }
 
 
-def _channel(
-    channel: Channel, include_clients: bool, published: str, levels: Sequence[float]
+async def _channel(
+    channel: Channel, include_clients: bool, published: str, levels: Sequence[float], pace: Pace
 ) -> Report:
     depth = channel.depth
+    clients: list[Report] = []
+    for consumer in list(channel.consumers) if include_clients else ():
+        clients.append(_client(consumer.client, consumer, published))
+        await pace.rest()
     return {
         "channel_name": channel.name,
         "depth": depth,
@@ -111,22 +112,17 @@ def _channel(
         "requeue_count": channel.requeue_count,
         "timeout_count": channel.timeout_count,
         "client_count": len(channel.consumers),
-        "clients": (
-            [_client(consumer.client, consumer, published) for consumer in channel.consumers]
-            if include_clients
-            else None
-        ),
+        "clients": clients if include_clients else None,
         "paused": channel.paused,
-        "e2e_processing_latency": _latency([channel], levels),
+        "e2e_processing_latency": _latency(channel.latency, levels),
     }
 
 
-def _latency(channels: Iterable[Channel], levels: Sequence[float]) -> Report:
-    """The latency percentiles of some channels together; null where there is none to measure."""
-    measured = [channel.latency for channel in channels if channel.latency is not None]
-    if not measured:
+def _latency(measured: Latency | Together | None, levels: Sequence[float]) -> Report:
+    """The latency percentiles; null where there is none to measure."""
+    if measured is None:
         return {"count": 0, "percentiles": None}
-    count, values = quantiles(measured, levels)
+    count, values = quantiles([measured], levels)
     percentiles = [
         {"quantile": level, "value": value} for level, value in zip(levels, values, strict=True)
     ]
@@ -176,12 +172,14 @@ def _client(connection: object, consumer: Consumer | None, published: str) -> Re
     }
 
 
-def _producers(server: Server, topic: str) -> list[Report]:
-    return [
-        _client(connection, connection.consumer, topic)
-        for connection in server.connections
-        if connection.message_counters
-    ]
+async def producers(server: Server, topic: str, pace: Pace) -> list[Report]:
+    """The clients that have published."""
+    reports = []
+    for connection in list(server.connections):
+        if connection.message_counters:
+            reports.append(_client(connection, connection.consumer, topic))
+            await pace.rest()
+    return reports
 
 
 class Pauses:

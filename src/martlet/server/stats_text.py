@@ -1,33 +1,79 @@
 """The layout of ``/stats``: the same counts for a program, and for a person as nsqd lays them out.
 
-Each topic is laid out by itself, so that a broker of thousands of them can do something else
-meanwhile.
+It is done in slices (`martlet.server.pace`), channel by channel and client by client.
 """
 
 from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 from martlet import __version__
 from martlet.duration import SECOND_NS, format_duration
+from martlet.server.pace import Pace
 from martlet.server.stats import Report
 
 
-def dumps(value: object) -> str:
+def _dumps(value: object) -> str:
     """A value as JSON, as tight as nsqd's."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
-def whole_json(head: Report, topics: Sequence[str] | None, tail: Report) -> str:
+def _with_items(report: Report, name: str, items: list[str] | None) -> str:
+    """The report as JSON, with a list in it of what is JSON already; None for null."""
+    # No value that stands before it can have a quotation mark.
+    text = _dumps({**report, name: None})
+    if items is None:
+        return text
+    return text.replace(f'"{name}":null', f'"{name}":[{",".join(items)}]', 1)
+
+
+async def topic_json(topic: Report, pace: Pace) -> str:
+    """A topic with its channels and their clients, for a program."""
+    channels = []
+    for channel in topic["channels"]:
+        channels.append(
+            _with_items(channel, "clients", await _clients_json(channel["clients"], pace))
+        )
+        await pace.rest()
+    return _with_items(topic, "channels", channels)
+
+
+async def _clients_json(clients: Sequence[Report] | None, pace: Pace) -> list[str] | None:
+    if clients is None:
+        return None
+    texts = []
+    for client in clients:
+        texts.append(_dumps(client))
+        await pace.rest()
+    return texts
+
+
+async def whole_json(
+    head: Report,
+    topics: Sequence[str] | None,
+    memory: Report | None,
+    producers: Sequence[Report] | None,
+    pace: Pace,
+) -> str:
     """The report for a program, of topics that are JSON already."""
     shown = "null" if topics is None else f"[{','.join(topics)}]"
-    return f'{dumps(head)[:-1]},"topics":{shown},{dumps(tail)[1:]}'
+    tail = _dumps({} if memory is None else {"memory": memory})[1:-1]
+    clients = await _clients_json(producers or None, pace)
+    told = "null" if clients is None else f"[{','.join(clients)}]"
+    return f'{_dumps(head)[:-1]},"topics":{shown},{tail}{"," if tail else ""}"producers":{told}}}'
 
 
-def whole_text(head: Report, topics: Sequence[str] | None, tail: Report, now_ns: int) -> str:
+async def whole_text(
+    head: Report,
+    topics: Sequence[str] | None,
+    memory: Report | None,
+    producers: Sequence[Report] | None,
+    now_ns: int,
+    pace: Pace,
+) -> str:
     """The report for a person, of topics that are text already."""
     started_s = head["start_time"]
     started = datetime.fromtimestamp(started_s).astimezone()
@@ -40,43 +86,41 @@ def whole_text(head: Report, topics: Sequence[str] | None, tail: Report, now_ns:
         "",
         f"Health: {head['health']}",
     ]
-    if "memory" in tail:
+    if memory is not None:
         lines += ["", "Memory:"]
-        lines += [f"   {name:<25}\t{value}" for name, value in tail["memory"].items()]
+        lines += [f"   {name:<25}\t{value}" for name, value in memory.items()]
     lines += ["", "Topics:" if topics else "Topics: None"]
     if topics:
         lines += ["\n\n".join(topics)]
-    if tail["producers"]:
-        lines += ["", "Producers:"]
-        lines += [f"   {_client_line(client, now_ns)}" for client in tail["producers"]]
-    else:
-        lines += ["", "Producers: None"]
+    lines += ["", "Producers:" if producers else "Producers: None"]
+    for client in producers or ():
+        lines.append(f"   {_client_line(client, now_ns)}")
+        await pace.rest()
     return "\n".join(lines) + "\n"
 
 
-def topic_text(topic: Report, now_ns: int) -> str:
-    """A topic with its channels and their clients."""
-    return "\n".join(_topic_lines(topic, now_ns))
-
-
-def _topic_lines(topic: Report, now_ns: int) -> Iterable[str]:
+async def topic_text(topic: Report, now_ns: int, pace: Pace) -> str:
+    """A topic with its channels and their clients, for a person."""
     mark = "*P " if topic["paused"] else "   "
-    yield (
+    lines = [
         f"{mark}[{topic['topic_name']:<15}] depth: {topic['depth']:<5}"
         f" be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8}"
         f" e2e%: {_shown_latency(topic)}"
-    )
+    ]
     for channel in topic["channels"]:
         mark = "   *P " if channel["paused"] else "      "
-        yield (
+        lines.append(
             f"{mark}[{channel['channel_name']:<25}] depth: {channel['depth']:<5}"
             f" be-depth: {channel['backend_depth']:<5} inflt: {channel['in_flight_count']:<4}"
             f" def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5}"
             f" timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8}"
             f" e2e%: {_shown_latency(channel)}"
         )
+        await pace.rest()
         for client in channel["clients"] or ():
-            yield f"        {_client_line(client, now_ns)}"
+            lines.append(f"        {_client_line(client, now_ns)}")
+            await pace.rest()
+    return "\n".join(lines)
 
 
 def _shown_latency(report: Report) -> str:

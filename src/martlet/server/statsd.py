@@ -19,11 +19,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from martlet.duration import SECOND_NS
 from martlet.name import is_ephemeral
-from martlet.server.stats import Report, collect, pauses
+from martlet.server.pace import Pace
+from martlet.server.stats import Report, pauses, topic_reports
 
 if TYPE_CHECKING:
     from martlet.options import BrokerOptions
@@ -35,6 +37,8 @@ _OPEN_S = 1.0
 """How long it may take to find the receiver's address."""
 _TOPIC_COUNTERS = ("message_count", "message_bytes")
 _TOPIC_GAUGES = ("depth", "backend_depth")
+_CHANNEL_GAUGES = ("depth", "backend_depth", "in_flight_count", "deferred_count")
+_CHANNEL_COUNTERS = ("requeue_count", "timeout_count")
 _MEMORY_GAUGES = (
     "heap_objects",
     "heap_in_use_bytes",
@@ -76,58 +80,65 @@ class Statsd:
 
     Args:
         options: the prefix with the host in place, and what to leave out.
+
+    Each time is `begin`, and then the lines.
     """
 
     def __init__(self, options: BrokerOptions) -> None:
         self._prefix = options.statsd_prefix
         self._exclude_ephemeral = options.statsd_exclude_ephemeral
-        self._memory = options.statsd_mem_stats
+        self._before: dict[str, int] = {}
         self._counted: dict[str, int] = {}
 
-    def lines(self, report: Report) -> list[str]:
-        """The lines of a report of `martlet.server.stats`."""
-        before, self._counted = self._counted, {}
-        lines: list[str] = []
+    def begin(self) -> None:
+        """A new time begins: counters are told as differences from the one before."""
+        self._before, self._counted = self._counted, {}
 
-        def counter(name: str, count: int) -> None:
-            since = count - before.get(name, 0)
-            self._counted[name] = count
-            lines.append(f"{self._prefix}{name}:{since if since >= 0 else count}|c")
+    def _counter(self, name: str, count: int) -> str:
+        since = count - self._before.get(name, 0)
+        self._counted[name] = count
+        return f"{self._prefix}{name}:{since if since >= 0 else count}|c"
 
-        def gauge(name: str, value: float) -> None:
-            lines.append(f"{self._prefix}{name}:{int(value)}|g")
+    def _gauge(self, name: str, value: float) -> str:
+        return f"{self._prefix}{name}:{int(value)}|g"
 
-        def latencies(name: str, latency: Report) -> None:
-            for item in latency["percentiles"] or ():
-                percent = f"{item['quantile'] * 100:.0f}"
-                gauge(f"{name}.e2e_processing_latency_{percent}", item["value"])
+    def _latencies(self, name: str, report: Report) -> Iterator[str]:
+        for item in report["e2e_processing_latency"]["percentiles"] or ():
+            percent = f"{item['quantile'] * 100:.0f}"
+            yield self._gauge(f"{name}.e2e_processing_latency_{percent}", item["value"])
 
-        for topic in self._told(report["topics"], "topic_name"):
-            name = f"topic.{topic['topic_name']}"
-            for field in _TOPIC_COUNTERS:
-                counter(f"{name}.{field}", topic[field])
-            for field in _TOPIC_GAUGES:
-                gauge(f"{name}.{field}", topic[field])
-            latencies(name, topic["e2e_processing_latency"])
-            for channel in self._told(topic["channels"], "channel_name"):
-                below = f"{name}.channel.{channel['channel_name']}"
-                counter(f"{below}.message_count", channel["message_count"])
-                for field in ("depth", "backend_depth", "in_flight_count", "deferred_count"):
-                    gauge(f"{below}.{field}", channel[field])
-                for field in ("requeue_count", "timeout_count"):
-                    counter(f"{below}.{field}", channel[field])
-                gauge(f"{below}.clients", channel["client_count"])
-                latencies(below, channel["e2e_processing_latency"])
-        if self._memory:
-            for field in _MEMORY_GAUGES:
-                gauge(f"mem.{field}", report["memory"][field])
-            counter("mem.gc_runs", report["memory"]["gc_total_runs"])
-        return lines
+    def topic_lines(self, topic: Report) -> Iterator[str]:
+        """The lines of a topic and its channels, of a report of `martlet.server.stats`."""
+        if not self._is_told(topic["topic_name"]):
+            return
+        name = f"topic.{topic['topic_name']}"
+        for field in _TOPIC_COUNTERS:
+            yield self._counter(f"{name}.{field}", topic[field])
+        for field in _TOPIC_GAUGES:
+            yield self._gauge(f"{name}.{field}", topic[field])
+        yield from self._latencies(name, topic)
+        for channel in topic["channels"]:
+            if self._is_told(channel["channel_name"]):
+                yield from self._channel_lines(name, channel)
 
-    def _told(self, named: list[Report], key: str) -> list[Report]:
-        if not self._exclude_ephemeral:
-            return named
-        return [each for each in named if not is_ephemeral(each[key])]
+    def _channel_lines(self, topic: str, channel: Report) -> Iterator[str]:
+        name = f"{topic}.channel.{channel['channel_name']}"
+        yield self._counter(f"{name}.message_count", channel["message_count"])
+        for field in _CHANNEL_GAUGES:
+            yield self._gauge(f"{name}.{field}", channel[field])
+        for field in _CHANNEL_COUNTERS:
+            yield self._counter(f"{name}.{field}", channel[field])
+        yield self._gauge(f"{name}.clients", channel["client_count"])
+        yield from self._latencies(name, channel)
+
+    def memory_lines(self, memory: Report) -> Iterator[str]:
+        """The lines of the process."""
+        for field in _MEMORY_GAUGES:
+            yield self._gauge(f"mem.{field}", memory[field])
+        yield self._counter("mem.gc_runs", memory["gc_total_runs"])
+
+    def _is_told(self, name: str) -> bool:
+        return not (self._exclude_ephemeral and is_ephemeral(name))
 
 
 class _Silent(asyncio.DatagramProtocol):
@@ -156,14 +167,28 @@ async def push(server: Server) -> None:
                 )
                 continue
             log.info("STATSD: pushing stats to %s", options.statsd_address)
-            memory = options.statsd_mem_stats
-            report = collect(server, "", "", include_clients=False, include_memory=memory)
-            lines = statsd.lines(report)
-            await _send(
-                transport, list(packets(lines, options.statsd_udp_packet_size)), interval_s - 1
-            )
+            with closing(transport):
+                await _send(transport, await _counts(server, statsd), interval_s - 1)
     finally:
         log.info("STATSD: closing")
+
+
+async def _counts(server: Server, statsd: Statsd) -> list[bytes]:
+    """The packets of one time, made in slices."""
+    pace = Pace()
+    lines: list[str] = []
+    statsd.begin()
+    async for report in topic_reports(server, pace, include_clients=False):
+        for line in statsd.topic_lines(report):
+            lines.append(line)
+            await pace.rest()
+    if server.options.statsd_mem_stats:
+        lines += statsd.memory_lines(pauses.memory())
+    found: list[bytes] = []
+    for packet in packets(lines, server.options.statsd_udp_packet_size):
+        found.append(packet)
+        await pace.rest()
+    return found
 
 
 async def _open(address: str) -> asyncio.DatagramTransport:
@@ -191,4 +216,3 @@ async def _send(
     finally:
         while unsent:
             transport.sendto(unsent.pop())
-        transport.close()
