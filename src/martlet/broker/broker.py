@@ -8,7 +8,8 @@ blocking does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from random import Random
 
 from martlet.broker.channel import Channel
@@ -28,6 +29,8 @@ MOST_SCRATCH = 8
 """How many batches are kept to be used again."""
 BIG_SCRATCH_BYTES = 1 << 22
 """A scratch buffer that has grown beyond this is not kept."""
+
+_CURSORS_AT_ONCE = 64
 
 
 class Broker:
@@ -91,7 +94,7 @@ class Broker:
         """Bases of segments that are not cleaned, since not all that is needed there verifies."""
         self._staged: dict[Topic, None] = {}
         self._scratch: list[Batch] = []
-        self._dirty: list[Channel] = []
+        self._dirty: deque[Channel] = deque()
         self._last_stored_ns = 0
         log.on_roll = self.begin_segment
 
@@ -262,23 +265,31 @@ class Broker:
 
         Raises WritesRefused; what was not written will be, the next time.
         """
-        dirty, self._dirty = self._dirty, []
+        for _ in self.write_some_journal():
+            pass
+
+    def write_some_journal(self) -> Iterator[None]:
+        """The same, some cursors at a time: there may be thousands.
+
+        What moves meanwhile waits for the next time.
+        """
+        left = len(self._dirty)
         now_ns = self.clock()
-        while dirty:
-            channel = dirty[-1]
+        while left and self._dirty:
+            channel = self._dirty[0]
             topic = self.topics.get(channel.topic)
             if topic is not None and topic.channels.get(channel.name) is channel:
                 entry = pack_cursor(channel.id, channel.cursor, topic.limit, full=False)
-                try:
-                    self.log.append_journal(Kind.CURSOR, entry, topic=topic.id, stored_at_ns=now_ns)
-                except WritesRefused:
-                    self._dirty += dirty
-                    raise
+                self.log.append_journal(Kind.CURSOR, entry, topic=topic.id, stored_at_ns=now_ns)
                 channel.cursor.journal_number += 1
                 channel.cursor.stragglers.changed.clear()
                 channel.cursor.stragglers.removed.clear()
             channel.dirty = False
-            dirty.pop()
+            self._dirty.popleft()
+            left -= 1
+            if left % _CURSORS_AT_ONCE == 0:
+                yield
+                now_ns = self.clock()
 
     def snapshot(self, **fields: object) -> list[JournalEntry]:
         """The whole journal in its shortest form."""

@@ -88,14 +88,13 @@ def pack_cursor(channel: int, cursor: Cursor, scheduled_end: int, *, full: bool)
         len(removed),
         (cursor.journal_number if full else cursor.journal_number + 1) & _NUMBER_MASK,
     )
-    return b"".join(
-        (
-            head,
-            ranges.astype("<u8").tobytes(),
-            np.array(changed, _CHANGED).tobytes(),
-            np.array(removed, "<u8").tobytes(),
-        )
-    )
+    if len(ranges):
+        head += ranges.astype("<u8").tobytes()
+    if changed:
+        head += np.array(changed, _CHANGED).tobytes()
+    if removed:
+        head += np.array(removed, "<u8").tobytes()
+    return head
 
 
 @dataclass

@@ -25,6 +25,7 @@ COMFORTABLE_SPAN = 1 << 17
 _NEAR = 4
 """So many places are looked at one by one, before it is done in bulk."""
 _SCAN = 1024
+_NO_RANGES = np.empty((0, 2), np.uint64)
 
 
 class Window:
@@ -168,6 +169,8 @@ class Window:
 
     def held_ranges(self) -> npt.NDArray[np.uint64]:
         """What is held, whoever holds it, as rows of (first offset, end offset)."""
+        if self.floor == self.next:
+            return _NO_RANGES
         part = self._holders[self.floor - self._origin : self.next - self._origin] != 0
         edges = np.flatnonzero(np.diff(np.concatenate(([False], part, [False]))))
         return (edges + self.floor).astype(np.uint64).reshape(-1, 2)

@@ -390,10 +390,11 @@ class Server:
             self.log.exception("something that is due failed; it is tried again")
         self._set_alarm(self.broker.schedule.next_ns())
 
-    def _keep_journal(self) -> None:
+    async def _keep_journal(self) -> None:
         self.clock.adjust()
         with suppress(WritesRefused):
-            self.broker.write_journal()
+            for _ in self.broker.write_some_journal():
+                await asyncio.sleep(0)
 
     def _keep_flushed(self) -> None:
         if not self.disk.flushing:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -18,15 +19,16 @@ async def test_what_failed_once_for_an_unforeseen_reason_is_told_and_done_again(
         again = asyncio.Event()
         calls = 0
 
-        def write_journal() -> None:
+        def write_some_journal() -> Iterable[None]:
             nonlocal calls
             calls += 1
             if calls == 1:
                 raise KeyError("unforeseen")
             again.set()
+            return ()
 
         with monkeypatch.context() as patched, caplog.at_level(logging.ERROR):
-            patched.setattr(core, "write_journal", write_journal)
+            patched.setattr(core, "write_some_journal", write_some_journal)
             await asyncio.wait_for(again.wait(), 10)
         told = [record for record in caplog.records if record.exc_info]
         assert [str(record.exc_info[1]) for record in told if record.exc_info] == ["'unforeseen'"]

@@ -1,0 +1,71 @@
+"""The journal of very many cursors, which is written some at a time."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.broker.core import SECOND_NS, Client, Core
+
+from martlet.broker.errors import WritesRefused
+from martlet.log.commitlog import CommitLog
+
+CHANNELS = 200
+
+
+def all_finish(core: Core) -> None:
+    topic = core.broker.topic("t")
+    clients = [Client(topic.channel(f"c{n}"), SECOND_NS).ready(1) for n in range(CHANNELS)]
+    core.publish("t", b"x")
+    for client in clients:
+        client.finish()
+
+
+def finished(core: Core) -> int:
+    channels = core.broker.topics["t"].channels.values()
+    return sum(channel.depth + channel.in_flight_count == 0 for channel in channels)
+
+
+def test_what_is_not_written_when_it_is_left_off_is_written_the_next_time() -> None:
+    core = Core()
+    all_finish(core)
+    some = core.broker.write_some_journal()
+    next(some)
+    next(some)
+    del some
+    core.broker.write_journal()
+    core.kill()
+    assert finished(core) == CHANNELS
+
+
+def test_what_moves_meanwhile_waits_for_the_next_time_and_is_not_lost() -> None:
+    core = Core()
+    all_finish(core)
+    some = core.broker.write_some_journal()
+    next(some)
+    topic = core.broker.topics["t"]
+    late = topic.channel("late")
+    late.empty()
+    topic.delete_channel("c150")
+    pieces = sum(1 for _ in some)
+    assert pieces < 5
+    assert late.dirty
+    core.broker.write_journal()
+    core.kill()
+    assert finished(core) == CHANNELS
+
+
+def test_a_refusal_in_the_middle_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = Core()
+    all_finish(core)
+    some = core.broker.write_some_journal()
+    next(some)
+    with monkeypatch.context() as patched:
+
+        def refuse(*arguments: object, **named: object) -> None:
+            raise WritesRefused("no room")
+
+        patched.setattr(CommitLog, "append_journal", refuse)
+        with pytest.raises(WritesRefused):
+            next(some)
+    core.broker.write_journal()
+    core.kill()
+    assert finished(core) == CHANNELS
