@@ -1,0 +1,146 @@
+"""The files of deploy/ say nothing that the commands, systemd or Compose would not understand."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from martlet.apps import broker, lookup, start
+from martlet.options import BrokerOptions, LogOptions, LookupOptions
+from martlet.testing import Broker
+
+HERE = Path(__file__).parents[2]
+DEPLOY = HERE / "deploy"
+UNITS = sorted(DEPLOY.glob("*.service"))
+KINDS: dict[str, tuple[str, type[LogOptions]]] = {
+    "broker": (broker.DESCRIPTION, BrokerOptions),
+    "lookup": (lookup.DESCRIPTION, LookupOptions),
+}
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+
+
+def read(arguments: Sequence[str]) -> Any:
+    """The options that a command with these arguments has; any warning is an error."""
+    name, *rest = arguments
+    description, kind = KINDS[name]
+    values, warnings = start.arguments(name, description, kind).read(rest)
+    assert warnings == []
+    return kind(**values)
+
+
+def entries(unit: Path) -> list[tuple[str, str]]:
+    lines = unit.read_text(encoding="utf-8").splitlines()
+    return [
+        (name, value)
+        for name, equals, value in (line.partition("=") for line in lines)
+        if equals and not name.startswith("#")
+    ]
+
+
+def test_there_are_units() -> None:
+    assert [unit.name for unit in UNITS] == ["martlet-broker.service", "martlet-lookup.service"]
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: str(unit.stem))
+def test_a_unit_starts_a_command_of_ours(unit: Path) -> None:
+    known = dict(entries(unit))
+    program, *arguments = shlex.split(known["ExecStart"])
+    assert program == "/opt/martlet/bin/martlet"
+    here = [each.replace("/etc/martlet/", f"{DEPLOY}/") for each in arguments]
+    options = read(here)
+    assert here != arguments, "its config file is not read"
+    if isinstance(options, BrokerOptions):
+        assert options.data_path == f"/var/lib/{known['StateDirectory']}"
+        assert len(options.lookupd_tcp_addresses) == 2
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze")
+def test_systemd_understands_the_units(tmp_path: Path) -> None:
+    for unit in UNITS:
+        text = unit.read_text(encoding="utf-8")
+        text = text.replace("/opt/martlet/bin/martlet", sys.executable)
+        (tmp_path / unit.name).write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *(str(tmp_path / unit.name) for unit in UNITS)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # It tells of a key that it does not know, and ends well all the same.
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_compose_starts_commands_of_ours() -> None:
+    names = []
+    for name, service in SERVICES.items():
+        command = [re.sub(r"\$\{\w+:-(.+)\}", r"\1", each) for each in service["command"]]
+        options = read(command)
+        names.append(options.broadcast_address)
+        assert options.broadcast_address == name, "others in the network do not find it"
+        listens = {
+            int(address.rpartition(":")[2])
+            for address in (options.tcp_address, options.http_address)
+        }
+        published = [tuple(map(int, ports.split(":"))) for ports in service["ports"]]
+        assert {inside for _, inside in published} == listens
+        assert all(outside == inside for outside, inside in published)
+        if isinstance(options, BrokerOptions):
+            (volume,) = service["volumes"]
+            assert volume == f"{name}:{options.data_path}"
+            assert name in COMPOSE["volumes"]
+            (address,) = options.lookupd_tcp_addresses
+            assert address.partition(":")[0] in service["depends_on"]
+            lookup_options = read(SERVICES["lookup"]["command"])
+            assert address.rpartition(":")[2] == lookup_options.tcp_address.rpartition(":")[2]
+    assert names == ["lookup", "broker-1", "broker-2"]
+
+
+def test_no_two_services_publish_a_port() -> None:
+    ports = [port for service in SERVICES.values() for port in service["ports"]]
+    assert len(ports) == len(set(ports)) == 6
+
+
+async def test_the_health_checks_ask_who_is_there() -> None:
+    asks = ""
+    async with Broker() as here:
+        for service in SERVICES.values():
+            kind, program, flag, code = service["healthcheck"]["test"]
+            assert (kind, program, flag) == ("CMD", "/opt/martlet/bin/python", "-c")
+            address = read([each for each in service["command"] if "$" not in each]).http_address
+            asked = f"127.0.0.1:{address.rpartition(':')[2]}"
+            assert f"{asked}/ping" in code
+            asks = code.replace(asked, here.http_address)
+        assert await ends(asks) == 0
+    assert await ends(asks) == 1
+
+
+async def ends(code: str) -> int:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", code), stderr=asyncio.subprocess.DEVNULL
+    )
+    return await process.wait()
+
+
+def test_the_image_is_made_of_what_is_there() -> None:
+    dockerfile = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile, re.M)
+    sources = [source for line in copied for source in line.split()]
+    assert sources == ["pyproject.toml", "README.md", "LICENSE", "src"]
+    assert all((HERE / source).exists() for source in sources)
+    let_in = (DEPLOY / "Dockerfile.dockerignore").read_text(encoding="utf-8")
+    assert set(re.findall(r"^!(.+)$", let_in, re.M)) == set(sources)
+    (entrypoint,) = re.findall(r"^ENTRYPOINT (.+)$", dockerfile, re.M)
+    assert yaml.safe_load(entrypoint) == ["/opt/martlet/bin/martlet"]
+    (command,) = re.findall(r"^CMD (.+)$", dockerfile, re.M)
+    assert read(yaml.safe_load(command)).data_path == "/data"
