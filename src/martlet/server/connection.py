@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from martlet.broker.errors import TooMany, WritesRefused
+from martlet.broker.errors import WritesRefused
 from martlet.name import is_valid_name
 from martlet.protocol import nsq_v2 as v2
 from martlet.protocol.decoder import Decoder
-from martlet.protocol.negotiation import default_identity, negotiate
-from martlet.server import answer
+from martlet.protocol.negotiation import default_identity
+from martlet.server import answer, session
 from martlet.server.auth import Waits
 from martlet.server.heartbeat import Heartbeat
 from martlet.server.listener import shown_peer
@@ -41,11 +41,11 @@ class Connection(asyncio.BufferedProtocol):
     """One client. Made by the server for each connection that it accepts."""
 
     def __init__(self, server: Server) -> None:
-        self._server = server
-        self._broker = server.broker
+        self.server = server
+        self.broker = server.broker
         self._turns = server.turns
-        self._decoder = Decoder(server.limits, is_valid_name)
-        self._decoder.needs_tls = bool(server.options.tls_demanded)
+        self.decoder = Decoder(server.limits, is_valid_name)
+        self.decoder.needs_tls = bool(server.options.tls_demanded)
         self._own: bytearray | None = None
         self._filled = 0
         self.greeted = False
@@ -53,11 +53,11 @@ class Connection(asyncio.BufferedProtocol):
         """Whether a PUB that comes by itself may be answered at once."""
         self._waits = False
         """Whether the next command waits for an answer from elsewhere."""
-        self._owed = Owed()
+        self.owed = Owed()
         self._closing = False
         self.heard = True
         """Whether a command has come since the last heartbeat."""
-        self._heartbeat = Heartbeat(server.loop, self)
+        self.heartbeat = Heartbeat(server.loop, self)
         self._upgrade: Upgrade | None = None
         self.message_counters: dict[str, int] = {}
         """How many messages it has published, by topic."""
@@ -67,7 +67,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def state(self) -> v2.State:
         """Where it is in its life."""
-        return self._decoder.state
+        return self.decoder.state
 
     @property
     def held_up(self) -> bool:
@@ -84,36 +84,36 @@ class Connection(asyncio.BufferedProtocol):
         """The client is there."""
         self._transport = cast(asyncio.Transport, transport)
         self.remote_address = shown_peer(transport)
-        self.connected_at_ns = self._broker.clock()
-        self.identity = default_identity(self._server.options, self.remote_address)
+        self.connected_at_ns = self.broker.clock()
+        self.identity = default_identity(self.server.options, self.remote_address)
         self.consumer: Consumer | None = None
         self.channel: Channel | None = None
         self.topic: Topic | None = None
         self._output = OutputQueue(
-            self._server.loop, self._transport, partial(self.drop, "reads nothing")
+            self.server.loop, self._transport, partial(self.drop, "reads nothing")
         )
-        self.guard = self._server.guard(self)
-        self._server.opened(self)
-        self._heartbeat.start()
+        self.guard = self.server.guard(self)
+        self.server.opened(self)
+        self.heartbeat.start()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has gone."""
         self._closing = True
-        self._owed.clear()
-        self._heartbeat.stop()
+        self.owed.clear()
+        self.heartbeat.stop()
         if self.guard is not None:
             self.guard.close()
         self._output.close()
         if self.consumer is not None and self.channel is not None and self.topic is not None:
             consumer, self.consumer = self.consumer, None
             self.channel.remove_consumer(consumer)
-            self._server.left(self.topic, self.channel)
-        self._server.closed(self, exc)
+            self.server.left(self.topic, self.channel)
+        self.server.closed(self, exc)
 
     def close(self) -> None:
         """Send what is owed, then close."""
         self._closing = True
-        if not self._owed:
+        if not self.owed:
             self._transport.close()
 
     def abort(self) -> None:
@@ -123,7 +123,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def drop(self, reason: str) -> None:
         """Close at once on a client that has gone, or as good as."""
-        self._server.log.warning("[%s] the client %s: closing", self.remote_address, reason)
+        self.server.log.warning("[%s] the client %s: closing", self.remote_address, reason)
         self.abort()
 
     # bytes in
@@ -131,7 +131,7 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes go."""
         if self._own is None:
-            return self._server.receive_view
+            return self.server.receive_view
         return memoryview(self._own)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -140,7 +140,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._own is None:
             if self._publish_lone(nbytes):
                 return
-            buffer, end = self._server.receive_buffer, nbytes
+            buffer, end = self.server.receive_buffer, nbytes
         else:
             buffer, end = self._own, self._filled + nbytes
         at = start = 0
@@ -148,7 +148,7 @@ class Connection(asyncio.BufferedProtocol):
             if not self.greeted:
                 at = self._greet(buffer, end)
             while at < end and not self._closing:
-                decoded = self._decoder.decode(buffer, at, end)
+                decoded = self.decoder.decode(buffer, at, end)
                 if decoded is None:
                     break
                 start = at
@@ -168,7 +168,7 @@ class Connection(asyncio.BufferedProtocol):
         except v2.ProtocolError as error:
             self.refuse(error)
         except v2.LineTooLong as error:
-            self._server.events.unreadable(self.remote_address, error)
+            self.server.events.unreadable(self.remote_address, error)
             self.close()
         except WritesRefused as error:
             self.refuse(v2.ProtocolError("E_INVALID", str(error)))
@@ -190,25 +190,25 @@ class Connection(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         """The client sends nothing more: what it is owed is sent, then the connection closes."""
         if self._own is not None and not self._closing and self.greeted:
-            error = self._decoder.cut_off(self._own, self._filled)
+            error = self.decoder.cut_off(self._own, self._filled)
             if error is not None:
                 self.refuse(error)
         elif not self.greeted and not self._closing:
-            self._server.events.said_nothing()
+            self.server.events.said_nothing()
         self.close()
         return True
 
     def _greet(self, buffer: bytearray, end: int) -> int:
         magic = bytes(buffer[: min(end, len(v2.MAGIC))])
         if not v2.MAGIC.startswith(magic):
-            self._server.events.greeted(self.remote_address, magic, v2.MAGIC)
+            self.server.events.greeted(self.remote_address, magic, v2.MAGIC)
             self._closing = True
             self._transport.write(v2.frame(v2.FrameType.ERROR, b"E_BAD_PROTOCOL"))
             self._transport.close()
             return end
         if len(magic) < len(v2.MAGIC):
             return 0
-        self._server.events.greeted(self.remote_address, magic, v2.MAGIC)
+        self.server.events.greeted(self.remote_address, magic, v2.MAGIC)
         self.greeted = True
         self._brief = self.guard is None
         return len(magic)
@@ -219,7 +219,7 @@ class Connection(asyncio.BufferedProtocol):
         if not left:
             self._own = None
             return
-        room = max(_FIRST_OWN_BYTES, self._decoder.wanted_bytes, left + 1)
+        room = max(_FIRST_OWN_BYTES, self.decoder.wanted_bytes, left + 1)
         if buffer is self._own and len(buffer) >= room:
             if at:
                 buffer[:left] = buffer[at:end]
@@ -234,25 +234,8 @@ class Connection(asyncio.BufferedProtocol):
     def _handle(self, command: v2.Command) -> None:
         _HANDLERS[type(command)](self, command)
 
-    def _authenticate(self, command: v2.Auth) -> None:
-        if self.guard is None:
-            raise v2.ProtocolError("E_AUTH_DISABLED", "AUTH disabled")
-        told = self.guard.authenticate(command.secret)
-        self._reply(v2.frame(v2.FrameType.RESPONSE, told))
-
     def _ignore(self, command: v2.Nop) -> None:
         """That it was sent says all."""
-
-    def _ready(self, command: v2.Ready) -> None:
-        if self.state == v2.State.SUBSCRIBED:
-            channel, consumer = self.subscription()
-            channel.set_ready(consumer, command.count)
-
-    def _stop_receiving(self, command: v2.Close) -> None:
-        channel, consumer = self.subscription()
-        self._decoder.state = v2.State.CLOSING
-        channel.set_ready(consumer, 0)
-        self._reply(v2.CLOSE_WAIT)
 
     def subscription(self) -> tuple[Channel, Consumer]:
         """What it consumes, and as whom."""
@@ -260,69 +243,38 @@ class Connection(asyncio.BufferedProtocol):
         assert self.consumer is not None
         return self.channel, self.consumer
 
-    def _identify(self, command: v2.Identify) -> None:
-        server = self._server
-        offered = (server.options, v2.NSQD_VERSION, server.tls is not None)
-        agreement = negotiate(command.fields, self.identity, *offered)
-        server.events.identified(self.remote_address, command.fields)
-        if agreement.upgrades and (self.tls or self.snappy or self.deflate):
-            raise v2.ProtocolError("E_IDENTIFY_FAILED", "IDENTIFY failed: upgraded already")
-        self._heartbeat.start()
-        self._reply(v2.frame(v2.FrameType.RESPONSE, agreement.answer))
-        if agreement.upgrades:
-            raise Agreed(agreement)
-
     def _begin_upgrade(self) -> None:
         """Go on in another form, once all is sent that is owed in the present one."""
-        if self._upgrade is not None and not self._owed:
+        if self._upgrade is not None and not self.owed:
             upgrade, self._upgrade = self._upgrade, None
-            self._heartbeat.stop()
+            self.heartbeat.stop()
             self._transport.resume_reading()
-            upgrade.begin(self._server, self._transport)
+            upgrade.begin(self.server, self._transport)
 
     def upgraded(self, transport: asyncio.Transport) -> None:
         """The connection goes on in another form."""
         self._transport = transport
-        self._decoder.needs_tls = self._decoder.needs_tls and self.tls is None
-        self._heartbeat.start()
-
-    def _subscribe(self, command: v2.Subscribe) -> None:
-        if not self.identity.heartbeat_interval_ns:
-            raise v2.ProtocolError("E_INVALID", "cannot SUB with heartbeats disabled")
-        if self.guard is not None:
-            self.guard.check("SUB", command.topic, command.channel)
-        if self._owed:
-            # Or a message could come before the answer to SUB, which is owed behind them.
-            raise Waits
-        try:
-            self.topic = self._broker.topic(command.topic)
-            self.channel = self.topic.channel(command.channel)
-            self.consumer = self.channel.add_consumer(
-                self, self.identity.msg_timeout_ns, self.identity.sample_rate
-            )
-        except (TooMany, WritesRefused) as error:
-            raise v2.ProtocolError("E_SUB_FAILED", f"SUB failed {error}") from error
-        self._decoder.state = v2.State.SUBSCRIBED
-        self._reply(v2.OK)
+        self.decoder.needs_tls = self.decoder.needs_tls and self.tls is None
+        self.heartbeat.start()
 
     def _publish_lone(self, nbytes: int) -> bool:
         """Append and answer a PUB that came by itself at once, instead of at the turn's end.
 
         Returns False where what has come goes the usual way: it is something else, or has to wait.
         """
-        server = self._server
-        if self._owed or self._turns.crowded or not server.answers_at_once or not self._brief:
+        server = self.server
+        if self.owed or self._turns.crowded or not server.answers_at_once or not self._brief:
             return False
-        lone = self._decoder.lone_publish(server.receive_buffer, nbytes)
+        lone = self.decoder.lone_publish(server.receive_buffer, nbytes)
         if lone is None:
             return False
         name, start = lone
-        topic = self._broker.topics.get(name)
+        topic = self.broker.topics.get(name)
         if topic is None:
             return False
         self.heard = True
         try:
-            self._broker.append(topic, server.receive_view[start:nbytes])
+            self.broker.append(topic, server.receive_view[start:nbytes])
         except WritesRefused as error:
             self.refuse(v2.ProtocolError("E_PUB_FAILED", f"PUB failed {error}"))
             return True
@@ -335,43 +287,43 @@ class Connection(asyncio.BufferedProtocol):
             self.guard.check(command.verb, command.topic, "")
         now = 0
         if command.delay_ms:
-            now = self._broker.clock() + command.delay_ms * _MILLISECOND_NS
+            now = self.broker.clock() + command.delay_ms * _MILLISECOND_NS
         try:
-            receipt = self._broker.topic(command.topic).stage(command.bodies, now)
+            receipt = self.broker.topic(command.topic).stage(command.bodies, now)
         except WritesRefused as error:
             raise v2.ProtocolError(
                 f"E_{command.verb}_FAILED", f"{command.verb} failed {error}"
             ) from error
         count = self.message_counters.get(command.topic, 0)
         self.message_counters[command.topic] = count + len(command.bodies)
-        self._owed.append((receipt, command.verb, command.commands))
-        self._server.staged(self)
+        self.owed.append((receipt, command.verb, command.commands))
+        self.server.staged(self)
 
     def refuse(self, error: v2.ProtocolError) -> None:
         """Answer with an error, and close after a fatal one."""
-        self._server.events.refused(self.remote_address, error)
-        self._reply(error.frame())
+        self.server.events.refused(self.remote_address, error)
+        self.reply(error.frame())
         if error.fatal:
             self.close()
 
     # bytes out
 
-    def _reply(self, data: bytes) -> None:
+    def reply(self, data: bytes) -> None:
         """Answer, behind all that is owed."""
-        if self._owed:
-            self._owed.append((None, "", data))
+        if self.owed:
+            self.owed.append((None, "", data))
         else:
             self._send(data)
 
     def fail(self, error: WritesRefused) -> None:
         """What is owed and was not made durable never will be."""
-        self._owed.fail(error)
+        self.owed.fail(error)
 
     def settle(self, durable_position: int | None) -> bool:
         """Answer what has been committed, and is durable up to a position, None for whatever was
         written. Returns whether anything is still owed.
         """
-        owed = self._owed
+        owed = self.owed
         data, refused = owed.take(durable_position)
         if refused:
             self._closing = True
@@ -382,7 +334,7 @@ class Connection(asyncio.BufferedProtocol):
         elif self._upgrade is not None:
             self._begin_upgrade()
         elif self._waits and not owed:
-            self._server.loop.call_soon(self.go_on)
+            self.server.loop.call_soon(self.go_on)
         return bool(owed)
 
     def beat(self) -> None:
@@ -410,7 +362,7 @@ class Connection(asyncio.BufferedProtocol):
         """The client does not read as fast as it is sent to: its output queue is full."""
         self._brief = False
         interval_ns = self.identity.heartbeat_interval_ns
-        longest_ns = self._server.options.client_timeout_ns
+        longest_ns = self.server.options.client_timeout_ns
         self._output.filled(min(interval_ns or longest_ns, longest_ns))
         if self.consumer is not None and self.channel is not None:
             self.channel.set_blocked(self.consumer, True)
@@ -427,15 +379,15 @@ class Connection(asyncio.BufferedProtocol):
 
 
 _HANDLERS: dict[type, Callable[[Connection, Any], None]] = {
-    v2.Identify: Connection._identify,
-    v2.Auth: Connection._authenticate,
-    v2.Subscribe: Connection._subscribe,
-    v2.Ready: Connection._ready,
+    v2.Identify: session.identify,
+    v2.Auth: session.authenticate,
+    v2.Subscribe: session.subscribe,
+    v2.Ready: session.ready,
     v2.FinishRun: answer.finish_run,
     v2.Finish: answer.finish,
     v2.Requeue: answer.requeue,
     v2.Touch: answer.touch,
     v2.Publish: Connection._publish,
-    v2.Close: Connection._stop_receiving,
+    v2.Close: session.stop_receiving,
     v2.Nop: Connection._ignore,
 }

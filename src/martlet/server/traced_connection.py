@@ -28,13 +28,13 @@ class TracedConnection(Connection):
 
     def _handle(self, command: v2.Command) -> None:
         for line in told(command):
-            self._server.log.debug("PROTOCOL(V2): [%s] [%s]", self.remote_address, line)
+            self.server.log.debug("PROTOCOL(V2): [%s] [%s]", self.remote_address, line)
         super()._handle(command)
 
     def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
         """Send messages to the consumer."""
         for frame in _each(frames):
-            self._server.log.debug(
+            self.server.log.debug(
                 "PROTOCOL(V2): writing msg(%s) to client(%s) - %s",
                 frame[_ID].decode("ascii"),
                 self.remote_address,
