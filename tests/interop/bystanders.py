@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
 
-from tests.crash.wire import Wire, pub
+from tests.crash.wire import Wire, http, pub
 
 from martlet.testing import BrokerProcess
 
@@ -43,3 +43,13 @@ async def others(process: BrokerProcess, longest_s: float = 3.0) -> AsyncIterato
         if ended:
             assert isinstance(outcome, BaseException)
             raise outcome
+
+
+@asynccontextmanager
+async def undisturbed(process: BrokerProcess) -> AsyncIterator[None]:
+    """Whatever is done meanwhile, other clients do not notice, and the process stays the same."""
+    before = process.process_id
+    async with others(process):
+        yield
+    assert process.process_id == before
+    assert await http(process.http_address, "/ping") == b"OK"

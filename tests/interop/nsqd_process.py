@@ -3,9 +3,14 @@
 import os
 import shutil
 
+import pytest
+
 from martlet.testing import BrokerProcess
 
 NSQD = os.environ.get("NSQD") or shutil.which("nsqd")
+NEEDS_NSQD = pytest.mark.skipif(
+    NSQD is None, reason="no nsqd: put it on PATH, or its path into NSQD"
+)
 
 
 class NsqdProcess(BrokerProcess):

@@ -33,9 +33,9 @@ from tests.crash.wire import (
 )
 from tests.interop import bad_input_cases
 from tests.interop.bad_input_cases import LIMITS, identify
-from tests.interop.bystanders import others
+from tests.interop.bystanders import others, undisturbed
 from tests.interop.memory import MIB, private_bytes
-from tests.interop.nsqd_process import NSQD
+from tests.interop.nsqd_process import NEEDS_NSQD
 
 from martlet.log.index import MOST_ROWS_IN_MEMORY
 from martlet.testing import Broker, BrokerProcess
@@ -69,12 +69,8 @@ def process() -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 async def broker(process: BrokerProcess) -> AsyncIterator[BrokerProcess]:
-    """A broker that must have the same process, and other clients, at the end of the test."""
-    before = process.process_id
-    async with others(process):
+    async with undisturbed(process):
         yield process
-    assert process.process_id == before
-    assert await http(process.http_address, "/ping") == b"OK"
 
 
 # mistakes that nsqd makes an answer to
@@ -85,7 +81,7 @@ async def test_answers_are_those_of_nsqd(broker: BrokerProcess) -> None:
     assert told == RECORDED | ELSE
 
 
-@pytest.mark.skipif(NSQD is None, reason="no nsqd: put it on PATH, or its path into NSQD")
+@NEEDS_NSQD
 async def test_the_record_is_what_nsqd_answers(tmp_path: Path) -> None:
     with bad_input_cases.nsqd(tmp_path) as process:
         assert await bad_input_cases.transcripts(process.tcp_address) == RECORDED

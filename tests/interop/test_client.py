@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.interop.nsqd_process import NSQD, NsqdProcess
+from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
 
 from martlet.client import (
     Backoff,
@@ -37,9 +37,7 @@ Start = Callable[..., BrokerProcess]
         pytest.param(
             NsqdProcess,
             id="nsqd",
-            marks=pytest.mark.skipif(
-                NSQD is None, reason="no nsqd: put it on PATH, or its path into NSQD"
-            ),
+            marks=NEEDS_NSQD,
         ),
     ]
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.crash.wire import Wire, dpub, mpub, pub, u32
-from tests.interop.nsqd_process import NsqdProcess
+from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
 
 from martlet.testing import BrokerProcess
 
@@ -208,7 +208,7 @@ async def test_an_operator_finds_the_lines_that_nsqd_writes(tmp_path: Path) -> N
     assert [line for line in lines if line.startswith("INFO: 200 ")] == steady
 
 
-@pytest.mark.skipif(NSQD is None, reason="no nsqd: put it on PATH, or its path into NSQD")
+@NEEDS_NSQD
 async def test_the_record_is_what_nsqd_writes(tmp_path: Path) -> None:
     lines = await logged(NsqdProcess, tmp_path)
     lines = [line.removesuffix(" - ID not in flight") for line in lines]
@@ -221,7 +221,7 @@ def test_at_level_debug_each_command_and_message_has_a_line(tmp_path: Path) -> N
         assert conversation(broker.log()) == CONVERSATION
 
 
-@pytest.mark.skipif(NSQD is None, reason="no nsqd: put it on PATH, or its path into NSQD")
+@NEEDS_NSQD
 def test_the_recorded_conversation_is_what_nsqd_writes(tmp_path: Path) -> None:
     with NsqdProcess(tmp_path, "--log-level=debug") as broker:
         asyncio.run(talk(broker))

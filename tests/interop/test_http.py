@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.interop import http_cases, http_table
 from tests.interop.http_cases import LIMITS, Answer, Case
+from tests.interop.nsqd_process import NEEDS_NSQD
 
 from martlet.testing import BrokerProcess
 
@@ -47,7 +48,7 @@ def test_answers_are_those_of_nsqd(broker: BrokerProcess) -> None:
     assert differences(answers) == []
 
 
-@pytest.mark.skipif(NSQD is None, reason="no nsqd: put it on PATH, or its path into NSQD")
+@NEEDS_NSQD
 def test_the_record_is_what_nsqd_answers() -> None:
     assert NSQD is not None
     with http_cases.nsqd(NSQD) as (tcp_port, http_port):
@@ -55,7 +56,7 @@ def test_the_record_is_what_nsqd_answers() -> None:
     assert differences(answers) == []
 
 
-@pytest.mark.skipif(NSQD is None, reason="no nsqd: put it on PATH, or its path into NSQD")
+@NEEDS_NSQD
 def test_a_large_table_of_requests_is_answered_as_by_nsqd() -> None:
     assert NSQD is not None
     cases = list(http_table.cases())

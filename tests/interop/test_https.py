@@ -15,14 +15,14 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.interop.certificates import Certificates
-from tests.interop.nsqd_process import NSQD, NsqdProcess
+from tests.interop.nsqd_process import NEEDS_NSQD, NSQD, NsqdProcess
 
 from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.interop
 KINDS = [
     BrokerProcess,
-    pytest.param(NsqdProcess, marks=pytest.mark.skipif(NSQD is None, reason="needs nsqd")),
+    pytest.param(NsqdProcess, marks=NEEDS_NSQD),
 ]
 START_S = 20.0
 Make = Callable[..., BrokerProcess]

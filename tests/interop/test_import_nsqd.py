@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from tests.crash.wire import Wire, http, mpub
 from tests.interop.nsqd_files import Imported, import_now, left_of
-from tests.interop.nsqd_process import NSQD, NsqdProcess
+from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
 
 from martlet.testing import BrokerProcess
 
 pytestmark = [
     pytest.mark.interop,
-    pytest.mark.skipif(NSQD is None, reason="no nsqd on PATH, and NSQD names none"),
+    NEEDS_NSQD,
 ]
 
 COUNT = 600

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.interop.http_cases import Client
-from tests.interop.nsqd_process import NSQD, NsqdProcess
+from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
 
 from martlet.testing import BrokerProcess
 
@@ -26,9 +26,7 @@ WIDTH = 1.02
 @pytest.fixture(
     params=[
         BrokerProcess,
-        pytest.param(
-            NsqdProcess, marks=pytest.mark.skipif(NSQD is None, reason="no nsqd: see nsqd_process")
-        ),
+        pytest.param(NsqdProcess, marks=NEEDS_NSQD),
     ],
     ids=["martlet", "nsqd"],
 )

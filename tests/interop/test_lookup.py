@@ -6,17 +6,15 @@ import asyncio
 import json
 import struct
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.interop.asking import ask, until
 from tests.interop.lookup_process import NSQLOOKUPD, LookupProcess, NsqlookupdProcess
-from tests.interop.nsqd_process import NSQD, NsqdProcess
+from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
 
 from martlet.client import Consumer, Message
 from martlet.testing import BrokerProcess
@@ -30,30 +28,6 @@ HELLO = {
     "http_port": 4151,
     "version": "1.3.0",
 }
-
-
-def ask(address: str, path: str, method: str = "GET", body: bytes | None = None) -> Any:
-    """What an HTTP door answers, JSON where it is."""
-    request = urllib.request.Request(f"http://{address}{path}", body, method=method)
-    with urllib.request.urlopen(request, timeout=10) as response:
-        text = response.read().decode()
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def until(what: Callable[[], Any], seconds: float = 20) -> Any:
-    """Ask until the answer is yes; another process is what is waited for."""
-    deadline_s = time.monotonic() + seconds
-    while True:
-        answer: Any = None
-        with suppress(urllib.error.HTTPError):
-            answer = what()
-        if answer:
-            return answer
-        assert time.monotonic() < deadline_s, f"{answer!r} after {seconds} s"
-        time.sleep(0.02)
 
 
 def producers(lookup: LookupProcess, topic: str) -> list[str]:
@@ -88,7 +62,7 @@ def broker_of(
     "kind",
     [
         BrokerProcess,
-        pytest.param(NsqdProcess, marks=pytest.mark.skipif(NSQD is None, reason="no nsqd")),
+        pytest.param(NsqdProcess, marks=NEEDS_NSQD),
     ],
 )
 def test_a_broker_tells_what_it_has(lookup: LookupProcess, kind: type[BrokerProcess]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.interop.nsqd_process import NSQD
+from tests.interop.nsqd_process import NEEDS_NSQD, NSQD
 from tests.interop.option_cases import CASES, NAMES, Case, Outcome, changed, run
 
 from martlet.apps.broker import arguments
@@ -104,7 +104,7 @@ def test_the_process_does_what_its_parts_do() -> None:
                 assert outcome["values"][key] == expected["values"][key] != defaults[key]
 
 
-@pytest.mark.skipif(NSQD is None, reason="needs nsqd")
+@NEEDS_NSQD
 def test_nsqd_does_what_is_recorded_of_it() -> None:
     assert NSQD is not None
     command = [NSQD]

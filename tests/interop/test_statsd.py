@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.crash.wire import Wire, http, pub
-from tests.interop.nsqd_process import NsqdProcess
+from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
 
 from martlet.testing import BrokerProcess
 
@@ -178,7 +178,7 @@ async def test_ephemeral_topics_and_memory_may_be_left_out(tmp_path: Path) -> No
     assert memory(statsd) == {}
 
 
-@pytest.mark.skipif(NSQD is None, reason="no nsqd: put it on PATH, or its path into NSQD")
+@NEEDS_NSQD
 async def test_the_record_is_what_nsqd_sends(tmp_path: Path) -> None:
     statsd = await received(NsqdProcess, tmp_path, AS_OFTEN_AS_NSQD_CAN)
     assert told(statsd) == AFTER_THE_ACTIONS | EPHEMERAL

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.interop.asking import until
 from tests.interop.lookup_process import LookupProcess
 from tests.unit.tools.test_output import whole_members
 
@@ -54,14 +55,6 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
         if process.poll() is None:
             process.kill()
             process.communicate()
-
-
-def until(what: Callable[[], Any], seconds: float = 30) -> Any:
-    deadline_s = time.monotonic() + seconds
-    while not (answer := what()):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-    return answer
 
 
 def channels(broker: BrokerProcess, topic: str) -> dict[str, dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.interop import topic_cases
-from tests.interop.nsqd_process import NSQD
+from tests.interop.nsqd_process import NEEDS_NSQD
 from tests.interop.topic_cases import STORIES, NsqdInMemory, Stage
 
 from martlet.testing import BrokerProcess
@@ -24,9 +24,7 @@ RECORDED: dict[str, list[Any]] = json.loads(
     params=[
         BrokerProcess,
         # nsqd itself, where there is one, keeps the record honest.
-        pytest.param(
-            NsqdInMemory, marks=pytest.mark.skipif(NSQD is None, reason="no nsqd: see nsqd_process")
-        ),
+        pytest.param(NsqdInMemory, marks=NEEDS_NSQD),
     ],
     ids=["martlet", "nsqd"],
 )

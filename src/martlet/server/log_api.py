@@ -153,7 +153,7 @@ class LogApi:
     async def advance(self, request: Request) -> object:
         """Let a channel go forward, and with it what the log must keep."""
         topic = self._topic(request)
-        name = _text(request, "channel")
+        name = request.argument("channel")
         if not is_valid_name(name):
             raise HttpError(400, "INVALID_ARG_CHANNEL")
         offset = _number(request, "offset")
@@ -172,7 +172,7 @@ class LogApi:
         return None
 
     def _topic(self, request: Request) -> Topic:
-        name = _text(request, "topic")
+        name = request.argument("topic")
         if not is_valid_name(name):
             raise HttpError(400, "INVALID_ARG_TOPIC")
         try:
@@ -187,17 +187,10 @@ class LogApi:
         return queue
 
 
-def _text(request: Request, name: str) -> str:
-    try:
-        return request.query[name]
-    except KeyError:
-        raise HttpError(400, f"MISSING_ARG_{name.upper()}") from None
-
-
 def _number(request: Request, name: str, default: int | None = None) -> int:
     if default is not None and name not in request.query:
         return default
-    text = _text(request, name)
+    text = request.argument(name)
     if not _NUMBER.fullmatch(text):
         raise HttpError(400, f"INVALID_ARG_{name.upper()}: {text!r} is not a whole number from 0")
     return int(text)

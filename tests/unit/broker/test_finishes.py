@@ -1,26 +1,16 @@
 """The buckets of publish-to-finish times beside a count of each message by itself."""
 
-from random import Random
-
 import numpy as np
 import pytest
 from numpy.random import default_rng
 from tests.unit.broker.core import SECOND_NS, Core
+from tests.unit.broker.filled_index import filled
 
 from martlet.broker.finishes import BOUNDS_NS, Finishes
-from martlet.log.index import MOST_ROWS_IN_MEMORY, Entry, Index
-from martlet.testing import SimulatedClock, SimulatedStorage
+from martlet.log.index import MOST_ROWS_IN_MEMORY
+from martlet.testing import SimulatedClock
 
 MILLISECOND_NS = 1_000_000
-
-
-def filled(counts: list[int], stored_at_ns: list[int]) -> Index:
-    index = Index(SimulatedStorage(Random(0)), 1, 0)
-    first = 0
-    for count, stored_at in zip(counts, stored_at_ns, strict=True):
-        index.add(Entry(first, first * 100, count, count * 100, stored_at, 0))
-        first += count
-    return index
 
 
 def counted(latencies_ns: np.ndarray) -> list[int]:

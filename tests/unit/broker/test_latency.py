@@ -1,27 +1,16 @@
 """Latencies beside exact percentiles, and the window that forgets them."""
 
-from random import Random
-
 import numpy as np
 import pytest
 from numpy.random import default_rng
+from tests.unit.broker.filled_index import filled
 
 from martlet.broker.latency import Latency, quantiles
 from martlet.duration import MILLISECOND_NS, SECOND_NS
-from martlet.log.index import Entry, Index
-from martlet.testing import SimulatedClock, SimulatedStorage
+from martlet.testing import SimulatedClock
 
 LEVELS = (0.5, 0.95, 0.99, 1.0)
 WITHIN = 0.016
-
-
-def filled(counts: list[int], stored_at_ns: list[int]) -> Index:
-    index = Index(SimulatedStorage(Random(0)), 1, 0)
-    first = 0
-    for count, stored_at in zip(counts, stored_at_ns, strict=True):
-        index.add(Entry(first, first * 100, count, count * 100, stored_at, 0))
-        first += count
-    return index
 
 
 @pytest.fixture

@@ -1,0 +1,35 @@
+"""Asking a server over HTTP, and asking until it is so."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+
+def ask(address: str, path: str, method: str = "GET", body: bytes | None = None) -> Any:
+    """What an HTTP door answers, JSON where it is."""
+    request = urllib.request.Request(f"http://{address}{path}", body, method=method)
+    with urllib.request.urlopen(request, timeout=10) as response:
+        text = response.read().decode()
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def until(what: Callable[[], Any], seconds: float = 30) -> Any:
+    """Ask until the answer is yes; another process is what is waited for."""
+    deadline_s = time.monotonic() + seconds
+    while True:
+        answer: Any = None
+        with suppress(urllib.error.HTTPError):
+            answer = what()
+        if answer:
+            return answer
+        assert time.monotonic() < deadline_s, f"{answer!r} after {seconds} s"
+        time.sleep(0.02)
