@@ -253,21 +253,24 @@ class BesideModel(RuleBasedStateMachine):
         channel.message_count = channel.requeue_count = channel.timeout_count = 0
         for offset, message in channel.messages.items():
             place, due_ns, attempts = self._real_place(channel, real.cursor, offset)
+            undone = message.replayed_position > durable
             where = f"{channel.topic.name}:{channel.name} {offset}"
             if channel.topic.messages[offset].lost:
                 place = Place.DONE
             elif message.place is Place.DONE:
                 if message.done_position <= durable:
                     assert place is Place.DONE, f"{where} is finished, and back as {place}"
-            else:
+            elif not undone:
                 assert place is not Place.DONE, f"{where} was {message.place}, and is gone"
             wanted_ns = channel.topic.messages[offset].deliver_at_ns
             if wanted_ns > self.clock.now_ns and not attempts and place is not Place.DONE:
                 hidden = offset >= channel.topic.limit
                 assert place is (Place.FRESH if hidden else Place.DEFERRED), where
                 assert hidden or due_ns == wanted_ns
-            assert attempts <= message.attempts, where
+            assert undone or attempts <= message.attempts, where
             message.place, message.due_ns, message.owner = place, due_ns, None
+            if power:
+                message.replayed_position = 0
             if place is not Place.DONE:
                 # What had been written down of its end is lost: it will be finished anew.
                 message.attempts, message.done_position = attempts, NEVER

@@ -36,6 +36,8 @@ class ChannelMessage:
     owner: ModelConsumer | None = None
     done_position: int = NEVER
     """Once the log is durable up to here, it must not come back."""
+    replayed_position: int = 0
+    """Until the log is durable up to here, it may be as it was before it was to come again."""
 
 
 @dataclass
@@ -170,6 +172,18 @@ class ModelChannel:
                 elif message.place is Place.DEFERRED:
                     self.put_back(offset)
 
+    def replay(self, offset: int, position: int, now_ns: int) -> None:
+        """All from an offset on comes again, whatever became of it."""
+        message_count = self.message_count
+        for again in range(offset, self.topic.limit):
+            message = self.messages[again] = ChannelMessage(replayed_position=position)
+            if self.topic.messages[again].lost or again in self.topic.emptied:
+                message.place = Place.DONE
+            else:
+                self.show(again, now_ns)
+        self.message_count = message_count
+        self.messages = dict(sorted(self.messages.items()))
+
     def written_down(self, position: int) -> None:
         """Everything is in the log below a position."""
         for message in self.messages.values():
@@ -226,9 +240,12 @@ class ModelTopic:
                 if self.paused_at is None:
                     channel.show(offset, now_ns)
 
-    def create_channel(self, name: str, id: int, position: int, now_ns: int) -> ModelChannel:
-        """A new channel: the first one gets the backlog."""
-        start = self.limit if self.channels else self.backlog_offset
+    def create_channel(
+        self, name: str, id: int, position: int, now_ns: int, start: int | None = None
+    ) -> ModelChannel:
+        """A new channel: the first one gets the backlog, unless it is told where to start."""
+        if start is None:
+            start = self.limit if self.channels else self.backlog_offset
         channel = self.channels[name] = ModelChannel(self, name, id, position)
         for offset in range(start, len(self.messages)):
             channel.messages[offset] = ChannelMessage()
@@ -261,6 +278,7 @@ class ModelTopic:
         self.changed_position = position
         end = len(self.messages)
         if not self.channels:
+            self.emptied.update(range(self.backlog_offset, end))
             self.backlog_offset = end
             self.paused_at = None if self.paused_at is None else end
         elif self.paused_at is not None:

@@ -20,8 +20,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from tests.property.broker_beside_model import MILLISECOND_NS, SEGMENT_BYTES
-from tests.property.broker_consumers import ConsumerRules, delays_ms, picks
+from tests.property.broker_consumers import delays_ms, picks
 from tests.property.broker_model import NEVER, ModelChannel, ModelConsumer, ModelTopic, Place
+from tests.property.broker_replay import ReplayRules
 
 from martlet.broker import cursor as cursor_module
 from martlet.broker import delivery as delivery_module
@@ -49,7 +50,7 @@ bodies = st.one_of(
 """The sizes of some bodies."""
 
 
-class BrokerMachine(ConsumerRules):
+class BrokerMachine(ReplayRules):
     """Drives a broker and its model side by side."""
 
     # publishing
@@ -276,6 +277,12 @@ class BrokerMachine(ConsumerRules):
             [message for message in channel.messages.values() if message.place is Place.DONE]
             for channel in self.channels()
         ]
+        replayed = [
+            message
+            for channel in self.channels()
+            for message in channel.messages.values()
+            if message.replayed_position
+        ]
         topics = [(topic, topic.changed_position) for topic in self.topics.values()]
         channels = [(channel, channel.paused_position) for channel in self.channels()]
         position = self.checkpoint.flush.position
@@ -284,6 +291,8 @@ class BrokerMachine(ConsumerRules):
             for messages in finished:
                 for message in messages:
                     message.done_position = 0
+            for message in replayed:
+                message.replayed_position = 0
             for topic, changed in topics:
                 topic.created_position = 0
                 topic.changed_position = 0 if topic.changed_position == changed else NEVER

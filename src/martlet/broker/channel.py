@@ -74,13 +74,13 @@ class Channel(Delivery):
     def depth(self) -> int:
         """How many messages wait to be delivered, deferred ones aside."""
         cursor = self.cursor
-        fresh = self._source.count_from(cursor.next) - cursor.deferred_ahead
+        fresh = self.source.count_from(cursor.next) - cursor.deferred_ahead
         return fresh + cursor.stragglers.ready_count
 
     @property
     def message_count(self) -> int:
         """How many messages have come to it since the broker was started."""
-        return self._source.limit - self.counted_from
+        return self.source.limit - self.counted_from
 
     @property
     def delivered_count(self) -> int:
@@ -278,7 +278,7 @@ class Channel(Delivery):
 
     def empty(self) -> None:
         """Finish everything that is stored for the channel."""
-        self.advance(self._source.limit)
+        self.advance(self.source.limit)
 
     def advance(self, offset: int) -> None:
         """Finish everything below an offset, in flight or not; what is above stays as it is."""
@@ -294,10 +294,28 @@ class Channel(Delivery):
                     straggler.owner.in_flight_count -= 1
                 cursor.stragglers.remove(known)
         if offset > cursor.next:
-            cursor.skip_to(offset, self._source.deferred_from(offset))
+            cursor.skip_to(offset, self.source.deferred_from(offset))
         self._changed()
         self._line_up(self.consumers)
         self.pump()
+
+    def go_back(self, offset: int) -> None:
+        """Have everything from an offset on before it again, whatever became of it; what is below
+        stays as it is. Nothing is delivered before deferred messages are scheduled again.
+        """
+        cursor = self.cursor
+        for consumer in self.consumers:
+            for lease in consumer.leases:
+                first = max(lease.first, offset)
+                held = cursor.window.release_range(consumer.number, first, lease.end)
+                consumer.in_flight_count -= len(held)
+            consumer.cut_leases(offset)
+        for known, straggler in cursor.stragglers.by_offset.items():
+            if known >= offset and straggler.owner is not None:
+                straggler.owner.in_flight_count -= 1
+        cursor.go_back(offset)
+        self._changed()
+        self._line_up(self.consumers)
 
     def close(self) -> None:
         """The channel is deleted: its clients are told, and get no more messages."""

@@ -86,6 +86,14 @@ class Consumer:
         assert lease.first <= offset < lease.end, f"offset {offset} is held without a lease"
         return lease
 
+    def cut_leases(self, end: int) -> None:
+        """Drop the newest leases, as far as they reach beyond an offset."""
+        leases = self.leases
+        while leases and leases[-1].first >= end:
+            leases.pop()
+        if leases and leases[-1].end > end:
+            leases.append(leases.pop()._replace(end=end))
+
     def trim_leases(self, floor: int) -> None:
         """Drop the oldest leases of which everything is finished."""
         leases = self.leases

@@ -151,7 +151,7 @@ class Cursor:
             self._skip(entry.end_offset)
             return False
         try:
-            self._payload_end, self._record = self._read(entry)
+            self._payload_end, self._record = self.read(entry)
         except BadRecord as error:
             self.on_lost(offset, entry.end_offset, str(error))
             self._skip(entry.end_offset)
@@ -159,10 +159,10 @@ class Cursor:
         self._entry, self._row, self._ends = entry, row, None
         return True
 
-    def _read(self, entry: Entry) -> tuple[int, memoryview]:
+    def read(self, entry: Entry) -> tuple[int, memoryview]:
         """Where a batch's frames end in its record, and the record.
 
-        What another run of the broker wrote is verified in full.
+        What another run of the broker wrote is verified in full. Raises BadRecord.
         """
         position = entry.position
         record = self._log.view(position, entry.length)
@@ -197,17 +197,33 @@ class Cursor:
             self.on_lost(offset, offset + 1, "no batch of the index holds it")
             return None
         try:
-            payload_end, record = self._read(entry)
+            payload_end, record = self.read(entry)
         except BadRecord as error:
             self.on_lost(offset, offset + 1, str(error))
             return None
-        number = offset - entry.first_offset
-        ends = _frame_ends(entry, payload_end, record)
-        start = ends[number - 1] if number else 0
-        frame = bytearray(record[HEADER_BYTES + start : HEADER_BYTES + ends[number]])
+        frame = bytearray(self.frame_of(entry, payload_end, record, offset))
         told = min(attempts, MOST_ATTEMPTS)
         frame[_ATTEMPTS_AT : _ATTEMPTS_AT + 2] = told.to_bytes(2, "big")
         return frame
+
+    @staticmethod
+    def frame_of(entry: Entry, payload_end: int, record: memoryview, offset: int) -> memoryview:
+        """One message's frame in a batch that was read, as it lies there."""
+        number = offset - entry.first_offset
+        ends = _frame_ends(entry, payload_end, record)
+        start = ends[number - 1] if number else 0
+        return record[HEADER_BYTES + start : HEADER_BYTES + ends[number]]
+
+    def go_back(self, offset: int) -> None:
+        """Go on at an offset up to `next`, as though nothing from there on had been delivered; none
+        of it is in flight. What is deferred is to be scheduled again.
+        """
+        assert offset <= self.next
+        for known in [known for known in self.stragglers.by_offset if known >= offset]:
+            self.stragglers.remove(known)
+        self.window.go_back(offset)
+        self._entry = None
+        self._let_record_go()
 
     def skip_to(self, offset: int, deferred_ahead: int) -> None:
         """Go on at an offset behind `next`, with so many deferred messages from there on."""

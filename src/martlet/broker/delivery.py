@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Protocol
@@ -46,6 +46,9 @@ class Source(Protocol):
     def limit_of(self, cursor: Cursor) -> int:
         """The offset up to which a cursor may go from where it is."""
 
+    def stretches(self, first: int) -> Iterator[tuple[int, int]]:
+        """What the channel gets of the offsets from `first` on, as (first, end)."""
+
     def count_from(self, offset: int) -> int:
         """How many messages there are to be seen from an offset on."""
 
@@ -79,7 +82,7 @@ class Delivery(ABC):
         self.paused = False
         self.dirty = False
         self._around = around
-        self._source = source
+        self.source = source
         self._limit = source.limit_of
         self._waiting = waiting
         self._line: deque[Consumer] = deque()

@@ -10,6 +10,7 @@ __all__ = [
     "LimitReached",
     "NotFound",
     "NotInFlight",
+    "OutOfReach",
     "TooMany",
     "WritesRefused",
 ]
@@ -29,6 +30,18 @@ class NotFound(BrokerError):
 
 class NotInFlight(BrokerError):
     """The message is not in flight to that consumer: finished, timed out, or never sent to it."""
+
+
+class OutOfReach(BrokerError):
+    """A channel cannot begin at that offset.
+
+    Attributes:
+        gone: whether the messages there were let go.
+    """
+
+    def __init__(self, text: str, *, gone: bool = False) -> None:
+        super().__init__(text)
+        self.gone = gone
 
 
 class LimitReached(WritesRefused):

@@ -8,6 +8,8 @@ Topology entries are JSON, because they are few and people read them in a dump:
 - ``{"op": "channel", "topic_id": n, "channel": {...}}``: a channel is made or has changed; its
   ``start``, below which it needs nothing, counts where no cursor entry of it is known, and
   ``limit``, up to where it saw the topic, where the topic is said to be paused before
+- ``{"op": "channel_replayed", "topic_id": n, "id": n, "offset": n}``: whatever became of messages
+  from an offset on, the channel has them before it again
 - ``{"op": "channel_deleted", "topic_id": n, "id": n, "backlog_offset": n}``: and where the topic's
   backlog begins without it
 
@@ -130,6 +132,16 @@ class CursorState:
         for offset in np.frombuffer(entry, "<u8", removed, at).tolist():
             self.stragglers.pop(offset, None)
         return True
+
+    def go_back(self, offset: int) -> None:
+        """The channel was set back to an offset, from which on nothing is known any more.
+
+        Of a state that is older than that, more messages come again.
+        """
+        self.next = min(self.next, offset)
+        self.scheduled_end = min(self.scheduled_end, offset)
+        self.ranges = [(first, min(end, offset)) for first, end in self.ranges if first < offset]
+        self.stragglers = {o: told for o, told in self.stragglers.items() if o < offset}
 
     def restore(self, cursor: Cursor, now_ns: int) -> None:
         """Bring a fresh cursor into this state."""

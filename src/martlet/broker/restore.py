@@ -135,6 +135,11 @@ class _State:
             if "backlog_offset" in fields:
                 state.description["backlog_offset"] = fields["backlog_offset"]
 
+    def _apply_channel_replayed(self, fields: Description) -> None:
+        state = self.topics.get(fields["topic_id"])
+        if state is not None and fields["id"] in state.cursors:
+            state.cursors[fields["id"]].go_back(fields["offset"])
+
     def apply_batch(self, header: Header) -> None:
         self.last_id = max(self.last_id, header.topic)
         state = self.topics.get(header.topic)
@@ -300,7 +305,8 @@ def _settle(broker: Broker, state: _State) -> None:
             # Its place was lost with a damaged record: everything that is stored comes again.
             start = queue.first_stored_offset if channel_id not in known.cursors else 0
             cursor = known.cursors.get(channel_id) or CursorState(start, start)
-            voids = [(first, end) for first, end in told.get("voids", ()) if end > cursor.next]
+            kept_from = min(cursor.next, queue.start_offset)
+            voids = [(first, end) for first, end in told.get("voids", ()) if end > kept_from]
             channel = topic.restore_channel(channel_id, told["name"], cursor.next, voids)
             channel.paused = told["paused"]
             cursor.restore(channel.cursor, now_ns)

@@ -56,6 +56,10 @@ class Stragglers(Generic[OwnerT]):
         """How many may be delivered now."""
         return len(self._ready_set)
 
+    def is_ready(self, offset: int) -> bool:
+        """Whether one may be delivered now."""
+        return offset in self._ready_set
+
     @property
     def waiting_count(self) -> int:
         """How many wait for a time."""

@@ -82,7 +82,7 @@ class Topic:
         """Where the first channel will begin."""
         self.paused_at: int | None = None
         self.voids: list[tuple[int, int]] = []
-        """Offsets that were emptied while the topic was paused: no channel gets them. By offset."""
+        """Offsets that were emptied before any channel had them: none gets them. By offset."""
         self._around = around
         self._waiting: dict[Delivery, None] = {}
 
@@ -98,14 +98,17 @@ class Topic:
 
     def limit_of(self, cursor: Cursor) -> int:
         """The offset up to which a cursor may go from where it is; it is taken over a void."""
-        for first, end in self.voids:
+        voids = self.voids
+        number = len(voids)
+        while number and cursor.next < voids[number - 1][1]:
+            number -= 1
+        for first, end in voids[number:]:
             if cursor.next < first:
                 return first
-            if cursor.next < end:
-                cursor.skip_to(end, self.deferred_from(end))
+            cursor.skip_to(end, self.deferred_from(end))
         return self.limit
 
-    def _stretches(self, first: int) -> Iterator[tuple[int, int]]:
+    def stretches(self, first: int) -> Iterator[tuple[int, int]]:
         """What the channels get of the offsets from `first` on, as (first, end)."""
         for void, end in self.voids:
             if first < void:
@@ -116,12 +119,12 @@ class Topic:
 
     def count_from(self, offset: int) -> int:
         """How many messages the channels get of those from an offset on."""
-        return sum(end - first for first, end in self._stretches(offset))
+        return sum(end - first for first, end in self.stretches(offset))
 
     def deferred_from(self, offset: int) -> int:
         """How many of them are deferred ones."""
         index = self.queue.index
-        return sum(index.count_deferred(first, end) for first, end in self._stretches(offset))
+        return sum(index.count_deferred(first, end) for first, end in self.stretches(offset))
 
     @property
     def message_bytes(self) -> int:
@@ -226,10 +229,7 @@ class Topic:
         self.message_count += 1
         if self.paused_at is None and self._waiting:
             for waiting in list(self._waiting):
-                if self.voids:
-                    waiting.pump()
-                else:
-                    waiting.pump_lone(offset, frame)
+                waiting.pump_lone(offset, frame)
 
     # channels
 
@@ -290,7 +290,7 @@ class Topic:
 
     def schedule(self, channel: Channel, first: int) -> None:
         """See that a channel gets the deferred messages from an offset on at their time."""
-        for start, end in self._stretches(max(first, channel.cursor.next)):
+        for start, end in self.stretches(max(first, channel.cursor.next)):
             channel.schedule(start, end)
 
     def restore_channel(
@@ -371,21 +371,31 @@ class Topic:
         """Drop the messages that no channel has got yet."""
         end = self.queue.end_offset
         if not self.channels:
-            self._change(backlog_offset=end, paused_at=end if self.paused else None)
+            voids = self._voids_and(self.backlog_offset, end)
+            paused_at = end if self.paused else None
+            self._change(backlog_offset=end, paused_at=paused_at, voids=voids)
         elif self.paused_at is not None and self.paused_at < end:
             dropped = end - self.paused_at
-            self._change(voids=[*self.voids, (self.paused_at, end)], paused_at=end)
+            self._change(voids=self._voids_and(self.paused_at, end), paused_at=end)
             for channel in self.channels.values():
                 channel.counted_from += dropped
 
+    def _voids_and(self, first: int, end: int) -> list[tuple[int, int]]:
+        """The voids with one more behind them."""
+        if first == end:
+            return self.voids
+        if self.voids and self.voids[-1][1] == first:
+            return [*self.voids[:-1], (self.voids[-1][0], end)]
+        return [*self.voids, (first, end)]
+
     @property
     def passed(self) -> int:
-        """Every channel has come to this offset, and new ones begin there or behind it."""
+        """Every channel has come to this offset, and none can begin, or go back, below it."""
         nexts = [channel.cursor.next for channel in self.channels.values()]
-        return min(nexts, default=self.backlog_offset)
+        return min([self.queue.start_offset, *nexts])
 
     def drop_voids(self, passed: int) -> None:
-        """Forget the voids below an offset that every channel has passed.
+        """Forget the voids below an offset that every channel has passed for good.
 
         Only where a checkpoint says so: of entries behind it, any may be lost in a power cut, and
         a cursor's that had passed a void more easily than what tells of the void.

@@ -16,10 +16,12 @@ deferred messages.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from martlet.broker.cursor import Cursor
     from martlet.broker.delivery import Source
@@ -37,7 +39,7 @@ class View:
         self._topic = topic
         self._voids = voids
         self._passed = 0
-        """So many of the voids are behind the cursor."""
+        """So many of the voids were behind the cursor."""
 
     @property
     def limit(self) -> int:
@@ -47,6 +49,8 @@ class View:
     def limit_of(self, cursor: Cursor) -> int:
         """The offset up to which the cursor may go from where it is; it is taken over a void."""
         limit = self._topic.limit_of(cursor)
+        while self._passed and cursor.next < self._voids[self._passed - 1][1]:
+            self._passed -= 1
         while self._passed < len(self._voids):
             first, end = self._voids[self._passed]
             if cursor.next < first:
@@ -57,11 +61,25 @@ class View:
             self._passed += 1
         return limit
 
+    def stretches(self, first: int) -> Iterator[tuple[int, int]]:
+        """What the channel gets of the offsets from `first` on, as (first, end)."""
+        near = bisect_right(self._voids, first, key=itemgetter(1))
+        for start, stop in self._topic.stretches(first):
+            while near < len(self._voids) and self._voids[near][0] < stop:
+                void, end = self._voids[near]
+                if start < void:
+                    yield start, void
+                start = max(start, end)
+                if end > stop:
+                    break
+                near += 1
+            if start < stop:
+                yield start, stop
+
     def count_from(self, offset: int) -> int:
         """How many messages there are to be seen from an offset on."""
-        hidden = sum(
-            end - max(first, offset) for first, end in self._voids[self._passed :] if end > offset
-        )
+        near = bisect_right(self._voids, offset, key=itemgetter(1))
+        hidden = sum(end - max(first, offset) for first, end in self._voids[near:])
         return self._topic.count_from(offset) - hidden
 
     def deferred_from(self, offset: int) -> int:

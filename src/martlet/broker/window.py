@@ -175,6 +175,13 @@ class Window:
         edges = np.flatnonzero(np.diff(np.concatenate(([False], part, [False]))))
         return (edges + self.floor).astype(np.uint64).reshape(-1, 2)
 
+    def go_back(self, offset: int) -> None:
+        """Go on at an offset below `next`, from which on nothing is held."""
+        if offset <= self.floor:
+            self.reset(offset)
+        else:
+            self.next = offset
+
     def reset(self, offset: int) -> None:
         """Nothing is held; go on at an offset."""
         self.floor = self.next = self._origin = offset

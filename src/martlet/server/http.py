@@ -21,6 +21,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from martlet.duration import format_duration
+from martlet.server.channel_api import ChannelApi
 from martlet.server.debug_api import DebugApi
 from martlet.server.http_request import BAD_ESCAPE, HttpError, Request
 from martlet.server.http_response import SERVER, ReadyText, refuse, respond
@@ -59,6 +60,7 @@ def broker_routes(server: Server) -> Routes:
     return {
         **NsqApi(server).routes(),
         **LogApi(server).routes(),
+        **ChannelApi(server).routes(),
         **MetricsApi(server).routes(),
         **DebugApi().routes(),
     }

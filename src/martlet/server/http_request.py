@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 _MOST_LEFT_BYTES = 256 << 10
 """nsqd too reads so much of a body that it has refused."""
+_NUMBER = re.compile(r"[0-9]{1,19}")
 BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
@@ -93,6 +94,21 @@ class Request:
             return self.query[name]
         except KeyError:
             raise HttpError(400, f"MISSING_ARG_{name.upper()}") from None
+
+    def number(self, name: str, default: int | None = None) -> int:
+        """An argument of the query that is a whole number from 0.
+
+        Raises:
+            HttpError: 400, it is none, or it is missing and has no default.
+        """
+        if default is not None and name not in self.query:
+            return default
+        text = self.argument(name)
+        if not _NUMBER.fullmatch(text):
+            raise HttpError(
+                400, f"INVALID_ARG_{name.upper()}: {text!r} is not a whole number from 0"
+            )
+        return int(text)
 
     def topic_and_channel(self) -> tuple[str, str]:
         """The two valid names of the query.

@@ -16,7 +16,6 @@ that the reader advances keeps what it has not read yet from being thrown away.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -42,7 +41,6 @@ _PIECE_BYTES = 256 * 1024
 """How much is handed to the socket at a time, so that a slow reader holds little."""
 _ROWS_AT_A_TIME = 1024
 _OCTETS = "application/octet-stream"
-_NUMBER = re.compile(r"[0-9]{1,19}")
 
 
 class LogApi:
@@ -86,7 +84,7 @@ class LogApi:
     async def offset(self, request: Request) -> object:
         """Where a time begins; the queue's end if nothing was stored since."""
         queue = self._queue(request)
-        timestamp_ns = _number(request, "timestamp_ns")
+        timestamp_ns = request.number("timestamp_ns")
         index = queue.index
         row = index.find_time(timestamp_ns)
         if row >= index.end_row:
@@ -96,7 +94,7 @@ class LogApi:
     async def index(self, request: Request) -> object:
         """Rows of the batches that hold any offset from ``start`` up to ``end``."""
         index = self._queue(request).index
-        start, end = _number(request, "start"), _number(request, "end")
+        start, end = request.number("start"), request.number("end")
         rows = b""
         if start < end:
             first = index.find(start)
@@ -108,8 +106,8 @@ class LogApi:
     async def batches(self, request: Request) -> object:
         """Records of the log, as they lie there."""
         queue = self._queue(request)
-        offset = _number(request, "offset")
-        most_bytes = _number(request, "max_bytes", DEFAULT_BATCHES_BYTES)
+        offset = request.number("offset")
+        most_bytes = request.number("max_bytes", DEFAULT_BATCHES_BYTES)
         if offset >= queue.end_offset:
             return web.Response(status=204)
         pieces = self._records(queue, offset, min(most_bytes, MOST_BATCHES_BYTES))
@@ -156,7 +154,7 @@ class LogApi:
         name = request.argument("channel")
         if not is_valid_name(name):
             raise HttpError(400, "INVALID_ARG_CHANNEL")
-        offset = _number(request, "offset")
+        offset = request.number("offset")
         if offset > topic.queue.end_offset:
             raise HttpError(
                 400,
@@ -182,15 +180,6 @@ class LogApi:
 
     def _queue(self, request: Request) -> Queue:
         queue = self._topic(request).queue
-        if _number(request, "queue", 0) != queue.number:
+        if request.number("queue", 0) != queue.number:
             raise HttpError(404, "QUEUE_NOT_FOUND")
         return queue
-
-
-def _number(request: Request, name: str, default: int | None = None) -> int:
-    if default is not None and name not in request.query:
-        return default
-    text = request.argument(name)
-    if not _NUMBER.fullmatch(text):
-        raise HttpError(400, f"INVALID_ARG_{name.upper()}: {text!r} is not a whole number from 0")
-    return int(text)

@@ -1,0 +1,123 @@
+"""What an operator does who wants to see messages, or to see them again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+from tests.property.broker_beside_model import FRAME
+from tests.property.broker_consumers import ConsumerRules, picks
+from tests.property.broker_model import ModelTopic, Place
+
+from martlet.broker.errors import OutOfReach
+from martlet.broker.peek import Frames, State, peek
+from martlet.broker.replay import channel_from, offset_at, replay
+
+shares = st.integers(0, 100)
+"""How far between the oldest that there is and the newest that may be, in per cent."""
+kinds = st.sampled_from(list(State))
+STATES = {
+    Place.FRESH: State.WAITING,
+    Place.READY: State.DUE,
+    Place.DEFERRED: State.DEFERRED,
+    Place.IN_FLIGHT: State.IN_FLIGHT,
+}
+
+
+class ReplayRules(ConsumerRules):
+    """The rules of replays and peeks."""
+
+    def _know_what_was_emptied(self, topic: ModelTopic) -> None:
+        """A power cut may bring a segment back that had gone, and with it what was emptied."""
+        if self.torn:
+            voids = self.real_topic(topic).voids
+            topic.emptied &= {offset for first, end in voids for offset in range(first, end)}
+
+    @rule(pick=picks, share=shares)
+    def replay_channel(self, pick: int, share: int) -> None:
+        channel = self.pick_channel(pick)
+        if channel is None:
+            return
+        real_topic, real = self.real_topic(channel.topic), self.real_channel(channel)
+        start, end = real_topic.queue.start_offset, real.cursor.next
+        for offset in (start - 1, end + 1):
+            with pytest.raises(OutOfReach) as refused:
+                replay(self.broker, real_topic, channel.name, offset)
+            assert refused.value.gone == (offset < start)
+        if start > end:  # all that it has yet to get is lost
+            return
+        offset = start + (end - start) * share // 100
+        if self.refused(lambda: replay(self.broker, real_topic, channel.name, offset)):
+            assert real.cursor.next == end
+            return
+        self._know_what_was_emptied(channel.topic)
+        channel.replay(offset, self.position, self.clock.now_ns)
+
+    @rule(pick=picks, share=shares, name=st.sampled_from(["x", "y", "z"]))
+    def create_channel_in_the_past(self, pick: int, share: int, name: str) -> None:
+        if not self.topics:
+            return
+        topic = list(self.topics.values())[pick % len(self.topics)]
+        real = self.real_topic(topic)
+        start, end = real.queue.start_offset, topic.limit
+        if not topic.channels:
+            end = topic.backlog_offset
+        offset = start + (end - start) * share // 100
+        if name in topic.channels or start > end:
+            with pytest.raises(OutOfReach):
+                channel_from(real, name, offset if name in topic.channels else end)
+            return
+        if not topic.channels and end < topic.limit:
+            with pytest.raises(OutOfReach):
+                channel_from(real, name, end + 1)
+        if self.refused(lambda: channel_from(real, name, offset)):
+            assert name not in real.channels
+            return
+        self._know_what_was_emptied(topic)
+        id = real.channels[name].id
+        topic.create_channel(name, id, self.position, self.clock.now_ns, offset)
+
+    @rule(pick=picks, share=shares)
+    def look_for_a_time(self, pick: int, share: int) -> None:
+        """Nothing stored since a time is before the offset that is told for it."""
+        if not self.topics:
+            return
+        topic = list(self.topics.values())[pick % len(self.topics)]
+        real = self.real_topic(topic)
+        index = real.queue.index
+        rows = index.rows(index.find(real.queue.start_offset), index.end_row)
+        if not rows:
+            return
+        time_ns = rows[(len(rows) - 1) * share // 100].stored_at_ns
+        told = offset_at(real, time_ns)
+        assert all((row.stored_at_ns >= time_ns) == (row.first_offset >= told) for row in rows)
+
+    @rule(pick=picks, share=shares, most=st.sampled_from([1, 3, 1000]), states=st.sets(kinds))
+    def peek_at_a_channel(self, pick: int, share: int, most: int, states: set[State]) -> None:
+        """Every message that is not finished is seen where it is, and nothing changes by that."""
+        channel = self.pick_channel(pick)
+        if channel is None or channel.topic.has_holes:
+            return
+        start = len(channel.topic.messages) * share // 100
+        real = self.real_channel(channel)
+        seen = peek(real, start, most, states)
+        frames = Frames(real.cursor)
+        limit = channel.topic.limit
+        expected = [
+            (offset, STATES[message.place], message.attempts)
+            for offset, message in sorted(channel.messages.items())
+            if offset >= start and (message.place is not Place.FRESH or offset < limit)
+            if STATES.get(message.place) in states
+        ]
+        assert [(one.offset, one.state, one.attempts) for one in seen] == expected[:most]
+        for one in seen:
+            message = channel.messages[one.offset]
+            owner = message.owner
+            assert one.owner is (self.real[owner] if owner else None)
+            if owner is not None:
+                assert one.delivered_at_ns == message.delivered_at_ns
+            if message.place in (Place.IN_FLIGHT, Place.DEFERRED):
+                assert one.due_ns == message.due_ns
+            read = frames.read(one.offset)
+            assert read is not None
+            assert read[1][FRAME.size :] == channel.topic.messages[one.offset].body
