@@ -15,6 +15,7 @@ from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
 from martlet.client import (
     Backoff,
     Consumer,
+    FailureBackoff,
     Identity,
     Limits,
     Message,
@@ -27,6 +28,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(60)]
 
 FAST = Backoff(first_s=0.02, max_s=0.2)
 SOON = Backoff(first_s=0.05, max_s=0.05)
+NEVER = FailureBackoff(max_s=0)
 
 Start = Callable[..., BrokerProcess]
 
@@ -134,7 +136,7 @@ async def test_a_message_comes_back_when_its_handler_fails(start: Start) -> None
             consumer.stop()
 
     async with (
-        Consumer("t", "c", broker.tcp_address, retry=SOON) as consumer,
+        Consumer("t", "c", broker.tcp_address, retry=SOON, failure_backoff=NEVER) as consumer,
         Producer(broker.tcp_address) as producer,
     ):
         await producer.publish_many("t", [b"%d" % number for number in range(100)])
@@ -155,7 +157,7 @@ async def test_delays_are_kept(start: Start) -> None:
         await producer.publish("t", b"requeued")
         first = await anext(consumer)
         assert first.body == b"requeued"
-        first.requeue(200)
+        first.requeue(200, backoff=False)
         came_s = {}
         for _ in range(2):
             message = await anext(consumer)

@@ -21,10 +21,12 @@ from martlet.client.errors import (
     Refused,
     SubscribeRefused,
 )
+from martlet.client.failure_backoff import FailureBackoff
 from martlet.client.identity import Identity
 from martlet.client.message import Message
 from martlet.client.outbox import Limits
 from martlet.client.producer import Producer
+from martlet.client.readiness import Rotation
 
 __all__ = [
     "AlreadyAnswered",
@@ -37,6 +39,7 @@ __all__ = [
     "ConnectionLost",
     "Consumer",
     "Counts",
+    "FailureBackoff",
     "Identity",
     "InvalidName",
     "Limits",
@@ -45,5 +48,6 @@ __all__ = [
     "PublishRefused",
     "PublishTimeout",
     "Refused",
+    "Rotation",
     "SubscribeRefused",
 ]

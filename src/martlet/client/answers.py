@@ -7,20 +7,50 @@ a thousand messages is one write.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from martlet.client.connection import Connection
+from martlet.client.failure_backoff import Event
 from martlet.protocol import commands
+
+
+def _ignore(_event: Event) -> None:
+    """Nobody backs off."""
+
+
+def _ignore_settled() -> None:
+    """Nobody waits for room."""
 
 
 class Answers:
     """What is to be told to the broker about the messages that it delivered here.
 
     Attributes:
-        finished: how many messages were finished.
+        received: how many messages came.
+        finished: how many were finished.
         requeued: how many were requeued.
+        dropped: how many will not be answered, as their time ran out while they waited.
+        on_answer: told what was said of a message, before it is written: backing off must not let
+            another message come in between.
+        on_settled: told that answers have been written.
     """
 
-    __slots__ = ("_connection", "_ids", "_loop", "_others", "_scheduled", "finished", "requeued")
+    __slots__ = (
+        "_connection",
+        "_ids",
+        "_loop",
+        "_others",
+        "_scheduled",
+        "dropped",
+        "finished",
+        "on_answer",
+        "on_settled",
+        "received",
+        "requeued",
+    )
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -28,8 +58,18 @@ class Answers:
         self._ids: list[bytes] = []
         self._others: list[bytes] = []
         self._scheduled = False
+        self.received = 0
         self.finished = 0
         self.requeued = 0
+        self.dropped = 0
+        self.on_answer: Callable[[Event], None] = _ignore
+        self.on_settled: Callable[[], None] = _ignore_settled
+
+    @property
+    def in_flight(self) -> int:
+        """How many messages came and are not answered."""
+        gone = self.finished + self.requeued + self.dropped + len(self._ids)
+        return max(0, self.received - gone)
 
     def finish(self, message_id: bytes) -> None:
         """Tell that the message has been dealt with."""
@@ -37,8 +77,9 @@ class Answers:
         if not self._scheduled:
             self._schedule()
 
-    def requeue(self, message_id: bytes, delay_ms: int) -> None:
-        """Ask for the message again, so much later."""
+    def requeue(self, message_id: bytes, delay_ms: int, *, backoff: bool) -> None:
+        """Ask for the message again, so much later, because it failed or for another reason."""
+        self.on_answer(Event.FAILURE if backoff else Event.REQUEUE)
         self.requeued += 1
         self._others.append(commands.requeue(message_id, delay_ms))
         if not self._scheduled:
@@ -50,10 +91,31 @@ class Answers:
         if not self._scheduled:
             self._schedule()
 
-    def write(self, data: bytes) -> None:
+    def finish_array(self, ids: NDArray[np.void]) -> None:
+        """Tell at once that these messages have been dealt with."""
+        self.on_answer(Event.SUCCESS)
+        self.finished += len(ids)
+        self._write(commands.finish_array(ids))
+
+    def requeue_array(self, ids: NDArray[np.void], delay_ms: int, *, backoff: bool) -> None:
+        """Ask at once for these messages again, so much later."""
+        self.on_answer(Event.FAILURE if backoff else Event.REQUEUE)
+        self.give_back(ids, delay_ms)
+
+    def give_back(self, ids: NDArray[np.void], delay_ms: int = 0) -> None:
+        """Ask at once for messages again that nobody tried to deal with."""
+        self.requeued += len(ids)
+        self._write(commands.requeue_array(ids, delay_ms))
+
+    def touch_array(self, ids: NDArray[np.void]) -> None:
+        """Ask at once for more time for these messages."""
+        self._write(commands.touch_array(ids))
+
+    def _write(self, data: bytes) -> None:
         """Write many answers that were made in one piece, after those that were given before."""
         self.flush()
         self._connection.write(data)
+        self.on_settled()
 
     async def drain(self) -> None:
         """Wait until the broker has read most of what was written."""
@@ -65,11 +127,13 @@ class Answers:
         data = b"".join(self._others)
         self._others.clear()
         if self._ids:
+            self.on_answer(Event.SUCCESS)
             self.finished += len(self._ids)
             data += commands.finish(self._ids)
             self._ids.clear()
         if data:
             self._connection.write(data)
+            self.on_settled()
 
     def _schedule(self) -> None:
         self._scheduled = True

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from martlet.client.answers import Answers
 from martlet.client.errors import AlreadyAnswered
 from martlet.client.message import check_delay_ms
-from martlet.protocol import commands
 from martlet.protocol.message_run import FRAME_HEADER_BYTES, MessageRun
 
 if TYPE_CHECKING:
@@ -96,29 +95,28 @@ class Batch:
         Raises:
             AlreadyAnswered: one of them was finished or requeued before.
         """
-        ids = self._answer(where)
-        self._answers.finished += len(ids)
-        self._answers.write(commands.finish_array(ids))
+        self._answers.finish_array(self._answer(where))
         await self._answers.drain()
 
-    async def requeue(self, delay_ms: int = 0, where: Where | None = None) -> None:
+    async def requeue(
+        self, delay_ms: int = 0, where: Where | None = None, *, backoff: bool = True
+    ) -> None:
         """Have the broker deliver the messages again, after so many milliseconds, in one write.
 
-        Without ``where``: all that are not answered yet.
+        Without ``where``: all that are not answered yet.  With ``backoff`` it counts as one failure
+        (see ``FailureBackoff``); without, they are only put off.
 
         Raises:
             AlreadyAnswered: one of them was finished or requeued before.
             ValueError: the delay is negative.
         """
         delay_ms = check_delay_ms(delay_ms)
-        ids = self._answer(where)
-        self._answers.requeued += len(ids)
-        self._answers.write(commands.requeue_array(ids, delay_ms))
+        self._answers.requeue_array(self._answer(where), delay_ms, backoff=backoff)
         await self._answers.drain()
 
     async def touch(self) -> None:
         """Have the time of all that are not answered yet start anew, in one write."""
-        self._answers.write(commands.touch_array(self._run.ids()[self._open]))
+        self._answers.touch_array(self._run.ids()[self._open])
         await self._answers.drain()
 
     def _answer(self, where: Where | None) -> NDArray[np.void]:

@@ -13,24 +13,24 @@ from martlet.client.address import Address, Addresses, parse_addresses
 from martlet.client.answers import Answers
 from martlet.client.backoff import Backoff
 from martlet.client.batch import Batch
+from martlet.client.brokers import Brokers
 from martlet.client.dialer import Dialer
 from martlet.client.discovery import Discovery
 from martlet.client.errors import Closed, Refused
+from martlet.client.failure_backoff import FailureBackoff
+from martlet.client.flow import Flow
 from martlet.client.identity import Identity
-from martlet.client.inbox import Delivery, Inbox
+from martlet.client.inbox import Inbox
 from martlet.client.message import Message
 from martlet.client.name import check_name
-from martlet.client.readiness import Readiness
+from martlet.client.readiness import Rotation
 from martlet.client.subscription import Subscription
 from martlet.client.worker import Handler, work
-from martlet.protocol import commands
 
 logger = logging.getLogger("martlet.client")
 
 RETRY = Backoff(first_s=1.0, max_s=600.0, jitter=0.25)
 """How long a message that failed waits, by its attempts."""
-ROTATE_S = 5.0
-"""How often connections take turns where there are more of them than messages in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,8 @@ class Consumer:
         lookup: str | Iterable[str] | None = None,
         lookup_poll_s: float = 60.0,
         max_in_flight: int = 200,
+        rotation: Rotation | None = None,
+        failure_backoff: FailureBackoff | None = None,
         retry: Backoff = RETRY,
         backoff: Backoff | None = None,
         connect_timeout_s: float = 5.0,
@@ -96,6 +98,9 @@ class Consumer:
                 is lost, they are asked at once.
             max_in_flight: how many messages may be here and not be answered, from all brokers
                 together.
+            rotation: how brokers take turns where there are more of them than ``max_in_flight``.
+            failure_backoff: for how long no messages are asked for when handlers fail; two minutes
+                at most where it is not given, ``FailureBackoff(max_s=0)`` for never.
             retry: how long a message waits when its handler has failed, by its attempts.
             backoff: how long to wait before connecting again.
             connect_timeout_s: how long one attempt to connect may take.
@@ -106,14 +111,16 @@ class Consumer:
         self._channel = check_name(channel, "channel")
         if addresses is None and lookup is None:
             addresses = "127.0.0.1:4150"
-        self._addresses = parse_addresses(addresses) if addresses is not None else []
+        given = parse_addresses(addresses) if addresses is not None else []
         self._discovery: Discovery | None = None
         if lookup is not None:
             daemons = [lookup] if isinstance(lookup, str) else list(lookup)
             self._discovery = Discovery(self._topic, daemons, lookup_poll_s, self._on_found)
-        self._found: dict[Address, Subscription] = {}
-        self._max_in_flight = max_in_flight
-        self._readiness: Readiness[Subscription] = Readiness(max_in_flight)
+        if max_in_flight < 1:
+            raise ValueError(f"max_in_flight={max_in_flight}: 1 is the least; pause() lets none in")
+        self._flow = Flow(
+            max_in_flight, rotation or Rotation(), failure_backoff or FailureBackoff()
+        )
         self._retry = retry
         self._backoff = backoff or Backoff()
         self._connect_timeout_s = connect_timeout_s
@@ -121,15 +128,10 @@ class Consumer:
         self._identity = identity or Identity()
         self._inbox = Inbox()
         self._inbox.on_expired = self._on_expired
-        self._subscriptions: list[Subscription] = []
-        self._keepers: dict[Subscription, asyncio.Task[None]] = {}
+        self._brokers = Brokers(given, self._subscribe, self._inbox.close)
         self._watch: asyncio.Task[None] | None = None
         self._entered = False
-        self._finished_before = self._requeued_before = 0
-        """On brokers that have gone."""
         self._workers: set[asyncio.Task[None]] = set()
-        self._rotation: asyncio.TimerHandle | None = None
-        self._received = 0
         self._expired = 0
         self._late = 0
         self._quiet_until_s = 0.0
@@ -145,13 +147,11 @@ class Consumer:
             raise Closed("a consumer is used once: make a new one")
         self._entered = True
         try:
-            for address in self._addresses:
-                self._subscribe(address)
+            self._brokers.begin()
             if self._discovery is not None:
                 await self._discovery.look()
                 self._watch = asyncio.create_task(self._discovery.watch(), name="martlet lookup")
-            if self._subscriptions:
-                await asyncio.wait([each.attempted for each in self._subscriptions])
+            await self._brokers.attempted()
             self._inbox.check()
         except BaseException:
             await self._hang_up()
@@ -159,45 +159,26 @@ class Consumer:
         return self
 
     def _subscribe(self, address: Address) -> Subscription:
-        """Begin to keep a connection to a broker."""
+        """The subscription at one broker."""
         dialer = Dialer(
             [address],
             self._identity,
             backoff=self._backoff,
             connect_timeout_s=self._connect_timeout_s,
         )
-        subscription = Subscription(self._topic, self._channel, dialer)
-        subscription.on_delivery = self._on_delivery
-        subscription.on_ready = self._on_ready
+        subscription = Subscription(address, self._topic, self._channel, dialer)
+        subscription.on_delivery = self._inbox.put
+        subscription.on_ready = self._flow.add
         subscription.on_lost = self._on_lost
         subscription.on_late = self._on_late
-        self._subscriptions.append(subscription)
-        keeper = asyncio.create_task(subscription.keep(), name=f"martlet consumer {address}")
-        keeper.add_done_callback(self._on_keeper_done)
-        self._keepers[subscription] = keeper
+        subscription.on_answer = self._flow.feed
+        subscription.on_settled = self._flow.settle
         return subscription
 
     def _on_found(self, addresses: list[Address], is_all: bool) -> None:
         """Lookup daemons have told where the topic is."""
-        if self._inbox.is_closed:
-            return
-        for address in addresses:
-            if address not in self._found and address not in self._addresses:
-                logger.info("found a broker at %s", address)
-                self._found[address] = self._subscribe(address)
-        if is_all:
-            for address in self._found.keys() - set(addresses):
-                if self._found[address].connection is None:
-                    self._drop(address)
-
-    def _drop(self, address: Address) -> None:
-        """A broker that is not connected is not known any more: do not try it again."""
-        logger.info("the broker at %s has gone", address)
-        subscription = self._found.pop(address)
-        self._subscriptions.remove(subscription)
-        self._finished_before += subscription.finished
-        self._requeued_before += subscription.requeued
-        self._keepers.pop(subscription).cancel()
+        if not self._inbox.is_closed:
+            self._brokers.found(addresses, is_all)
 
     async def __aexit__(
         self,
@@ -210,10 +191,12 @@ class Consumer:
     @property
     def counts(self) -> Counts:
         """What the consumer has done so far."""
+        brokers = self._brokers
+        each = brokers.subscriptions
         return Counts(
-            received=self._received,
-            finished=self._finished_before + sum(each.finished for each in self._subscriptions),
-            requeued=self._requeued_before + sum(each.requeued for each in self._subscriptions),
+            received=brokers.received + sum(one.received for one in each),
+            finished=brokers.finished + sum(one.finished for one in each),
+            requeued=brokers.requeued + sum(one.requeued for one in each),
             expired=self._expired,
             late=self._late,
         )
@@ -221,7 +204,32 @@ class Consumer:
     @property
     def connected_count(self) -> int:
         """How many brokers the consumer is subscribed at now."""
-        return sum(each.connection is not None for each in self._subscriptions)
+        return self._brokers.connected_count
+
+    # How much comes.
+
+    @property
+    def max_in_flight(self) -> int:
+        """How many messages may be here and not be answered."""
+        return self._flow.max_in_flight
+
+    def change_max_in_flight(self, max_in_flight: int) -> None:
+        """Let so many be here from now on; 0 lets none come.
+
+        Raises:
+            ValueError: it is negative.
+        """
+        if max_in_flight < 0:
+            raise ValueError(f"max_in_flight={max_in_flight}: 0, for none, is the least")
+        self._flow.change(max_in_flight)
+
+    def pause(self) -> None:
+        """Ask for no more messages until ``resume``; what is here already is handed out."""
+        self._flow.pause()
+
+    def resume(self) -> None:
+        """Ask for messages again."""
+        self._flow.resume()
 
     # Three ways to get the messages.
 
@@ -261,7 +269,7 @@ class Consumer:
         inbox = self._inbox
         while not inbox.is_closed:
             if max_wait_ms > 0:
-                await inbox.fill(min(max_messages, self._max_in_flight), max_wait_ms / 1000)
+                await inbox.fill(min(max_messages, self.max_in_flight), max_wait_ms / 1000)
             batch = inbox.next_batch(max_messages)
             if batch is None:
                 await inbox.arrival()
@@ -314,18 +322,9 @@ class Consumer:
 
     # What the subscriptions tell.
 
-    def _on_delivery(self, delivery: Delivery) -> None:
-        self._received += delivery.run.count
-        self._inbox.put(delivery)
-
-    def _on_ready(self, subscription: Subscription) -> None:
-        connection = subscription.connection
-        if connection is not None:
-            self._send(self._readiness.add(subscription, connection.features.max_ready_count))
-
     def _on_lost(self, subscription: Subscription, answers: Answers) -> None:
         self._inbox.forget(answers)
-        self._send(self._readiness.remove(subscription))
+        self._flow.remove(subscription)
         if self._discovery is not None:
             self._discovery.look_again()
 
@@ -347,29 +346,11 @@ class Consumer:
             count,
         )
 
-    def _on_keeper_done(self, keeper: asyncio.Task[None]) -> None:
-        error = None if keeper.cancelled() else keeper.exception()
-        if isinstance(error, Exception):
-            self._inbox.close(error)
-            for subscription in self._subscriptions:
-                if not subscription.attempted.done():
-                    subscription.attempted.set_result(None)
-
-    def _send(self, changes: Iterable[tuple[Subscription, int]]) -> None:
-        for subscription, count in changes:
-            subscription.ready(count)
-        if self._rotation is None and self._readiness.starved:
-            self._rotation = asyncio.get_running_loop().call_later(ROTATE_S, self._rotate)
-
-    def _rotate(self) -> None:
-        self._rotation = None
-        self._send(self._readiness.rotate())
-
     # The end.
 
     def stop(self) -> None:
         """Take no more messages: iterators end, and ``run`` returns once its handlers have."""
-        self._send(self._readiness.pause())
+        self._flow.stop()
         self._inbox.close()
 
     async def close(self) -> None:
@@ -385,26 +366,18 @@ class Consumer:
                 for worker in late:
                     worker.cancel()
             self._give_back()
-            if self._subscriptions:
-                await asyncio.gather(*(each.leave() for each in self._subscriptions))
+            await self._brokers.leave()
             self._give_back()  # What came while the broker had not read that we leave.
         finally:
             await self._hang_up()
 
     def _give_back(self) -> None:
         for answers, ids in self._inbox.drain():
-            answers.requeued += len(ids)
-            answers.write(commands.requeue_array(ids, 0))
+            answers.give_back(ids)
 
     async def _hang_up(self) -> None:
-        if self._rotation is not None:
-            self._rotation.cancel()
+        self._flow.stop()
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.wait([self._watch])
-        for subscription in self._subscriptions:
-            await subscription.close()
-        for keeper in self._keepers.values():
-            keeper.cancel()
-        if self._keepers:
-            await asyncio.wait(self._keepers.values())
+        await self._brokers.close()

@@ -154,6 +154,8 @@ class Inbox:
         """Drop the messages of ``ready``, which have expired."""
         count = len(self.ready)
         self.ready.clear()
+        if self._current is not None:
+            self._current.answers.dropped += count
         self.on_expired(count)
 
     def next_batch(self, max_messages: int) -> Batch | None:
@@ -203,5 +205,6 @@ class Inbox:
             delivery = self._deliveries.popleft()
             if now_s < delivery.expires_at_s:
                 return delivery
+            delivery.answers.dropped += delivery.run.count
             self.on_expired(delivery.run.count)
         return None

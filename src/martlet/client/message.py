@@ -65,17 +65,19 @@ class Message:
         """
         self._answer().finish(self.id)
 
-    def requeue(self, delay_ms: int = 0) -> None:
+    def requeue(self, delay_ms: int = 0, *, backoff: bool = True) -> None:
         """Have the broker deliver the message again, after so many milliseconds.
 
-        The broker shortens a delay above its ``--max-req-timeout`` (an hour by default).
+        The broker shortens a delay above its ``--max-req-timeout`` (an hour by default).  With
+        ``backoff`` it counts as a failure, so that the consumer asks for no more for a while (see
+        ``FailureBackoff``); without, it is only put off.
 
         Raises:
             AlreadyAnswered: it was finished or requeued before.
             ValueError: the delay is negative.
         """
         delay_ms = check_delay_ms(delay_ms)
-        self._answer().requeue(self.id, delay_ms)
+        self._answer().requeue(self.id, delay_ms, backoff=backoff)
 
     def touch(self) -> None:
         """Have the message's time start anew, because dealing with it takes long.

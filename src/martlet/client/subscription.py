@@ -7,10 +7,12 @@ import logging
 import time
 from collections.abc import Callable
 
+from martlet.client.address import Address
 from martlet.client.answers import Answers
 from martlet.client.connection import Connection
 from martlet.client.dialer import Dialer
 from martlet.client.errors import ConnectionLost, Refused, SubscribeRefused
+from martlet.client.failure_backoff import Event
 from martlet.client.inbox import Delivery
 from martlet.protocol import commands
 from martlet.protocol.message_run import MessageRun
@@ -32,24 +34,46 @@ class Subscription:
         on_delivery, on_ready, on_lost: called with what is received, when messages can be asked
             for, and when they no longer can.
         on_late: called when an answer to a message came too late.
-        finished, requeued: how many messages were, on all connections so far.
+        on_answer, on_settled: called before and after an answer to a message is written.
+        last_message_s: when the last message came, by ``time.monotonic``.
+        received, finished, requeued: how many messages were, on all connections so far.
     """
 
-    def __init__(self, topic: str, channel: str, dialer: Dialer) -> None:
+    def __init__(self, address: Address, topic: str, channel: str, dialer: Dialer) -> None:
+        self.address = address
+        self.last_message_s = 0.0
         self.connection: Connection | None = None
         self.attempted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.on_delivery: Callable[[Delivery], None] = lambda _delivery: None
         self.on_ready: Callable[[Subscription], None] = lambda _subscription: None
         self.on_lost: Callable[[Subscription, Answers], None] = lambda _subscription, _answers: None
         self.on_late: Callable[[Refused], None] = lambda _error: None
+        self.on_answer: Callable[[Event], None] = lambda _event: None
+        self.on_settled: Callable[[], None] = lambda: None
         self._topic = topic
         self._channel = channel
         self._dialer = dialer
         self._dialer.on_failure = self._attempted
         self._answers: Answers | None = None
+        self._received = 0
         self._finished = 0
         self._requeued = 0
         self._is_closing = False
+
+    @property
+    def max_ready_count(self) -> int:
+        """The highest ready count that the broker takes."""
+        return self.connection.features.max_ready_count if self.connection else 0
+
+    @property
+    def in_flight(self) -> int:
+        """How many messages came on this connection and are not answered."""
+        return self._answers.in_flight if self._answers else 0
+
+    @property
+    def received(self) -> int:
+        """How many messages came from here."""
+        return self._received + (self._answers.received if self._answers else 0)
 
     @property
     def finished(self) -> int:
@@ -90,13 +114,17 @@ class Subscription:
     async def _subscribe(self, connection: Connection) -> None:
         await connection.ask(commands.subscribe(self._topic, self._channel))
         answers = Answers(connection)
+        answers.on_answer = self.on_answer
+        answers.on_settled = self.on_settled
         timeout_s = connection.features.message_timeout_ms / 1000
         succeeded = self._dialer.succeeded
         on_delivery = self.on_delivery
 
         def on_run(run: MessageRun) -> None:
             succeeded()
-            on_delivery(Delivery(answers, run, time.monotonic() + timeout_s))
+            self.last_message_s = now_s = time.monotonic()
+            answers.received += run.count
+            on_delivery(Delivery(answers, run, now_s + timeout_s))
 
         connection.on_run = on_run
         connection.on_refusal = self.on_late
@@ -109,6 +137,7 @@ class Subscription:
         answers, self._answers = self._answers, None
         self.connection = None
         if answers is not None:
+            self._received += answers.received
             self._finished += answers.finished
             self._requeued += answers.requeued
             self.on_lost(self, answers)

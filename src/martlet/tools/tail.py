@@ -62,7 +62,7 @@ class Tail:
                 if shown:
                     await batch.finish(slice(0, shown))
                 if batch.unanswered_count:
-                    await batch.requeue()
+                    await batch.requeue(backoff=False)
                 self._left -= shown
                 if not self._left:
                     self.stop()

@@ -14,6 +14,7 @@ from martlet.client import (
     Identity,
     InvalidName,
     Message,
+    Rotation,
     SubscribeRefused,
 )
 
@@ -47,7 +48,7 @@ async def test_messages_are_iterated_and_finished_by_the_application() -> None:
                 again()
         broker.deliver(2)
         async for following in consumer:
-            following.requeue(1500)
+            following.requeue(1500, backoff=False)
             break
         with pytest.raises(ValueError, match="delay_ms=-1"):
             Message(None, 0, 1, b"", b"").requeue(-1)
@@ -238,14 +239,14 @@ async def test_what_is_senseless_is_told() -> None:
             await anext(consumer.batches(max_messages=0))
 
 
-async def test_connections_take_turns_where_there_are_too_many(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("martlet.client.consumer.ROTATE_S", 0.02)
+async def test_connections_take_turns_where_there_are_too_many() -> None:
+    rotation = Rotation(
+        low_rdy_idle_timeout_s=0.01, low_rdy_timeout_s=0.5, rdy_redistribute_interval_s=0.02
+    )
     async with (
         ScriptedBroker() as one,
         ScriptedBroker() as two,
-        Consumer("t", "c", [one.address, two.address], max_in_flight=1),
+        Consumer("t", "c", [one.address, two.address], max_in_flight=1, rotation=rotation),
     ):
         await eventually(lambda: {1, 0} == set(one.ready_counts()) == set(two.ready_counts()))
         await eventually(lambda: len(one.ready_counts()) > 4 and len(two.ready_counts()) > 4)

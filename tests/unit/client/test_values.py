@@ -1,4 +1,4 @@
-"""Addresses, names, backoff, readiness: what needs no broker."""
+"""Addresses, names, backoff: what needs no broker."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,6 @@ from martlet.client import Backoff, Identity, InvalidName, Limits
 from martlet.client.address import Address, parse_addresses
 from martlet.client.identity import Features
 from martlet.client.name import check_name
-from martlet.client.readiness import Readiness
 
 
 @pytest.mark.parametrize(
@@ -92,64 +91,3 @@ def test_features_are_read_and_a_broker_that_says_ok_has_the_defaults() -> None:
     assert features.auth_required
     with pytest.raises(ValueError, match="IDENTIFY"):
         Features.parse(b"[1]")
-
-
-steps = st.lists(
-    st.one_of(
-        st.tuples(st.just("add"), st.integers(0, 7), st.integers(1, 20)),
-        st.tuples(st.just("remove"), st.integers(0, 7), st.just(0)),
-        st.tuples(st.just("rotate"), st.just(0), st.just(0)),
-    ),
-    max_size=30,
-)
-
-
-@given(max_in_flight=st.integers(1, 30), steps=steps)
-def test_the_sum_of_ready_counts_never_exceeds_max_in_flight(
-    max_in_flight: int, steps: list[tuple[str, int, int]]
-) -> None:
-    readiness: Readiness[int] = Readiness(max_in_flight)
-    limits: dict[int, int] = {}
-    sent: dict[int, int] = {}
-    for step, connection, limit in steps:
-        if step == "add" and connection not in limits:
-            limits[connection] = limit
-            sent[connection] = 0
-            changes = readiness.add(connection, limit)
-        elif step == "remove":
-            limits.pop(connection, None)
-            sent.pop(connection, None)
-            changes = readiness.remove(connection)
-        else:
-            changes = readiness.rotate()
-        for changed, count in changes:
-            sent[changed] = count
-            assert sum(sent.values()) <= max_in_flight
-        assert sent == readiness.counts
-        assert all(0 <= sent[each] <= limits[each] for each in limits)
-        # Nothing is left over that a connection could still take.
-        assert sum(sent.values()) == min(max_in_flight, sum(limits.values()))
-
-
-def test_a_share_stays_where_it_is_when_nothing_changes() -> None:
-    readiness: Readiness[str] = Readiness(10)
-    assert readiness.add("a", 2500) == [("a", 10)]
-    assert readiness.add("b", 2500) == [("a", 5), ("b", 5)]
-    changes = readiness.add("c", 1)
-    assert changes[0] in [("a", 4), ("b", 4)], "what goes down is sent first"
-    assert sorted(readiness.counts.values()) == [1, 4, 5]
-    assert readiness.rotate() == []
-    assert sorted(readiness.pause()) == [("a", 0), ("b", 0), ("c", 0)]
-    assert readiness.add("d", 5) == []
-
-
-def test_connections_that_have_no_part_get_their_turn() -> None:
-    readiness: Readiness[int] = Readiness(2)
-    for connection in range(5):
-        readiness.add(connection, 2500)
-    assert readiness.starved
-    served: set[int] = set()
-    for _ in range(3):
-        served |= {each for each, count in readiness.counts.items() if count}
-        readiness.rotate()
-    assert served == set(range(5))

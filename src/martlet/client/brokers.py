@@ -1,0 +1,110 @@
+"""The brokers that a consumer is subscribed at: those that were given, and those that are found.
+
+A broker that was given is tried for ever.  One that a lookup daemon told of is tried until all of
+them answer and none tells of it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from martlet.client.address import Address
+from martlet.client.subscription import Subscription
+
+logger = logging.getLogger("martlet.client")
+
+
+class Brokers:
+    """Keeps a subscription at each.
+
+    Args:
+        given: those that are there from the start.
+        subscribe: makes the subscription at one.
+        on_failure: told why one is not tried any more.
+
+    Attributes:
+        subscriptions: one at each broker, connected or not.
+        received, finished, requeued: how many messages were, at brokers that have gone.
+    """
+
+    def __init__(
+        self,
+        given: Sequence[Address],
+        subscribe: Callable[[Address], Subscription],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self.subscriptions: list[Subscription] = []
+        self.received = self.finished = self.requeued = 0
+        self._given = list(given)
+        self._subscribe = subscribe
+        self._on_failure = on_failure
+        self._found: dict[Address, Subscription] = {}
+        self._keepers: dict[Subscription, asyncio.Task[None]] = {}
+
+    @property
+    def connected_count(self) -> int:
+        """How many are connected now."""
+        return sum(each.connection is not None for each in self.subscriptions)
+
+    def begin(self) -> None:
+        """Connect to those that were given."""
+        for address in self._given:
+            self._keep(address)
+
+    async def attempted(self) -> None:
+        """Wait until each has been tried once."""
+        if self.subscriptions:
+            await asyncio.wait([each.attempted for each in self.subscriptions])
+
+    def found(self, addresses: Sequence[Address], is_all: bool) -> None:
+        """Lookup daemons told of these; ``is_all`` where there are no others."""
+        for address in addresses:
+            if address not in self._found and address not in self._given:
+                logger.info("found a broker at %s", address)
+                self._found[address] = self._keep(address)
+        if is_all:
+            for address in self._found.keys() - set(addresses):
+                if self._found[address].connection is None:
+                    self._drop(address)
+
+    def _keep(self, address: Address) -> Subscription:
+        subscription = self._subscribe(address)
+        self.subscriptions.append(subscription)
+        keeper = asyncio.create_task(subscription.keep(), name=f"martlet consumer {address}")
+        keeper.add_done_callback(self._on_keeper_done)
+        self._keepers[subscription] = keeper
+        return subscription
+
+    def _drop(self, address: Address) -> None:
+        """A broker that is not connected is not known any more: do not try it again."""
+        logger.info("the broker at %s has gone", address)
+        subscription = self._found.pop(address)
+        self.subscriptions.remove(subscription)
+        self.received += subscription.received
+        self.finished += subscription.finished
+        self.requeued += subscription.requeued
+        self._keepers.pop(subscription).cancel()
+
+    def _on_keeper_done(self, keeper: asyncio.Task[None]) -> None:
+        error = None if keeper.cancelled() else keeper.exception()
+        if isinstance(error, Exception):
+            self._on_failure(error)
+            for subscription in self.subscriptions:
+                if not subscription.attempted.done():
+                    subscription.attempted.set_result(None)
+
+    async def leave(self) -> None:
+        """Tell all to send no more, and wait until they have taken all answers."""
+        if self.subscriptions:
+            await asyncio.gather(*(each.leave() for each in self.subscriptions))
+
+    async def close(self) -> None:
+        """Hang up everywhere."""
+        for subscription in self.subscriptions:
+            await subscription.close()
+        for keeper in self._keepers.values():
+            keeper.cancel()
+        if self._keepers:
+            await asyncio.wait(self._keepers.values())

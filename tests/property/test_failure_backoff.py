@@ -1,0 +1,135 @@
+"""Backing off goes as NSQ's clients do it, told here as they are written: step by step."""
+
+import random
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from martlet.client.failure_backoff import (
+    TABLE,
+    Action,
+    Event,
+    FailureBackoff,
+    FailureGate,
+    State,
+)
+
+TOLD = [Event.SUCCESS, Event.FAILURE, Event.REQUEUE, Event.ELAPSED]
+SETTINGS = st.builds(
+    FailureBackoff,
+    multiplier_s=st.sampled_from([0.5, 1.0, 3.0]),
+    max_s=st.sampled_from([0.0, 1.0, 2.0, 7.0, 8.0, 120.0]),
+    strategy=st.sampled_from(["exponential", "full_jitter"]),
+)
+
+
+class Told:
+    """A counter and a timer, as go-nsq has them."""
+
+    def __init__(self, settings: FailureBackoff, seed: int) -> None:
+        self.settings = settings
+        self.dice = random.Random(seed)
+        self.counter = 0
+        self.waits = False
+        self.wait_s = 0.0
+        self.ready = "all"
+
+    def calculate(self, counter: int) -> float:
+        full_s = self.settings.multiplier_s * 2.0**counter
+        if self.settings.strategy == "full_jitter":
+            full_s *= self.dice.random()
+        return full_s
+
+    def answered(self, event: Event) -> None:
+        if self.waits:
+            return
+        changed = False
+        if event is Event.SUCCESS and self.counter > 0:
+            self.counter -= 1
+            changed = True
+        elif event is Event.FAILURE:
+            next_s = self.calculate(self.counter + 1)
+            if self.settings.max_s and next_s <= self.settings.max_s:
+                self.counter += 1
+                changed = True
+        if self.counter == 0 and changed:
+            self.ready = "all"
+        elif self.counter > 0:
+            self.wait_s = min(self.calculate(self.counter), self.settings.max_s)
+            self.ready = "none"
+            self.waits = True
+
+    def elapsed(self, is_connected: bool) -> None:
+        if self.waits:
+            if is_connected:
+                self.waits = False
+                self.ready = "one"
+            else:
+                self.wait_s = 1.0
+
+
+@given(
+    settings=SETTINGS,
+    seed=st.integers(),
+    events=st.lists(st.tuples(st.sampled_from(TOLD), st.booleans()), max_size=80),
+)
+def test_it_goes_as_in_the_clients_of_nsq(
+    settings: FailureBackoff, seed: int, events: list[tuple[Event, bool]]
+) -> None:
+    gate = FailureGate(settings, random.Random(seed).random)
+    told = Told(settings, seed)
+    ready = "all"
+    for event, is_connected in events:
+        action = gate.feed(event, is_connected=is_connected)
+        if event is Event.ELAPSED:
+            told.elapsed(is_connected)
+        else:
+            told.answered(event)
+        ready = {Action.BLOCK: "none", Action.TRY: "one", Action.RESUME: "all"}.get(action, ready)
+        assert ready == told.ready
+        assert gate.level == told.counter
+        assert (gate.state is State.BLOCKED) == told.waits
+        assert (gate.state is State.OPEN) == (told.counter == 0)
+        if action in (Action.BLOCK, Action.WAIT):
+            assert gate.wait_s == told.wait_s
+            assert action is Action.WAIT or gate.wait_s <= settings.max_s
+
+
+def test_the_table_has_each_state_with_each_event() -> None:
+    missing = set(product(State, Event)) - TABLE.keys()
+    assert missing == {(State.OPEN, Event.SUCCESS_AT_LEVEL_1)}, "OPEN is level 0"
+    for (state, _), step in TABLE.items():
+        assert (step.action is Action.NOTHING) == (
+            step.state is state and not step.level_change
+        ) or (step.action in (Action.BLOCK, Action.WAIT))
+
+
+def test_the_first_levels_wait_as_long_as_they_should() -> None:
+    gate = FailureGate(FailureBackoff(max_s=10), random.random)
+    waits = []
+    for _ in range(5):
+        gate.feed(Event.FAILURE)
+        waits.append((gate.level, gate.wait_s))
+        gate.feed(Event.FAILURE)  # Not counted: it was received before.
+        gate.feed(Event.ELAPSED)
+    assert waits == [(1, 2), (2, 4), (3, 8), (3, 8), (3, 8)]
+    for level in (2, 1):
+        assert gate.feed(Event.SUCCESS) is Action.BLOCK
+        assert gate.level == level
+        gate.feed(Event.ELAPSED)
+    assert gate.feed(Event.SUCCESS) is Action.RESUME
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"multiplier_s": -1}, "multiplier_s=-1"),
+        ({"max_s": float("nan")}, "max_s=nan"),
+        ({"strategy": "linear"}, "exponential or full_jitter"),
+    ],
+)
+def test_senseless_settings_are_told(arguments: dict[str, float], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        FailureBackoff(**arguments)  # type: ignore[arg-type]
