@@ -1,0 +1,101 @@
+"""A producer or a consumer of the drill: a process that writes down what it knows for certain.
+
+A line of its ledger is the time and a body: of a producer, once that was answered OK; of a
+consumer, before it is finished.
+
+::
+
+    python -m tests.cluster.client produce NAME LEDGER BROKER...
+    python -m tests.cluster.client consume NAME LEDGER POLL_S LOOKUP...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+
+from martlet.client import Backoff, ClientError, Consumer, Identity, Producer
+
+TOPIC = "load"
+CHANNEL = "work"
+AT_ONCE = 5
+PAUSE_S = 0.02
+TERM_S = 2.0
+"""A producer is made anew so often, so that it goes back to its first broker when that is back."""
+PATIENCE = Identity(heartbeat_interval_ms=1000)
+TRIES = Backoff(max_s=1.0)
+
+
+class Ledger:
+    """A file of lines that outlives its writer."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def write(self, bodies: Iterable[bytes]) -> None:
+        """Write them down with the time."""
+        now = b"%d" % time.time_ns()
+        os.write(self._file, b"".join(b"%b %b\n" % (now, body) for body in bodies))
+
+
+async def produce(name: str, ledger: Ledger, brokers: list[str]) -> None:
+    """Publish to every broker, each first in the list of one producer, until told to stop."""
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+
+    async def publish(first: int) -> None:
+        number = 0
+        while not stopping.is_set():
+            addresses = brokers[first:] + brokers[:first]
+            producer = Producer(
+                addresses, identity=PATIENCE, connect_timeout_s=1.0, timeout_s=60, backoff=TRIES
+            )
+            until_s = time.monotonic() + TERM_S
+            async with producer:
+                while not stopping.is_set() and time.monotonic() < until_s:
+                    bodies = [
+                        b"%b-%d-%d-%d" % (name.encode(), os.getpid(), first, number + each)
+                        for each in range(AT_ONCE)
+                    ]
+                    number += AT_ONCE
+                    try:
+                        await producer.publish_many(TOPIC, bodies)
+                    except ClientError as error:
+                        print(f"{name}: {error}", file=sys.stderr, flush=True)
+                    else:
+                        ledger.write(bodies)
+                    await asyncio.sleep(PAUSE_S)
+
+    async with asyncio.TaskGroup() as group:
+        for first in range(len(brokers)):
+            group.create_task(publish(first))
+
+
+async def consume(ledger: Ledger, poll_s: float, lookups: list[str]) -> None:
+    """Consume from every broker that the lookup daemons know of, until killed."""
+    consumer = Consumer(
+        TOPIC,
+        CHANNEL,
+        lookup=lookups,
+        lookup_poll_s=poll_s,
+        max_in_flight=50,
+        identity=PATIENCE,
+        connect_timeout_s=1.0,
+        backoff=TRIES,
+    )
+    async with consumer:
+        async for batch in consumer.batches():
+            ledger.write(batch.bodies)
+            await batch.finish()
+
+
+if __name__ == "__main__":
+    role, client_name, path, *rest = sys.argv[1:]
+    if role == "produce":
+        asyncio.run(produce(client_name, Ledger(path), rest))
+    else:
+        asyncio.run(consume(Ledger(path), float(rest[0]), rest[1:]))

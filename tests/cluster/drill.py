@@ -1,0 +1,278 @@
+"""The drill: a cluster under load, of which each host in turn is killed, cut off, and stopped.
+
+::
+
+    python -m tests.cluster.drill                  # prints the table; about four minutes
+    python -m tests.cluster.drill --deeds=kill --json
+
+What was answered OK must be handled; what the clients know is in their ledgers.  For each deed the
+table tells how long the host was away, how long after its return it was in use again, the longest
+time in which nobody handled anything, or had anything answered, and how late the latest message
+was handled that was answered meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.client import CHANNEL, TOPIC
+from tests.cluster.hosts import Host, Network, enter, until
+
+TCP, HTTP, LOOKUP_TCP, LOOKUP_HTTP = 4150, 4151, 4160, 4161
+CALM_S = 0.5
+"""How long all is left alone before and after each deed."""
+ROLES = ("broker", "lookup", "consumer", "producer")
+
+
+@dataclass(frozen=True)
+class Deed:
+    """What was done to a host, and what came of it."""
+
+    host: str
+    deed: str
+    away_ms: int
+    again_ms: int
+    """From its return until it was in use again."""
+    handled_gap_ms: int
+    answered_gap_ms: int
+    latest_ms: int
+    """From OK to the handling of the message that was handled last, of those answered then."""
+
+
+class Drill:
+    """The cluster and what is done to it.
+
+    Args:
+        network: makes the hosts.
+        folder: for data, logs and ledgers.
+        counts: how many there are of each role.
+        poll_s: how often consumers ask lookup daemons.
+    """
+
+    def __init__(
+        self, network: Network, folder: Path, counts: dict[str, int], poll_s: float
+    ) -> None:
+        self._folder = folder
+        self._network = network
+        self._poll_s = poll_s
+        self._by_role = {
+            role: [network.make(f"{role}-{number + 1}") for number in range(counts[role])]
+            for role in ROLES
+        }
+
+    def begin(self) -> None:
+        """Start all hosts, and wait until messages go through all of them."""
+        lookups, brokers = self._by_role["lookup"], self._by_role["broker"]
+        python = [sys.executable, "-m"]
+        for host in lookups:
+            host.run(
+                *(*python, "martlet.apps.main", "lookup", "--log-level=warn"),
+                f"--tcp-address={host.address}:{LOOKUP_TCP}",
+                f"--http-address={host.address}:{LOOKUP_HTTP}",
+                f"--broadcast-address={host.address}",
+            )
+        for host in brokers:
+            (self._folder / host.name).mkdir()
+            host.run(
+                *(*python, "martlet.apps.main", "broker", "--log-level=warn"),
+                f"--tcp-address={host.address}:{TCP}",
+                f"--http-address={host.address}:{HTTP}",
+                f"--broadcast-address={host.address}",
+                f"--data-path={self._folder / host.name}",
+                "--msg-timeout=5s",
+                *(f"--lookupd-tcp-address={each.address}:{LOOKUP_TCP}" for each in lookups),
+            )
+        for host in brokers:
+            until(lambda: _get(f"http://{host.address}:{HTTP}/ping"), host.name)  # noqa: B023
+        client = [*python, "tests.cluster.client"]
+        for host in self._by_role["producer"]:
+            addresses = [f"{each.address}:{TCP}" for each in brokers]
+            host.run(*client, "produce", host.name, self._ledger(host), *addresses)
+        for host in self._by_role["consumer"]:
+            addresses = [f"{each.address}:{LOOKUP_HTTP}" for each in lookups]
+            poll = str(self._poll_s)
+            host.run(*client, "consume", host.name, self._ledger(host), poll, *addresses)
+        for host in self._network.hosts:
+            until(self._in_use(host), host.name)
+
+    def do(self, deed: str, host: Host, away_s: float) -> Deed:
+        """Do it, undo it after a while, and wait until the host is in use again."""
+        time.sleep(CALM_S)
+        do, undo = {
+            "kill": (host.kill, host.run_again),
+            "cut": (host.cut, host.mend),
+            "stop": (host.stop, host.go_on),
+        }[deed]
+        began_ns = time.time_ns()
+        do()
+        time.sleep(away_s)
+        in_use = self._in_use(host)
+        back_ns = time.time_ns()
+        undo()
+        until(in_use, f"{host.name} after {deed}")
+        again_ns = time.time_ns()
+        time.sleep(CALM_S)
+        handled, answered = self._read("consumer"), self._read("producer")
+        first = _first(handled)
+        meanwhile = [(at, body) for at, body in answered if began_ns <= at <= back_ns]
+        return Deed(
+            host.name,
+            deed,
+            away_ms=(back_ns - began_ns) // 1_000_000,
+            again_ms=(again_ns - back_ns) // 1_000_000,
+            handled_gap_ms=_gap_ms(handled, began_ns, again_ns),
+            answered_gap_ms=_gap_ms(answered, began_ns, again_ns),
+            latest_ms=max((first.get(b, time.time_ns()) - at for at, b in meanwhile), default=0)
+            // 1_000_000,
+        )
+
+    def finish(self) -> dict[str, int]:
+        """End the load, let all be handled, and count."""
+        for host in self._by_role["producer"]:
+            assert host.end() == 0, host.name
+        answered = {body for _, body in self._read("producer")}
+        missing = set(answered)
+
+        def all_is_handled() -> bool:
+            missing.difference_update(body for _, body in self._read("consumer"))
+            return not missing
+
+        try:
+            until(all_is_handled, "what was answered")
+        except TimeoutError:
+            print("lost:", *sorted(missing)[:10], file=sys.stderr)
+        times = Counter(body for _, body in self._read("consumer"))
+        again = sum(1 for count in times.values() if count > 1)
+        return {"answered": len(answered), "lost": len(missing), "handled_again": again}
+
+    def _in_use(self, host: Host) -> Callable[[], object]:
+        role = host.name.partition("-")[0]
+        if role == "broker":
+            consumers = len(self._by_role["consumer"])
+            url = f"http://{host.address}:{HTTP}/stats?format=json&topic={TOPIC}&channel={CHANNEL}"
+            return lambda: _consumers(_get(url)) >= consumers
+        if role == "lookup":
+            brokers = len(self._by_role["broker"])
+            url = f"http://{host.address}:{LOOKUP_HTTP}/lookup?topic={TOPIC}"
+            return lambda: len(json.loads(_get(url))["producers"]) == brokers
+        ledger = Path(self._ledger(host))
+        size = ledger.stat().st_size if ledger.exists() else 0
+        return lambda: ledger.stat().st_size > size
+
+    def _ledger(self, host: Host) -> str:
+        return str(self._folder / f"{host.name}.ledger")
+
+    def _read(self, role: str) -> list[tuple[int, bytes]]:
+        """All lines of a role's ledgers; of one that was cut in the middle, none."""
+        found = []
+        for host in self._by_role[role]:
+            *lines, _ = Path(self._ledger(host)).read_bytes().split(b"\n")
+            found += [(int(at), body) for at, _, body in (line.partition(b" ") for line in lines)]
+        return found
+
+
+def _get(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=1) as answer:
+        body: bytes = answer.read()
+    return body
+
+
+def _consumers(stats: bytes) -> int:
+    for topic in json.loads(stats)["topics"] or ():
+        for channel in topic["channels"] or ():
+            return len(channel["clients"])
+    return 0
+
+
+def _first(lines: list[tuple[int, bytes]]) -> dict[bytes, int]:
+    found: dict[bytes, int] = {}
+    for at, body in sorted(lines):
+        found.setdefault(body, at)
+    return found
+
+
+def _gap_ms(lines: list[tuple[int, bytes]], began_ns: int, ended_ns: int) -> int:
+    times = [began_ns, *sorted(at for at, _ in lines if began_ns < at < ended_ns), ended_ns]
+    return max(after - before for before, after in pairwise(times)) // 1_000_000
+
+
+def run(arguments: argparse.Namespace, *, namespaces: bool, folder: Path) -> dict[str, Any]:
+    """The whole drill; what came of it."""
+    network = Network(folder, namespaces=namespaces)
+    try:
+        counts = {role: getattr(arguments, f"{role}s") for role in ROLES}
+        drill = Drill(network, folder, counts, arguments.poll_s)
+        drill.begin()
+        deeds = [
+            drill.do(deed, host, arguments.away_s)
+            for deed in arguments.deeds.split(",")
+            for host in network.hosts
+            if (deed != "cut" or host.can_be_cut)
+            and host.name.startswith(tuple(arguments.hosts.split(",")))
+        ]
+        return {
+            "network": "namespaces" if namespaces else "loopback",
+            "poll_s": arguments.poll_s,
+            "deeds": [asdict(deed) for deed in deeds],
+            **drill.finish(),
+        }
+    except BaseException:
+        for log in sorted(folder.glob("*.log")):
+            print(f"--- {log.name}\n{log.read_text(encoding='utf-8')[-2000:]}", file=sys.stderr)
+        raise
+    finally:
+        network.close()
+
+
+def table(found: dict[str, Any]) -> str:
+    """The table for people."""
+    lines = [
+        "| host | deed | away | in use again | nobody handled | nobody was answered | latest |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for deed in found["deeds"]:
+        times = [f"{deed[f'{name}_ms']:,} ms" for name in _TIMES]
+        lines.append(" | ".join([f"| {deed['host']}", deed["deed"], *times]) + " |")
+    lines.append(
+        f"\n{found['answered']:,} messages answered OK, {found['lost']} lost,"
+        f" {found['handled_again']:,} handled more than once; hosts are {found['network']},"
+        f" consumers ask every {found['poll_s']:g} s"
+    )
+    return "\n".join(lines)
+
+
+_TIMES = ("away", "again", "handled_gap", "answered_gap", "latest")
+
+
+def main() -> int:
+    """Run the drill as the arguments say, in a network of its own if it may."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    for role, count in zip(ROLES, (3, 2, 4, 2), strict=True):
+        parser.add_argument(f"--{role}s", type=int, default=count, metavar="N")
+    parser.add_argument("--deeds", default="kill,cut,stop", help="(default: %(default)s)")
+    parser.add_argument("--hosts", default=",".join(ROLES), help="whose names begin with these")
+    parser.add_argument("--away-s", type=float, default=4.0, help="(default: %(default)s)")
+    parser.add_argument("--poll-s", type=float, default=3.0, help="(default: %(default)s)")
+    parser.add_argument("--loopback", action="store_true", help="no namespaces")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    arguments = parser.parse_args()
+    namespaces = not arguments.loopback and enter()
+    with tempfile.TemporaryDirectory(prefix="martlet-drill-") as folder:
+        found = run(arguments, namespaces=namespaces, folder=Path(folder))
+    print(json.dumps(found) if arguments.json else table(found))
+    return 1 if found["lost"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""Nothing is lost, and consumption goes on, whichever host of a cluster is lost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.crash
+HERE = Path(__file__).parents[2]
+POLL_S = 3
+
+
+def drill(*arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.cluster.drill", "--json", f"--poll-s={POLL_S}"]
+    done = subprocess.run([*command, *arguments], cwd=HERE, capture_output=True, check=False)
+    assert done.stdout, done.stderr.decode()
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["lost"] == 0, done.stderr.decode()
+    assert found["answered"] > 100 * len(found["deeds"])
+    for deed in found["deeds"]:
+        assert deed["handled_gap_ms"] < 1000 * POLL_S, deed
+        assert deed["answered_gap_ms"] < 1000 * POLL_S, deed
+    return found
+
+
+def test_a_broker_and_a_consumer_are_killed() -> None:
+    few = ("--brokers=2", "--lookups=1", "--consumers=2", "--producers=1", "--away-s=0.3")
+    found = drill(*few, "--deeds=kill", "--hosts=broker-1,consumer-1")
+    assert [deed["host"] for deed in found["deeds"]] == ["broker-1", "consumer-1"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_each_host_is_killed_cut_off_and_stopped() -> None:
+    found = drill()
+    ways = 3 if found["network"] == "namespaces" else 2
+    assert len(found["deeds"]) == ways * (3 + 2 + 4 + 2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_hosts_on_loopback_addresses() -> None:
+    found = drill("--loopback", "--deeds=stop,cut", "--hosts=broker-1,lookup-1,consumer-1")
+    assert found["network"] == "loopback"
+    assert [deed["deed"] for deed in found["deeds"]] == ["stop"] * 3
