@@ -10,11 +10,13 @@ from martlet.client.batch import Batch
 from martlet.client.consumer import Consumer, Counts
 from martlet.client.errors import (
     AlreadyAnswered,
+    AuthRefused,
     BadBody,
     ClientError,
     Closed,
     ConnectFailed,
     ConnectionLost,
+    ConnectRefused,
     InvalidName,
     PublishRefused,
     PublishTimeout,
@@ -27,15 +29,18 @@ from martlet.client.message import Message
 from martlet.client.outbox import Limits
 from martlet.client.producer import Producer
 from martlet.client.readiness import Rotation
+from martlet.client.tls import Tls
 
 __all__ = [
     "AlreadyAnswered",
+    "AuthRefused",
     "Backoff",
     "BadBody",
     "Batch",
     "ClientError",
     "Closed",
     "ConnectFailed",
+    "ConnectRefused",
     "ConnectionLost",
     "Consumer",
     "Counts",
@@ -50,4 +55,5 @@ __all__ = [
     "Refused",
     "Rotation",
     "SubscribeRefused",
+    "Tls",
 ]

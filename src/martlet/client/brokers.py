@@ -1,7 +1,9 @@
 """The brokers that a consumer is subscribed at: those that were given, and those that are found.
 
 A broker that was given is tried for ever.  One that a lookup daemon told of is tried until all of
-them answer and none tells of it any more.
+them answer and none tells of it any more.  One that refuses this client is left: what was given is
+missed then, and the consumer fails; what was found is done without while there are others, and
+tried again when a lookup daemon tells of it the next time.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from martlet.client.address import Address
+from martlet.client.errors import ConnectRefused
 from martlet.client.subscription import Subscription
 
 logger = logging.getLogger("martlet.client")
@@ -67,6 +70,7 @@ class Brokers:
         if is_all:
             for address in self._found.keys() - set(addresses):
                 if self._found[address].connection is None:
+                    logger.info("the broker at %s has gone", address)
                     self._drop(address)
 
     def _keep(self, address: Address) -> Subscription:
@@ -78,8 +82,7 @@ class Brokers:
         return subscription
 
     def _drop(self, address: Address) -> None:
-        """A broker that is not connected is not known any more: do not try it again."""
-        logger.info("the broker at %s has gone", address)
+        """Do not try a broker again that is not connected."""
         subscription = self._found.pop(address)
         self.subscriptions.remove(subscription)
         self.received += subscription.received
@@ -89,11 +92,23 @@ class Brokers:
 
     def _on_keeper_done(self, keeper: asyncio.Task[None]) -> None:
         error = None if keeper.cancelled() else keeper.exception()
-        if isinstance(error, Exception):
+        if isinstance(error, ConnectRefused) and self._does_without(keeper):
+            logger.error("going on without a broker: %s", error)
+        elif isinstance(error, Exception):
             self._on_failure(error)
             for subscription in self.subscriptions:
                 if not subscription.attempted.done():
                     subscription.attempted.set_result(None)
+
+    def _does_without(self, keeper: asyncio.Task[None]) -> bool:
+        """Leave the broker of this keeper, if it was found and is not the last."""
+        for address, subscription in self._found.items():
+            if self._keepers[subscription] is keeper and len(self.subscriptions) > 1:
+                if not subscription.attempted.done():
+                    subscription.attempted.set_result(None)
+                self._drop(address)
+                return True
+        return False
 
     async def leave(self) -> None:
         """Tell all to send no more, and wait until they have taken all answers."""

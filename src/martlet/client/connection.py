@@ -15,6 +15,7 @@ from typing import Protocol, cast
 
 from martlet.client.address import Address
 from martlet.client.errors import ConnectFailed, ConnectionLost, Refused
+from martlet.client.handshake import HEARTBEAT, Handshake
 from martlet.client.identity import Features, Identity
 from martlet.protocol import commands
 from martlet.protocol.frames import (
@@ -26,7 +27,6 @@ from martlet.protocol.frames import (
 )
 from martlet.protocol.message_run import MessageRun
 
-HEARTBEAT = b"_heartbeat_"
 HARMLESS = frozenset({"E_FIN_FAILED", "E_REQ_FAILED", "E_TOUCH_FAILED"})
 WRITE_BUFFER_BYTES = 1024 * 1024
 """How much may wait to be written before ``drain`` waits."""
@@ -80,7 +80,7 @@ class Connection(asyncio.BufferedProtocol):
 
     Attributes:
         address: the broker's.
-        features: what it answered to IDENTIFY.
+        features: what it answered to IDENTIFY and AUTH.
         lost: done once the connection is gone, with the reason.
         on_run: called with each run of messages, as soon as it is received.
         on_refusal: called when a finish, requeue or touch came too late.
@@ -118,24 +118,27 @@ class Connection(asyncio.BufferedProtocol):
         """Connect, identify, and return the connection.
 
         Raises:
-            ConnectFailed: nobody listens there, or no NSQ broker, or it wants what we cannot do.
+            ConnectFailed: nobody listens there, or no NSQ broker.
+            ConnectRefused: the broker does not give what is asked for, or wants what is not given.
         """
         connection = cls(address, identity, max_frame_bytes=max_frame_bytes)
+        handshake = Handshake(address, identity, timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
-                await connection._loop.create_connection(lambda: connection, *address)
-                data = await connection.ask(commands.MAGIC + commands.identify(identity.fields()))
-            connection.features = Features.parse(data)
+                await connection._loop.create_connection(lambda: handshake, *address)
+                connection.features = await handshake.run()
+            handshake.hand_over(connection)
         except BaseException as error:
-            connection.abort()
+            handshake.abort()
             if isinstance(error, TimeoutError):
                 raise ConnectFailed(f"{address}: no answer within {timeout_s:g} s") from error
-            if isinstance(error, (OSError, ValueError, ConnectionLost, Refused)):
+            if isinstance(error, ConnectionLost):
+                raise ConnectFailed(str(error)) from error
+            if isinstance(error, (OSError, ValueError, BadFrame)) and not isinstance(
+                error, ConnectFailed
+            ):
                 raise ConnectFailed(f"{address}: {error}") from error
             raise
-        if connection.features.auth_required:
-            connection.abort()
-            raise ConnectFailed(f"{address}: the broker wants AUTH, which this client cannot do")
         return connection
 
     @property

@@ -19,7 +19,7 @@ from martlet.client.discovery import Discovery
 from martlet.client.errors import Closed, Refused
 from martlet.client.failure_backoff import FailureBackoff
 from martlet.client.flow import Flow
-from martlet.client.identity import Identity
+from martlet.client.identity import Compression, Identity, TlsChoice
 from martlet.client.inbox import Inbox
 from martlet.client.message import Message
 from martlet.client.name import check_name
@@ -84,6 +84,9 @@ class Consumer:
         connect_timeout_s: float = 5.0,
         close_timeout_s: float = 10.0,
         identity: Identity | None = None,
+        tls: TlsChoice | None = None,
+        compression: Compression | None = None,
+        auth_secret: str | bytes | None = None,
     ) -> None:
         """Take the settings; nothing is connected before ``async with``.
 
@@ -106,6 +109,7 @@ class Consumer:
             connect_timeout_s: how long one attempt to connect may take.
             close_timeout_s: how long handlers at work may take when the consumer is closed.
             identity: what to tell the brokers of this client, the message timeout among it.
+            tls, compression, auth_secret: in the place of the identity's; see `Identity`.
         """
         self._topic = check_name(topic, "topic")
         self._channel = check_name(channel, "channel")
@@ -125,7 +129,7 @@ class Consumer:
         self._backoff = backoff or Backoff()
         self._connect_timeout_s = connect_timeout_s
         self._close_timeout_s = close_timeout_s
-        self._identity = identity or Identity()
+        self._identity = (identity or Identity()).secured(tls, compression, auth_secret)
         self._inbox = Inbox()
         self._inbox.on_expired = self._on_expired
         self._brokers = Brokers(given, self._subscribe, self._inbox.close)
@@ -141,6 +145,8 @@ class Consumer:
 
         Raises:
             SubscribeRefused: a broker will not have it.
+            ConnectRefused: a broker that was named, or all that were found, will not even have the
+                connection; see there.
             Closed: it has been connected before; make a new Consumer.
         """
         if self._entered:
@@ -290,7 +296,8 @@ class Consumer:
             concurrency: how many handlers may be at work at once.
 
         Raises:
-            SubscribeRefused: a broker would no longer have it when connecting again.
+            SubscribeRefused, ConnectRefused: a broker would no longer have it when connecting
+                again.
         """
         self._check_entered()
         if concurrency < 1:

@@ -1,4 +1,9 @@
-"""Who connects, and connects again: for ever, waiting longer after each failure."""
+"""Who connects, and connects again: for ever, waiting longer after each failure.
+
+Not for ever where that is hopeless: brokers that refuse a client they have never taken are not
+asked again, and those that have taken it before are asked for a while, since the one that refuses
+may be half-way through a change (new flags, a new certificate, an auth server that starts).
+"""
 
 from __future__ import annotations
 
@@ -9,10 +14,13 @@ from collections.abc import Callable, Sequence
 from martlet.client.address import Address
 from martlet.client.backoff import Backoff
 from martlet.client.connection import Connection
-from martlet.client.errors import ConnectFailed, ConnectionLost
+from martlet.client.errors import ConnectFailed, ConnectionLost, ConnectRefused
 from martlet.client.identity import Identity
 
 logger = logging.getLogger("martlet.client")
+
+PATIENCE_S = 60.0
+"""For how long brokers may refuse a client that they have taken before."""
 
 
 class Dialer:
@@ -43,12 +51,18 @@ class Dialer:
         self._failures = 0
         self._useful = False
         self._next = 0
+        self._was_taken = False
+        self._refused_since_s: dict[Address, float] = {}
+        """The brokers whose last word was a refusal."""
 
     async def dial(self) -> Connection:
         """Connect, however long that takes.
 
         The addresses are tried one after the other, beginning with the one that worked last; only
         when all have failed is there a delay before the next round.
+
+        Raises:
+            ConnectRefused: every broker refuses this client, and will the next time.
         """
         while True:
             await asyncio.sleep(self._backoff.delay_s(self._failures // len(self._addresses)))
@@ -58,12 +72,29 @@ class Dialer:
                     address, self._identity, timeout_s=self._connect_timeout_s
                 )
             except ConnectFailed as error:
+                if self._is_hopeless(address, error):
+                    self.last_error = error
+                    raise
                 logger.warning("cannot connect to %s; trying again", error)
                 self.failed(error)
             else:
                 logger.info("connected to %s", address)
                 self._useful = False
+                self._was_taken = True
+                self._refused_since_s.clear()
                 return connection
+
+    def _is_hopeless(self, address: Address, error: ConnectFailed) -> bool:
+        """Whether there is no use in trying again, now that this broker has said this."""
+        now_s = asyncio.get_running_loop().time()
+        if not isinstance(error, ConnectRefused):
+            self._refused_since_s.pop(address, None)
+            return False
+        self._refused_since_s.setdefault(address, now_s)
+        if len(self._refused_since_s) < len(self._addresses):
+            return False
+        latest_s = max(self._refused_since_s.values())
+        return not self._was_taken or now_s - latest_s >= PATIENCE_S
 
     def failed(self, error: Exception) -> None:
         """An attempt failed, or the connection that it gave was of no use."""

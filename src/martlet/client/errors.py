@@ -11,6 +11,29 @@ class ConnectFailed(ClientError, ConnectionError):
     """No broker could be reached, or what was reached is none; the text says why."""
 
 
+class ConnectRefused(ConnectFailed):
+    """A broker was reached, and will not have this client, nor the next time; the text says why.
+
+    It does not offer what was asked for, its certificate is not trusted, or it will not have what
+    IDENTIFY says.  One that has taken this client before is tried again for a minute all the same,
+    since it may be half-way through a change.
+    """
+
+
+class AuthRefused(ConnectRefused):
+    """The broker wants AUTH, and the client has no secret, or one that is not accepted.
+
+    Attributes:
+        code: NSQ's error code: ``E_AUTH_FAILED`` (the auth server did not accept the secret, or
+            could not be asked), ``E_UNAUTHORIZED`` (it allows nothing), ``E_AUTH_FIRST`` (there is
+            no secret).
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
 class ConnectionLost(ClientError, ConnectionError):
     """A connection that stood is gone; the text says why.
 

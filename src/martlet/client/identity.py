@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import os
 import socket
-from dataclasses import dataclass, field
-from typing import Any
+import ssl
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
 
 from martlet import __version__
+from martlet.client.tls import Tls
 
 USER_AGENT = f"martlet/{__version__}"
+Compression = Literal["snappy", "deflate"]
+TlsChoice = bool | Tls | ssl.SSLContext
+"""``True`` for TLS with the system's authorities, or how else."""
 
 
 def _hostname() -> str:
@@ -23,7 +28,9 @@ def _client_id() -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """What IDENTIFY says.
+    """What IDENTIFY says, and what is done after it: TLS, compression and AUTH.
+
+    What is asked for here and not given by a broker is an error; never is there silently less.
 
     Attributes:
         client_id: names this client in ``/stats``.
@@ -37,6 +44,14 @@ class Identity:
         output_buffer_timeout_ms: how long an nsqd holds back what it gathered; 25 is the least that
             it takes unless configured otherwise, and its own default of 250 is felt.
         sample_rate: the percentage of the messages to be delivered, 0 for all of them.
+        tls: True for TLS with the system's authorities, a `Tls`, or an SSLContext of one's own.
+        compression: ``"snappy"``, ``"deflate"``, or None for none.
+        deflate_level: from 1, the fastest, to 9, the smallest; the broker's ``--max-deflate-level``
+            (6 by default) is the most that it will be.
+        auth_secret: by what a broker that wants AUTH finds out what this client may do; a broker
+            that wants none is not told.  Without TLS everybody on the way can read it.
+        topology_region, topology_zone: where this machine is, for brokers that prefer near
+            consumers.
     """
 
     client_id: str = field(default_factory=_client_id)
@@ -47,14 +62,54 @@ class Identity:
     output_buffer_bytes: int | None = None
     output_buffer_timeout_ms: int | None = 25
     sample_rate: int = 0
+    tls: TlsChoice = False
+    compression: Compression | None = None
+    deflate_level: int = 6
+    auth_secret: str | bytes | None = field(default=None, repr=False)
+    topology_region: str = ""
+    topology_zone: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.tls, TlsChoice):
+            raise TypeError(f"tls={self.tls!r} must be True, a Tls(...) or an ssl.SSLContext")
+        if self.compression not in (None, *get_args(Compression)):
+            raise ValueError(f"compression={self.compression!r} must be 'snappy' or 'deflate'")
+        if not 1 <= self.deflate_level <= 9:
+            raise ValueError(f"deflate_level={self.deflate_level} must be from 1 to 9")
+        if self.auth_secret is not None and not self.auth_secret:
+            raise ValueError("auth_secret is empty, which no broker takes; leave it out for none")
         if not 0 <= self.sample_rate <= 99:
             raise ValueError(f"sample_rate={self.sample_rate} must be from 0 (all) to 99 percent")
         if self.heartbeat_interval_ms < 1000:
             raise ValueError(
                 f"heartbeat_interval_ms={self.heartbeat_interval_ms}: 1000 is the least"
             )
+
+    def secured(
+        self,
+        tls: TlsChoice | None,
+        compression: Compression | None,
+        auth_secret: str | bytes | None,
+    ) -> Identity:
+        """The same, but for what is given."""
+        given = {"tls": tls, "compression": compression, "auth_secret": auth_secret}
+        changes: dict[str, Any] = {name: each for name, each in given.items() if each is not None}
+        return replace(self, **changes) if changes else self
+
+    @property
+    def tls_settings(self) -> Tls | None:
+        """How to speak TLS; None for not at all."""
+        if isinstance(self.tls, Tls):
+            return self.tls
+        if isinstance(self.tls, ssl.SSLContext):
+            return Tls(context=self.tls)
+        return Tls() if self.tls else None
+
+    @property
+    def secret(self) -> bytes | None:
+        """AUTH's body."""
+        secret = self.auth_secret
+        return secret.encode() if isinstance(secret, str) else secret
 
     def fields(self) -> dict[str, Any]:
         """IDENTIFY's JSON object."""
@@ -65,10 +120,16 @@ class Identity:
             "feature_negotiation": True,
             "heartbeat_interval": self.heartbeat_interval_ms,
             "sample_rate": self.sample_rate,
-            "tls_v1": False,
-            "deflate": False,
-            "snappy": False,
+            "tls_v1": self.tls is not False,
+            "deflate": self.compression == "deflate",
+            "snappy": self.compression == "snappy",
         }
+        if self.compression == "deflate":
+            fields["deflate_level"] = self.deflate_level
+        if self.topology_region:
+            fields["topology_region"] = self.topology_region
+        if self.topology_zone:
+            fields["topology_zone"] = self.topology_zone
         if self.message_timeout_ms is not None:
             fields["msg_timeout"] = self.message_timeout_ms
         if self.output_buffer_bytes is not None:
@@ -80,21 +141,34 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Features:
-    """What the broker answered to IDENTIFY.
+    """What the broker answered to IDENTIFY, and to AUTH.
 
     Attributes:
         version: the broker's.
         max_ready_count: the highest ready count that it takes.
         message_timeout_ms: how long a message may take before it is delivered again.
         max_message_timeout_ms: how long it may take with any number of touches.
+        sample_rate: the percentage of the messages that it will deliver, 0 for all of them.
+        tls, snappy, deflate: whether the connection goes on so.
+        deflate_level: of its deflate.
         auth_required: whether it wants AUTH before anything else.
+        tls_version: such as ``TLSv1.3``; empty without TLS.
+        auth_identity, auth_identity_url: who the auth server says that this client is.
     """
 
     version: str = ""
     max_ready_count: int = 2500
     message_timeout_ms: int = 60_000
     max_message_timeout_ms: int = 900_000
+    sample_rate: int = 0
+    tls: bool = False
+    snappy: bool = False
+    deflate: bool = False
+    deflate_level: int = 6
     auth_required: bool = False
+    tls_version: str = ""
+    auth_identity: str = ""
+    auth_identity_url: str = ""
 
     @classmethod
     def parse(cls, data: bytes) -> Features:
@@ -105,16 +179,43 @@ class Features:
         """
         if data == b"OK":
             return cls()
-        answer = json.loads(data)
-        if not isinstance(answer, dict):
-            raise ValueError(f"the answer to IDENTIFY is {data[:80]!r}")
+        answer = _object("IDENTIFY", data)
         default = cls()
+
+        def number(name: str, default: int) -> int:
+            value = answer.get(name, default)
+            if type(value) is not int:
+                raise ValueError(f"in the answer to IDENTIFY {name} is {value!r}, no whole number")
+            return value
+
         return cls(
             version=str(answer.get("version", "")),
-            max_ready_count=int(answer.get("max_rdy_count", default.max_ready_count)),
-            message_timeout_ms=int(answer.get("msg_timeout", default.message_timeout_ms)),
-            max_message_timeout_ms=int(
-                answer.get("max_msg_timeout", default.max_message_timeout_ms)
-            ),
+            max_ready_count=number("max_rdy_count", default.max_ready_count),
+            message_timeout_ms=number("msg_timeout", default.message_timeout_ms),
+            max_message_timeout_ms=number("max_msg_timeout", default.max_message_timeout_ms),
+            sample_rate=number("sample_rate", default.sample_rate),
+            tls=answer.get("tls_v1") is True,
+            snappy=answer.get("snappy") is True,
+            deflate=answer.get("deflate") is True,
+            deflate_level=number("deflate_level", default.deflate_level),
             auth_required=bool(answer.get("auth_required", False)),
         )
+
+    def authorized(self, data: bytes) -> Features:
+        """The same, with what AUTH was answered. Raises ValueError."""
+        answer = _object("AUTH", data)
+        return replace(
+            self,
+            auth_identity=str(answer.get("identity", "")),
+            auth_identity_url=str(answer.get("identity_url", "")),
+        )
+
+
+def _object(command: str, data: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(data)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        raise ValueError(f"the answer to {command} is no JSON object: {data[:80]!r}")
+    return answer

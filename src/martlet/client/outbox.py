@@ -24,6 +24,8 @@ from martlet.protocol import commands
 
 MAY_BE_ANOTHERS_FAULT = frozenset({"E_BAD_MESSAGE", "E_BAD_BODY"})
 """Errors of one message for which the broker refuses all that came in the same command."""
+MAY_PASS = "E_AUTH_FAILED"
+"""The auth server cannot be asked just now: nothing is wrong with what was published."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,6 +131,8 @@ class Shipment:
 
     def refused(self, error: Refused) -> None:
         """The broker has not stored it, and hangs up."""
+        if error.code == MAY_PASS:
+            return  # They are put back too.
         if len(self.publications) > 1 and error.code in MAY_BE_ANOTHERS_FAULT:
             # They stay in flight, and are put back when the connection is gone.
             for publication in self.publications:

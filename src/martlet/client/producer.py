@@ -13,8 +13,8 @@ from martlet.client.address import Addresses, parse_addresses
 from martlet.client.backoff import Backoff
 from martlet.client.connection import Connection
 from martlet.client.dialer import Dialer
-from martlet.client.errors import BadBody, Closed, ConnectFailed, PublishTimeout
-from martlet.client.identity import Identity
+from martlet.client.errors import BadBody, Closed, ConnectFailed, ConnectRefused, PublishTimeout
+from martlet.client.identity import Compression, Identity, TlsChoice
 from martlet.client.name import check_name
 from martlet.client.outbox import Limits, Outbox, Publication
 from martlet.protocol.commands import MPUB_EXTRA_BYTES
@@ -50,6 +50,9 @@ class Producer:
         backoff: Backoff | None = None,
         connect_timeout_s: float = 5.0,
         identity: Identity | None = None,
+        tls: TlsChoice | None = None,
+        compression: Compression | None = None,
+        auth_secret: str | bytes | None = None,
     ) -> None:
         """Take the settings; nothing is connected before ``async with``.
 
@@ -60,12 +63,13 @@ class Producer:
             backoff: how long to wait before connecting again.
             connect_timeout_s: how long one attempt to connect may take.
             identity: what to tell the broker of this client.
+            tls, compression, auth_secret: in the place of the identity's; see `Identity`.
         """
         self._limits = limits or Limits()
         self._timeout_s = timeout_s
         self._dialer = Dialer(
             parse_addresses(addresses),
-            identity or Identity(),
+            (identity or Identity()).secured(tls, compression, auth_secret),
             backoff=backoff or Backoff(),
             connect_timeout_s=connect_timeout_s,
         )
@@ -74,6 +78,7 @@ class Producer:
         self._loop: asyncio.AbstractEventLoop
         self._connection: Connection | None = None
         self._connected = asyncio.Event()
+        self._refusal: ConnectRefused | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._closed = False
         self._flushing = False
@@ -84,6 +89,7 @@ class Producer:
 
         Raises:
             ConnectFailed: no broker answered within the timeout.
+            ConnectRefused: brokers did, and will not have this client; see there.
             Closed: it has been connected before; make a new Producer.
         """
         if self._keeper is not None:
@@ -93,6 +99,7 @@ class Producer:
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._connected.wait()
+            self._check_refusal()
         except BaseException as error:
             await self._stop()
             if isinstance(error, TimeoutError):
@@ -124,6 +131,7 @@ class Producer:
             BadBody: the body is empty or too big.
             PublishRefused: the broker answered an error; the message is not stored.
             PublishTimeout: no answer within the timeout; it may be stored.
+            ConnectRefused: the broker no longer has this client; it may be stored.
             Closed: the producer has been closed.
         """
         check_name(topic, "topic")
@@ -144,6 +152,7 @@ class Producer:
                 another iterable, those before it may be.
             PublishRefused: the broker answered an error to a piece; others may be stored.
             PublishTimeout: no answer to a piece within the timeout; it and others may be stored.
+            ConnectRefused: the broker no longer has this client; some may be stored.
             Closed: the producer has been closed.
         """
         check_name(topic, "topic")
@@ -230,6 +239,7 @@ class Producer:
             raise Closed(
                 "the producer has been closed" if self._closed else "use 'async with Producer(...)'"
             )
+        self._check_refusal()
         loop = self._loop
         deadline_s = loop.time() + self._timeout_s
         publication = Publication(
@@ -311,9 +321,20 @@ class Producer:
         self._outbox.forget_settled()
         self._expiry = None if next_s is None else self._loop.call_at(next_s, self._expire)
 
+    def _check_refusal(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+
     async def _keep_connected(self) -> None:
         while True:
-            connection = await self._dialer.dial()
+            try:
+                connection = await self._dialer.dial()
+            except ConnectRefused as refusal:
+                self._refusal = refusal
+                for publication in list(self._outbox.unanswered()):
+                    publication.fail(refusal)
+                self._connected.set()
+                return
             self._connection = connection
             self._connected.set()
             self._flush_soon()

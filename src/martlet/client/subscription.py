@@ -19,7 +19,7 @@ from martlet.protocol.message_run import MessageRun
 
 logger = logging.getLogger("martlet.client")
 
-HOPELESS = frozenset({"E_INVALID", "E_BAD_TOPIC", "E_BAD_CHANNEL"})
+HOPELESS = frozenset({"E_INVALID", "E_BAD_TOPIC", "E_BAD_CHANNEL", "E_UNAUTHORIZED"})
 """Errors of SUB that another attempt would only get again."""
 CLOSE_WAIT_S = 2.0
 """How long to wait for the broker to confirm that it sends no more."""
@@ -90,6 +90,7 @@ class Subscription:
 
         Raises:
             SubscribeRefused: the broker will not have it.
+            ConnectRefused: it will not even have the connection.
         """
         while not self._is_closing:
             connection = await self._dialer.dial()

@@ -48,7 +48,7 @@ class CompressionLayer(Layer):
         try:
             count = self._codec.read_into(space)
         except Corrupt as error:
-            raise BrokenLayer(f"failed to read command - {error}") from error
+            raise BrokenLayer(str(error)) from error
         if self._codec.at_end and count < len(space):
             self._at_end = True
         return count

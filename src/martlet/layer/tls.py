@@ -118,7 +118,7 @@ class TlsLayer(Layer):
     def eof_received(self) -> bool:
         """The other end sends nothing more."""
         if self._on_done is not None:
-            self._done(EOFError("the client hung up in the handshake"))
+            self._done(EOFError("the other side hung up in the handshake"))
             return True
         return super().eof_received()
 
@@ -157,7 +157,7 @@ class TlsLayer(Layer):
         except ssl.SSLZeroReturnError:
             self._at_end = True
         except ssl.SSLError as error:
-            raise BrokenLayer(f"failed to read command - {reason(error)}") from error
+            raise BrokenLayer(reason(error)) from error
         self._send_out()
         return filled
 

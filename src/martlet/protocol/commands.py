@@ -6,7 +6,7 @@ A command is a line, and some are followed by a body with its size before it, bi
     SUB topic channel\n                               DPUB topic milliseconds\n size u32 | body
     RDY count\n                                       MPUB topic\n size u32 | count u32 |
     FIN id\n   REQ id milliseconds\n   TOUCH id\n          count x (size u32 | body)
-    NOP\n      CLS\n
+    NOP\n      CLS\n                                      AUTH\n size u32 | secret
 
 Names and numbers are the caller's to check: a name with a space in it would be another command.
 """
@@ -36,6 +36,11 @@ def identify(fields: Mapping[str, Any]) -> bytes:
     """What the client is and wants."""
     body = json.dumps(fields).encode()
     return b"IDENTIFY\n" + _u32(len(body)) + body
+
+
+def auth(secret: bytes) -> bytes:
+    """Show the secret by which the broker finds out what the client may do."""
+    return b"AUTH\n" + _u32(len(secret)) + secret
 
 
 def subscribe(topic: str, channel: str) -> bytes:
