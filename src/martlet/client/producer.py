@@ -99,7 +99,8 @@ class Producer:
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._connected.wait()
-            self._check_refusal()
+            if self._refusal is not None:
+                raise self._refusal
         except BaseException as error:
             await self._stop()
             if isinstance(error, TimeoutError):
@@ -239,7 +240,8 @@ class Producer:
             raise Closed(
                 "the producer has been closed" if self._closed else "use 'async with Producer(...)'"
             )
-        self._check_refusal()
+        if self._refusal is not None:
+            raise self._refusal
         loop = self._loop
         deadline_s = loop.time() + self._timeout_s
         publication = Publication(
@@ -320,10 +322,6 @@ class Producer:
                 next_s = publication.deadline_s
         self._outbox.forget_settled()
         self._expiry = None if next_s is None else self._loop.call_at(next_s, self._expire)
-
-    def _check_refusal(self) -> None:
-        if self._refusal is not None:
-            raise self._refusal
 
     async def _keep_connected(self) -> None:
         while True:
