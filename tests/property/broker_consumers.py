@@ -98,7 +98,7 @@ class ConsumerRules(BesideModel):
 
     @rule(pick=picks, seed=st.integers(0, 1 << 20), share=st.sampled_from([20, 60, 100]))
     def finish_run(self, pick: int, seed: int, share: int) -> None:
-        """Many FINs at once, among which may be one of another's."""
+        """Many FINs at once, in any order, among which may be one of another's, or one twice."""
         consumer = self.pick_consumer(pick)
         if consumer is None:
             return
@@ -109,15 +109,21 @@ class ConsumerRules(BesideModel):
             chosen.add(random.randrange(-3, len(consumer.channel.topic.messages) + 3))
         if not chosen:
             return
+        said = sorted(chosen)
+        if random.randrange(2):
+            random.shuffle(said)
+        if random.randrange(8) == 0:
+            said.append(said[0])
         channel, real = self.real_channel(consumer.channel), self.real[consumer]
-        if channel.finish_run(real, np.array(sorted(chosen), np.int64)):
-            assert chosen <= set(held)
-            for offset in chosen:
-                consumer.channel.done(offset)
-            consumer.finished_count += len(chosen)
-            return
+        left = channel.finish_run(real, np.array(said, np.int64)).tolist()
+        done = chosen - set(left)
+        assert done <= set(held)
+        assert left == [offset for offset in said if offset not in done]
+        for offset in done:
+            consumer.channel.done(offset)
+        consumer.finished_count += len(done)
         assert channel.in_flight_count == sum(len(c.in_flight) for c in consumer.channel.consumers)
-        for offset in sorted(chosen):
+        for offset in left:
             if offset >= 0 and offset in consumer.in_flight:
                 channel.finish(real, offset)
                 consumer.channel.done(offset)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from martlet.broker.consumer import Client, Consumer, Lease
 from martlet.broker.cursor import Cursor
 from martlet.broker.delivery import Delivery, Source, Surroundings
@@ -19,6 +21,8 @@ from martlet.name import is_ephemeral
 if TYPE_CHECKING:
     from martlet.broker.latency import Latency
     from martlet.broker.window import Offsets
+
+_NO_OFFSETS: Offsets = np.empty(0, np.int64)
 
 
 class Channel(Delivery):
@@ -143,17 +147,25 @@ class Channel(Delivery):
             self.latency.note(offset)
         self._finished(consumer, 1)
 
-    def finish_run(self, consumer: Consumer, offsets: Offsets) -> bool:
-        """FIN for strictly rising offsets; False, and nothing done, where one is not in the
-        window: then each must be finished by itself.
+    def finish_run(self, consumer: Consumer, offsets: Offsets) -> Offsets:
+        """FIN for many offsets, in any order. Returns those that must be finished one by one:
+        they are not in the window, or stand there twice.
         """
-        if not self.cursor.window.release_run(consumer.number, offsets):
-            return False
+        window = self.cursor.window
+        left = _NO_OFFSETS
+        rising = bool((offsets[1:] > offsets[:-1]).all())
+        if not rising or not window.release_run(consumer.number, offsets):
+            held = window.held_of(consumer.number, offsets)
+            some = np.sort(offsets[held])
+            if not len(some) or not (some[1:] > some[:-1]).all():
+                return offsets
+            left, offsets = offsets[~held], some
+            window.release_run(consumer.number, offsets)
         self.finishes.note_run(offsets)
         if self.latency is not None:
             self.latency.note_run(offsets)
         self._finished(consumer, len(offsets))
-        return True
+        return left
 
     def _finished(self, consumer: Consumer, count: int) -> None:
         consumer.in_flight_count -= count

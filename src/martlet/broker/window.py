@@ -117,6 +117,12 @@ class Window:
             self.advance()
         return True
 
+    def held_of(self, holder: int, offsets: Offsets) -> npt.NDArray[np.bool_]:
+        """Which of some offsets, in any order, a holder holds."""
+        inside = (offsets >= self.floor) & (offsets < self.next)
+        inside[inside] = self._holders[offsets[inside] - self._origin] == holder
+        return inside
+
     def release_range(self, holder: int, first: int, end: int) -> Offsets:
         """Release what a holder holds of the offsets from `first` up to `end`, and return them."""
         first = max(first, self.floor)

@@ -39,6 +39,10 @@ def finish_run(buffer: bytearray, at: int, end: int) -> Ids | None:
     second = at + FINISH_BYTES
     if buffer[second : second + 4] != b"FIN ":
         return None
+    try:
+        unhexlify(buffer[at + 4 : at + 20] + buffer[second + 4 : second + 20])
+    except binascii.Error:
+        return None  # Or each line of a long row of wrong ones would pay for all behind it.
     rows = min((end - at) // FINISH_BYTES, MOST_FINISHES)
     heads: npt.NDArray[np.uint32] = np.ndarray((rows,), "<u4", buffer, at, (FINISH_BYTES,))
     tails: Bytes = np.ndarray((rows,), np.uint8, buffer, at + FINISH_BYTES - 1, (FINISH_BYTES,))

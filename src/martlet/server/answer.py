@@ -22,11 +22,19 @@ def finish_run(connection: Connection, command: v2.FinishRun) -> None:
     """FIN of many messages."""
     channel, consumer = connection.subscription()
     base = np.uint64(channel.cursor.queue.id_base)
-    offsets = (command.ids - base).view(np.int64)
-    if (offsets[1:] > offsets[:-1]).all() and channel.finish_run(consumer, offsets):
+    left = channel.finish_run(consumer, (command.ids - base).view(np.int64))
+    if not len(left):
         return
-    for number in command.ids.tolist():
-        finish(connection, v2.Finish(b"%016x" % number))
+    errors: list[bytes] = []
+    for offset in left.tolist():
+        try:
+            channel.finish(consumer, offset)
+        except NotInFlight as error:
+            refusal = _not_done("FIN", channel.cursor.queue.message_id(offset), error)
+            connection.server.events.refused(connection.remote_address, refusal)
+            errors.append(refusal.frame())
+    if errors:
+        connection.reply(b"".join(errors))
 
 
 def finish(connection: Connection, command: v2.Finish) -> None:
@@ -35,7 +43,7 @@ def finish(connection: Connection, command: v2.Finish) -> None:
     try:
         channel.finish(consumer, channel.cursor.queue.offset_of(command.id))
     except (NotInFlight, ValueError) as error:
-        _not_done(connection, "FIN", command.id, error)
+        connection.refuse(_not_done("FIN", command.id, error))
 
 
 def requeue(connection: Connection, command: v2.Requeue) -> None:
@@ -45,7 +53,7 @@ def requeue(connection: Connection, command: v2.Requeue) -> None:
     try:
         channel.requeue(consumer, channel.cursor.queue.offset_of(command.id), delay_ns)
     except (NotInFlight, ValueError) as error:
-        _not_done(connection, "REQ", command.id, error)
+        connection.refuse(_not_done("REQ", command.id, error))
 
 
 def touch(connection: Connection, command: v2.Touch) -> None:
@@ -54,12 +62,11 @@ def touch(connection: Connection, command: v2.Touch) -> None:
     try:
         channel.touch(consumer, channel.cursor.queue.offset_of(command.id))
     except (NotInFlight, ValueError) as error:
-        _not_done(connection, "TOUCH", command.id, error)
+        connection.refuse(_not_done("TOUCH", command.id, error))
 
 
-def _not_done(connection: Connection, verb: str, id: bytes, error: Exception) -> None:
-    """Refuse an answer to a message; an id that is none stands for no message either."""
+def _not_done(verb: str, id: bytes, error: Exception) -> v2.ProtocolError:
+    """Why an answer to a message is refused; an id that is none stands for no message either."""
     text = str(error) if isinstance(error, NotInFlight) else "ID not in flight"
     shown = id.decode("utf-8", "surrogateescape")
-    what = f"{verb} {shown} failed {text}"
-    connection.refuse(v2.ProtocolError(f"E_{verb}_FAILED", what, fatal=False))
+    return v2.ProtocolError(f"E_{verb}_FAILED", f"{verb} {shown} failed {text}", fatal=False)

@@ -11,7 +11,9 @@ People grep for these and count them, so each says what nsqd says where the same
     client(127.0.0.1:41966) - E_INVALID invalid command BAD
     PROTOCOL(V2): [127.0.0.1:41966] exiting ioloop
 
-Topics and channels that a start finds in the log were made before: they have no lines.
+A client whose FINs, REQs or TOUCHs come too late by the thousand gets all its errors; of the lines,
+beyond a hundred a second, only their count is told.  Topics and channels that a start finds in the
+log were made before: they have no lines.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+from martlet.duration import SECOND_NS
 
 if TYPE_CHECKING:
     from martlet.broker.broker import Broker
@@ -46,6 +50,20 @@ they were not sent.
 """
 
 
+MOST_REFUSALS = 100
+"""So many refused answers of one client are logged within a second, the others only counted."""
+
+
+class _Refusals:
+    """How many there were until a time."""
+
+    __slots__ = ("count", "until_ns")
+
+    def __init__(self, until_ns: int) -> None:
+        self.count = 0
+        self.until_ns = until_ns
+
+
 class EventLog:
     """Writes the lines.
 
@@ -57,6 +75,8 @@ class EventLog:
     def __init__(self, broker: Broker, log: logging.Logger) -> None:
         self._broker = broker
         self._log = log
+        self._refusals: dict[str, _Refusals] = {}
+        """Of the clients that are there, and had a refusal."""
 
     # topics and channels
 
@@ -102,9 +122,29 @@ class EventLog:
 
     def refused(self, address: str, error: ProtocolError) -> None:
         """A client was answered with an error, and is disconnected by a fatal one."""
+        if not error.fatal and self._are_too_many(address):
+            return
         self._log.error("[%s] - %s", address, error)
         if error.fatal:
             self._log.error("client(%s) - %s", address, error)
+
+    def _are_too_many(self, address: str) -> bool:
+        """Whether so many of a client's answers were refused lately that this one is only counted:
+        a line costs ten times as much as the rest, and would fill the disk that the log is on.
+        """
+        now_ns = self._broker.clock()
+        refusals = self._refusals.get(address)
+        if refusals is None or now_ns >= refusals.until_ns:
+            self._tell_untold(address)
+            self._refusals[address] = refusals = _Refusals(now_ns + SECOND_NS)
+        refusals.count += 1
+        return refusals.count > MOST_REFUSALS
+
+    def _tell_untold(self, address: str) -> None:
+        refusals = self._refusals.pop(address, None)
+        if refusals is not None and refusals.count > MOST_REFUSALS:
+            untold = refusals.count - MOST_REFUSALS
+            self._log.error("[%s] - %d more errors like these, not logged each", address, untold)
 
     def unreadable(self, address: str, error: Exception) -> None:
         """A client has sent what is no command at all."""
@@ -112,6 +152,7 @@ class EventLog:
 
     def closed(self, address: str, error: Exception | None) -> None:
         """A client that spoke the protocol has gone."""
+        self._tell_untold(address)
         self._log.info("PROTOCOL(V2): [%s] exiting ioloop", address)
         if error is not None:
             self.unreadable(address, error)

@@ -27,3 +27,9 @@ def test_a_run_of_publishes_is_looked_for_so_far_and_no_farther() -> None:
     one = b"PUB t\n\0\0\0\1x"
     buffer = bytearray(one * (3 * MOST_PUBLISHES))
     assert len(publish_run(buffer, 0, len(buffer), len(one) - 1, 1)) == MOST_PUBLISHES
+
+
+def test_a_wrong_id_in_front_is_no_run_whatever_comes_behind_it() -> None:
+    for wrong in (BAD + GOOD, GOOD + BAD):
+        buffer = bytearray(wrong + GOOD * 20)
+        assert finish_run(buffer, 0, len(buffer)) is None
