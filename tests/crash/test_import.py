@@ -88,7 +88,8 @@ def test_an_import_that_is_killed_ends_with_the_same_result(tmp_path: Path, seed
         assert main(["log", "verify", str(data)]) == 0
     code, output, error = import_now(source, data, "--max-bytes-per-file=16384")
     assert (code, error) == (0, "")
-    assert "3 topics" in output
+    # The last kill may have come when all was done but the process's end.
+    assert "3 topics" in output or "nothing is left to be done" in output
     assert main(["log", "verify", str(data)]) == 0
     assert left_of(data, *expected) == expected
     code, output, _ = import_now(source, data)

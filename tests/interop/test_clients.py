@@ -69,7 +69,8 @@ def node_modules(request: pytest.FixtureRequest) -> Path:
         pytest.skip("no node and npm here to run nsqjs with")
     assert request.config.cache is not None
     folder = request.config.cache.mkdir("nsqjs")
-    if not (folder / "node_modules" / "nsqjs").is_dir():
+    whole = folder / "whole"  # what an install leaves that was cut short is not
+    if not whole.exists():
         flags = ["--no-audit", "--no-fund", "--ignore-scripts", "--no-save"]
         command = ["npm", "install", "--prefix", str(folder), *flags, NSQJS]
         try:
@@ -78,6 +79,7 @@ def node_modules(request: pytest.FixtureRequest) -> Path:
             pytest.skip("npm did not fetch nsqjs in 60 s")
         if done.returncode:
             pytest.skip(f"npm could not fetch nsqjs: {done.stderr[-300:]}")
+        whole.touch()
     return folder / "node_modules"
 
 
