@@ -1,8 +1,6 @@
 """Addresses, names, backoff: what needs no broker."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from martlet.client import Backoff, Identity, InvalidName, Limits
 from martlet.client.address import Address, parse_addresses
