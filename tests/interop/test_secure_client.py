@@ -18,7 +18,7 @@ from typing import Any, Literal
 import pytest
 from tests.interop.auth_server import EVERYTHING, Answer, AuthServer, allowed
 from tests.interop.certificates import Certificates
-from tests.interop.nsqd_process import NSQD, NsqdProcess
+from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
 
 from martlet.client import (
     AuthRefused,
@@ -62,13 +62,7 @@ def auth() -> Iterator[AuthServer]:
     scope="module",
     params=[
         pytest.param(BrokerProcess, id="martlet"),
-        pytest.param(
-            NsqdProcess,
-            id="nsqd",
-            marks=pytest.mark.skipif(
-                NSQD is None, reason="no nsqd: put it on PATH, or its path into NSQD"
-            ),
-        ),
+        pytest.param(NsqdProcess, id="nsqd", marks=NEEDS_NSQD),
     ],
 )
 def start(request: pytest.FixtureRequest) -> Iterator[Start]:
