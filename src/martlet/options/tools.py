@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from martlet.duration import MINUTE_NS, SECOND_NS
-from martlet.options.flag import Kind, OptionError, option
+from martlet.options.client import ClientOptions, client_options, without_effect
+from martlet.options.flag import Flag, Kind, OptionError, option
 from martlet.options.options import LogOptions
 
 
@@ -39,9 +40,26 @@ class SourceOptions(LogOptions):
         "how many messages may be here and not be answered",
         limits=(1, 2**31 - 1),
     )
+    consumer_opts: tuple[str, ...] = option(
+        "consumer-opt",
+        Kind.STRINGS,
+        (),
+        "KEY,VALUE: TLS, compression, AUTH and more, named as in NSQ's Go client; may be given"
+        " several times, and an unknown key lists all",
+    )
+
+    @property
+    def client(self) -> ClientOptions:
+        """What ``--consumer-opt`` says."""
+        return client_options("consumer-opt", self.consumer_opts)
+
+    def without_effect(self) -> list[tuple[Flag, object]]:
+        """See `Options`."""
+        return super().without_effect() + without_effect("consumer-opt", self.client)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _ = self.client
         if bool(self.nsqd_tcp_addresses) == bool(self.lookupd_http_addresses):
             raise OptionError(
                 "say where the messages are, either with --nsqd-tcp-address or with"
@@ -98,9 +116,26 @@ class PublishOptions(LogOptions):
     rate: int = option(
         "rate", Kind.INT, 0, "at most so many messages a second (0: no limit)", limits=(0, None)
     )
+    producer_opts: tuple[str, ...] = option(
+        "producer-opt",
+        Kind.STRINGS,
+        (),
+        "KEY,VALUE: TLS, compression, AUTH and more, named as in NSQ's Go client; may be given"
+        " several times, and an unknown key lists all",
+    )
+
+    @property
+    def client(self) -> ClientOptions:
+        """What ``--producer-opt`` says."""
+        return client_options("producer-opt", self.producer_opts)
+
+    def without_effect(self) -> list[tuple[Flag, object]]:
+        """See `Options`."""
+        return super().without_effect() + without_effect("producer-opt", self.client)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _ = self.client
         if not self.topic:
             raise OptionError("--topic is missing: where are the messages to go?")
         if not self.nsqd_tcp_addresses:

@@ -19,6 +19,7 @@ from typing import BinaryIO
 from martlet.client import Producer
 from martlet.client.name import check_name
 from martlet.options.tools import PublishOptions
+from martlet.tools.client_settings import producer_settings
 
 _READ_BYTES = 1 << 18
 _FLYING = 8
@@ -55,10 +56,11 @@ class Publish:
         """
         check_name(self._options.topic, "topic")
         flying = asyncio.Semaphore(_FLYING)
+        settings = producer_settings(self._options.client)
         async with AsyncExitStack() as connected:
             producers = [
                 await connected.enter_async_context(
-                    Producer(address, timeout_s=self._options.timeout_ns / 1e9)
+                    Producer(address, timeout_s=self._options.timeout_ns / 1e9, **settings)
                 )
                 for address in dict.fromkeys(self._options.nsqd_tcp_addresses)
             ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from martlet.client import Consumer
 from martlet.options.tools import SourceOptions
+from martlet.tools.client_settings import consumer_settings
 
 
 def consumer(
@@ -12,7 +13,7 @@ def consumer(
     """A consumer of one of a tool's topics, which is not connected yet.
 
     Args:
-        options: where the messages are.
+        options: where the messages are, and how a client is to be.
         topic: which of the topics.
         channel: the channel.
         max_in_flight: how many messages may be here, where it is not what the options say.
@@ -23,4 +24,5 @@ def consumer(
         options.nsqd_tcp_addresses or None,
         lookup=options.lookupd_http_addresses or None,
         max_in_flight=max_in_flight or options.max_in_flight,
+        **consumer_settings(options.client),
     )

@@ -1,0 +1,263 @@
+"""What ``--consumer-opt`` and ``--producer-opt`` of NSQ's tools set: the options of its Go client.
+
+Each is given as ``KEY,VALUE``, under the names that go-nsq's Config has; a key alone means true,
+and ``-`` may stand for ``_``.  What has no meaning here is accepted, and a warning says what
+happens instead.  Where go-nsq's default would be felt, Martlet's own is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from martlet.duration import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
+from martlet.options.flag import Flag, Kind, OptionError, option
+from martlet.options.options import Options
+
+_OWN = " (default: Martlet's own)"
+_LONGEST_NS = 24 * HOUR_NS
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientOptions(Options):
+    """The options of a client, under the names of go-nsq's Config.
+
+    Raises:
+        OptionError: a value is out of its limits, or two do not go together.
+    """
+
+    tls_v1: bool = option("tls_v1", Kind.BOOL, False, "speak TLS")
+    tls_root_ca_file: str = option(
+        "tls_root_ca_file", Kind.STRING, "", "the authorities to trust, in PEM (default: system's)"
+    )
+    tls_cert: str = option("tls_cert", Kind.STRING, "", "the certificate to show, in PEM")
+    tls_key: str = option("tls_key", Kind.STRING, "", "its private key")
+    tls_insecure_skip_verify: bool = option(
+        "tls_insecure_skip_verify", Kind.BOOL, False, "trust any certificate, of whatever name"
+    )
+    tls_min_version: str = option(
+        "tls_min_version",
+        Kind.CHOICE,
+        "tls1.2",
+        "the oldest TLS to speak; less than 1.2 is never spoken",
+        choices=tuple((name, name) for name in ("ssl3.0", "tls1.0", "tls1.1", "tls1.2", "tls1.3")),
+    )
+    snappy: bool = option("snappy", Kind.BOOL, False, "compress by snappy")
+    deflate: bool = option("deflate", Kind.BOOL, False, "compress by deflate")
+    deflate_level: int = option("deflate_level", Kind.INT, 6, "1 to 9", limits=(1, 9))
+    auth_secret: str = option("auth_secret", Kind.STRING, "", "the secret for AUTH")
+    client_id: str = option("client_id", Kind.STRING, "", "names the client in /stats" + _OWN)
+    hostname: str = option("hostname", Kind.STRING, "", "names the machine in /stats" + _OWN)
+    user_agent: str = option("user_agent", Kind.STRING, "", "names the software there" + _OWN)
+    topology_region: str = option("topology_region", Kind.STRING, "", "where the client is")
+    topology_zone: str = option("topology_zone", Kind.STRING, "", "where in the region")
+    heartbeat_interval_ns: int = option(
+        "heartbeat_interval",
+        Kind.DURATION,
+        30 * SECOND_NS,
+        "how often the broker is to send a heartbeat",
+        limits=(SECOND_NS, _LONGEST_NS),
+    )
+    sample_rate: int = option(
+        "sample_rate", Kind.INT, 0, "percentage of messages to get, 0 for all", limits=(0, 99)
+    )
+    output_buffer_size: int = option(
+        "output_buffer_size", Kind.INT, 0, "what nsqd gathers, in bytes" + _OWN, limits=(-1, None)
+    )
+    output_buffer_timeout_ns: int = option(
+        "output_buffer_timeout",
+        Kind.DURATION,
+        25 * MILLISECOND_NS,
+        "how long nsqd holds back what it gathered",
+        limits=(0, _LONGEST_NS),
+    )
+    msg_timeout_ns: int = option(
+        "msg_timeout",
+        Kind.DURATION,
+        0,
+        "how long a message may take (default: the broker's)",
+        limits=(0, _LONGEST_NS),
+    )
+    dial_timeout_ns: int = option(
+        "dial_timeout",
+        Kind.DURATION,
+        5 * SECOND_NS,
+        "how long one attempt to connect may take",
+        limits=(1, _LONGEST_NS),
+    )
+    lookupd_poll_interval_ns: int = option(
+        "lookupd_poll_interval",
+        Kind.DURATION,
+        MINUTE_NS,
+        "how often lookup daemons are asked",
+        limits=(10 * MILLISECOND_NS, 5 * MINUTE_NS),
+    )
+    backoff_strategy: str = option(
+        "backoff_strategy",
+        Kind.CHOICE,
+        "exponential",
+        "how long to wait while handlers fail",
+        choices=(("exponential", "exponential"), ("full_jitter", "full_jitter")),
+    )
+    backoff_multiplier_ns: int = option(
+        "backoff_multiplier",
+        Kind.DURATION,
+        SECOND_NS,
+        "the unit of that time",
+        limits=(0, HOUR_NS),
+    )
+    max_backoff_duration_ns: int = option(
+        "max_backoff_duration",
+        Kind.DURATION,
+        2 * MINUTE_NS,
+        "and the most of it; 0 never waits",
+        limits=(0, HOUR_NS),
+    )
+    low_rdy_idle_timeout_ns: int = option(
+        "low_rdy_idle_timeout",
+        Kind.DURATION,
+        10 * SECOND_NS,
+        "when brokers take turns: a turn's length without messages",
+        limits=(SECOND_NS, 5 * MINUTE_NS),
+    )
+    low_rdy_timeout_ns: int = option(
+        "low_rdy_timeout",
+        Kind.DURATION,
+        30 * SECOND_NS,
+        "when brokers take turns: a turn's length",
+        limits=(SECOND_NS, 5 * MINUTE_NS),
+    )
+    rdy_redistribute_interval_ns: int = option(
+        "rdy_redistribute_interval",
+        Kind.DURATION,
+        5 * SECOND_NS,
+        "how often turns are looked at",
+        limits=(MILLISECOND_NS, 5 * SECOND_NS),
+    )
+    local_addr: str = option(
+        "local_addr",
+        Kind.STRING,
+        "",
+        "where connections come from",
+        missing="the system chooses the address that connections come from",
+    )
+    # What has no meaning here.
+    max_in_flight: int = option(
+        "max_in_flight",
+        Kind.INT,
+        1,
+        "",
+        limits=(0, 2**31 - 1),
+        instead="--max-in-flight says it, as in NSQ's tools",
+    )
+    max_attempts: int = option(
+        "max_attempts",
+        Kind.INT,
+        5,
+        "",
+        limits=(0, 65535),
+        instead="a message comes again until it is finished",
+    )
+    default_requeue_delay_ns: int = option(
+        "default_requeue_delay",
+        Kind.DURATION,
+        90 * SECOND_NS,
+        "",
+        instead="what fails comes again after a second, then after longer",
+    )
+    max_requeue_delay_ns: int = option(
+        "max_requeue_delay",
+        Kind.DURATION,
+        15 * MINUTE_NS,
+        "",
+        instead="what fails comes again after ten minutes at most",
+    )
+    read_timeout_ns: int = option(
+        "read_timeout",
+        Kind.DURATION,
+        MINUTE_NS,
+        "",
+        instead="a broker is given up after two heartbeat intervals of silence",
+    )
+    write_timeout_ns: int = option(
+        "write_timeout",
+        Kind.DURATION,
+        SECOND_NS,
+        "",
+        instead="a broker is given up after two heartbeat intervals of silence",
+    )
+    lookupd_poll_jitter: tuple[float, ...] = option(
+        "lookupd_poll_jitter",
+        Kind.FLOATS,
+        (0.3,),
+        "",
+        instead="up to 30 percent of the interval is left to chance",
+    )
+    lookupd_poll_timeout_ns: int = option(
+        "lookupd_poll_timeout",
+        Kind.DURATION,
+        MINUTE_NS,
+        "",
+        instead="a lookup daemon has 5 s to answer",
+    )
+    max_msg_size: int = option("max_msg_size", Kind.SIZE, 0, "", instead="a frame may have 64 MiB")
+    skip_lookupd_authorization: bool = option(
+        "skip_lookupd_authorization",
+        Kind.BOOL,
+        True,
+        "",
+        instead="lookup daemons are not told the secret",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.snappy and self.deflate:
+            raise OptionError("snappy and deflate exclude each other: choose one")
+        if self.tls_key and not self.tls_cert:
+            raise OptionError("tls_key needs tls_cert too")
+        tls = ("tls_root_ca_file", "tls_cert", "tls_insecure_skip_verify")
+        given = [name for name in tls if getattr(self, name)]
+        if given and not self.tls_v1:
+            raise OptionError(f"{given[0]} has no effect without tls_v1: ask for that too")
+
+
+def client_options(flag: str, texts: Iterable[str]) -> ClientOptions:
+    """What is given by ``--consumer-opt`` or ``--producer-opt``.
+
+    Args:
+        flag: which of them, for errors.
+        texts: each ``KEY,VALUE`` or ``KEY``; the last of a key counts.
+
+    Raises:
+        OptionError: a key is not known, or its value is wrong.
+    """
+    known = ClientOptions.flags()
+    values: dict[str, object] = {}
+    for text in texts:
+        name, comma, value = text.partition(",")
+        key = known.get(name.replace("-", "_"))
+        if key is None:
+            raise OptionError(f"--{flag}={text}: {name!r} is none of {', '.join(known)}")
+        if not comma and key.kind is not Kind.BOOL:
+            raise OptionError(f"--{flag}={text} needs a value: --{flag}={name},VALUE")
+        try:
+            values[key.field] = key.parse(value if comma else "true")
+        except OptionError as error:
+            raise OptionError(f"--{flag}={text}: {_bare(error)}") from None
+    try:
+        return ClientOptions(**values)  # type: ignore[arg-type]
+    except OptionError as error:
+        raise OptionError(f"--{flag}: {_bare(error)}") from None
+
+
+def without_effect(flag: str, options: ClientOptions) -> list[tuple[Flag, object]]:
+    """See `Options.without_effect`; the flags are named as they are given."""
+    from dataclasses import replace
+
+    return [
+        (replace(key, name=f"{flag} {key.name}"), value) for key, value in options.without_effect()
+    ]
+
+
+def _bare(error: OptionError) -> str:
+    return str(error).removeprefix("--")
