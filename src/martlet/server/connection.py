@@ -24,6 +24,7 @@ from martlet.server.heartbeat import Heartbeat
 from martlet.server.listener import shown_peer
 from martlet.server.output_queue import OutputQueue
 from martlet.server.owed import Owed
+from martlet.server.pace import Pace
 from martlet.server.upgrade import Agreed, Upgrade
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 _MILLISECOND_NS = 1_000_000
 _FIRST_OWN_BYTES = 1 << 16
+_UNTIMED = 4
+"""So many commands are handled between two looks at the time."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -52,7 +55,8 @@ class Connection(asyncio.BufferedProtocol):
         self._brief = False
         """Whether a PUB that comes by itself may be answered at once."""
         self._waits = False
-        """Whether the next command waits for an answer from elsewhere."""
+        """Whether the next command waits, for an answer from elsewhere or for its turn."""
+        self._going_on: asyncio.Handle | None = None
         self.owed = Owed()
         self._closing = False
         self.heard = True
@@ -144,6 +148,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             buffer, end = self._own, self._filled + nbytes
         at = start = 0
+        untimed, pace = _UNTIMED, None
         try:
             if not self.greeted:
                 at = self._greet(buffer, end)
@@ -155,6 +160,14 @@ class Connection(asyncio.BufferedProtocol):
                 command, at = decoded
                 self.heard = True
                 self._handle(command)
+                untimed -= 1
+                if not untimed:
+                    untimed = _UNTIMED
+                    if pace is None:
+                        pace = Pace()
+                    elif pace.over:
+                        self._wait_for_turn()
+                        break
         except Waits:
             at = start
             self._waits = True
@@ -175,9 +188,21 @@ class Connection(asyncio.BufferedProtocol):
         if not self._closing:
             self._keep(buffer, at, end)
 
-    def go_on(self) -> None:
-        """The answer that a command waited for is there."""
+    def _wait_for_turn(self) -> None:
+        """Others have theirs, before the rest of what has come."""
         if not self._closing:
+            self._waits = True
+            self._transport.pause_reading()
+            self._go_on_soon()
+
+    def _go_on_soon(self) -> None:
+        if self._going_on is None:
+            self._going_on = self.server.loop.call_soon(self.go_on)
+
+    def go_on(self) -> None:
+        """What a command waited for has come."""
+        self._going_on = None
+        if self._waits and not self._closing:
             self._waits = False
             self._read_on()
             self.buffer_updated(0)
@@ -334,7 +359,7 @@ class Connection(asyncio.BufferedProtocol):
         elif self._upgrade is not None:
             self._begin_upgrade()
         elif self._waits and not owed:
-            self.server.loop.call_soon(self.go_on)
+            self._go_on_soon()
         return bool(owed)
 
     def beat(self) -> None:

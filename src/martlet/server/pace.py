@@ -22,6 +22,11 @@ class Pace:
     def __init__(self) -> None:
         self._until_ns = perf_counter_ns() + SLICE_NS
 
+    @property
+    def over(self) -> bool:
+        """Whether the slice is over."""
+        return perf_counter_ns() > self._until_ns
+
     async def rest(self) -> None:
         """Let others have their turn, if the slice is over."""
         if perf_counter_ns() > self._until_ns:

@@ -1,0 +1,53 @@
+"""One client that sends very much at once: the others have their turn meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from tests.crash.wire import Wire, pub
+
+from martlet.broker.topic import Topic
+from martlet.server import pace
+from martlet.testing import Broker
+
+MANY = 300
+
+
+@pytest.mark.parametrize("flush", ["async", "sync"])
+async def test_thousands_of_topics_in_one_receive_are_made_few_at_a_time(
+    flush: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To make a topic takes long: 5,000 at once held up everybody for seconds."""
+    monkeypatch.setattr(pace, "SLICE_NS", 0)
+    async with Broker(flush=flush) as broker:
+        wire = await Wire.open(broker.tcp_address)
+        wire.send(b"".join(pub(f"t{number}", b"x") for number in range(MANY)))
+        # What a command waits for comes between the slices too.
+        wire.send(b"SUB t0 c\nRDY 1\n" + b"FIN 0000000000000000\n" * MANY + b"NOP\nCLS\n")
+        rounds = 0
+
+        async def count() -> None:
+            nonlocal rounds
+            while True:
+                rounds += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        made: list[int] = []
+
+        def note(topic: Topic) -> None:
+            made.append(rounds)
+
+        broker.server.broker.on_topic = note
+        for _ in range(MANY + 1):
+            await wire.ok()
+        assert (await wire.message()).body == b"x"
+        for _ in range(MANY):
+            assert (await wire.answer()).data.startswith(b"E_FIN_FAILED")
+        assert (await wire.answer()).data == b"CLOSE_WAIT"
+        counting.cancel()
+        assert len(made) == MANY
+        assert max(Counter(made).values()) <= 2 * 4
+        wire.close()
