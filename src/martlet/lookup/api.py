@@ -14,10 +14,13 @@ from martlet.protocol.nsq_v2 import NSQD_VERSION
 from martlet.server.http_request import HttpError, Request
 
 if TYPE_CHECKING:
-    from martlet.lookup.registry import Registry
+    from martlet.lookup.registry import Peer, Registry
     from martlet.server.http import Routes
 
 log = logging.getLogger(__name__)
+
+_NEVER_NS = -6795364578871345152
+"""What nsqlookupd tells of a time that was never set."""
 
 
 class LookupApi:
@@ -41,6 +44,7 @@ class LookupApi:
             "/topic/tombstone": {"POST": self.tombstone},
             "/channel/create": {"POST": self.create_channel},
             "/channel/delete": {"POST": self.delete_channel},
+            **_profiles(),
         }
 
     # looking
@@ -90,17 +94,19 @@ class LookupApi:
         told = {}
         for key, peers in self._registry.registrations().items():
             topic = key.split(":")[1] if key.startswith("topic:") else ""
-            told[key] = [
-                {
-                    "id": peer.id,
-                    **{name: v for name, v in peer.describe().items() if name != "remote_address"},
-                    "last_update": peer.last_ns,
-                    "tombstoned": topic in peer.tombstones,
-                    "tombstoned_at": peer.tombstones.get(topic, 0),
-                }
-                for peer in peers
-            ]
-        return told
+            told[key] = [self._in_full(peer, topic) for peer in peers]
+        return dict(sorted(told.items()))
+
+    @staticmethod
+    def _in_full(peer: Peer, topic: str) -> dict[str, object]:
+        told = peer.describe() | {
+            "id": peer.id,
+            "last_update": peer.last_ns,
+            "tombstoned": topic in peer.tombstones,
+            "tombstoned_at": peer.tombstones.get(topic, _NEVER_NS),
+        }
+        del told["remote_address"]
+        return dict(sorted(told.items()))
 
     # changing
 
@@ -141,3 +147,14 @@ class LookupApi:
             raise HttpError(404, "CHANNEL_NOT_FOUND")
         log.info("DB: removing channel(%s) from topic(%s)", channel, topic)
         return None
+
+
+def _profiles() -> Routes:
+    """Those endpoints of nsqd's that nsqlookupd has too; its index has no slash at the end."""
+    from martlet.server.debug_api import DebugApi
+
+    return {
+        path.rstrip("/"): endpoints
+        for path, endpoints in DebugApi().routes().items()
+        if path.startswith("/debug/pprof")
+    }

@@ -7,6 +7,9 @@ known until somebody deletes it, as with nsqlookupd; only ephemeral ones go by t
 A *tombstone* on a broker's topic hides the broker from those who look the topic up, so that it can
 be taken out of service before the topic is deleted there.  It lasts for a while, or until the
 broker registers the topic again on a new connection.
+
+Where a topic is looked up or deleted, ``*`` stands for all of them, as with nsqlookupd; no topic
+can be called that.
 """
 
 from __future__ import annotations
@@ -55,6 +58,7 @@ class Peer:
 
 
 Peers = dict[Peer, None]
+EVERY = "*"
 
 
 class Registry:
@@ -107,8 +111,10 @@ class Registry:
         if channel:
             self._drop_channel(peer, topic, channel)
             return
-        for name in list(self._channels.get(topic, ())):
-            self._drop_channel(peer, topic, name)
+        # Ephemeral channels stay known until they are told of by name, as with nsqlookupd.
+        for name, known in self._channels.get(topic, {}).items():
+            known.pop(peer, None)
+            peer.channels.pop((topic, name), None)
         peers = self._topics.get(topic)
         if peers is not None:
             peers.pop(peer, None)
@@ -136,6 +142,9 @@ class Registry:
 
     def delete_topic(self, topic: str) -> None:
         """Forget a topic and its channels."""
+        if topic == EVERY:
+            for each in list(self._topics | self._channels):
+                self.delete_topic(each)
         for peers in self._channels.pop(topic, {}).values():
             for peer in peers:
                 peer.channels = {key: None for key in peer.channels if key[0] != topic}
@@ -154,9 +163,10 @@ class Registry:
 
     def tombstone(self, topic: str, node: str) -> None:
         """Hide the broker at ``address:http port`` from those who look the topic up."""
-        for peer in self._topics.get(topic, ()):
-            if f"{peer.broadcast_address}:{peer.http_port}" == node:
-                peer.tombstones[topic] = self._clock()
+        for each in self._meant(topic):
+            for peer in self._topics[each]:
+                if f"{peer.broadcast_address}:{peer.http_port}" == node:
+                    peer.tombstones[each] = self._clock()
 
     # what is asked
 
@@ -167,11 +177,13 @@ class Registry:
 
     def channels(self, topic: str) -> list[str]:
         """All that are known of a topic."""
+        if topic == EVERY:
+            return sorted(name for channels in self._channels.values() for name in channels)
         return sorted(self._channels.get(topic, ()))
 
     def knows(self, topic: str) -> bool:
         """Whether a topic is known."""
-        return topic in self._topics
+        return bool(self._meant(topic))
 
     def is_tombstoned(self, peer: Peer, topic: str) -> bool:
         """Whether a broker is hidden from those who look the topic up."""
@@ -180,15 +192,22 @@ class Registry:
 
     def producers(self, topic: str) -> list[Peer]:
         """The brokers that have a topic and are to be told of."""
-        return [
-            peer
-            for peer in self._topics.get(topic, ())
-            if self._is_active(peer) and not self.is_tombstoned(peer, topic)
-        ]
+        found = {
+            peer: None
+            for each in self._meant(topic)
+            for peer in self._topics[each]
+            if self._is_active(peer) and not self.is_tombstoned(peer, each)
+        }
+        return list(found)
 
     def nodes(self) -> list[Peer]:
         """All brokers that were heard of late."""
         return [peer for peer in self.peers if self._is_active(peer)]
+
+    def _meant(self, topic: str) -> list[str]:
+        if topic == EVERY:
+            return list(self._topics)
+        return [topic] if topic in self._topics else []
 
     def _is_active(self, peer: Peer) -> bool:
         return self._clock() - peer.last_ns <= self._inactive_ns
