@@ -175,11 +175,11 @@ class ModelChannel:
     def replay(self, offset: int, position: int, now_ns: int) -> None:
         """All from an offset on comes again, whatever became of it."""
         message_count = self.message_count
-        for again in range(offset, self.topic.limit):
+        for again in range(offset, len(self.topic.messages)):
             message = self.messages[again] = ChannelMessage(replayed_position=position)
             if self.topic.messages[again].lost or again in self.topic.emptied:
                 message.place = Place.DONE
-            else:
+            elif again < self.topic.limit:
                 self.show(again, now_ns)
         self.message_count = message_count
         self.messages = dict(sorted(self.messages.items()))

@@ -29,6 +29,9 @@ COMMANDS = {
     "pub": Command("martlet.apps.pub", "publish a pipe or files; takes to_nsq's flags"),
     "tail": Command("martlet.apps.tail", "show messages as they come; takes nsq_tail's flags"),
     "to-file": Command("martlet.apps.to_file", "topics to files; takes nsq_to_file's flags"),
+    "stat": Command("martlet.apps.stat", "counts as they change; takes nsq_stat's flags"),
+    "peek": Command("martlet.apps.peek", "show what a channel has yet to finish, and take nothing"),
+    "replay": Command("martlet.apps.replay", "set a channel back to an offset or a time"),
     "log": Command("martlet.apps.log", "verify or dump the commit log of a data folder"),
     "import-nsqd": Command(
         "martlet.apps.import_nsqd", "take a stopped nsqd's data folder over", "cli"

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 def main(argv: Sequence[str]) -> int:
     """Publish; the result is the exit code of the process."""
-    found, paths = _split(argv)
+    found, paths = tool.split(PublishOptions, argv)
     options = tool.options("pub", DESCRIPTION, PublishOptions, found)
     if options is None:
         return 1
@@ -52,21 +52,3 @@ def _run(publish: Publish, files: list[BinaryIO]) -> int:
             log.info("%d messages are stored", count)
 
     return tool.run(work, lambda: [task.cancel() for task in running])
-
-
-def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The flags, and the files: whatever is no flag nor a flag's value, or stands behind ``--``."""
-    known = PublishOptions.flags()
-    found: list[str] = []
-    files: list[str] = []
-    arguments = iter(argv)
-    for argument in arguments:
-        if argument == "--":
-            files += arguments
-        elif argument.startswith("-") and argument != "-":
-            found.append(argument)
-            if "=" not in argument and argument.lstrip("-") in known:
-                found += [value for value in [next(arguments, None)] if value is not None]
-        else:
-            files.append(argument)
-    return found, files

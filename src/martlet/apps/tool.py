@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from martlet.apps import log_line, start
 from martlet.client import ClientError
 from martlet.options import LogOptions
+from martlet.options.flag import Kind
 
 T = TypeVar("T", bound=LogOptions)
 _log = logging.getLogger(log_line.ROOT)
@@ -23,6 +25,45 @@ def options(command: str, description: str, kind: type[T], argv: Sequence[str]) 
         SystemExit: after ``--help`` or ``--version``, and for an unknown flag.
     """
     return start.options(start.arguments(command, description, kind), kind, argv)
+
+
+def split(kind: type[LogOptions], argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The flags of a command line with their values, and what else stands there, ``--`` or not."""
+    known = kind.flags()
+    found: list[str] = []
+    others: list[str] = []
+    arguments = iter(argv)
+    for argument in arguments:
+        if argument == "--":
+            others += arguments
+        elif argument.startswith("-") and argument != "-":
+            found.append(argument)
+            flag = known.get(argument.lstrip("-"))
+            if flag is not None and flag.kind is not Kind.BOOL:
+                found += [value for value in [next(arguments, None)] if value is not None]
+        else:
+            others.append(argument)
+    return found, others
+
+
+def named(kind: type[LogOptions], argv: Sequence[str], *names: str) -> list[str]:
+    """The command line with what stands without a flag as the values of these, in their order."""
+    found, others = split(kind, argv)
+    for name, value in zip(names, others, strict=False):
+        found.append(f"--{name}={value}")
+    return found + others[len(names) :]
+
+
+def run_alone(work: Callable[[], Coroutine[Any, Any, object]]) -> int:
+    """Run a tool that has nothing in hand, and may be broken off by SIGTERM or SIGINT."""
+    running: list[asyncio.Task[object]] = []
+
+    async def run_it() -> None:
+        running.append(asyncio.create_task(work()))
+        with suppress(asyncio.CancelledError):
+            await running[0]
+
+    return run(run_it, lambda: [task.cancel() for task in running])
 
 
 def run(

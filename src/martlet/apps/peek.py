@@ -1,0 +1,55 @@
+"""``martlet peek``: shows what a channel has yet to finish, and takes nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from martlet.apps import tool
+from martlet.options.peek import PeekOptions
+from martlet.tools.peek import Message, Peek, line, table
+
+DESCRIPTION = (
+    "Show the messages that a channel has yet to finish, in flight (with whom, until when),"
+    " deferred, due or waiting, without taking any. The topic and the channel may stand without"
+    " their flags: martlet peek TOPIC CHANNEL."
+)
+PIPE_WIDTH = 240
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Show messages; the result is the exit code of the process."""
+    found = tool.named(PeekOptions, argv, "topic", "channel")
+    options = tool.options("peek", DESCRIPTION, PeekOptions, found)
+    if options is None:
+        return 1
+    if not options.json and find_spec("rich") is None:
+        log.critical("needs the package rich: pip install 'martlet[cli]', or use --json")
+        return 1
+    peek = Peek(options)
+
+    async def show() -> None:
+        messages: list[Message] = []
+        async for message in peek.messages():
+            if options.json:
+                print(line(message))
+            else:
+                messages.append(message)
+        if messages:
+            print_table(messages)
+        elif not options.json:
+            log.info("nothing of that is there")
+
+    return tool.run_alone(show)
+
+
+def print_table(messages: list[Message]) -> None:
+    """Print messages for people."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    console.print(table(messages))

@@ -1,0 +1,72 @@
+"""The options of tools that ask brokers' HTTP doors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from martlet.duration import SECOND_NS
+from martlet.options.flag import Kind, OptionError, option
+from martlet.options.options import LogOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoorOptions(LogOptions):
+    """Which brokers are asked, and how long they may take.
+
+    Raises:
+        OptionError: no broker is named, or both brokers and lookup daemons are.
+    """
+
+    nsqd_http_addresses: tuple[str, ...] = option(
+        "nsqd-http-address",
+        Kind.STRINGS,
+        (),
+        "<addr>:<port> of a broker's HTTP; may be given several times",
+        section="brokers",
+    )
+    lookupd_http_addresses: tuple[str, ...] = option(
+        "lookupd-http-address",
+        Kind.STRINGS,
+        (),
+        "<addr>:<port> of a lookup daemon, which knows the brokers that have the topic; may be"
+        " given several times",
+    )
+    connect_timeout_ns: int = option(
+        "http-client-connect-timeout",
+        Kind.DURATION,
+        2 * SECOND_NS,
+        "how long connecting over HTTP may take",
+        limits=(1, None),
+    )
+    request_timeout_ns: int = option(
+        "http-client-request-timeout",
+        Kind.DURATION,
+        5 * SECOND_NS,
+        "how long an HTTP request may take",
+        limits=(1, None),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.nsqd_http_addresses) == bool(self.lookupd_http_addresses):
+            raise OptionError(
+                "say which brokers to ask, either with --nsqd-http-address or with"
+                " --lookupd-http-address"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelOptions(DoorOptions):
+    """Which channel is asked for.
+
+    Raises:
+        OptionError: none is named.
+    """
+
+    topic: str = option("topic", Kind.STRING, "", "the topic", section="channel")
+    channel: str = option("channel", Kind.STRING, "", "the channel")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.topic or not self.channel:
+            raise OptionError("--topic and --channel are needed: which channel is it?")

@@ -1,0 +1,123 @@
+"""The HTTP doors of brokers: which there are, and what they answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from martlet.http_answer import read_json
+from martlet.options.door import DoorOptions
+
+_MOST_BYTES = 1 << 26
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError)
+"""What an answer of another shape raises."""
+
+
+class NoAnswer(OSError):
+    """A broker or a lookup daemon did not do what it was asked for; the text says which, and why.
+
+    Attributes:
+        status: of its answer; 0 where there was none.
+    """
+
+    def __init__(self, url: str, why: str, status: int = 0) -> None:
+        super().__init__(f"{url}: {why}")
+        self.status = status
+
+
+class Doors:
+    """Asks the brokers that some options name, inside ``async with``.
+
+    Args:
+        options: which brokers, and how long they may take.
+    """
+
+    def __init__(self, options: DoorOptions) -> None:
+        self._options = options
+
+    async def __aenter__(self) -> Self:
+        options = self._options
+        timeout = aiohttp.ClientTimeout(
+            total=options.request_timeout_ns / 1e9, connect=options.connect_timeout_ns / 1e9
+        )
+        self._session = aiohttp.ClientSession(timeout=timeout)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._session.close()
+
+    async def brokers(self, topic: str) -> list[str]:
+        """The URLs of the brokers: those named, or those that lookup daemons know to have a topic;
+        with no topic all that they know.
+
+        Raises:
+            NoAnswer: no lookup daemon answered, or none knows a broker.
+        """
+        options = self._options
+        if options.nsqd_http_addresses:
+            return list(dict.fromkeys(map(_url, options.nsqd_http_addresses)))
+        daemons = [_url(address) for address in options.lookupd_http_addresses]
+        told = await asyncio.gather(
+            *(self._known(daemon, topic) for daemon in daemons), return_exceptions=True
+        )
+        found = dict.fromkeys(url for urls in told if isinstance(urls, list) for url in urls)
+        if found:
+            return list(found)
+        for error in told:
+            if isinstance(error, BaseException):
+                raise error
+        raise NoAnswer(", ".join(daemons), f"no broker with topic {topic!r} is known there", 404)
+
+    async def _known(self, daemon: str, topic: str) -> list[str]:
+        try:
+            path = "/lookup" if topic else "/nodes"
+            known = await self.get(daemon, path, {"topic": topic} if topic else {})
+            return [
+                _url(f"{each['broadcast_address']}:{int(each['http_port'])}")
+                for each in known.get("data", known)["producers"] or ()
+            ]
+        except NoAnswer as error:
+            if error.status == 404:
+                return []
+            raise
+        except _UNREADABLE as error:
+            raise NoAnswer(daemon, f"no answer of a lookup daemon: {error!r}") from None
+
+    async def get(self, url: str, path: str, arguments: Mapping[str, str]) -> Any:
+        """What a door tells. Raises NoAnswer."""
+        return await self._ask("GET", url, path, arguments)
+
+    async def post(self, url: str, path: str, arguments: Mapping[str, str]) -> Any:
+        """What a door answers when something is to be done. Raises NoAnswer."""
+        return await self._ask("POST", url, path, arguments)
+
+    async def _ask(self, method: str, url: str, path: str, arguments: Mapping[str, str]) -> Any:
+        try:
+            async with self._session.request(method, url + path, params=arguments) as response:
+                status = response.status
+                answer = await read_json(response, _MOST_BYTES)
+        except TimeoutError:
+            raise NoAnswer(url, "no answer in time") from None
+        except aiohttp.ClientError as error:
+            raise NoAnswer(url, str(error) or type(error).__name__) from None
+        except ValueError as error:
+            raise NoAnswer(url, f"no answer of a broker: {error}") from None
+        if status == 200:
+            return answer
+        message = answer.get("message") if isinstance(answer, dict) else None
+        if message == "NOT_FOUND":
+            raise NoAnswer(url, f"it has no {path}: is that the right address?")
+        raise NoAnswer(url, message or f"status {status}", status)
+
+
+def _url(address: str) -> str:
+    return address.rstrip("/") if "://" in address else f"http://{address}"

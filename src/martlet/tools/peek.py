@@ -1,0 +1,107 @@
+"""Peek: shows what a channel has yet to finish, and takes nothing.
+
+Each broker is asked page by page; what is shown changes while it is looked at, as a queue does.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from martlet.options.peek import PeekOptions
+from martlet.tools.door import Doors
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Message = dict[str, Any]
+"""As a broker tells it, and ``broker``, which of them it is."""
+_PAGE = 500
+
+
+class Peek:
+    """Looks into a channel.
+
+    Args:
+        options: as the flags give them.
+    """
+
+    def __init__(self, options: PeekOptions) -> None:
+        self._options = options
+
+    async def messages(self) -> AsyncIterator[Message]:
+        """The messages of each broker, by offset. Raises NoAnswer."""
+        options = self._options
+        async with Doors(options) as doors:
+            for url in await doors.brokers(options.topic):
+                left = options.limit or None
+                offset: int | None = options.offset
+                while offset is not None and left != 0:
+                    page = await doors.get(
+                        url,
+                        "/channel/peek",
+                        {
+                            "topic": options.topic,
+                            "channel": options.channel,
+                            "state": ",".join(options.states),
+                            "offset": str(offset),
+                            "limit": str(min(_PAGE, left or _PAGE)),
+                            "max_body_bytes": str(options.max_body_bytes),
+                        },
+                    )
+                    for message in page["messages"]:
+                        yield {"broker": url, "now_ns": page["now_ns"], **message}
+                    offset = page["next_offset"]
+                    left = None if left is None else left - len(page["messages"])
+
+
+def line(message: Message) -> str:
+    """A message as a line of JSON."""
+    told = {key: value for key, value in message.items() if key != "now_ns"}
+    return json.dumps(told, ensure_ascii=False)
+
+
+def table(messages: list[Message]) -> Table:
+    """Messages for people."""
+    from rich.table import Table
+    from rich.text import Text
+
+    several = len({message["broker"] for message in messages}) > 1
+    shown = Table(box=None, header_style="bold", pad_edge=False)
+    if several:
+        shown.add_column("broker")
+    for name in ("offset", "state", "attempts", "age", "due in", "with"):
+        numbers = name in ("offset", "attempts", "age", "due in")
+        shown.add_column(name, justify="right" if numbers else "left", no_wrap=True)
+    shown.add_column("bytes", justify="right", no_wrap=True)
+    shown.add_column("body", no_wrap=True, overflow="ellipsis", ratio=1)
+    for message in messages:
+        cells = [message["broker"].partition("://")[2]] if several else []
+        client = message["client"]
+        cells += [
+            str(message["offset"]),
+            message["state"],
+            str(message["attempts"]),
+            _seconds(message["now_ns"], message["timestamp_ns"]),
+            _seconds(message["due_ns"], message["now_ns"]),
+            "" if client is None else f"{client['client_id']} {client['remote_address']}".strip(),
+            "" if message["body_bytes"] is None else str(message["body_bytes"]),
+        ]
+        shown.add_row(*cells, Text(_body(message)))
+    return shown
+
+
+def _seconds(later_ns: int | None, earlier_ns: int | None) -> str:
+    if later_ns is None or earlier_ns is None:
+        return ""
+    return f"{max(0, later_ns - earlier_ns) / 1e9:.1f} s"
+
+
+def _body(message: Message) -> str:
+    if message["body_bytes"] is None:
+        return "(cannot be read)"
+    if message["body"] is None:
+        return repr(b64decode(message["body_base64"]))[2:-1]
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in message["body"])

@@ -1,0 +1,65 @@
+"""Replay: a channel set back on each broker, or a new one made that begins in the past."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from martlet.options.replay import ReplayOptions
+from martlet.tools.door import Doors, NoAnswer
+
+
+class Replay:
+    """Sets a channel back.
+
+    Args:
+        options: as the flags give them.
+        clock: nanoseconds since 1970.
+    """
+
+    def __init__(self, options: ReplayOptions, clock: Callable[[], int] = time.time_ns) -> None:
+        self._options = options
+        self._clock = clock
+
+    async def run(self) -> list[tuple[str, dict[str, Any] | NoAnswer]]:
+        """Do it on each broker; what each of them answered.
+
+        Raises:
+            NoAnswer: no broker was found.
+        """
+        options = self._options
+        arguments = {
+            "topic": options.topic,
+            "channel": options.channel,
+            "new": "true" if options.new_channel else "false",
+        }
+        if options.to_offset >= 0:
+            arguments["offset"] = str(options.to_offset)
+        elif options.to_time:
+            arguments["timestamp_ns"] = str(options.time_ns(self._clock()))
+        else:
+            arguments["beginning"] = "true"
+        async with Doors(options) as doors:
+            urls = await doors.brokers(options.topic)
+
+            async def ask(url: str) -> dict[str, Any] | NoAnswer:
+                try:
+                    answer: dict[str, Any] = await doors.post(url, "/channel/replay", arguments)
+                    return answer
+                except NoAnswer as error:
+                    return error
+
+            answers = await asyncio.gather(*map(ask, urls))
+        return list(zip(urls, answers, strict=True))
+
+
+def told(options: ReplayOptions, answer: dict[str, Any]) -> str:
+    """A line about what a broker has done."""
+    what = "begins at" if options.new_channel else "is set back to"
+    return (
+        f"channel {options.channel} of topic {options.topic} {what} offset {answer['offset']};"
+        f" {answer['end_offset'] - answer['offset']} messages come"
+        f"{'' if options.new_channel else ' again'}"
+    )

@@ -1,0 +1,210 @@
+"""Stat: what brokers count, added up, and how it changes.
+
+::
+
+    ------rate------+----------------depth----------------+--------------metadata---------------
+    ingress  egress |   total     mem    disk inflt   def |     req     t-o         msgs clients
+        512     498 |     140       0     140    20     0 |       3       1        90214       4
+
+A line is laid out as nsq_stat's, for scripts; a person at a terminal gets a table of all channels.
+What comes in and goes out is told per second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Self
+
+from martlet.options.stat import StatOptions
+from martlet.tools.door import Doors, NoAnswer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+HEAD_EVERY = 25
+HEAD = (
+    "------rate------+----------------depth----------------+--------------metadata---------------\n"
+    f"{'ingress':>7} {'egress':>7} | {'total':>7} {'mem':>7} {'disk':>7} {'inflt':>5} {'def':>5}"
+    f" | {'req':>7} {'t-o':>7} {'msgs':>12} {'clients':>7}"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """The counts of a channel, of one broker or of all together, named as in ``/stats``."""
+
+    depth: int = 0
+    backend_depth: int = 0
+    in_flight_count: int = 0
+    deferred_count: int = 0
+    requeue_count: int = 0
+    timeout_count: int = 0
+    message_count: int = 0
+    client_count: int = 0
+
+    @classmethod
+    def read(cls, told: dict[str, Any]) -> Self:
+        """The counts that an entry of ``/stats`` tells."""
+        return cls(**{field.name: int(told[field.name]) for field in fields(cls)})
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            **{
+                field.name: getattr(self, field.name) + getattr(other, field.name)
+                for field in fields(self)
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Look:
+    """What all brokers counted at one moment.
+
+    Attributes:
+        at_s: when, in seconds of some clock.
+        channels: by topic and channel; of a topic itself the channel is empty.
+        paused: those of them that are paused at some broker.
+        failed: the brokers that did not answer, and why.
+    """
+
+    at_s: float
+    channels: dict[tuple[str, str], Counts]
+    paused: frozenset[tuple[str, str]]
+    failed: list[str]
+
+
+class Stat:
+    """Asks brokers for what they count.
+
+    Args:
+        options: as the flags give them.
+        clock: seconds.
+    """
+
+    def __init__(self, options: StatOptions, clock: Callable[[], float] = time.monotonic) -> None:
+        self._options = options
+        self._clock = clock
+
+    async def looks(self) -> AsyncGenerator[Look]:
+        """One look after the other, each an interval after the one before.
+
+        Raises:
+            NoAnswer: no broker was found, or none of them answered, at the first look; later ones
+                tell of it.
+        """
+        interval_s = self._options.interval_ns / 1e9
+        async with Doors(self._options) as doors:
+            next_s = self._clock()
+            look: Look | None = None
+            while True:
+                try:
+                    look = await self._look(doors)
+                except NoAnswer as error:
+                    if look is None:
+                        raise
+                    look = Look(self._clock(), {}, frozenset(), [str(error)])
+                yield look
+                next_s = max(next_s + interval_s, self._clock())
+                await asyncio.sleep(next_s - self._clock())
+
+    async def _look(self, doors: Doors) -> Look:
+        options = self._options
+        arguments = {"format": "json", "include_clients": "false", "include_mem": "false"}
+        if options.topic:
+            arguments["topic"] = options.topic
+        if options.channel:
+            arguments["channel"] = options.channel
+        urls = await doors.brokers(options.topic)
+        told = await asyncio.gather(
+            *(doors.get(url, "/stats", arguments) for url in urls), return_exceptions=True
+        )
+        channels: dict[tuple[str, str], Counts] = {}
+        paused: set[tuple[str, str]] = set()
+        failed = []
+        for answer in told:
+            if isinstance(answer, NoAnswer):
+                failed.append(answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                for name, counts, is_paused in _entries(answer):
+                    channels[name] = channels.get(name, Counts()) + counts
+                    paused |= {name} if is_paused else set()
+        if len(failed) == len(urls):
+            raise failed[0]
+        return Look(self._clock(), channels, frozenset(paused), [str(error) for error in failed])
+
+
+def _entries(stats: dict[str, Any]) -> list[tuple[tuple[str, str], Counts, bool]]:
+    """The channels, and the topics that have none, of an answer of ``/stats``."""
+    found = []
+    for topic in stats.get("data", stats)["topics"] or ():
+        name = str(topic["topic_name"])
+        waiting = Counts(
+            depth=int(topic["depth"]),
+            backend_depth=int(topic["backend_depth"]),
+            message_count=int(topic["message_count"]),
+        )
+        if waiting.depth or not topic["channels"]:
+            found.append(((name, ""), waiting, bool(topic["paused"])))
+        found += [
+            ((name, str(each["channel_name"])), Counts.read(each), bool(each["paused"]))
+            for each in topic["channels"]
+        ]
+    return found
+
+
+def rates(before: Counts, after: Counts, seconds: float) -> tuple[int, int]:
+    """How many messages came in and went out, per second."""
+    came = after.message_count - before.message_count
+    return int(came / seconds), int((came - (after.depth - before.depth)) / seconds)
+
+
+def line(before: Counts, after: Counts, seconds: float) -> str:
+    """A channel's line, as nsq_stat's."""
+    ingress, egress = rates(before, after, seconds)
+    return (
+        f"{ingress:7d} {egress:7d} | {after.depth:7d} {after.depth - after.backend_depth:7d}"
+        f" {after.backend_depth:7d} {after.in_flight_count:5d} {after.deferred_count:5d} |"
+        f" {after.requeue_count:7d} {after.timeout_count:7d} {after.message_count:12d}"
+        f" {after.client_count:7d}"
+    )
+
+
+def table(before: Look | None, now: Look) -> Table:
+    """All channels, for people."""
+    from rich.table import Table
+
+    shown = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("topic", "channel"):
+        shown.add_column(title, no_wrap=True)
+    for title in (
+        *("in/s", "out/s", "depth", "in flight", "deferred", "requeued", "timed out"),
+        *("messages", "clients"),
+    ):
+        shown.add_column(title, justify="right", no_wrap=True)
+    for name, counts in sorted(now.channels.items()):
+        earlier = before.channels.get(name) if before is not None else None
+        told = ["", ""]
+        if before is not None and earlier is not None:
+            told = [str(rate) for rate in rates(earlier, counts, now.at_s - before.at_s)]
+        topic, channel = name
+        mark = " (paused)" if name in now.paused else ""
+        shown.add_row(
+            topic,
+            (channel or "(none yet)") + mark,
+            *told,
+            str(counts.depth),
+            str(counts.in_flight_count),
+            str(counts.deferred_count),
+            str(counts.requeue_count),
+            str(counts.timeout_count),
+            str(counts.message_count),
+            str(counts.client_count),
+        )
+    if now.failed:
+        shown.caption = "\n".join(now.failed)
+    return shown

@@ -1,0 +1,225 @@
+"""Peek, replay and stat: the tools of an operator, against real brokers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pty
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import NamedTuple
+
+import pytest
+from tests.interop.asking import ask, until
+from tests.interop.lookup_process import LookupProcess
+from tests.interop.nsqd_process import NEEDS_NSQD, NSQD, NsqdProcess
+from tests.interop.test_tools import channels, command
+
+from martlet.apps.main import main
+from martlet.testing import BrokerProcess
+
+pytestmark = pytest.mark.interop
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Tool = Callable[..., Said]
+
+
+@pytest.fixture
+def tool(capfd: pytest.CaptureFixture[str]) -> Iterator[Tool]:
+    """Runs a tool to its end, in this process: to start one takes longer than what it does."""
+    logger = logging.getLogger("martlet")
+    before = logger.handlers[:], logger.propagate, logger.level
+
+    def run(*arguments: str) -> Said:
+        capfd.readouterr()
+        code = main(arguments)
+        return Said(code, *capfd.readouterr())
+
+    yield run
+    logger.handlers[:], logger.propagate = before[:2]
+    logger.setLevel(before[2])
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess(None, "--journal-interval=10ms") as process:
+        yield process
+
+
+def fill(broker: BrokerProcess, topic: str, count: int, channel: str = "c") -> None:
+    ask(broker.http_address, f"/topic/create?topic={topic}", "POST")
+    ask(broker.http_address, f"/channel/create?topic={topic}&channel={channel}", "POST")
+    lines = b"\n".join(b"%d" % number for number in range(count))
+    ask(broker.http_address, f"/mpub?topic={topic}", "POST", lines)
+
+
+def test_peek_shows_everything_and_takes_nothing(broker: BrokerProcess, tool: Tool) -> None:
+    fill(broker, "peeked", 700)
+    ask(broker.http_address, "/pub?topic=peeked&defer=60000", "POST", b"\xff\x1b[2J\n")
+    where = f"--nsqd-http-address={broker.http_address}"
+    lines = tool("peek", "peeked", "c", where, "--limit=0", "--json").out.splitlines()
+    told = [json.loads(line) for line in lines]
+    assert [message["offset"] for message in told] == list(range(701))
+    assert [message["body"] for message in told[:-1]] == [str(number) for number in range(700)]
+    assert {message["broker"] for message in told} == {f"http://{broker.http_address}"}
+    shown = tool("peek", "--topic=peeked", "--channel=c", where, "--offset=690", "--limit=30")
+    head, *rows = shown.out.splitlines()
+    assert " ".join(head.split()) == "offset state attempts age due in with bytes body"
+    assert len(rows) == 11
+    assert re.fullmatch(r" +690  waiting +0 +\d+\.\d s +3  690 *", rows[0])
+    assert re.fullmatch(r" +700  deferred +0 .* 6\d\.\d s|.*deferred.*", rows[-1])
+    assert r"\xff\x1b[2J\n" in rows[-1]
+    assert "\x1b" not in shown.out
+    assert len(tool("peek", "peeked", "c", where, "--state=deferred").out.splitlines()) == 2
+    state = channels(broker, "peeked")["c"]
+    assert (state["depth"], state["deferred_count"], state["in_flight_count"]) == (700, 1, 0)
+
+
+def test_a_channel_is_set_back_and_stays_so_over_a_kill(tool: Tool) -> None:
+    with BrokerProcess(None, "--journal-interval=10ms") as broker:
+        fill(broker, "t", 5)
+        between = datetime.now().isoformat()
+        time.sleep(0.002)
+        ask(broker.http_address, "/mpub?topic=t", "POST", b"5\n6\n7")
+        ask(broker.http_address, "/channel/empty?topic=t&channel=c", "POST")
+        where = f"--nsqd-http-address={broker.http_address}"
+        said = tool("replay", "t", "c", where, f"--to-time={between}")
+        assert said.code == 0, said.err
+        assert "channel c of topic t is set back to offset 5; 3 messages come again" in said.err
+        broker.kill()
+        broker.start()
+        assert channels(broker, "t")["c"]["depth"] == 3
+        for arguments, depth in (
+            (("t", "c", "--to-offset=2"), 6),
+            (("t", "c", "--to-time=1h"), 8),
+            (("--topic", "t", "--channel", "new", "--beginning", "--new-channel"), 8),
+        ):
+            assert tool("replay", where, *arguments).code == 0
+            name = "new" if "new" in arguments else "c"
+            assert channels(broker, "t")[name]["depth"] == depth
+
+
+def test_brokers_are_found_by_lookup(tool: Tool) -> None:
+    with LookupProcess() as lookup:
+        flags = [f"--lookupd-tcp-address={lookup.tcp_address}", "--broadcast-address=127.0.0.1"]
+        with BrokerProcess(None, *flags) as one, BrokerProcess(None, *flags) as two:
+            for each in (one, two):
+                fill(each, "t", 2)
+            until(lambda: len(ask(lookup.http_address, "/lookup?topic=t")["producers"]) == 2)
+            where = f"--lookupd-http-address={lookup.http_address}"
+            lines = tool("peek", "t", "c", where, "--json").out.splitlines()
+            assert len({json.loads(line)["broker"] for line in lines}) == 2
+            assert "broker" in tool("peek", "t", "c", where).out.splitlines()[0]
+            ask(two.http_address, "/channel/empty?topic=t&channel=c", "POST")
+            stat = tool("stat", "--topic=t", "--channel=c", where, "--count=1", "--interval=1ms")
+            assert stat.out.splitlines()[2].split("|")[1].split() == ["2", "0", "2", "0", "0"]
+            said = tool("replay", "t", "c", where, "--beginning")
+            assert said.err.count("is set back to offset 0") == 2
+            ask(two.http_address, "/channel/delete?topic=t&channel=c", "POST")
+            said = tool("replay", "t", "c", where, "--beginning")
+            assert said.code == 1
+            assert "is set back" in said.err
+            assert f"{two.http_address}: CHANNEL_NOT_FOUND" in said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("peek t --nsqd-http-address=A", "--topic and --channel are needed"),
+        ("peek t c", "say which brokers to ask"),
+        ("peek t c --nsqd-http-address=A --state=lost", "--state=lost is none of in_flight"),
+        ("peek t none --nsqd-http-address=A", "CHANNEL_NOT_FOUND"),
+        ("peek none c --nsqd-http-address=A", "TOPIC_NOT_FOUND"),
+        ("peek t c --nsqd-http-address=127.0.0.1:1", "127.0.0.1:1"),
+        ("peek t c --lookupd-http-address=A", "it has no /lookup"),
+        ("replay t c --nsqd-http-address=A", "say where to"),
+        ("replay t c --nsqd-http-address=A --to-offset=1 --beginning", "say where to"),
+        ("replay t c --nsqd-http-address=A --to-time=soon", "--to-time=soon is no time"),
+        ("replay t c --nsqd-http-address=A --to-offset=99", "cannot be set back to 99"),
+        ("replay t c --lookupd-http-address=A --to-offset=9", "needs one --nsqd-http-address"),
+        ("replay t c --nsqd-http-address=A --beginning --new-channel", "there is a channel 'c'"),
+        ("stat --nsqd-http-address=A --channel=c", "--topic is missing"),
+        ("stat --nsqd-http-address=A", "--topic and --channel are needed for lines"),
+        ("stat --nsqd-http-address=A --topic=t --channel=x --count=1", "no broker has its channel"),
+        ("stat --nsqd-http-address=A --interval=0s --topic=t --channel=c", "--interval is 0s"),
+    ],
+)
+def test_what_is_wrong_is_told(
+    broker: BrokerProcess, tool: Tool, arguments: str, text: str
+) -> None:
+    fill(broker, "t", 1)
+    said = tool(*arguments.replace("=A", f"={broker.http_address}").split())
+    assert said.code == 1
+    assert text in said.err
+
+
+def test_stat_prints_the_lines_of_nsq_stat(broker: BrokerProcess, tool: Tool) -> None:
+    fill(broker, "counted", 30)
+    stat = ["stat", "--topic=counted", "--channel=c", f"--nsqd-http-address={broker.http_address}"]
+    head, names, *lines = tool(*stat, "--count=26", "--interval=2ms").out.splitlines()
+    assert head == "------rate------+----------------depth----------------" + (
+        "+--------------metadata---------------"
+    )
+    assert " ".join(names.split()) == (
+        "ingress egress | total mem disk inflt def | req t-o msgs clients"
+    )
+    assert lines[24:26] == [head, names]
+    assert len(lines) == 28
+    assert " ".join(lines[0].split()) == "0 0 | 30 0 30 0 0 | 0 0 30 0"
+    if NSQD is not None:
+        theirs = subprocess.run(
+            [f"{os.path.dirname(NSQD)}/nsq_stat", *stat[1:], "--count=1", "--interval=1ms"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert theirs.stdout.splitlines() == [head, names, lines[0]]
+
+
+@NEEDS_NSQD
+def test_stat_of_an_nsqd_and_what_it_does_not_have(tool: Tool) -> None:
+    with NsqdProcess() as nsqd:
+        fill(nsqd, "t", 3)
+        where = f"--nsqd-http-address={nsqd.http_address}"
+        until(lambda: channels(nsqd, "t")["c"]["depth"] == 3)
+        stat = tool("stat", "--topic=t", "--channel=c", where, "--count=1", "--interval=1ms")
+        assert stat.out.splitlines()[-1].split()[-1:] == ["0"]
+        assert stat.out.splitlines()[-1].split("|")[1].split()[0] == "3"
+        assert "it has no /channel/peek" in tool("peek", "t", "c", where).err
+
+
+def test_at_a_terminal_stat_is_a_table_that_changes(broker: BrokerProcess) -> None:
+    fill(broker, "live", 5)
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command("stat", f"--nsqd-http-address={broker.http_address}", "--interval=50ms"),
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "140", "LINES": "40"},
+    )
+    os.close(theirs)
+    try:
+        seen = b""
+        while b"live" not in seen:
+            seen += os.read(ours, 4096)
+        ask(broker.http_address, "/mpub?topic=live", "POST", b"1\n2\n3\n4\n5\n6\n7")
+        while not re.search(rb"live +c .* 12 ", seen):
+            seen += os.read(ours, 4096)
+        ask(broker.http_address, "/channel/pause?topic=live&channel=c", "POST")
+        while b"c (paused)" not in seen:
+            seen += os.read(ours, 4096)
+    finally:
+        process.terminate()
+        assert process.communicate(timeout=20)[1] == b""
+        os.close(ours)
+    assert process.returncode == 0
