@@ -95,7 +95,7 @@ def test_a_channel_is_set_back_and_stays_so_over_a_kill(tool: Tool) -> None:
         where = f"--nsqd-http-address={broker.http_address}"
         said = tool("replay", "t", "c", where, f"--to-time={between}")
         assert said.code == 0, said.err
-        assert "channel c of topic t is set back to offset 5; 3 messages come again" in said.err
+        assert "channel c of topic t is set back to offset 5; 3 messages from there on" in said.err
         broker.kill()
         broker.start()
         assert channels(broker, "t")["c"]["depth"] == 3

@@ -60,6 +60,5 @@ def told(options: ReplayOptions, answer: dict[str, Any]) -> str:
     what = "begins at" if options.new_channel else "is set back to"
     return (
         f"channel {options.channel} of topic {options.topic} {what} offset {answer['offset']};"
-        f" {answer['end_offset'] - answer['offset']} messages come"
-        f"{'' if options.new_channel else ' again'}"
+        f" {answer['end_offset'] - answer['offset']} messages from there on"
     )
