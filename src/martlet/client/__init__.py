@@ -18,6 +18,8 @@ from martlet.client.errors import (
     ConnectionLost,
     ConnectRefused,
     InvalidName,
+    ProducerFull,
+    PublishLost,
     PublishRefused,
     PublishTimeout,
     Refused,
@@ -25,10 +27,11 @@ from martlet.client.errors import (
 )
 from martlet.client.failure_backoff import FailureBackoff
 from martlet.client.identity import Identity
+from martlet.client.limits import Limits
 from martlet.client.message import Message
-from martlet.client.outbox import Limits
 from martlet.client.producer import Producer
 from martlet.client.readiness import Rotation
+from martlet.client.stats import BrokerStats, Health, ProducerStats
 from martlet.client.tls import Tls
 
 __all__ = [
@@ -37,6 +40,7 @@ __all__ = [
     "Backoff",
     "BadBody",
     "Batch",
+    "BrokerStats",
     "ClientError",
     "Closed",
     "ConnectFailed",
@@ -45,11 +49,15 @@ __all__ = [
     "Consumer",
     "Counts",
     "FailureBackoff",
+    "Health",
     "Identity",
     "InvalidName",
     "Limits",
     "Message",
     "Producer",
+    "ProducerFull",
+    "ProducerStats",
+    "PublishLost",
     "PublishRefused",
     "PublishTimeout",
     "Refused",

@@ -1,4 +1,4 @@
-"""Discovery: which brokers have a topic, as lookup daemons tell it.
+"""Discovery: which brokers there are, or have a topic, as lookup daemons tell it.
 
 The daemons are asked every so often, at a moment that is partly left to chance, so that many
 clients do not ask all at once; and at once when a connection is lost.  What any of them tells
@@ -34,7 +34,7 @@ class Discovery:
     """Looks for the brokers of a topic.
 
     Args:
-        topic: which.
+        topic: which; None for all brokers.
         addresses: of the HTTP doors of lookup daemons, as ``"host:port"`` or as URLs.
         poll_s: seconds between two looks.
         on_found: told what a look has found, and whether that is all there is.
@@ -42,7 +42,7 @@ class Discovery:
 
     def __init__(
         self,
-        topic: str,
+        topic: str | None,
         addresses: Sequence[str],
         poll_s: float,
         on_found: Callable[[list[Address], bool], None],
@@ -81,7 +81,10 @@ class Discovery:
     async def _ask(self, url: str) -> list[Address] | None:
         """What one daemon knows; None where it does not answer as it should."""
         try:
-            known = await _get(f"{url}/lookup", topic=self._topic)
+            if self._topic is None:
+                known = await _get(f"{url}/nodes")
+            else:
+                known = await _get(f"{url}/lookup", topic=self._topic)
             return [
                 Address(str(each["broadcast_address"]), int(each["tcp_port"]))
                 for each in known.get("producers", ())

@@ -68,6 +68,14 @@ class PublishTimeout(ClientError, TimeoutError):
     """No broker answered within the time; what was to be published may be stored or not."""
 
 
+class PublishLost(ClientError, ConnectionError):
+    """The connection was lost, as often as may be; what was published may be stored or not."""
+
+
+class ProducerFull(ClientError):
+    """As much is published and not answered as may be: nothing was taken."""
+
+
 class Closed(ClientError):
     """The producer or consumer has been closed."""
 

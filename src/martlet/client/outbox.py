@@ -1,250 +1,333 @@
-"""What is published and not answered yet: waiting to be sent, or sent and in flight.
+"""What is published and not answered yet: waiting to be sent, or in flight at one of the brokers.
 
 ::
 
-    publish -> waiting -> pack -> in flight -> OK: done
-                  ^                   |
-                  +---- put_back -----+   the connection was lost: sent again, in the same order
+    publish -> waiting -> pack -> in flight on a lane -> OK: done
+                  ^                       |
+                  +------- put_back ------+   the connection was lost: sent again, by any lane
 
 Whatever waits for a topic when there is room to send goes as one command: what was published in one
-turn of the event loop, or while the broker was slow or away.  So a single publish is not delayed,
+turn of the event loop, or while the brokers were slow or away.  So a single publish is not delayed,
 and many at once cost what one costs.  Nothing here touches a socket or a clock.
+
+What has an order key does not wait for any lane but for one: the key is pinned to it as long as
+anything of it is unanswered.  When the lane's connection is lost, all of the key moves together.
+With one lane, everything of a topic stays in order.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
-from martlet.client.errors import ConnectionLost, PublishRefused, Refused
-from martlet.protocol import commands
+from martlet.client.errors import PublishLost, PublishRefused, Refused
+from martlet.client.lane import Lane
+from martlet.client.limits import Limits
+from martlet.client.publication import OrderKey, Publication, Shipment, Trouble
+from martlet.client.route import home, lightest
 
 MAY_BE_ANOTHERS_FAULT = frozenset({"E_BAD_MESSAGE", "E_BAD_BODY"})
 """Errors of one message for which the broker refuses all that came in the same command."""
+MAY_DO_ELSEWHERE = frozenset({"E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED"})
+"""Errors of the broker, such as a full disk: another may take the same message."""
 MAY_PASS = "E_AUTH_FAILED"
 """The auth server cannot be asked just now: nothing is wrong with what was published."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """How much is sent at once, and how much may be in flight.
+class _Pin:
+    """The lane to which a key is pinned, and how many of its publications are unanswered."""
 
-    Attributes:
-        max_message_bytes: the broker's ``--max-msg-size``.
-        max_body_bytes: the broker's ``--max-body-size``, which limits an MPUB.
-        max_in_flight_messages: messages sent and not answered.
-        max_in_flight_bytes: their bytes.
-    """
+    __slots__ = ("count", "lane")
 
-    max_message_bytes: int = 1024 * 1024
-    max_body_bytes: int = 5 * 1024 * 1024
-    max_in_flight_messages: int = 100_000
-    max_in_flight_bytes: int = 32 * 1024 * 1024
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: 1 is the least")
-
-    @property
-    def command_bytes(self) -> int:
-        """The most that one command carries: smaller pieces than the broker takes, so that it
-        stores one while the next is on the way.
-        """
-        return min(self.max_body_bytes - commands.MPUB_EXTRA_BYTES, 512 * 1024)
-
-
-class Publication:
-    """Bodies that are published together, and the future of their OK.
-
-    Attributes:
-        size_bytes: what the bodies take in an MPUB.
-        deadline_s: when to give up, by the event loop's clock.
-        alone: whether it has to be sent in a command of its own.
-    """
-
-    __slots__ = ("alone", "bodies", "deadline_s", "defer_ms", "future", "size_bytes", "topic")
-
-    def __init__(
-        self,
-        topic: str,
-        bodies: Sequence[bytes],
-        size_bytes: int,
-        future: asyncio.Future[None],
-        *,
-        deadline_s: float,
-        defer_ms: int | None = None,
-    ) -> None:
-        self.topic = topic
-        self.bodies = bodies
-        self.size_bytes = size_bytes
-        self.future = future
-        self.deadline_s = deadline_s
-        self.defer_ms = defer_ms
-        self.alone = defer_ms is not None
-
-    def fail(self, error: Exception) -> None:
-        """Tell whoever waits for the OK, if somebody still does."""
-        if not self.future.done():
-            self.future.set_exception(error)
-
-
-class Shipment:
-    """Publications that go to the broker as one command, and get its one answer."""
-
-    __slots__ = ("_outbox", "message_count", "publications", "size_bytes")
-
-    def __init__(self, outbox: Outbox, publication: Publication) -> None:
-        self._outbox = outbox
-        self.publications = [publication]
-        self.message_count = len(publication.bodies)
-        self.size_bytes = publication.size_bytes
-
-    def add(self, publication: Publication) -> None:
-        """Let this one come along."""
-        self.publications.append(publication)
-        self.message_count += len(publication.bodies)
-        self.size_bytes += publication.size_bytes
-
-    def command(self) -> bytes:
-        """The command's bytes."""
-        publications = self.publications
-        first = publications[0]
-        if len(publications) == 1:
-            if first.defer_ms is not None:
-                return commands.publish_deferred(first.topic, first.bodies[0], first.defer_ms)
-            if len(first.bodies) == 1:
-                return commands.publish(first.topic, first.bodies[0])
-            return commands.publish_many(first.topic, first.bodies)
-        bodies = list(chain.from_iterable([each.bodies for each in publications]))
-        return commands.publish_many(first.topic, bodies)
-
-    def answered(self, data: bytes) -> None:
-        """The broker has stored it."""
-        for publication in self.publications:
-            if not publication.future.done():
-                publication.future.set_result(None)
-        self._outbox.done(self)
-
-    def refused(self, error: Refused) -> None:
-        """The broker has not stored it, and hangs up."""
-        if error.code == MAY_PASS:
-            return  # They are put back too.
-        if len(self.publications) > 1 and error.code in MAY_BE_ANOTHERS_FAULT:
-            # They stay in flight, and are put back when the connection is gone.
-            for publication in self.publications:
-                publication.alone = True
-            return
-        for publication in self.publications:
-            publication.fail(PublishRefused(error.code, error.text))
-        self._outbox.done(self)
-
-    def lost(self, error: ConnectionLost) -> None:
-        """Nobody knows whether the broker has stored it: it is put back and sent again."""
+    def __init__(self, lane: Lane | None) -> None:
+        self.lane = lane
+        self.count = 0
 
 
 class Outbox:
-    """The publications that wait, and those in flight.
+    """The publications that wait, and the lanes on which others are in flight.
 
     Attributes:
-        on_done: called when the broker has answered.
+        on_room: called when a broker has answered and something waits to be sent.
+        lanes: one for each broker.
+        pending_messages: published and not answered.
+        pending_bytes: their bytes.
+        stored_count: messages that were answered OK.
+        retried_count: messages that were to be sent again.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self.on_done: Callable[[], None] = lambda: None
+    def __init__(self, limits: Limits, *, retries: int | None = None) -> None:
+        self.on_room: Callable[[], None] = lambda: None
+        self.lanes: list[Lane] = []
+        self.pending_messages = 0
+        self.pending_bytes = 0
+        self.stored_count = 0
+        self.retried_count = 0
         self._limits = limits
+        self._retries = retries
         self._waiting: deque[Publication] = deque()
-        self._in_flight: deque[Shipment] = deque()
-        self._in_flight_messages = 0
-        self._in_flight_bytes = 0
-        self._cautious = False
+        self._homeless: deque[Publication] = deque()
+        """With an order key, while no broker is connected."""
+        self._pins: dict[OrderKey, _Pin] = {}
+        self._turn = 0
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether there is something to send."""
-        return bool(self._waiting)
+    def is_full(self, message_count: int, size_bytes: int) -> bool:
+        """Whether so much more would be too much pending; with nothing pending, nothing is."""
+        limits = self._limits
+        return self.pending_messages > 0 and (
+            self.pending_messages + message_count > limits.max_pending_messages
+            or self.pending_bytes + size_bytes > limits.max_pending_bytes
+        )
+
+    # The lanes.
+
+    def add_lane(self, name: str) -> Lane:
+        """There is a broker of that address, not connected yet."""
+        lane = Lane(name, self._limits)
+        self.lanes.append(lane)
+        return lane
+
+    def remove_lane(self, lane: Lane) -> None:
+        """The broker is not to be used any more."""
+        self.put_back(lane, "the broker is not to be used any more")
+        self.lanes.remove(lane)
+
+    def raise_lane(self, lane: Lane) -> None:
+        """The broker is connected."""
+        lane.is_up = True
+        if self._homeless:
+            homeless = list(self._homeless)
+            self._homeless.clear()
+            self._house(homeless)
+
+    # What is published.
 
     def add(self, publication: Publication) -> None:
         """Publish this."""
-        self._waiting.append(publication)
+        self.pending_messages += len(publication.bodies)
+        self.pending_bytes += publication.size_bytes
+        if publication.order_key is None:
+            self._waiting.append(publication)
+            return
+        pin = self._pins.get(publication.order_key)
+        if pin is None:
+            pin = self._pins[publication.order_key] = _Pin(home(self.lanes, publication.order_key))
+        pin.count += 1
+        (self._homeless if pin.lane is None else pin.lane.pinned).append(publication)
+
+    def waiting(self) -> Iterator[Publication]:
+        """All that are not sent and have no answer."""
+        queues = [self._waiting, self._homeless, *(lane.pinned for lane in self.lanes)]
+        return (each for each in chain.from_iterable(queues) if not each.future.done())
 
     def unanswered(self) -> Iterator[Publication]:
-        """All that have no answer yet, oldest first."""
-        for shipment in self._in_flight:
-            yield from (each for each in shipment.publications if not each.future.done())
-        yield from (each for each in self._waiting if not each.future.done())
+        """All that have no answer yet."""
+        for lane in self.lanes:
+            for shipment in lane.in_flight:
+                yield from (each for each in shipment.publications if not each.future.done())
+        yield from self.waiting()
 
     def forget_settled(self) -> None:
         """Let go of what waits and whose time ran out, or that was cancelled."""
-        self._waiting = deque(each for each in self._waiting if not each.future.done())
+        for queue in (self._waiting, self._homeless, *(lane.pinned for lane in self.lanes)):
+            for _ in range(len(queue)):
+                publication = queue.popleft()
+                if publication.future.done():
+                    self._forget(publication)
+                else:
+                    queue.append(publication)
 
-    def pack(self) -> list[Shipment]:
-        """Take what may be sent now; the caller sends it in this order."""
-        limits = self._limits
-        waiting = self._waiting
+    # What is sent.
+
+    def pack(self, lanes: list[Lane]) -> list[Shipment]:
+        """Take what may be sent now on these lanes; the caller sends it in this order.
+
+        Of the lanes, which are not held, those are left that may be given more.
+        """
         packed: list[Shipment] = []
+        if not self._pins:
+            self._pack(self._waiting, lanes, packed)
+            return packed
+        # Who waits longest goes first, so that neither keeps the other from being sent.
+        waiting = self._waiting
+        oldest_s = waiting[0].deadline_s if waiting else 0.0
+        with_pinned = [lane for lane in lanes if lane.pinned]
+        before = [each for each in with_pinned if each.pinned[0].deadline_s <= oldest_s]
+        for lane in before:
+            self._pack_pinned(lane, lanes, packed)
+        self._pack(waiting, lanes, packed)
+        for lane in with_pinned:
+            if lane not in before and lane in lanes:
+                self._pack_pinned(lane, lanes, packed)
+        return packed
+
+    def _pack_pinned(self, lane: Lane, lanes: list[Lane], packed: list[Shipment]) -> None:
+        self._pack(lane.pinned, [lane], packed)
+        if lane.is_held:
+            lanes.remove(lane)
+
+    def _pack(self, waiting: deque[Publication], lanes: list[Lane], packed: list[Shipment]) -> None:
         growing: dict[str, Shipment] = {}
-        most = limits.command_bytes
-        while waiting:
-            if self._cautious and (packed or self._in_flight):
-                break
+        most_bytes = self._limits.command_bytes
+        while waiting and lanes:
             publication = waiting[0]
             if publication.future.done():
-                waiting.popleft()  # Cancelled, or too late.
+                self._forget(waiting.popleft())  # Cancelled, or too late.
                 continue
-            if self._is_full(publication):
-                break
-            waiting.popleft()
-            self._in_flight_messages += len(publication.bodies)
-            self._in_flight_bytes += publication.size_bytes
-            shipment = growing.get(publication.topic)
+            topic = publication.topic
+            shipment = growing.get(topic)
             if (
                 shipment is not None
                 and not publication.alone
-                and shipment.size_bytes + publication.size_bytes <= most
+                and shipment.size_bytes + publication.size_bytes <= most_bytes
+                and shipment.lane.has_room(publication)
             ):
-                shipment.add(publication)
+                shipment.publications.append(waiting.popleft())
+                shipment.message_count += len(publication.bodies)
+                shipment.size_bytes += publication.size_bytes
+                lane = shipment.lane
+                lane.message_count += len(publication.bodies)
+                lane.size_bytes += publication.size_bytes
                 continue
-            shipment = Shipment(self, publication)
+            found = lightest(lanes, publication)
+            if found is None:
+                return
+            lane = found
+            self._turn += 1
+            lane.turn = self._turn
+            shipment = Shipment(self, lane, waiting.popleft())
+            lane.message_count += shipment.message_count
+            lane.size_bytes += shipment.size_bytes
+            lane.in_flight.append(shipment)
             packed.append(shipment)
-            if publication.alone:
-                growing.pop(publication.topic, None)
+            if lane.is_on_trial or publication.is_suspect:
+                lane.is_held = True
+                lanes.remove(lane)
+                growing = {name: each for name, each in growing.items() if each.lane is not lane}
+            elif publication.alone:
+                growing.pop(topic, None)
             else:
-                growing[publication.topic] = shipment
-        self._in_flight.extend(packed)
-        return packed
+                growing[topic] = shipment
 
-    def _is_full(self, publication: Publication) -> bool:
-        """Whether this has to wait for an answer first; with nothing in flight, nothing has."""
-        limits = self._limits
-        return self._in_flight_bytes > 0 and (
-            self._in_flight_bytes + publication.size_bytes > limits.max_in_flight_bytes
-            or self._in_flight_messages + len(publication.bodies) > limits.max_in_flight_messages
-        )
+    # What becomes of it.
 
-    def done(self, shipment: Shipment) -> None:
-        """The broker has answered the oldest shipment."""
-        oldest = self._in_flight.popleft()
-        assert oldest is shipment
-        self._in_flight_messages -= shipment.message_count
-        self._in_flight_bytes -= shipment.size_bytes
-        self._cautious = False
-        self.on_done()
+    def stored(self, shipment: Shipment) -> None:
+        """The broker has stored the oldest shipment of its lane."""
+        lane = shipment.lane
+        lane.stored_count += shipment.message_count
+        self.stored_count += shipment.message_count
+        lane.refusals = 0
+        lane.is_on_trial = False
+        self._settle(shipment)
 
-    def put_back(self) -> int:
+    def refused(self, shipment: Shipment, error: Refused) -> None:
+        """The broker has refused the oldest shipment of its lane, and hangs up."""
+        lane = shipment.lane
+        shipment.is_refused = True
+        publications = shipment.publications
+        if len(publications) > 1 and error.code in MAY_BE_ANOTHERS_FAULT:
+            # They stay in flight, and are put back when the connection is gone.
+            for publication in publications:
+                publication.alone = True
+            return
+        if error.code == MAY_PASS:
+            lane.refusals += 1  # They are put back too.
+            return
+        lane.refused_count += shipment.message_count
+        final = PublishRefused(error.code, error.text)
+        if error.code in MAY_DO_ELSEWHERE:
+            lane.refusals += 1
+            lane.is_on_trial = True
+            for publication in publications:
+                trouble = publication.failed(error)
+                if trouble.refusals >= len(self.lanes) or self._is_hopeless(trouble):
+                    publication.fail(final)
+        else:
+            for publication in publications:
+                publication.fail(final)
+        if all(publication.future.done() for publication in publications):
+            self._settle(shipment)
+
+    def put_back(self, lane: Lane, reason: str) -> int:
         """The connection is gone: what was in flight waits again, before everything else.
 
-        Returns how many messages that are.  The first of it is sent by itself: if the broker hung
-        up because of it, the answer that says so is not lost among others.
+        Returns how many messages that are.  The first of it becomes suspect of having made the
+        broker hang up.
         """
-        count = self._in_flight_messages
-        publications = [each for shipment in self._in_flight for each in shipment.publications]
-        self._waiting.extendleft(reversed(publications))
-        self._cautious = bool(publications)
-        self._in_flight.clear()
-        self._in_flight_messages = 0
-        self._in_flight_bytes = 0
+        lane.is_up = False
+        free: list[Publication] = []
+        ordered: list[Publication] = []
+        count = 0
+        for shipment in lane.in_flight:
+            if not shipment.is_refused:
+                lane.lost_count += shipment.message_count
+                for publication in shipment.publications:
+                    trouble = publication.failed()
+                    if self._is_hopeless(trouble):
+                        times = f"sent {trouble.failures} times, and not answered"
+                        publication.fail(PublishLost(f"{times}: {reason}"))
+            for publication in shipment.publications:
+                if publication.future.done():
+                    self._forget(publication)
+                    continue
+                if not count:
+                    publication.trouble = publication.trouble or Trouble()
+                    publication.trouble.is_suspect = True
+                count += len(publication.bodies)
+                (free if publication.order_key is None else ordered).append(publication)
+        self._waiting.extendleft(reversed(free))
+        ordered += lane.pinned
+        lane.clear()
+        self._house(ordered)
+        self.retried_count += count
         return count
+
+    def _is_hopeless(self, trouble: Trouble) -> bool:
+        """Whether it has failed once more than it may."""
+        return self._retries is not None and trouble.failures > self._retries
+
+    def _house(self, publications: Iterable[Publication]) -> None:
+        """Give those that have an order key, and all that waits of it, another lane."""
+        homes: dict[OrderKey, Lane | None] = {}
+        for publication in publications:
+            key = publication.order_key
+            assert key is not None
+            if key not in homes:
+                homes[key] = self._pins[key].lane = home(self.lanes, key)
+            lane = homes[key]
+            (self._homeless if lane is None else lane.pinned).append(publication)
+
+    def _settle(self, shipment: Shipment) -> None:
+        """All of the oldest shipment of a lane has its answer."""
+        lane = shipment.lane
+        oldest = lane.in_flight.popleft()
+        assert oldest is shipment
+        count, size_bytes = shipment.message_count, shipment.size_bytes
+        lane.message_count -= count
+        lane.size_bytes -= size_bytes
+        self.pending_messages -= count
+        self.pending_bytes -= size_bytes
+        if lane.is_held and not lane.in_flight:
+            lane.is_held = False
+        if self._pins:
+            for publication in shipment.publications:
+                self._unpin(publication)
+        lane.on_answer()
+        if self._waiting or (self._pins and any(each.pinned for each in self.lanes)):
+            self.on_room()
+
+    def _forget(self, publication: Publication) -> None:
+        """This has its answer without having been stored."""
+        self.pending_messages -= len(publication.bodies)
+        self.pending_bytes -= publication.size_bytes
+        self._unpin(publication)
+
+    def _unpin(self, publication: Publication) -> None:
+        key = publication.order_key
+        if key is None:
+            return
+        pin = self._pins[key]
+        pin.count -= 1
+        if not pin.count:
+            del self._pins[key]

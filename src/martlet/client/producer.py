@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Any
 
 from martlet.client.address import Addresses, parse_addresses
 from martlet.client.backoff import Backoff
-from martlet.client.connection import Connection
-from martlet.client.dialer import Dialer
-from martlet.client.errors import BadBody, Closed, ConnectFailed, ConnectRefused, PublishTimeout
+from martlet.client.body import Body, check_bodies, check_body, pieces
+from martlet.client.errors import (
+    Closed,
+    ConnectFailed,
+    ConnectRefused,
+    ProducerFull,
+    PublishTimeout,
+)
 from martlet.client.identity import Compression, Identity, TlsChoice
+from martlet.client.limits import Limits
 from martlet.client.name import check_name
-from martlet.client.outbox import Limits, Outbox, Publication
+from martlet.client.outbox import Outbox
+from martlet.client.pool import Pool
+from martlet.client.publication import OrderKey, Publication
+from martlet.client.stats import ProducerStats
 from martlet.protocol.commands import MPUB_EXTRA_BYTES
-
-logger = logging.getLogger("martlet.client")
-
-
-PIECE_MESSAGES = 20_000
-"""The most messages that ``publish_many`` deals with in one turn of the event loop."""
-Body = bytes | bytearray | memoryview
 
 
 class Producer:
-    """Publishes messages to a broker, or to the first of several that answers.
+    """Publishes messages to a broker, or to several, each message to one of them.
 
     ::
 
@@ -36,16 +36,26 @@ class Producer:
             await producer.publish("orders", b"one")
 
     Many tasks may publish at the same time; what they publish in one turn of the event loop goes in
-    one command.  Messages of a topic are stored in the order in which they were published.  While
-    no broker can be reached publishing waits, and what was sent and not answered is sent again: so
-    a message can be stored twice, but one whose ``publish`` returned is stored.
+    one command.  Where there are several brokers, each command goes to the one that has the least
+    to answer.  While no broker can be reached publishing waits, and what was sent and not answered
+    is sent again, to another broker if there is one: so a message can be stored twice, but one
+    whose ``publish`` returned is stored.
+
+    At one broker, messages of a topic are stored in the order in which they were published.  Over
+    several, those are that have one ``order_key`` (or one topic, with ``ordered=True``): they go to
+    one broker as long as it is there, and to another all together.
     """
 
     def __init__(
         self,
-        addresses: Addresses = "127.0.0.1:4150",
+        addresses: Addresses | None = None,
         *,
+        lookup: str | Iterable[str] | None = None,
+        lookup_poll_s: float = 60.0,
+        ordered: bool = False,
         timeout_s: float = 30.0,
+        retries: int | None = None,
+        answer_timeout_s: float = 10.0,
         limits: Limits | None = None,
         backoff: Backoff | None = None,
         connect_timeout_s: float = 5.0,
@@ -57,58 +67,80 @@ class Producer:
         """Take the settings; nothing is connected before ``async with``.
 
         Args:
-            addresses: where brokers listen, as ``"host:port"``; the first is used while it answers.
-            timeout_s: how long a publish may take with everything, connecting again included.
+            addresses: where brokers listen, as ``"host:port"``.  A broker at 127.0.0.1:4150 where
+                neither these nor lookup daemons are given.
+            lookup: where lookup daemons serve HTTP, as ``"host:4161"`` or URLs; messages go to the
+                brokers that they know, now or later.
+            lookup_poll_s: how many seconds may pass until they are asked again; when a connection
+                is lost, they are asked at once.
+            ordered: whether all messages of a topic are to stay in order.
+            timeout_s: how long a publish may take with everything, all attempts included.
+            retries: how often a publish that was sent in vain is sent again; as often as there is
+                time for if None.
+            answer_timeout_s: how long a broker may take to answer while there is another; then
+                what it was sent goes to the other.
             limits: how much is sent at once and how much may be in flight.
-            backoff: how long to wait before connecting again.
+            backoff: how long to wait before connecting again, or asking a broker again that could
+                not store.
             connect_timeout_s: how long one attempt to connect may take.
-            identity: what to tell the broker of this client.
+            identity: what to tell the brokers of this client.
             tls, compression, auth_secret: in the place of the identity's; see `Identity`.
         """
+        for name, value in (("timeout_s", timeout_s), ("answer_timeout_s", answer_timeout_s)):
+            if value <= 0:
+                raise ValueError(f"{name}={value} must be above 0")
+        if retries is not None and retries < 0:
+            raise ValueError(f"retries={retries}: 0 is the least, None for any number")
+        if addresses is None and lookup is None:
+            addresses = "127.0.0.1:4150"
+        if lookup is not None:
+            lookup = [lookup] if isinstance(lookup, str) else list(lookup)
         self._limits = limits or Limits()
         self._timeout_s = timeout_s
-        self._dialer = Dialer(
-            parse_addresses(addresses),
+        self._ordered = ordered
+        self._outbox = Outbox(self._limits, retries=retries)
+        self._pool = Pool(
+            self._outbox,
+            parse_addresses(addresses) if addresses is not None else [],
             (identity or Identity()).secured(tls, compression, auth_secret),
+            lookup=lookup,
+            lookup_poll_s=lookup_poll_s,
             backoff=backoff or Backoff(),
             connect_timeout_s=connect_timeout_s,
+            answer_timeout_s=answer_timeout_s,
         )
-        self._outbox = Outbox(self._limits)
-        self._outbox.on_done = self._on_done
+        self._pool.on_refused = self._on_refused
         self._loop: asyncio.AbstractEventLoop
-        self._connection: Connection | None = None
-        self._connected = asyncio.Event()
-        self._refusal: ConnectRefused | None = None
-        self._keeper: asyncio.Task[None] | None = None
-        self._closed = False
-        self._flushing = False
+        self._timed_out = 0
+        self._is_open = False
+        self._was_opened = False
         self._expiry: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Producer:
-        """Connect.
+        """Connect, and return once one broker is.
 
         Raises:
             ConnectFailed: no broker answered within the timeout.
-            ConnectRefused: brokers did, and will not have this client; see there.
+            ConnectRefused: brokers did, and none will have this client; see there.
             Closed: it has been connected before; make a new Producer.
         """
-        if self._keeper is not None:
+        if self._was_opened:
             raise Closed("a producer is used once: make a new one")
+        self._was_opened = True
         self._loop = asyncio.get_running_loop()
-        self._keeper = asyncio.create_task(self._keep_connected(), name="martlet producer")
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._connected.wait()
-            if self._refusal is not None:
-                raise self._refusal
+                await self._pool.open()
+                await self._pool.attempted.wait()
+            if self._pool.refusal is not None:
+                raise self._pool.refusal
         except BaseException as error:
+            errors = self._pool.errors
             await self._stop()
             if isinstance(error, TimeoutError):
-                reason = self._dialer.last_error or "no answer"
-                raise ConnectFailed(
-                    f"no broker within {self._timeout_s:g} s: {reason}"
-                ) from self._dialer.last_error
+                raise ConnectFailed(f"no broker within {self._timeout_s:g} s: {errors}") from error
             raise
+        self._is_open = True
         return self
 
     async def __aexit__(
@@ -119,29 +151,81 @@ class Producer:
     ) -> None:
         await self.close()
 
-    async def publish(self, topic: str, body: Body, *, defer_ms: int | None = None) -> None:
+    async def publish(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        defer_ms: int | None = None,
+        order_key: str | bytes | None = None,
+    ) -> None:
         """Publish a message, and return once the broker has stored it.
 
         Args:
             topic: the topic's name; the broker creates it if there is none.
             body: the message; not empty.
             defer_ms: deliver it so many milliseconds later.
+            order_key: messages of the topic with this key are stored in the order in which they
+                were published, at one broker.
 
         Raises:
             InvalidName: no topic may be called that.
             BadBody: the body is empty or too big.
-            PublishRefused: the broker answered an error; the message is not stored.
+            PublishRefused: the broker answered an error; the message is not stored.  If the error
+                is one of that broker, such as a full disk, all others have been asked too.
             PublishTimeout: no answer within the timeout; it may be stored.
-            ConnectRefused: the broker no longer has this client; it may be stored.
+            ConnectRefused: no broker has this client any longer; it may be stored.
+            PublishLost: it was sent once and ``retries`` times again in vain; it may be stored.
             Closed: the producer has been closed.
         """
+        await self._publish(topic, body, defer_ms, order_key).future
+
+    def submit(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        defer_ms: int | None = None,
+        order_key: str | bytes | None = None,
+    ) -> asyncio.Future[None]:
+        """Publish a message without waiting, and return the future of the broker's OK.
+
+        The arguments are those of ``publish``, and so is what the future raises.  Cancelling it
+        has the message not sent, if it has not been.
+
+        Raises:
+            ProducerFull: too much is published and not answered (``Limits.max_pending_messages``
+                and ``max_pending_bytes``); wait for some of it, and submit again.
+            InvalidName, BadBody, Closed: as ``publish``.
+        """
+        return self._publish(topic, body, defer_ms, order_key, is_bounded=True).future
+
+    def _publish(
+        self,
+        topic: str,
+        body: Body,
+        defer_ms: int | None,
+        order_key: str | bytes | None,
+        is_bounded: bool = False,
+    ) -> Publication:
         check_name(topic, "topic")
         if defer_ms is not None and defer_ms < 0:
             raise ValueError(f"defer_ms={defer_ms}: nothing can be delivered in the past")
-        body = self._check_body(body)
-        await self._add(topic, (body,), len(body) + MPUB_EXTRA_BYTES, defer_ms).future
+        body = check_body(body, self._limits.max_message_bytes)
+        size_bytes = len(body) + MPUB_EXTRA_BYTES
+        outbox = self._outbox
+        if is_bounded and outbox.is_full(1, size_bytes):
+            raise ProducerFull(
+                f"{outbox.pending_messages} messages of {outbox.pending_bytes} bytes are published"
+                f" and not answered, the limit being {self._limits}: await some of the futures that"
+                " submit has returned, then submit this again"
+            )
+        key = None if order_key is None and not self._ordered else (topic, order_key or "")
+        return self._add(topic, (body,), size_bytes, defer_ms, key)
 
-    async def publish_many(self, topic: str, bodies: Iterable[Body]) -> int:
+    async def publish_many(
+        self, topic: str, bodies: Iterable[Body], *, order_key: str | bytes | None = None
+    ) -> int:
         """Publish messages in order, and return how many once the broker has stored all of them.
 
         They are sent in pieces that the broker takes, of which each is stored wholly or not at all;
@@ -152,21 +236,23 @@ class Producer:
             BadBody: a body is empty or too big.  Of a list or tuple nothing is published then; of
                 another iterable, those before it may be.
             PublishRefused: the broker answered an error to a piece; others may be stored.
-            PublishTimeout: no answer to a piece within the timeout; it and others may be stored.
-            ConnectRefused: the broker no longer has this client; some may be stored.
+            PublishTimeout, PublishLost: no answer to a piece; it and others may be stored.
+            ConnectRefused: no broker has this client any longer; some may be stored.
             Closed: the producer has been closed.
         """
         check_name(topic, "topic")
+        key = None if order_key is None and not self._ordered else (topic, order_key or "")
+        most_bytes = self._limits.max_message_bytes
         if isinstance(bodies, (list, tuple)):
-            checked: Iterable[bytes] = await self._check_bodies(bodies)
+            checked: Iterable[bytes] = await check_bodies(bodies, most_bytes)
         else:
-            checked = map(self._check_body, bodies)
+            checked = (check_body(body, most_bytes) for body in bodies)
         count = 0
         size_bytes = 0
         sent: deque[Publication] = deque()
         try:
-            for piece, piece_bytes in self._pieces(checked):
-                sent.append(self._add(topic, piece, piece_bytes))
+            for piece, piece_bytes in pieces(checked, self._limits):
+                sent.append(self._add(topic, piece, piece_bytes, None, key))
                 count += len(piece)
                 size_bytes += piece_bytes
                 await asyncio.sleep(0)  # It is sent while the next is cut.
@@ -185,63 +271,22 @@ class Producer:
             raise
         return count
 
-    def _pieces(self, bodies: Iterable[bytes]) -> Iterator[tuple[list[bytes], int]]:
-        """Cut the bodies into what one command takes."""
-        piece: list[bytes] = []
-        piece_bytes = 0
-        most_bytes = self._limits.command_bytes
-        most = min(self._limits.max_in_flight_messages, PIECE_MESSAGES)
-        for body in bodies:
-            size_bytes = len(body) + MPUB_EXTRA_BYTES
-            if piece and (piece_bytes + size_bytes > most_bytes or len(piece) >= most):
-                yield piece, piece_bytes
-                piece, piece_bytes = [], 0
-            piece.append(body)
-            piece_bytes += size_bytes
-        if piece:
-            yield piece, piece_bytes
-
-    async def _check_bodies(self, bodies: Sequence[Body]) -> list[bytes]:
-        """Check all of them, without holding up the event loop however many there are."""
-        most_bytes = self._limits.max_message_bytes
-        checked: list[bytes] = []
-        for start in range(0, len(bodies), PIECE_MESSAGES):
-            part: Any = bodies[start : start + PIECE_MESSAGES]
-            are_bytes = set(map(type, part)) == {bytes}
-            if not (are_bytes and 0 < min(map(len, part)) <= max(map(len, part)) <= most_bytes):
-                part = map(self._check_body, part)
-            checked += part
-            await asyncio.sleep(0)
-        return checked
-
-    def _check_body(self, body: Body) -> bytes:
-        if type(body) is not bytes:
-            if not isinstance(body, (bytes, bytearray, memoryview)):
-                raise TypeError(f"a body is bytes, not {type(body).__name__}: encode it first")
-            body = bytes(body)
-        if not 0 < len(body) <= self._limits.max_message_bytes:
-            if not body:
-                raise BadBody("the body is empty, and NSQ has no empty messages")
-            raise BadBody(
-                f"a body of {len(body)} bytes is above max_message_bytes="
-                f"{self._limits.max_message_bytes}; if the broker's --max-msg-size is higher,"
-                " say so by limits=Limits(max_message_bytes=...)"
-            )
-        return body
-
     def _add(
         self,
         topic: str,
         bodies: tuple[bytes] | list[bytes],
         size_bytes: int,
-        defer_ms: int | None = None,
+        defer_ms: int | None,
+        order_key: OrderKey | None,
     ) -> Publication:
-        if self._closed or self._keeper is None:
+        if not self._is_open:
             raise Closed(
-                "the producer has been closed" if self._closed else "use 'async with Producer(...)'"
+                "the producer has been closed"
+                if self._was_opened
+                else "use 'async with Producer(...)'"
             )
-        if self._refusal is not None:
-            raise self._refusal
+        if self._pool.refusal is not None:
+            raise self._pool.refusal
         loop = self._loop
         deadline_s = loop.time() + self._timeout_s
         publication = Publication(
@@ -251,94 +296,74 @@ class Producer:
             loop.create_future(),
             deadline_s=deadline_s,
             defer_ms=defer_ms,
+            order_key=order_key,
         )
         self._outbox.add(publication)
         if self._expiry is None:
             self._expiry = loop.call_at(deadline_s, self._expire)
-        self._flush_soon()
+        self._pool.flush_soon()
         return publication
+
+    def stats(self) -> ProducerStats:
+        """What has been done so far, and how the brokers do."""
+        outbox = self._outbox
+        return ProducerStats(
+            pending_messages=outbox.pending_messages,
+            pending_bytes=outbox.pending_bytes,
+            stored=outbox.stored_count,
+            retried=outbox.retried_count,
+            timed_out=self._timed_out,
+            brokers=tuple(link.stats() for link in self._pool.links),
+        )
 
     async def close(self) -> None:
         """Wait until all that is published has been answered, or its timeout, and hang up."""
-        self._closed = True
+        was_open, self._is_open = self._is_open, False
         try:
             unanswered = [publication.future for publication in self._outbox.unanswered()]
-            if unanswered and self._keeper is not None and not self._keeper.done():
+            if unanswered and was_open:
                 await asyncio.wait(unanswered)
         finally:
             await self._stop()
 
+    def _on_refused(self, refusal: ConnectRefused) -> None:
+        """No broker has this client."""
+        for publication in self._outbox.unanswered():
+            publication.fail(refusal)
+        self._outbox.forget_settled()
+
     async def _stop(self) -> None:
-        self._closed = True
+        self._is_open = False
         for publication in self._outbox.unanswered():
             publication.fail(Closed("the producer was closed before the broker answered"))
         if self._expiry is not None:
             self._expiry.cancel()
-        connection, self._connection = self._connection, None
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
-        if connection is not None:
-            connection.close()
-            await connection.wait_lost()
-
-    # Sending.
-
-    def _flush_soon(self) -> None:
-        """Send what waits at the end of this turn."""
-        if not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flushing = False
-        connection = self._connection
-        if connection is None or not connection.is_alive or not connection.can_write:
-            return  # A new connection, or the next answer, flushes again.
-        for shipment in self._outbox.pack():
-            connection.send(shipment.command(), shipment)
-
-    def _on_done(self) -> None:
-        self._dialer.succeeded()
-        if self._outbox.is_waiting:
-            self._flush_soon()
+        await self._pool.close()
 
     def _expire(self) -> None:
         """Give up what is too late, and look again when the next will be."""
         now_s = self._loop.time()
         next_s: float | None = None
-        for publication in list(self._outbox.unanswered()):
+        for lane in self._outbox.lanes:
+            for shipment in lane.in_flight:
+                for publication in shipment.publications:
+                    if publication.deadline_s <= now_s:
+                        self._give_up(publication, f"{lane.name} did not answer")
+                    elif next_s is None or publication.deadline_s < next_s:
+                        next_s = publication.deadline_s
+        trouble = self._pool.trouble
+        for publication in self._outbox.waiting():
             if publication.deadline_s <= now_s:
-                connection = self._connection
-                reason = (
-                    f"{connection.address} did not answer"
-                    if connection is not None
-                    else f"no connection: {self._dialer.last_error}"
-                )
-                publication.fail(
-                    PublishTimeout(f"not published in {self._timeout_s:g} s: {reason}")
-                )
+                self._give_up(publication, trouble)
             elif next_s is None or publication.deadline_s < next_s:
                 next_s = publication.deadline_s
         self._outbox.forget_settled()
         self._expiry = None if next_s is None else self._loop.call_at(next_s, self._expire)
 
-    async def _keep_connected(self) -> None:
-        while True:
-            try:
-                connection = await self._dialer.dial()
-            except ConnectRefused as refusal:
-                self._refusal = refusal
-                for publication in list(self._outbox.unanswered()):
-                    publication.fail(refusal)
-                self._connected.set()
-                return
-            self._connection = connection
-            self._connected.set()
-            self._flush_soon()
-            error = await connection.wait_lost()
-            self._connection = None
-            self._dialer.lost(error)
-            count = self._outbox.put_back()
-            if count:
-                logger.info("%d messages were not answered and will be sent again", count)
+    def _give_up(self, publication: Publication, reason: str) -> None:
+        trouble = publication.trouble
+        if trouble is not None and trouble.refusal is not None:
+            reason += f"; refused {trouble.refusals} times, at last with {trouble.refusal}"
+        if not publication.future.done():
+            self._timed_out += len(publication.bodies)
+        publication.fail(PublishTimeout(f"not published in {self._timeout_s:g} s: {reason}"))

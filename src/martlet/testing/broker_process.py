@@ -96,6 +96,11 @@ class BrokerProcess:
         return Path(self._data_dir)
 
     @property
+    def is_running(self) -> bool:
+        """Whether there is a process."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def process_id(self) -> int:
         """The id of the running process.
 

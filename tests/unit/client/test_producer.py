@@ -311,17 +311,6 @@ async def test_publish_many_takes_no_more_than_may_be_in_flight() -> None:
     assert len(broker.bodies()) == 1000
 
 
-async def test_the_next_address_takes_over() -> None:
-    async with ScriptedBroker() as first, ScriptedBroker() as second:
-        addresses = [first.address, second.address]
-        async with Producer(addresses, backoff=FAST) as producer:
-            await producer.publish("t", b"1")
-            await first.go_away()
-            await producer.publish("t", b"2")
-        await first.listen()
-    assert (first.bodies(), second.bodies()) == ([b"1"], [b"2"])
-
-
 async def test_no_broker_is_told_with_the_address_and_the_reason() -> None:
     async with ScriptedBroker() as broker:
         address = broker.address

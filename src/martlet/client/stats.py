@@ -1,0 +1,72 @@
+"""What a producer has done so far and how its brokers do, as plain numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Health(StrEnum):
+    """How a broker does.
+
+    ``connecting``: not tried yet.  ``connected``: it takes messages.  ``silent``: connected, and
+    has not answered for a while.  ``refusing``: it answered that it cannot store, or will not have
+    this client, and is left alone for a while.  ``failing``: it cannot be reached.
+    """
+
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    SILENT = "silent"
+    REFUSING = "refusing"
+    FAILING = "failing"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BrokerStats:
+    """One broker, as a producer sees it.
+
+    Attributes:
+        address: as ``host:port``.
+        health: how it does.
+        in_flight_messages: messages sent to it and not answered.
+        in_flight_bytes: their bytes.
+        stored: messages that it has stored.
+        refused: messages that it has refused.
+        lost: messages that were sent to it and not answered before the connection was lost.
+        last_error: why the last connection was lost or could not be made; None if none was.
+    """
+
+    address: str
+    health: Health
+    in_flight_messages: int
+    in_flight_bytes: int
+    stored: int
+    refused: int
+    lost: int
+    last_error: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProducerStats:
+    """What a producer has done so far.
+
+    Attributes:
+        pending_messages: messages published and not answered, sent or not.
+        pending_bytes: their bytes.
+        stored: messages that were answered OK.
+        retried: messages that had to be sent again.
+        timed_out: messages given up for want of an answer.
+        brokers: each broker.
+    """
+
+    pending_messages: int
+    pending_bytes: int
+    stored: int
+    retried: int
+    timed_out: int
+    brokers: tuple[BrokerStats, ...]
+
+    @property
+    def connected(self) -> int:
+        """How many brokers take messages."""
+        return sum(each.health is Health.CONNECTED for each in self.brokers)

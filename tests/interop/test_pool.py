@@ -1,0 +1,219 @@
+"""A producer over real brokers that are killed, stopped, come and go; an nsqd among them."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from tests.interop.lookup_process import LookupProcess
+from tests.interop.nsqd_process import NSQD, NsqdProcess
+
+from martlet.client import Backoff, Consumer, Health, Producer
+from martlet.testing import BrokerProcess
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(60)]
+
+FAST = Backoff(first_s=0.02, max_s=0.2)
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[list[BrokerProcess]]:
+    """Three brokers, of which the last is an nsqd where there is one."""
+    with ExitStack() as stack:
+        kinds = [BrokerProcess, BrokerProcess, BrokerProcess if NSQD is None else NsqdProcess]
+        yield [stack.enter_context(kind()) for kind in kinds]
+
+
+@pytest.fixture
+def brokers(three: list[BrokerProcess]) -> list[BrokerProcess]:
+    """The three, all of them running again whatever the last test did."""
+    for broker in three:
+        if not broker.is_running:
+            broker.start()
+    return three
+
+
+async def connected(producer: Producer, count: int) -> None:
+    async with asyncio.timeout(20):
+        while producer.stats().connected != count:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def read(broker: BrokerProcess, topic: str, count: int) -> list[bytes]:
+    """What the broker has of the topic: so many messages, however often each."""
+    found: list[bytes] = []
+    async with (
+        asyncio.timeout(20),
+        Consumer(topic, "c", broker.tcp_address, max_in_flight=2000) as consumer,
+    ):
+        async for batch in consumer.batches():
+            found += batch.bodies
+            await batch.finish()
+            if len(set(found)) >= count:
+                break
+    return found
+
+
+async def test_what_was_published_is_stored_though_one_of_three_is_killed(
+    brokers: list[BrokerProcess],
+) -> None:
+    """The ledger: each publish that returned, or whose future has its result."""
+    ledger: set[bytes] = set()
+    is_over = False
+
+    async def publish(producer: Producer, name: int) -> None:
+        number = 0
+        while not is_over:
+            bodies = [b"%d-%d" % (name, number + more) for more in range(20)]
+            number += 20
+            if name % 3 == 0:
+                await producer.publish_many("ledger", bodies)
+            elif name % 3 == 1:
+                await asyncio.gather(*(producer.publish("ledger", body) for body in bodies))
+            else:
+                await asyncio.gather(*(producer.submit("ledger", body) for body in bodies))
+            ledger.update(bodies)
+
+    async with Producer(
+        [broker.tcp_address for broker in brokers], backoff=FAST, answer_timeout_s=2
+    ) as producer:
+        await connected(producer, 3)
+        publishing = [asyncio.create_task(publish(producer, name)) for name in range(9)]
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(brokers[0].kill)
+        before = len(ledger)
+        while len(ledger) < before + 2000:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(brokers[0].restart)
+        await connected(producer, 3)
+        is_over = True
+        async with asyncio.timeout(10):
+            await asyncio.gather(*publishing)
+        stats = producer.stats()
+        assert (stats.pending_messages, stats.timed_out) == (0, 0)
+        assert all(each.stored > 100 for each in stats.brokers), stats
+        assert stats.stored == len(ledger)
+
+    found: set[bytes] = set()
+    async with (
+        asyncio.timeout(20),
+        Consumer(
+            "ledger", "c", [broker.tcp_address for broker in brokers], max_in_flight=3000
+        ) as consumer,
+    ):
+        async for batch in consumer.batches():
+            found.update(batch.bodies)
+            await batch.finish()
+            if found >= ledger:
+                break
+    assert found >= ledger
+
+
+async def test_what_has_a_key_is_in_order_over_a_kill(brokers: list[BrokerProcess]) -> None:
+    keys, count = 12, 400
+    async with Producer(
+        [broker.tcp_address for broker in brokers[:2]], backoff=FAST, answer_timeout_s=2
+    ) as producer:
+        await connected(producer, 2)
+
+        async def publish(key: int) -> None:
+            for number in range(0, count, 4):
+                bodies = [b"%d-%d" % (key, number + more) for more in range(4)]
+                await asyncio.gather(
+                    *(producer.publish("keys", body, order_key=f"key {key}") for body in bodies)
+                )
+
+        publishing = asyncio.gather(*(publish(key) for key in range(keys)))
+        while producer.stats().stored < keys * count // 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        await asyncio.to_thread(brokers[0].kill)
+        while producer.stats().stored < keys * count // 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        await asyncio.to_thread(brokers[0].restart)
+        await publishing
+
+    everywhere: set[bytes] = set()
+    for broker in brokers[:2]:
+        stored = await read(broker, "keys", producer_count(producer, broker))
+        everywhere.update(stored)
+        for key in range(keys):
+            mine = [int(body.split(b"-")[1]) for body in stored if body.startswith(b"%d-" % key)]
+            first_seen = list(dict.fromkeys(mine))
+            assert first_seen == sorted(first_seen)
+    assert len(everywhere) == keys * count
+
+
+def producer_count(producer: Producer, broker: BrokerProcess) -> int:
+    """How many messages the producer knows that the broker has."""
+    (stats,) = (each for each in producer.stats().brokers if each.address == broker.tcp_address)
+    return stats.stored
+
+
+async def test_a_broker_that_stands_still_holds_up_nothing_for_long(
+    brokers: list[BrokerProcess],
+) -> None:
+    async with Producer(
+        [broker.tcp_address for broker in brokers[1:]], backoff=FAST, answer_timeout_s=0.4
+    ) as producer:
+        await connected(producer, 2)
+        os.kill(brokers[1].process_id, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(10):
+                await asyncio.gather(*(producer.publish("still", b"%d" % n) for n in range(100)))
+                for number in range(100):
+                    await producer.publish(f"still{number % 7}", b"x")
+            assert producer.stats().brokers[0].health is not Health.CONNECTED
+        finally:
+            os.kill(brokers[1].process_id, signal.SIGCONT)
+        await connected(producer, 2)
+        await asyncio.gather(*(producer.publish(f"still{n}", b"%d" % n) for n in range(100)))
+
+
+async def test_brokers_that_lookup_daemons_know_come_and_go() -> None:
+    with LookupProcess() as lookup:
+        flags = (
+            f"--lookupd-tcp-address={lookup.tcp_address}",
+            "--broadcast-address=127.0.0.1",
+        )
+        one, two = BrokerProcess(None, *flags), BrokerProcess(None, *flags)
+        numbers: list[int] = []
+        is_over = False
+
+        async def publish() -> None:
+            async with Producer(
+                lookup=lookup.http_address, lookup_poll_s=0.5, backoff=FAST
+            ) as producer:
+                producers.set_result(producer)
+                while not is_over:
+                    await producer.publish("t", b"%d" % len(numbers))
+                    numbers.append(len(numbers))
+
+        def known() -> list[str]:
+            return sorted(each.address for each in producers.result().stats().brokers)
+
+        producers: asyncio.Future[Producer] = asyncio.get_running_loop().create_future()
+        publishing = asyncio.create_task(publish())
+        try:
+            async with asyncio.timeout(30):
+                # It waits until there is a broker.
+                await asyncio.to_thread(one.start)
+                await connected(await producers, 1)
+                await asyncio.to_thread(two.start)
+                await connected(producers.result(), 2)
+                at = len(numbers)
+                await asyncio.to_thread(one.stop)
+                while known() != [two.tcp_address] or len(numbers) < at + 100:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                is_over = True
+                await publishing
+                count = producers.result().stats().brokers[0].stored
+                await asyncio.to_thread(one.start)
+            on_two = await read(two, "t", count)
+            on_one = await read(one, "t", len(numbers) - count)
+            assert {int(body) for body in on_one + on_two} == set(numbers)
+        finally:
+            publishing.cancel()
+            one.close()
+            two.close()
