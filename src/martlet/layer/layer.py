@@ -96,6 +96,20 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
         """Close at once."""
         self._lower.abort()
 
+    def can_write_eof(self) -> bool:
+        """Whether the sending side can be shut by itself."""
+        return self._lower.can_write_eof()
+
+    def write_eof(self) -> None:
+        """Shut the sending side when everything written is sent."""
+        self._lower.write_eof()
+
+    @property
+    def bottom(self) -> asyncio.Transport:
+        """The transport below this layer and all others."""
+        lower = self._lower
+        return lower.bottom if isinstance(lower, Layer) else lower
+
     def is_closing(self) -> bool:
         """Whether it is closed, or will be."""
         return self._lower.is_closing()

@@ -131,12 +131,20 @@ class TlsLayer(Layer):
 
     def close(self) -> None:
         """Say goodbye, and close when everything is sent."""
+        self._say_goodbye()
+        super().close()
+
+    def write_eof(self) -> None:
+        """Say goodbye, and shut the sending side when everything is sent."""
+        self._say_goodbye()
+        super().write_eof()
+
+    def _say_goodbye(self) -> None:
         if self._on_done is None and not self.is_closing():
             # Nobody waits for the other side's goodbye: it may have gone without one.
             with suppress(ssl.SSLError):
                 self._session.unwrap()
             self._send_out()
-        super().close()
 
     def _take(self, data: memoryview) -> None:
         self._incoming.write(data)

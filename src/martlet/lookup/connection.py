@@ -52,7 +52,7 @@ class Connection(asyncio.Protocol):
         except ProtocolError as error:
             log.error("[%s] - %s", self.remote_address, error)
             self._transport.write(v1.answer(str(error).strip().encode()))
-            take_leave(self._transport, self)
+            take_leave(self._transport)
 
     def pause_writing(self) -> None:
         """The broker does not read its answers: it is not read either."""

@@ -20,6 +20,7 @@ from martlet.protocol.decoder import Decoder
 from martlet.protocol.negotiation import default_identity
 from martlet.server import answer, session
 from martlet.server.auth import Waits
+from martlet.server.farewell import take_leave
 from martlet.server.heartbeat import Heartbeat
 from martlet.server.listener import shown_peer
 from martlet.server.output_queue import OutputQueue
@@ -59,6 +60,8 @@ class Connection(asyncio.BufferedProtocol):
         self._going_on: asyncio.Handle | None = None
         self.owed = Owed()
         self._closing = False
+        self._refused = False
+        """Whether the last thing that it is told is why it is let go."""
         self.heard = True
         """Whether a command has come since the last heartbeat."""
         self.heartbeat = Heartbeat(server.loop, self)
@@ -104,6 +107,11 @@ class Connection(asyncio.BufferedProtocol):
         """The client has gone."""
         self._closing = True
         self.owed.clear()
+        self._let_go()
+        self.server.closed(self, exc)
+
+    def _let_go(self) -> None:
+        """Expect no more of the client; what it held goes to others."""
         self.heartbeat.stop()
         if self.guard is not None:
             self.guard.close()
@@ -112,12 +120,18 @@ class Connection(asyncio.BufferedProtocol):
             consumer, self.consumer = self.consumer, None
             self.channel.remove_consumer(consumer)
             self.server.left(self.topic, self.channel)
-        self.server.closed(self, exc)
 
     def close(self) -> None:
         """Send what is owed, then close."""
         self._closing = True
         if not self.owed:
+            self._end()
+
+    def _end(self) -> None:
+        if self._refused:
+            self._let_go()
+            take_leave(self._transport)
+        else:
             self._transport.close()
 
     def abort(self) -> None:
@@ -227,9 +241,9 @@ class Connection(asyncio.BufferedProtocol):
         magic = bytes(buffer[: min(end, len(v2.MAGIC))])
         if not v2.MAGIC.startswith(magic):
             self.server.events.greeted(self.remote_address, magic, v2.MAGIC)
-            self._closing = True
             self._transport.write(v2.frame(v2.FrameType.ERROR, b"E_BAD_PROTOCOL"))
-            self._transport.close()
+            self._refused = True
+            self.close()
             return end
         if len(magic) < len(v2.MAGIC):
             return 0
@@ -329,6 +343,7 @@ class Connection(asyncio.BufferedProtocol):
         self.server.events.refused(self.remote_address, error)
         self.reply(error.frame())
         if error.fatal:
+            self._refused = True
             self.close()
 
     # bytes out
@@ -351,11 +366,11 @@ class Connection(asyncio.BufferedProtocol):
         owed = self.owed
         data, refused = owed.take(durable_position)
         if refused:
-            self._closing = True
+            self._closing = self._refused = True
         if data:
             self._send(data)
         if self._closing and not owed:
-            self._transport.close()
+            self._end()
         elif self._upgrade is not None:
             self._begin_upgrade()
         elif self._waits and not owed:

@@ -1,0 +1,131 @@
+"""A client that is let go gets to read why, whatever it still sends; nobody holds on by that."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.crash.wire import GONE, Wire, pub
+from tests.interop.certificates import Certificates
+from tests.interop.upgraded_wire import UpgradedWire
+
+from martlet.server import farewell
+from martlet.testing import Broker, BrokerProcess
+
+pytestmark = pytest.mark.interop
+
+MORE = b"x" * 4_000_000
+"""More than the kernel holds of what nobody reads."""
+FORMS: list[dict[str, object]] = [
+    {"tls_v1": tls, **compression}
+    for tls in (False, True)
+    for compression in ({}, {"snappy": True}, {"deflate": True})
+]
+INVALID = b"E_INVALID invalid command BAD"
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def broker(certificates: Certificates) -> Iterator[BrokerProcess]:
+    with BrokerProcess(None, *certificates.flags, "--snappy", "--deflate") as process:
+        yield process
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: "+".join(k for k in form if form[k]))
+def test_the_error_is_read_though_much_more_was_sent(
+    broker: BrokerProcess, certificates: Certificates, form: dict[str, object]
+) -> None:
+    """The unread bytes made the kernel reset the connection, and the error was lost."""
+    with UpgradedWire(broker.tcp_address) as wire:
+        answer = wire.identify(feature_negotiation=True, **form)
+        wire.upgrade(answer, ssl.create_default_context(cafile=certificates.authority))
+        wire.send(b"BAD\n" + MORE)
+        assert wire.refusal() == INVALID.decode()
+
+
+async def test_so_is_that_the_protocol_is_another(broker: BrokerProcess) -> None:
+    wire = await Wire.open(broker.tcp_address, magic=b"GET / HTTP/1.1\r\n" + MORE)
+    assert (await wire.answer()).data == b"E_BAD_PROTOCOL"
+    assert await wire.ended() == b""
+    wire.close()
+
+
+async def test_what_was_owed_comes_first(broker: BrokerProcess) -> None:
+    wire = await Wire.open(broker.tcp_address)
+    wire.send(pub("t", b"one") + pub("t", b"two") + b"BAD\n" + pub("t", b"three") + MORE)
+    await wire.ok()
+    await wire.ok()
+    assert (await wire.answer()).data == INVALID
+    assert await wire.ended() == b""
+    wire.close()
+
+
+async def test_what_a_refused_consumer_held_goes_to_others_at_once() -> None:
+    """Though it does not hang up."""
+    async with Broker() as broker:
+        wire = await Wire.subscribed(broker.tcp_address, "t", "c")
+        wire.send(pub("t", b"x"))
+        await wire.ok()
+        wire.send(b"RDY 1\n")
+        assert (await wire.message()).attempts == 1
+        other = await Wire.subscribed(broker.tcp_address, "t", "c")
+        other.send(b"RDY 1\n")
+        wire.send(b"BAD\n")
+        assert (await other.message()).attempts == 2
+        assert broker.server.connections
+        wire.close()
+        other.close()
+
+
+async def until(check: Callable[[], bool]) -> None:
+    """Sooner than the farewell ends by itself."""
+    async with asyncio.timeout(4):
+        while not check():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def flood(wire: Wire) -> None:
+    """Send until the broker closes hard."""
+    while True:
+        wire.writer.write(MORE)
+        await wire.writer.drain()
+
+
+async def test_who_goes_on_sending_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(farewell, "MOST_BYTES", 1 << 20)
+    async with Broker() as broker:
+        wire = await Wire.open(broker.tcp_address)
+        wire.send(b"BAD\n")
+        with pytest.raises(GONE):
+            async with asyncio.timeout(4):  # sooner than by time alone
+                await flood(wire)
+        wire.writer.transport.abort()
+
+
+async def test_who_does_not_hang_up_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(farewell, "LINGER_S", 0.1)
+    async with Broker() as broker:
+        wire = await Wire.open(broker.tcp_address)
+        wire.send(b"BAD\n")
+        assert (await wire.answer()).data == INVALID
+        await until(lambda: not broker.server.connections)
+        wire.close()
+
+
+async def test_no_more_than_some_may_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(farewell, "MOST_AT_ONCE", 3)
+    async with Broker() as broker:
+        wires = [await Wire.open(broker.tcp_address) for _ in range(5)]
+        for wire in wires:
+            wire.send(b"BAD\n")
+            assert (await wire.answer()).data == INVALID
+        await until(lambda: len(broker.server.connections) <= 3)
+        assert len(broker.server.connections) == 3
+        for wire in wires:
+            wire.close()
