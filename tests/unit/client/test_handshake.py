@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 from pathlib import Path
@@ -129,11 +130,16 @@ async def test_a_broker_that_hangs_up_is_tried_again() -> None:
     assert len(broker.identities) == 3
 
 
-async def test_a_broker_that_says_nothing_is_given_up(tmp_path: Path) -> None:
+async def test_a_broker_that_says_nothing_is_given_up() -> None:
+    async def deaf(command: Command) -> bool:
+        command.peer.send(agreed(tls_v1=True))
+        await asyncio.Event().wait()
+        return True
+
     async with ScriptedBroker(answering(b"")) as broker:
         with pytest.raises(ConnectFailed, match=r"no answer within 0\.1 s"):
             await Connection.open(Address.parse(broker.address), Identity(), timeout_s=0.1)
-    async with ScriptedBroker(answering(agreed(tls_v1=True))) as broker:
+    async with ScriptedBroker(deaf) as broker:
         with pytest.raises(ConnectFailed, match=r"within 0\.1 s"):
             await Connection.open(Address.parse(broker.address), Identity(tls=True), timeout_s=0.1)
 
