@@ -85,13 +85,13 @@ def test_the_last_of_a_key_counts_and_false_is_false() -> None:
 @pytest.mark.parametrize(
     ("texts", "says"),
     [
-        (["snapy"], r"--consumer-opt=snapy: 'snapy' is none of tls_v1, .*snappy, .*max_attempts"),
+        (["snapy,hush"], r"--consumer-opt: 'snapy' is none of tls_v1, .*snappy, .*max_attempts"),
         (["client_id"], r"--consumer-opt=client_id needs a value: --consumer-opt=client_id,VALUE"),
-        (["sample_rate,x"], r"--consumer-opt=sample_rate,x: sample_rate: 'x' .*number"),
+        (["sample_rate,x"], r"--consumer-opt: sample_rate: 'x' .*number"),
         (["sample_rate,100"], r"--consumer-opt: sample_rate is 100; it must be between 0 and 99"),
         (["heartbeat_interval,1ms"], r"heartbeat_interval is 1ms; it must be between 1s"),
         (["heartbeat_interval,30000"], r"'30000' has no unit; write 30000s or 30000ms"),
-        (["tls_v1,maybe"], r"--consumer-opt=tls_v1,maybe: tls_v1: 'maybe'"),
+        (["tls_v1,maybe"], r"--consumer-opt: tls_v1: 'maybe'"),
         (["tls_min_version,tls9"], r"'tls9' is none of ssl3\.0, tls1\.0"),
         (["snappy", "deflate"], r"snappy and deflate exclude each other"),
         (["tls_v1", "tls_key,/k.pem"], r"tls_key needs tls_cert too"),
@@ -100,8 +100,9 @@ def test_the_last_of_a_key_counts_and_false_is_false() -> None:
     ],
 )
 def test_what_is_wrong_is_named(texts: list[str], says: str) -> None:
-    with pytest.raises(OptionError, match=says):
+    with pytest.raises(OptionError, match=says) as caught:
         read(*texts)
+    assert "hush" not in str(caught.value), "it may be a secret"
 
 
 def test_what_has_no_effect_is_told() -> None:
@@ -118,8 +119,8 @@ def test_the_tools_take_them() -> None:
         tool = kind(**where, consumer_opts=("snappy", "max_attempts,9"))  # type: ignore[arg-type]
         assert tool.client.snappy
         assert [flag.name for flag, _ in tool.without_effect()] == ["consumer-opt max_attempts"]
-        with pytest.raises(OptionError, match="--consumer-opt=what"):
+        with pytest.raises(OptionError, match="--consumer-opt: 'what'"):
             kind(**where, consumer_opts=("what",))  # type: ignore[arg-type]
     publish = {"topic": "t", "nsqd_tcp_addresses": ("127.0.0.1:4150",)}
-    with pytest.raises(OptionError, match="--producer-opt=what"):
+    with pytest.raises(OptionError, match="--producer-opt: 'what'"):
         PublishOptions(**publish, producer_opts=("what",))  # type: ignore[arg-type]

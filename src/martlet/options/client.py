@@ -237,13 +237,14 @@ def client_options(flag: str, texts: Iterable[str]) -> ClientOptions:
         name, comma, value = text.partition(",")
         key = known.get(name.replace("-", "_"))
         if key is None:
-            raise OptionError(f"--{flag}={text}: {name!r} is none of {', '.join(known)}")
+            # Not the value: it may be a secret under a name that was mistyped.
+            raise OptionError(f"--{flag}: {name!r} is none of {', '.join(known)}")
         if not comma and key.kind is not Kind.BOOL:
-            raise OptionError(f"--{flag}={text} needs a value: --{flag}={name},VALUE")
+            raise OptionError(f"--{flag}={name} needs a value: --{flag}={name},VALUE")
         try:
             values[key.field] = key.parse(value if comma else "true")
         except OptionError as error:
-            raise OptionError(f"--{flag}={text}: {_bare(error)}") from None
+            raise OptionError(f"--{flag}: {_bare(error)}") from None
     try:
         return ClientOptions(**values)  # type: ignore[arg-type]
     except OptionError as error:
