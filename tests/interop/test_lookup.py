@@ -125,7 +125,8 @@ def test_a_new_topic_gets_the_channels_that_it_has_elsewhere(lookup: LookupProce
 
 
 def test_daemons_are_named_while_the_broker_runs() -> None:
-    with LookupProcess() as one, LookupProcess() as two, broker_of(one) as broker:
+    other = NsqlookupdProcess if NSQLOOKUPD else LookupProcess
+    with LookupProcess() as one, other() as two, broker_of(one) as broker:
         ask(broker.http_address, "/topic/create?topic=t", "POST")
         until(lambda: producers(one, "t"))
         ask(

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 PING_S = 15.0
 _FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 4.0
+"""Consumers that ask a daemon which is back are told of nobody until brokers are."""
 _ANSWER_S = 5.0
 """How long a daemon may take to answer a command."""
 _COMMANDS_AT_ONCE = 256
@@ -84,7 +86,7 @@ class LookupPeer:
                 reason = str(error) or type(error).__name__
                 log.error("LOOKUPD(%s): %s; again in %g s", self.address, reason, pause_s)
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, PING_S)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         log.info("LOOKUP connecting to %s", self.address)
