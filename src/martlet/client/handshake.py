@@ -38,8 +38,11 @@ MAX_ANSWER_BYTES = 1 << 20
 """The longest answer of a handshake."""
 _RECEIVE_BYTES = 16 * 1024
 _FRAME_HEAD_BYTES = 8
-_OTHER_NAME = frozenset({62, 64})
-"""OpenSSL's codes for a certificate of another host name, or of another address."""
+_VERIFY_HINTS = {
+    **dict.fromkeys((62, 64), "its name by Tls(server_name=...)"),
+    **dict.fromkeys((2, 18, 19, 20, 21), "who has signed its certificate by Tls(ca_file=...)"),
+}
+"""By OpenSSL's codes: another host name, another address; an authority that is not trusted."""
 _AUTH_ERRORS = {
     "E_AUTH_FAILED": " (the auth server does not know the auth_secret, or could not be asked)",
     "E_UNAUTHORIZED": " (the auth server allows nothing to who has this auth_secret)",
@@ -168,12 +171,8 @@ class Handshake(asyncio.BufferedProtocol):
             )
         text = reason(why)
         if isinstance(why, ssl.SSLCertVerificationError):
-            named = why.verify_code in _OTHER_NAME
-            text += "; if it is the right broker, say " + (
-                "its name by Tls(server_name=...)"
-                if named
-                else "who has signed its certificate by Tls(ca_file=...)"
-            )
+            if hint := _VERIFY_HINTS.get(why.verify_code):
+                text += f"; if it is the right broker, say {hint}"
         elif "alert" in text and ("certificate" in text or "unknown ca" in text):
             text += "; the broker wants a certificate: Tls(cert_file=..., key_file=...)"
         return ConnectRefused(f"{self._address}: {text}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,28 @@ async def test_what_is_no_answer_is_a_failure(frames: list[bytes], says: str) ->
         with pytest.raises(ConnectFailed, match=says) as caught:
             await open_one(broker, auth_secret="x")
         assert not isinstance(caught.value, ConnectRefused), "another attempt may do"
+
+
+async def test_a_certificate_that_has_expired_is_told(tmp_path: Path) -> None:
+    trustme = pytest.importorskip("trustme")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    leaf = authority.issue_cert("127.0.0.1", not_after=datetime(2020, 1, 1, tzinfo=UTC))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    leaf.configure_cert(context)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        writer.write(agreed(tls_v1=True))
+        with suppress(ssl.SSLError, ConnectionError):
+            await writer.start_tls(context)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        address = Address(*server.sockets[0].getsockname())
+        identity = Identity(tls=Tls(ca_file=tmp_path / "authority.pem"))
+        with pytest.raises(ConnectRefused, match=r"certificate has expired$"):
+            await Connection.open(address, identity, timeout_s=5)
 
 
 async def test_an_identity_that_the_broker_will_not_have_is_told() -> None:
