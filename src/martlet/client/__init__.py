@@ -5,9 +5,10 @@
     from martlet.client import Consumer, Producer
 """
 
-from martlet.client.backoff import Backoff
+from martlet.client.backoff import Backoff, LinearDelay
 from martlet.client.batch import Batch
-from martlet.client.consumer import Consumer, Counts
+from martlet.client.consumer import Consumer
+from martlet.client.consumer_stats import ConnectionStats, ConsumerStats, Counts
 from martlet.client.errors import (
     AlreadyAnswered,
     AuthRefused,
@@ -17,6 +18,7 @@ from martlet.client.errors import (
     ConnectFailed,
     ConnectionLost,
     ConnectRefused,
+    HandlerFailed,
     InvalidName,
     ProducerFull,
     PublishLost,
@@ -26,9 +28,10 @@ from martlet.client.errors import (
     SubscribeRefused,
 )
 from martlet.client.failure_backoff import FailureBackoff
+from martlet.client.failure_policy import Requeue
 from martlet.client.identity import Identity
 from martlet.client.limits import Limits
-from martlet.client.message import Message
+from martlet.client.message import Message, MessageView
 from martlet.client.producer import Producer
 from martlet.client.readiness import Rotation
 from martlet.client.stats import BrokerStats, Health, ProducerStats
@@ -46,14 +49,19 @@ __all__ = [
     "ConnectFailed",
     "ConnectRefused",
     "ConnectionLost",
+    "ConnectionStats",
     "Consumer",
+    "ConsumerStats",
     "Counts",
     "FailureBackoff",
+    "HandlerFailed",
     "Health",
     "Identity",
     "InvalidName",
     "Limits",
+    "LinearDelay",
     "Message",
+    "MessageView",
     "Producer",
     "ProducerFull",
     "ProducerStats",
@@ -61,6 +69,7 @@ __all__ = [
     "PublishRefused",
     "PublishTimeout",
     "Refused",
+    "Requeue",
     "Rotation",
     "SubscribeRefused",
     "Tls",

@@ -32,6 +32,10 @@ class Answers:
         received: how many messages came.
         finished: how many were finished.
         requeued: how many were requeued.
+        message_timeout_s: how much time the broker gives a message.
+        max_message_timeout_s: how much, with any number of touches.
+        touch_before_s: how long before its time runs out a message is touched when its handling
+            begins.
         dropped: how many will not be answered, as their time ran out while they waited.
         on_answer: told what was said of a message, before it is written: backing off must not let
             another message come in between.
@@ -46,10 +50,13 @@ class Answers:
         "_scheduled",
         "dropped",
         "finished",
+        "max_message_timeout_s",
+        "message_timeout_s",
         "on_answer",
         "on_settled",
         "received",
         "requeued",
+        "touch_before_s",
     )
 
     def __init__(self, connection: Connection) -> None:
@@ -62,6 +69,10 @@ class Answers:
         self.finished = 0
         self.requeued = 0
         self.dropped = 0
+        features = connection.features
+        self.message_timeout_s = features.message_timeout_ms / 1000
+        self.max_message_timeout_s = features.max_message_timeout_ms / 1000
+        self.touch_before_s = 0.0
         self.on_answer: Callable[[Event], None] = _ignore
         self.on_settled: Callable[[], None] = _ignore_settled
 

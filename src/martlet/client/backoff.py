@@ -39,3 +39,25 @@ class Backoff:
         if chance is None:
             chance = random.random()
         return full * (1 - self.jitter * chance)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinearDelay:
+    """A delay that grows by the same step with each attempt, as go-nsq requeues messages.
+
+    Attributes:
+        step_s: what is waited after the first attempt, and so much more after each other: go-nsq's
+            ``default_requeue_delay``, in seconds.
+        max_s: never longer than this: ``max_requeue_delay``, in seconds.
+    """
+
+    step_s: float = 90.0
+    max_s: float = 900.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.step_s <= self.max_s:
+            raise ValueError(f"step_s={self.step_s} must be from 0 to max_s={self.max_s}")
+
+    def delay_s(self, attempt: int) -> float:
+        """Seconds to wait after so many attempts, the first being 1."""
+        return min(self.max_s, self.step_s * max(attempt, 0))

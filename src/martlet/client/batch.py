@@ -25,11 +25,12 @@ class Batch:
 
     Attributes:
         count: how many there are.
+        answers: what tells the broker of them.
     """
 
     def __init__(self, answers: Answers, run: MessageRun) -> None:
         self.count = run.count
-        self._answers = answers
+        self.answers = answers
         self._run = run
         self._open = np.ones(run.count, np.bool_)
 
@@ -95,8 +96,8 @@ class Batch:
         Raises:
             AlreadyAnswered: one of them was finished or requeued before.
         """
-        self._answers.finish_array(self._answer(where))
-        await self._answers.drain()
+        self.answers.finish_array(self._answer(where))
+        await self.answers.drain()
 
     async def requeue(
         self, delay_ms: int = 0, where: Where | None = None, *, backoff: bool = True
@@ -111,13 +112,22 @@ class Batch:
             ValueError: the delay is negative.
         """
         delay_ms = check_delay_ms(delay_ms)
-        self._answers.requeue_array(self._answer(where), delay_ms, backoff=backoff)
-        await self._answers.drain()
+        self.answers.requeue_array(self._answer(where), delay_ms, backoff=backoff)
+        await self.answers.drain()
 
     async def touch(self) -> None:
         """Have the time of all that are not answered yet start anew, in one write."""
-        self._answers.touch_array(self._run.ids()[self._open])
-        await self._answers.drain()
+        self.touch_soon()
+        await self.answers.drain()
+
+    def touch_soon(self) -> None:
+        """The same, without waiting until the broker has read it."""
+        self.answers.touch_array(self._run.ids()[self._open])
+
+    def give_back(self) -> None:
+        """Have the broker deliver what is not answered to others, without waiting."""
+        if self.unanswered_count:
+            self.answers.give_back(self._answer(None))
 
     def _answer(self, where: Where | None) -> NDArray[np.void]:
         """The ids of these messages, which from now on are answered."""

@@ -13,10 +13,13 @@ import logging
 from collections.abc import Callable, Sequence
 
 from martlet.client.address import Address
+from martlet.client.discovery import Discovery
 from martlet.client.errors import ConnectRefused
 from martlet.client.subscription import Subscription
 
 logger = logging.getLogger("martlet.client")
+
+REVIVAL_S = 1.0
 
 
 class Brokers:
@@ -45,24 +48,58 @@ class Brokers:
         self._on_failure = on_failure
         self._found: dict[Address, Subscription] = {}
         self._keepers: dict[Subscription, asyncio.Task[None]] = {}
+        self._discovery: Discovery | None = None
+        self._on_trouble: Callable[[str], object] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._revival: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
     @property
     def connected_count(self) -> int:
         """How many are connected now."""
         return sum(each.connection is not None for each in self.subscriptions)
 
+    def discover(self, discovery: Discovery, on_trouble: Callable[[str], object]) -> None:
+        """Look for others too, once begun; to be told where looking itself breaks."""
+        self._discovery = discovery
+        self._on_trouble = on_trouble
+
     def begin(self) -> None:
-        """Connect to those that were given."""
+        """Connect to those that were given, and look for others."""
         for address in self._given:
             self._keep(address)
+        self._look()
+
+    def look_again(self) -> None:
+        """Look for others at once."""
+        if self._discovery is not None:
+            self._discovery.look_again()
+
+    def _look(self) -> None:
+        if self._discovery is not None:
+            self._watch = asyncio.create_task(self._discovery.watch(), name="martlet lookup")
+            self._watch.add_done_callback(self._on_look_ended)
+
+    def _on_look_ended(self, watch: asyncio.Task[None]) -> None:
+        error = None if watch.cancelled() else watch.exception()
+        if error is not None and not self._is_closed:
+            logger.error("looking for brokers broke, and begins again", exc_info=error)
+            if self._on_trouble is not None:
+                self._on_trouble(f"looking for brokers broke: {error!r}")
+            loop = asyncio.get_running_loop()
+            self._revival = loop.call_later(REVIVAL_S, self._look)
 
     async def attempted(self) -> None:
-        """Wait until each has been tried once."""
+        """Wait until each has been tried once, if any was found."""
+        if self._discovery is not None:
+            await self._discovery.first_found()
         if self.subscriptions:
             await asyncio.wait([each.attempted for each in self.subscriptions])
 
     def found(self, addresses: Sequence[Address], is_all: bool) -> None:
         """Lookup daemons told of these; ``is_all`` where there are no others."""
+        if self._is_closed:
+            return
         for address in addresses:
             if address not in self._found and address not in self._given:
                 logger.info("found a broker at %s", address)
@@ -110,15 +147,22 @@ class Brokers:
                 return True
         return False
 
-    async def leave(self) -> None:
+    async def leave(self, timeout_s: float) -> None:
         """Tell all to send no more, and wait until they have taken all answers."""
+        self._is_closed = True
         if self.subscriptions:
-            await asyncio.gather(*(each.leave() for each in self.subscriptions))
+            await asyncio.gather(*(each.leave(timeout_s) for each in self.subscriptions))
 
-    async def close(self) -> None:
+    async def close(self, timeout_s: float) -> None:
         """Hang up everywhere."""
-        for subscription in self.subscriptions:
-            await subscription.close()
+        self._is_closed = True
+        if self._revival is not None:
+            self._revival.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
+        if self.subscriptions:
+            await asyncio.gather(*(each.close(timeout_s) for each in self.subscriptions))
         for keeper in self._keepers.values():
             keeper.cancel()
         if self._keepers:

@@ -2,58 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from martlet.client.address import Address, Addresses, parse_addresses
 from martlet.client.answers import Answers
 from martlet.client.backoff import Backoff
-from martlet.client.batch import Batch
 from martlet.client.brokers import Brokers
+from martlet.client.consumer_stats import ConsumerStats, Counts, Losses
 from martlet.client.dialer import Dialer
 from martlet.client.discovery import Discovery
-from martlet.client.errors import Closed, Refused
+from martlet.client.errors import Closed
 from martlet.client.failure_backoff import FailureBackoff
+from martlet.client.failure_policy import RETRY, Delay, FailurePolicy, OnGivingUp
 from martlet.client.flow import Flow
 from martlet.client.identity import Compression, Identity, TlsChoice
-from martlet.client.inbox import Inbox
-from martlet.client.message import Message
 from martlet.client.name import check_name
 from martlet.client.readiness import Rotation
+from martlet.client.receiver import Receiver
 from martlet.client.subscription import Subscription
-from martlet.client.worker import Handler, work
+from martlet.client.watchdog import Sight, Watchdog
+
+if TYPE_CHECKING:
+    pass
 
 logger = logging.getLogger("martlet.client")
 
-RETRY = Backoff(first_s=1.0, max_s=600.0, jitter=0.25)
-"""How long a message that failed waits, by its attempts."""
+GOODBYE_S = 1.0
+"""How long the end of the connections may take, when handlers took all the time there was."""
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What a consumer has done so far.
-
-    Attributes:
-        received: messages that came.
-        finished: messages finished.
-        requeued: messages requeued.
-        expired: messages dropped because they had waited here for longer than the broker's message
-            timeout.
-        late: finishes, requeues and touches that the broker refused because they came too late.
-    """
-
-    received: int
-    finished: int
-    requeued: int
-    expired: int
-    late: int
-
-
-class Consumer:
+class Consumer(Receiver):
     """Receives the messages of a channel from one or several brokers.
 
     ::
@@ -79,7 +61,12 @@ class Consumer:
         max_in_flight: int = 200,
         rotation: Rotation | None = None,
         failure_backoff: FailureBackoff | None = None,
-        retry: Backoff = RETRY,
+        retry: Delay = RETRY,
+        max_attempts: int = 0,
+        on_giving_up: OnGivingUp | None = None,
+        auto_touch: bool = True,
+        stall_after_s: float = 120.0,
+        on_stall: Callable[[str], object] | None = None,
         backoff: Backoff | None = None,
         connect_timeout_s: float = 5.0,
         close_timeout_s: float = 10.0,
@@ -104,41 +91,50 @@ class Consumer:
             rotation: how brokers take turns where there are more of them than ``max_in_flight``.
             failure_backoff: for how long no messages are asked for when handlers fail; two minutes
                 at most where it is not given, ``FailureBackoff(max_s=0)`` for never.
-            retry: how long a message waits when its handler has failed, by its attempts.
+            retry: how long a message waits when its handler has failed, by its attempts; go-nsq's
+                way is ``LinearDelay()``.
+            max_attempts: a message that comes for more than so many times is not given to the
+                handler of ``run`` any more, but given up: logged, handed to ``on_giving_up``, and
+                finished.  0 never gives up, which is the default, as giving up loses messages.
+            on_giving_up: gets each such message, to keep it elsewhere; a function or a coroutine
+                function.  When it raises, the message is not finished, and comes again.
+            auto_touch: ask for more time, up to the broker's ``--max-msg-timeout``, for messages
+                whose handlers are at work, and batches that you hold.
+            stall_after_s: when nothing gets on for so long (messages wait and none is handed out or
+                answered, or nothing is asked for), that is logged as an error; 0 never looks.
+            on_stall: told the cause, once for each stall.
             backoff: how long to wait before connecting again.
             connect_timeout_s: how long one attempt to connect may take.
-            close_timeout_s: how long handlers at work may take when the consumer is closed.
+            close_timeout_s: how long it may take to close: handlers at work are cancelled shortly
+                before, and what is not answered then is given back.
             identity: what to tell the brokers of this client, the message timeout among it.
             tls, compression, auth_secret: in the place of the identity's; see `Identity`.
         """
+        if max_in_flight < 1:
+            raise ValueError(f"max_in_flight={max_in_flight}: 1 is the least; pause() lets none in")
+        super().__init__(
+            max_in_flight, FailurePolicy(retry, max_attempts, on_giving_up), auto_touch
+        )
         self._topic = check_name(topic, "topic")
         self._channel = check_name(channel, "channel")
         if addresses is None and lookup is None:
             addresses = "127.0.0.1:4150"
         given = parse_addresses(addresses) if addresses is not None else []
-        self._discovery: Discovery | None = None
-        if lookup is not None:
-            daemons = [lookup] if isinstance(lookup, str) else list(lookup)
-            self._discovery = Discovery(self._topic, daemons, lookup_poll_s, self._on_found)
-        if max_in_flight < 1:
-            raise ValueError(f"max_in_flight={max_in_flight}: 1 is the least; pause() lets none in")
-        self._flow = Flow(
-            max_in_flight, rotation or Rotation(), failure_backoff or FailureBackoff()
-        )
-        self._retry = retry
+        daemons = [lookup] if isinstance(lookup, str) else list(lookup or ())
         self._backoff = backoff or Backoff()
         self._connect_timeout_s = connect_timeout_s
         self._close_timeout_s = close_timeout_s
         self._identity = (identity or Identity()).secured(tls, compression, auth_secret)
-        self._inbox = Inbox()
-        self._inbox.on_expired = self._on_expired
+        self._losses = Losses()
+        self._inbox.on_expired = self._losses.on_expired
+        self._flow = Flow(
+            max_in_flight, rotation or Rotation(), failure_backoff or FailureBackoff()
+        )
         self._brokers = Brokers(given, self._subscribe, self._inbox.close)
-        self._watch: asyncio.Task[None] | None = None
-        self._entered = False
-        self._workers: set[asyncio.Task[None]] = set()
-        self._expired = 0
-        self._late = 0
-        self._quiet_until_s = 0.0
+        if lookup is not None:
+            discovery = Discovery(self._topic, daemons, lookup_poll_s, self._brokers.found)
+            self._brokers.discover(discovery, on_trouble=self._bark)
+        self._watchdog = Watchdog(stall_after_s, self._sight, on_stall)
 
     async def __aenter__(self) -> Consumer:
         """Connect and subscribe; a broker that cannot be reached is tried again in the background.
@@ -154,9 +150,7 @@ class Consumer:
         self._entered = True
         try:
             self._brokers.begin()
-            if self._discovery is not None:
-                await self._discovery.look()
-                self._watch = asyncio.create_task(self._discovery.watch(), name="martlet lookup")
+            self._watchdog.begin()
             await self._brokers.attempted()
             self._inbox.check()
         except BaseException:
@@ -174,17 +168,13 @@ class Consumer:
         )
         subscription = Subscription(address, self._topic, self._channel, dialer)
         subscription.on_delivery = self._inbox.put
-        subscription.on_ready = self._flow.add
+        subscription.on_ready = self._on_ready
+        subscription.auto_touch = self._toucher.is_on
         subscription.on_lost = self._on_lost
-        subscription.on_late = self._on_late
+        subscription.on_late = self._losses.on_late
         subscription.on_answer = self._flow.feed
         subscription.on_settled = self._flow.settle
         return subscription
-
-    def _on_found(self, addresses: list[Address], is_all: bool) -> None:
-        """Lookup daemons have told where the topic is."""
-        if not self._inbox.is_closed:
-            self._brokers.found(addresses, is_all)
 
     async def __aexit__(
         self,
@@ -203,8 +193,54 @@ class Consumer:
             received=brokers.received + sum(one.received for one in each),
             finished=brokers.finished + sum(one.finished for one in each),
             requeued=brokers.requeued + sum(one.requeued for one in each),
-            expired=self._expired,
-            late=self._late,
+            expired=self._losses.expired,
+            late=self._losses.late,
+        )
+
+    @property
+    def stats(self) -> ConsumerStats:
+        """How the consumer stands, and what it has done so far."""
+        flow = self._flow
+        ready = flow.counts()
+        return ConsumerStats(
+            counts=self.counts,
+            given_up=self._failures.given_up,
+            waiting=self._inbox.count(),
+            workers=self._crew.size,
+            max_in_flight=flow.max_in_flight,
+            is_paused=flow.is_paused,
+            backoff=flow.state.value,
+            backoff_level=flow.level,
+            connections=tuple(
+                each.stats(ready.get(each, 0)) for each in self._brokers.subscriptions
+            ),
+            stall=self._watchdog.stall,
+        )
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether more could come from a broker if what came were answered faster."""
+        return self.stats.is_starved
+
+    def _sight(self) -> Sight:
+        """What the watchdog looks at."""
+        flow = self._flow
+        counts = self.counts
+        inbox = self._inbox
+        return Sight(
+            connected=self.connected_count,
+            ready=sum(flow.counts().values()),
+            is_held_back=flow.is_paused or not flow.max_in_flight,
+            backoff=flow.state,
+            trial_at_s=flow.trial_at_s,
+            waiting=inbox.count(),
+            progress=(
+                counts.finished,
+                counts.requeued,
+                counts.expired,
+                inbox.taken,
+                len(inbox.ready),
+            ),
         )
 
     @property
@@ -237,121 +273,19 @@ class Consumer:
         """Ask for messages again."""
         self._flow.resume()
 
-    # Three ways to get the messages.
+    # What happens.
 
-    def __aiter__(self) -> AsyncIterator[Message]:
-        return self
+    def _bark(self, cause: str) -> None:
+        self._watchdog.bark(cause)
 
-    async def __anext__(self) -> Message:
-        """The next message; you finish it or requeue it.  Ends when the consumer is stopped."""
-        self._check_entered()
-        inbox = self._inbox
-        while not inbox.is_closed:
-            now_s = time.monotonic()
-            if now_s > inbox.turn_ends_at_s:
-                await inbox.rest()
-            elif not inbox.refill():
-                await inbox.arrival()
-            elif now_s > inbox.expires_at_s:
-                inbox.drop_ready()
-            else:
-                return inbox.ready.popleft()
-        inbox.check()
-        raise StopAsyncIteration
-
-    async def batches(
-        self, *, max_messages: int = 10_000, max_wait_ms: float = 0
-    ) -> AsyncIterator[Batch]:
-        """The messages in batches, each of one broker; you finish or requeue them.
-
-        Args:
-            max_messages: no more than this in a batch.  A batch is never larger than the broker's
-                part of ``max_in_flight`` either, so choose that for the batches that you want.
-            max_wait_ms: how long to wait for a batch to fill after its first message came.
-        """
-        self._check_entered()
-        if max_messages < 1:
-            raise ValueError(f"max_messages={max_messages}: 1 is the least")
-        inbox = self._inbox
-        while not inbox.is_closed:
-            if max_wait_ms > 0:
-                await inbox.fill(min(max_messages, self.max_in_flight), max_wait_ms / 1000)
-            batch = inbox.next_batch(max_messages)
-            if batch is None:
-                await inbox.arrival()
-            else:
-                yield batch
-        inbox.check()
-
-    async def run(self, handler: Handler, *, concurrency: int = 1) -> None:
-        """Hand each message to the handler until the consumer is stopped or closed.
-
-        The handler is a coroutine function, or a function that returns soon; for one that blocks
-        use ``asyncio.to_thread`` in it.  When it returns the message is finished, unless it
-        answered the message itself; when it raises, that is logged and the message requeued, for
-        longer with each attempt.
-
-        Args:
-            handler: called with each message.
-            concurrency: how many handlers may be at work at once.
-
-        Raises:
-            SubscribeRefused, ConnectRefused: a broker would no longer have it when connecting
-                again.
-        """
-        self._check_entered()
-        if concurrency < 1:
-            raise ValueError(f"concurrency={concurrency}: 1 is the least")
-        async with asyncio.TaskGroup() as group:
-            for number in range(concurrency):
-                worker = group.create_task(
-                    work(self._inbox, handler, self._on_failure), name=f"martlet worker {number}"
-                )
-                self._workers.add(worker)
-                worker.add_done_callback(self._workers.discard)
-        self._inbox.check()
-
-    def _check_entered(self) -> None:
-        if not self._entered:
-            raise Closed("use 'async with Consumer(...)'")
-
-    def _on_failure(self, message: Message, error: Exception) -> None:
-        delay_ms = round(1000 * self._retry.delay_s(message.attempts))
-        logger.error(
-            "handler failed for message %s, attempt %d; %s",
-            message.id.decode("ascii", "replace"),
-            message.attempts,
-            "it had answered it" if message.is_answered else f"again in {delay_ms} ms",
-            exc_info=error,
-        )
-        if not message.is_answered:
-            message.requeue(delay_ms)
-
-    # What the subscriptions tell.
+    def _on_ready(self, subscription: Subscription) -> None:
+        self._toucher.connected(subscription.message_timeout_s)
+        self._flow.add(subscription)
 
     def _on_lost(self, subscription: Subscription, answers: Answers) -> None:
         self._inbox.forget(answers)
         self._flow.remove(subscription)
-        if self._discovery is not None:
-            self._discovery.look_again()
-
-    def _on_late(self, error: Refused) -> None:
-        self._late += 1
-        now_s = time.monotonic()
-        level = logging.WARNING if now_s >= self._quiet_until_s else logging.DEBUG
-        if level == logging.WARNING:
-            self._quiet_until_s = now_s + 1.0  # They come by the thousand.
-        logger.log(
-            level, "too late (%d so far), the message is delivered again: %s", self._late, error
-        )
-
-    def _on_expired(self, count: int) -> None:
-        self._expired += count
-        logger.warning(
-            "%d messages waited here for longer than the broker's message timeout and are delivered"
-            " again: lower max_in_flight, raise concurrency, or ask for a longer message timeout",
-            count,
-        )
+        self._brokers.look_again()
 
     # The end.
 
@@ -361,30 +295,25 @@ class Consumer:
         self._inbox.close()
 
     async def close(self) -> None:
-        """Stop, wait for handlers at work, give back what was not handed out, and hang up.
+        """Stop, wait for handlers at work, give back what is not answered, and hang up.
 
-        What was handed out and is not answered comes again after the broker's message timeout.
+        It takes no longer than ``close_timeout_s``.  What is not answered by then is given back to
+        the brokers, which deliver it to others at once: what was not handed out, what handlers are
+        still at work on, and what you took by iterating or in batches.
         """
         self.stop()
+        ends_at_s = time.monotonic() + self._close_timeout_s
+        goodbye_s = min(GOODBYE_S, self._close_timeout_s / 4)
         try:
-            workers = self._workers - {asyncio.current_task()}
-            if workers:
-                _, late = await asyncio.wait(workers, timeout=self._close_timeout_s)
-                for worker in late:
-                    worker.cancel()
-            self._give_back()
-            await self._brokers.leave()
+            await self._take_back(self._close_timeout_s - 2 * goodbye_s)
+            left_s = ends_at_s - goodbye_s - time.monotonic()
+            await self._brokers.leave(max(goodbye_s, left_s))
             self._give_back()  # What came while the broker had not read that we leave.
         finally:
-            await self._hang_up()
+            await self._hang_up(goodbye_s)
 
-    def _give_back(self) -> None:
-        for answers, ids in self._inbox.drain():
-            answers.give_back(ids)
-
-    async def _hang_up(self) -> None:
+    async def _hang_up(self, timeout_s: float = 0.0) -> None:
         self._flow.stop()
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.wait([self._watch])
-        await self._brokers.close()
+        self._toucher.close()
+        self._watchdog.end()
+        await self._brokers.close(timeout_s)

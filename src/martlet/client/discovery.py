@@ -1,8 +1,9 @@
 """Discovery: which brokers there are, or have a topic, as lookup daemons tell it.
 
-The daemons are asked every so often, at a moment that is partly left to chance, so that many
-clients do not ask all at once; and at once when a connection is lost.  What any of them tells
-counts.  A broker is taken to have gone only when every daemon answered and none told of it.
+Each daemon is asked every so often, at a moment that is partly left to chance, so that many clients
+do not ask all at once; and at once when a connection is lost.  They do not wait for each other, so
+one that is slow, silent or mad holds up nothing.  What any of them tells counts.  A broker is taken
+to have gone only when the last answers of all are sound and none tells of it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from martlet.client.address import Address
 from martlet.http_answer import read_json
@@ -24,10 +25,21 @@ JITTER = 0.3
 SHORTEST_PAUSE_S = 0.25
 """However often connections are lost, the daemons are not asked more often than so."""
 ANSWER_S = 5.0
-_LONGEST_ANSWER_BYTES = 1 << 24
+LONGEST_ANSWER_BYTES = 1 << 22
+MOST_BROKERS = 1000
+"""What one daemon tells beyond so many is not heeded."""
 DEFAULT_PORT = 4161
-_UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError)
+_UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """What a daemon that does not answer raises, or an answer of another shape."""
+
+Found = Callable[[list[Address], bool], None]
+
+
+class _Answer(NamedTuple):
+    """What a daemon told last, and whether that was all it knew."""
+
+    found: list[Address]
+    is_sound: bool
 
 
 class Discovery:
@@ -37,61 +49,86 @@ class Discovery:
         topic: which; None for all brokers.
         addresses: of the HTTP doors of lookup daemons, as ``"host:port"`` or as URLs.
         poll_s: seconds between two looks.
-        on_found: told what a look has found, and whether that is all there is.
+        on_found: told where the topic is, and whether that is all there is.
     """
 
     def __init__(
-        self,
-        topic: str | None,
-        addresses: Sequence[str],
-        poll_s: float,
-        on_found: Callable[[list[Address], bool], None],
+        self, topic: str | None, addresses: Sequence[str], poll_s: float, on_found: Found
     ) -> None:
         if poll_s <= 0:
             raise ValueError(f"lookup_poll_s={poll_s} must be above 0")
-        self._urls = [_url(address) for address in addresses]
-        if not self._urls:
+        urls = list(dict.fromkeys(_url(address) for address in addresses))
+        if not urls:
             raise ValueError("no lookup daemon given: name one, as 127.0.0.1:4161")
         self._topic = topic
         self._poll_s = poll_s
         self._on_found = on_found
-        self._wanted = asyncio.Event()
+        self._wanted = {url: asyncio.Event() for url in urls}
+        self._answers: dict[str, _Answer] = {}
+        self._has_found = asyncio.Event()
 
     def look_again(self) -> None:
         """Do not wait for the next look."""
-        self._wanted.set()
+        for wanted in self._wanted.values():
+            wanted.set()
+
+    async def first_found(self) -> None:
+        """Wait until a broker was found, or each daemon was asked once."""
+        await self._has_found.wait()
 
     async def watch(self) -> None:
-        """Look, again and again, until cancelled."""
+        """Ask, again and again, until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for url, wanted in self._wanted.items():
+                    group.create_task(self._watch_one(url, wanted), name=f"martlet lookup {url}")
+        finally:
+            self._has_found.set()
+
+    async def _watch_one(self, url: str, wanted: asyncio.Event) -> None:
         while True:
+            wanted.clear()
+            self._answers[url] = await self._ask(url)
+            self._tell()
             await asyncio.sleep(SHORTEST_PAUSE_S)
             pause_s = self._poll_s * (1 + JITTER * (random.random() - 1))
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, pause_s - SHORTEST_PAUSE_S)):
-                    await self._wanted.wait()
-            self._wanted.clear()
-            await self.look()
+                    await wanted.wait()
 
-    async def look(self) -> None:
-        """Ask all daemons once, and tell what was found."""
-        answers = await asyncio.gather(*(self._ask(url) for url in self._urls))
-        found = dict.fromkeys(address for answer in answers for address in answer or ())
-        self._on_found(list(found), None not in answers)
+    def _tell(self) -> None:
+        answers = self._answers.values()
+        found = dict.fromkeys(address for answer in answers for address in answer.found)
+        is_complete = len(self._answers) == len(self._wanted)
+        self._on_found(list(found), is_complete and all(answer.is_sound for answer in answers))
+        if found or is_complete:
+            self._has_found.set()
 
-    async def _ask(self, url: str) -> list[Address] | None:
-        """What one daemon knows; None where it does not answer as it should."""
+    async def _ask(self, url: str) -> _Answer:
+        """What one daemon knows."""
         try:
             if self._topic is None:
                 known = await _get(f"{url}/nodes")
             else:
                 known = await _get(f"{url}/lookup", topic=self._topic)
-            return [
-                Address(str(each["broadcast_address"]), int(each["tcp_port"]))
-                for each in known.get("producers", ())
-            ]
+            producers = list(known.get("producers") or ())
         except _UNREADABLE as error:
             _warn(url, error)
-            return None
+            return _Answer([], False)
+        found: dict[Address, None] = {}
+        for producer in producers[:MOST_BROKERS]:
+            try:
+                found[_address(producer)] = None
+            except _UNREADABLE as error:
+                logger.warning("the lookup daemon at %s tells of no broker: %r", url, error)
+        if len(producers) > MOST_BROKERS:
+            logger.warning(
+                "the lookup daemon at %s tells of %d brokers; the first %d are heeded",
+                url,
+                len(producers),
+                MOST_BROKERS,
+            )
+        return _Answer(list(found), len(found) == len(producers))
 
 
 async def known_topics(daemons: Sequence[str]) -> list[str]:
@@ -108,6 +145,14 @@ async def known_topics(daemons: Sequence[str]) -> list[str]:
     return sorted({name for names in answers for name in names})
 
 
+def _address(producer: dict[str, Any]) -> Address:
+    """Where a broker listens, as a daemon tells it. Raises one of `_UNREADABLE`."""
+    host, port = str(producer["broadcast_address"]), int(producer["tcp_port"])
+    if not host or not 0 < port < 65536:
+        raise ValueError(f"no broker listens at {host!r}, port {port}")
+    return Address(host, port)
+
+
 async def _get(url: str, **arguments: str) -> dict[str, Any]:
     """The JSON of an answer; nothing for what is not found. Raises one of `_UNREADABLE`."""
     import aiohttp
@@ -120,7 +165,7 @@ async def _get(url: str, **arguments: str) -> dict[str, Any]:
             if response.status == 404:
                 return {}
             response.raise_for_status()
-            known: dict[str, Any] = await read_json(response, _LONGEST_ANSWER_BYTES)
+            known: dict[str, Any] = await read_json(response, LONGEST_ANSWER_BYTES)
             # Older ones wrap what they know.
             wrapped: dict[str, Any] = known.get("data", known)
             return wrapped

@@ -84,6 +84,10 @@ class AlreadyAnswered(ClientError):
     """The message, or the batch, was finished or requeued before."""
 
 
+class HandlerFailed(ClientError):
+    """A handler in a process failed, which the text tells, or the process has ended."""
+
+
 class InvalidName(ClientError, ValueError):
     """No topic or channel may be called that."""
 

@@ -33,9 +33,9 @@ NOBODY_WAIT_S = 1.0
 class State(Enum):
     """What may flow."""
 
-    OPEN = auto()
-    BLOCKED = auto()
-    TRIAL = auto()
+    OPEN = "open"
+    BLOCKED = "blocked"
+    TRIAL = "trial"
 
 
 class Event(Enum):

@@ -45,18 +45,22 @@ class Inbox:
         ready: message objects made of the oldest delivery; to be taken from the left after
             ``refill`` said that there are some.
         expires_at_s: until when those are worth handling.
+        touch_at_s: from when on they are to be touched when their handling begins.
         turn_ends_at_s: when whoever handles messages is to ``rest``.
         on_expired: called with how many messages were dropped because they had waited for longer
             than the broker's message timeout; the broker delivers them again, so that handling
             them here would be for nothing.
+        taken: how many runs of messages were begun or handed out.
         is_closed: whether no more is to be handed out.
     """
 
     def __init__(self) -> None:
         self.ready: deque[Message] = deque()
         self.expires_at_s = 0.0
+        self.touch_at_s = 0.0
         self.turn_ends_at_s = 0.0
         self.on_expired: Callable[[int], None] = lambda _count: None
+        self.taken = 0
         self.is_closed = False
         self._current: Delivery | None = None
         self._deliveries: deque[Delivery] = deque()
@@ -137,6 +141,7 @@ class Inbox:
             return False
         answers = delivery.answers
         self.expires_at_s = delivery.expires_at_s
+        self.touch_at_s = delivery.expires_at_s - answers.touch_before_s
         self._current = delivery
         self.ready.extend([Message(answers, *fields) for fields in delivery.run.fields()])
         return True
@@ -176,7 +181,10 @@ class Inbox:
         if left < 0:
             runs[-1], rest = runs[-1].split(runs[-1].count + left)
             self._deliveries.appendleft(Delivery(delivery.answers, rest, delivery.expires_at_s))
-        return Batch(delivery.answers, MessageRun.joined(runs))
+        batch = Batch(delivery.answers, MessageRun.joined(runs))
+        if delivery.answers.touch_before_s > delivery.expires_at_s - time.monotonic():
+            batch.touch_soon()
+        return batch
 
     def count(self) -> int:
         """How many messages wait here."""
@@ -204,6 +212,7 @@ class Inbox:
         while self._deliveries:
             delivery = self._deliveries.popleft()
             if now_s < delivery.expires_at_s:
+                self.taken += 1
                 return delivery
             delivery.answers.dropped += delivery.run.count
             self.on_expired(delivery.run.count)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from martlet.client.answers import Answers
 from martlet.client.errors import AlreadyAnswered
 
@@ -98,3 +100,20 @@ class Message:
             raise AlreadyAnswered(f"{self!r} was finished or requeued before")
         self._answers = None
         return answers
+
+
+@dataclass(frozen=True, slots=True)
+class MessageView:
+    """A message as a handler in a thread or a process gets it.
+
+    Attributes:
+        id: 16 bytes, unique at its broker.
+        timestamp_ns: when it was published, in nanoseconds since 1970.
+        attempts: how often it has been delivered, this time included.
+        body: what was published.
+    """
+
+    id: bytes
+    timestamp_ns: int
+    attempts: int
+    body: bytes

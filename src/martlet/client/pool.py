@@ -93,7 +93,7 @@ class Pool:
             self._add(address)
         if self._discovery is not None:
             self._watch = asyncio.create_task(self._discovery.watch(), name="martlet lookup")
-            await self._discovery.look()
+            await self._discovery.first_found()
         self._look_later()
 
     async def close(self) -> None:

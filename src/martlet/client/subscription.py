@@ -10,6 +10,7 @@ from collections.abc import Callable
 from martlet.client.address import Address
 from martlet.client.answers import Answers
 from martlet.client.connection import Connection
+from martlet.client.consumer_stats import ConnectionStats
 from martlet.client.dialer import Dialer
 from martlet.client.errors import ConnectionLost, Refused, SubscribeRefused
 from martlet.client.failure_backoff import Event
@@ -21,8 +22,8 @@ logger = logging.getLogger("martlet.client")
 
 HOPELESS = frozenset({"E_INVALID", "E_BAD_TOPIC", "E_BAD_CHANNEL", "E_UNAUTHORIZED"})
 """Errors of SUB that another attempt would only get again."""
-CLOSE_WAIT_S = 2.0
-"""How long to wait for the broker to confirm that it sends no more."""
+TOUCH_PART = 1 / 3
+"""When less of its time is left, a message is touched before it is worked on."""
 
 
 class Subscription:
@@ -35,6 +36,7 @@ class Subscription:
             for, and when they no longer can.
         on_late: called when an answer to a message came too late.
         on_answer, on_settled: called before and after an answer to a message is written.
+        auto_touch: whether messages are touched when little of their time is left.
         last_message_s: when the last message came, by ``time.monotonic``.
         received, finished, requeued: how many messages were, on all connections so far.
     """
@@ -42,6 +44,7 @@ class Subscription:
     def __init__(self, address: Address, topic: str, channel: str, dialer: Dialer) -> None:
         self.address = address
         self.last_message_s = 0.0
+        self.auto_touch = False
         self.connection: Connection | None = None
         self.attempted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.on_delivery: Callable[[Delivery], None] = lambda _delivery: None
@@ -66,6 +69,11 @@ class Subscription:
         return self.connection.features.max_ready_count if self.connection else 0
 
     @property
+    def message_timeout_s(self) -> float:
+        """How much time the broker gives a message."""
+        return self._answers.message_timeout_s if self._answers else 0.0
+
+    @property
     def in_flight(self) -> int:
         """How many messages came on this connection and are not answered."""
         return self._answers.in_flight if self._answers else 0
@@ -74,6 +82,21 @@ class Subscription:
     def received(self) -> int:
         """How many messages came from here."""
         return self._received + (self._answers.received if self._answers else 0)
+
+    def stats(self, ready_count: int) -> ConnectionStats:
+        """How it stands, now that it may have so many messages in flight."""
+        error = self._dialer.last_error
+        return ConnectionStats(
+            address=str(self.address),
+            is_connected=self.connection is not None,
+            ready_count=ready_count,
+            in_flight=self.in_flight,
+            received=self.received,
+            finished=self.finished,
+            requeued=self.requeued,
+            last_message_s=self.last_message_s,
+            last_error=str(error or ""),
+        )
 
     @property
     def finished(self) -> int:
@@ -117,7 +140,8 @@ class Subscription:
         answers = Answers(connection)
         answers.on_answer = self.on_answer
         answers.on_settled = self.on_settled
-        timeout_s = connection.features.message_timeout_ms / 1000
+        timeout_s = answers.message_timeout_s
+        answers.touch_before_s = timeout_s * TOUCH_PART if self.auto_touch else 0.0
         succeeded = self._dialer.succeeded
         on_delivery = self.on_delivery
 
@@ -153,20 +177,27 @@ class Subscription:
         if self.connection is not None:
             self.connection.write(commands.ready(count))
 
-    async def close(self) -> None:
-        """Hang up for good once everything written is sent."""
+    async def close(self, timeout_s: float) -> None:
+        """Hang up for good once everything written is sent, or the broker did not read it."""
         self._is_closing = True
-        if self.connection is not None:
-            self.connection.close()
-            await self.connection.wait_lost()
+        connection = self.connection
+        if connection is not None:
+            connection.close()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await connection.wait_lost()
+            except TimeoutError:
+                logger.warning("%s does not read what it is sent: hung up", self.address)
+                connection.abort()
 
-    async def leave(self) -> None:
+    async def leave(self, timeout_s: float) -> None:
         """Tell the broker to send no more, and wait until it has taken all our answers."""
         if self.connection is None or self._answers is None:
             return
         self._answers.flush()
         try:
-            async with asyncio.timeout(CLOSE_WAIT_S):
+            async with asyncio.timeout(timeout_s):
                 await self.connection.ask(commands.CLS)
         except (TimeoutError, ConnectionLost, Refused) as error:
-            logger.warning("%s did not confirm the end: %s", self.connection.address, error)
+            reason = str(error) or f"no answer within {timeout_s:.3g} s"
+            logger.warning("%s did not confirm the end: %s", self.address, reason)

@@ -13,6 +13,7 @@ from inspect import isawaitable
 from types import CoroutineType
 from typing import Any
 
+from martlet.client.failure_policy import FailurePolicy
 from martlet.client.inbox import Inbox
 from martlet.client.message import Message
 
@@ -20,41 +21,61 @@ Handler = Callable[[Message], Awaitable[object] | object]
 """Handles a message: a function, or a coroutine function."""
 
 
-async def work(
-    inbox: Inbox, handler: Handler, on_failure: Callable[[Message, Exception], None]
-) -> None:
-    """Handle messages until the inbox is closed.
+class Worker:
+    """Hands messages to a handler.
 
-    A message whose handler returns is finished, unless the handler answered it; one whose handler
-    raises is given to ``on_failure``; one whose handler is cancelled is requeued.
+    Attributes:
+        message: what it is at work on, or was last.
     """
-    monotonic = time.monotonic
-    ready = inbox.ready
-    while not inbox.is_closed:
-        now_s = monotonic()
-        if now_s > inbox.turn_ends_at_s:
-            await inbox.rest()
-            continue
-        if not ready and not inbox.refill():
-            await inbox.arrival()
-            continue
-        if now_s > inbox.expires_at_s:
-            inbox.drop_ready()
-            continue
-        message = ready.popleft()
-        try:
-            result: Any = handler(message)
-            if result is not None and (type(result) is CoroutineType or isawaitable(result)):
-                await result
-        except Exception as error:
-            on_failure(message, error)
-        except BaseException:
-            if not message.is_answered:
-                message.requeue()
-            raise
-        else:
-            # What message.finish does, without its calls: this is done for each message.
-            answers = message._answers
-            if answers is not None:
-                message._answers = None
-                answers.finish(message.id)
+
+    __slots__ = ("_failures", "_handler", "_inbox", "message")
+
+    def __init__(self, inbox: Inbox, handler: Handler, failures: FailurePolicy) -> None:
+        self.message: Message | None = None
+        self._inbox = inbox
+        self._handler = handler
+        self._failures = failures
+
+    async def work(self) -> None:
+        """Handle messages until the inbox is closed.
+
+        A message whose handler returns is finished, unless the handler answered it; one whose
+        handler raises comes again; one whose handler is cancelled is given back.
+        """
+        inbox, handler = self._inbox, self._handler
+        attempt_limit = self._failures.attempt_limit
+        monotonic = time.monotonic
+        ready = inbox.ready
+        while not inbox.is_closed:
+            now_s = monotonic()
+            if now_s > inbox.turn_ends_at_s:
+                await inbox.rest()
+                continue
+            if not ready and not inbox.refill():
+                await inbox.arrival()
+                continue
+            if now_s > inbox.touch_at_s:
+                if now_s > inbox.expires_at_s:
+                    inbox.drop_ready()
+                    continue
+                ready[0].touch()
+            self.message = message = ready.popleft()
+            if message.attempts > attempt_limit:
+                await self._failures.give_up(message)
+                continue
+            try:
+                result: Any = handler(message)
+                if result is not None and (type(result) is CoroutineType or isawaitable(result)):
+                    await result
+            except Exception as error:
+                self._failures.failed(message, error)
+            except BaseException:
+                if not message.is_answered:
+                    message.requeue(backoff=False)
+                raise
+            else:
+                # What message.finish does, without its calls: this is done for each message.
+                answers = message._answers
+                if answers is not None:
+                    message._answers = None
+                    answers.finish(message.id)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import repeat
 
 import pytest
 from aiohttp import web
+from tests.unit.client.scripted_broker import eventually
 
 from martlet.client import discovery
 from martlet.client.address import Address
@@ -34,9 +36,15 @@ async def daemon(answer: Answer) -> AsyncIterator[str]:
 
 
 async def look(*daemons: str) -> tuple[list[Address], bool]:
+    """What is known once each daemon was asked once."""
     found: list[tuple[list[Address], bool]] = []
-    await Discovery("t", daemons, 60.0, lambda *told: found.append(told)).look()
-    return found[0]
+    watch = asyncio.create_task(
+        Discovery("t", daemons, 60.0, lambda *told: found.append(told)).watch()
+    )
+    await eventually(lambda: len(found) == len(daemons))
+    watch.cancel()
+    await asyncio.wait([watch])
+    return found[-1]
 
 
 async def good(response: web.StreamResponse) -> None:
@@ -58,3 +66,60 @@ async def test_a_bad_answer_is_no_answer(bad: Answer, caplog: pytest.LogCaptureF
         assert await look(one) == ([Address("b", 4150)], True)
         assert await look(one, two) == ([Address("b", 4150)], False)
     assert f"{two} does not answer: an answer" in caplog.text
+
+
+async def odd(response: web.StreamResponse) -> None:
+    producers = [
+        {"broadcast_address": "b", "tcp_port": 4150},
+        {"broadcast_address": "", "tcp_port": 4150},
+        {"broadcast_address": "c", "tcp_port": 70_000},
+        "nonsense",
+    ]
+    await response.write(json.dumps({"producers": producers}).encode())
+
+
+async def null(response: web.StreamResponse) -> None:
+    await response.write(b"null")
+
+
+async def other(response: web.StreamResponse) -> None:
+    await response.write(b'{"producers": {"broadcast_address": "b"}, "channels": 3}')
+
+
+async def very_many(response: web.StreamResponse) -> None:
+    producers = [{"broadcast_address": f"b{n}", "tcp_port": 1} for n in range(1500)]
+    await response.write(json.dumps({"producers": producers}).encode())
+
+
+@pytest.mark.parametrize(("bad", "count"), [(odd, 1), (null, 0), (other, 0), (very_many, 1000)])
+async def test_what_is_sound_of_an_answer_counts(bad: Answer, count: int) -> None:
+    async with daemon(bad) as one:
+        found, is_all = await look(one)
+    assert len(found) == count
+    assert not is_all, "so nothing is let go of because of it"
+
+
+async def test_a_slow_daemon_holds_up_nobody() -> None:
+    """The other is asked again and again meanwhile, and what it tells is taken at once."""
+    go = asyncio.Event()
+    asked = 0
+
+    async def slow(_response: web.StreamResponse) -> None:
+        await go.wait()
+
+    async def quick(response: web.StreamResponse) -> None:
+        nonlocal asked
+        asked += 1
+        await good(response)
+
+    found: list[tuple[list[Address], bool]] = []
+    async with daemon(slow) as one, daemon(quick) as two, asyncio.timeout(discovery.ANSWER_S - 1):
+        search = Discovery("t", [one, two], 60.0, lambda *told: found.append(told))
+        watch = asyncio.create_task(search.watch())
+        await search.first_found()
+        assert found == [([Address("b", 4150)], False)]
+        search.look_again()
+        await eventually(lambda: asked == 2)
+        watch.cancel()
+        await asyncio.wait([watch])
+        go.set()

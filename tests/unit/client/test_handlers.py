@@ -234,7 +234,7 @@ async def test_stopping_ends_what_runs_once_the_handlers_are_done() -> None:
     assert broker.answered("FIN") == [7]
 
 
-async def test_closing_gives_back_what_was_not_handed_out() -> None:
+async def test_closing_gives_back_all_that_is_not_answered() -> None:
     async with ScriptedBroker() as broker:
         async with Consumer("t", "c", broker.address) as consumer:
             broker.deliver(*range(6))
@@ -243,10 +243,10 @@ async def test_closing_gives_back_what_was_not_handed_out() -> None:
             broker.deliver(*range(10, 13))
             await asyncio.sleep(0.02)
         assert broker.answered("FIN") == [0]
-        assert broker.answered("REQ") == [2, 3, 4, 5, 10, 11, 12]
+        assert broker.answered("REQ") == [1, 2, 3, 4, 5, 10, 11, 12]
         assert all(each.words[2] == "0" for each in broker.named("REQ"))
         assert broker.names()[-1] == "CLS"
-        assert consumer.counts.requeued == 7
+        assert consumer.counts.requeued == 8
 
 
 async def test_closing_waits_for_handlers_but_not_for_ever() -> None:

@@ -26,7 +26,7 @@ from martlet.client import (
 )
 from martlet.client.address import Address
 from martlet.client.connection import Connection
-from martlet.client.discovery import Discovery
+from martlet.client.discovery import Discovery, _Answer
 
 FAST = Backoff(first_s=0.01, max_s=0.02)
 
@@ -217,10 +217,10 @@ async def test_a_broker_that_was_found_and_refuses_is_done_without(
     async with ScriptedBroker(auth_required=True) as strict, ScriptedBroker() as other:
         found = [strict, other]
 
-        async def look(discovery: Discovery) -> None:
-            discovery._on_found([Address.parse(each.address) for each in found], True)
+        async def ask(_discovery: Discovery, _url: str) -> _Answer:
+            return _Answer([Address.parse(each.address) for each in found], True)
 
-        monkeypatch.setattr(Discovery, "look", look)
+        monkeypatch.setattr(Discovery, "_ask", ask)
         async with Consumer("t", "c", lookup="127.0.0.1:1", backoff=FAST) as consumer:
             await other.until(lambda: other.named("RDY"))
             assert consumer.connected_count == 1

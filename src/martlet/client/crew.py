@@ -1,0 +1,95 @@
+"""The workers of a consumer: as many as handlers may be at work at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Literal, cast
+
+from martlet.client.failure_policy import FailurePolicy
+from martlet.client.inbox import Inbox
+from martlet.client.toucher import Toucher
+from martlet.client.worker import Handler, Worker
+
+if TYPE_CHECKING:
+    from martlet.client.handler_pool import Place, PlainHandler
+
+logger = logging.getLogger("martlet.client")
+
+CANCEL_S = 0.25
+"""How long a handler that is cancelled may take to end."""
+
+
+class Crew:
+    """Has messages handled.
+
+    Args:
+        inbox: where they are.
+        failures: what becomes of those that are not handled.
+        toucher: asks for more time meanwhile.
+    """
+
+    def __init__(self, inbox: Inbox, failures: FailurePolicy, toucher: Toucher) -> None:
+        self._inbox = inbox
+        self._failures = failures
+        self._toucher = toucher
+        self._workers: dict[asyncio.Task[None], Worker] = {}
+
+    @property
+    def size(self) -> int:
+        """How many workers there are."""
+        return len(self._workers)
+
+    async def run(
+        self, handler: Handler | PlainHandler, concurrency: int, on: Literal["loop"] | Place
+    ) -> None:
+        """Have messages handled until the inbox is closed.
+
+        Raises:
+            ValueError: the handler cannot be run there.
+        """
+        if concurrency < 1:
+            raise ValueError(f"concurrency={concurrency}: 1 is the least")
+        if on == "loop":
+            await self._work(cast(Handler, handler), concurrency)
+            return
+        # Imported where it is wanted: multiprocessing takes longer to load than the rest.
+        from martlet.client.handler_pool import HandlerPool
+
+        pool = HandlerPool(cast("PlainHandler", handler), on, concurrency)
+        try:
+            await self._work(pool, concurrency)
+        finally:
+            pool.close()
+
+    async def _work(self, handler: Handler, concurrency: int) -> None:
+        workers = [Worker(self._inbox, handler, self._failures) for _ in range(concurrency)]
+        self._toucher.begin(workers)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number, worker in enumerate(workers):
+                    task = group.create_task(worker.work(), name=f"martlet worker {number}")
+                    self._workers[task] = worker
+                    task.add_done_callback(self._workers.pop)
+        finally:
+            self._toucher.end(workers)
+
+    async def end(self, timeout_s: float) -> None:
+        """Wait until the handlers are done, no longer than so; cancel the others.
+
+        What those are at work on is given back, whether they heed it or not.
+        """
+        others = self._workers.keys() - {asyncio.current_task()}
+        if not others:
+            return
+        _, late = await asyncio.wait(others, timeout=timeout_s)
+        if late:
+            logger.warning("%d handlers are not done after %.3g s: cancelled", len(late), timeout_s)
+            for task in late:
+                task.cancel()
+            await asyncio.wait(late, timeout=CANCEL_S)
+        for task in late & self._workers.keys():
+            message = self._workers[task].message
+            if message is not None and not message.is_answered:
+                logger.error("the handler of %r does not end, though it was cancelled", message)
+                message.requeue(backoff=False)

@@ -1,0 +1,120 @@
+"""What becomes of a message when its handler fails: it comes again later, or is given up.
+
+Nothing is given up unless the application says so: ``max_attempts`` is 0, no limit, by default.
+NSQ's clients give up after five attempts, and a consumer that does not look for it then loses what
+failed for the time of a small outage; here a message that always fails costs a delivery every ten
+minutes, and shows in the logs and in the channel's count of requeues.  Where there is a limit,
+``on_giving_up`` gets the message first, to put it elsewhere; only when that succeeds is the message
+finished.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable
+from typing import Protocol
+
+from martlet.client.backoff import Backoff
+from martlet.client.message import Message
+
+logger = logging.getLogger("martlet.client")
+
+RETRY = Backoff(first_s=1.0, max_s=600.0, jitter=0.25)
+"""How long a message that failed waits, by its attempts."""
+NO_LIMIT = 65_535
+"""More attempts than a message can tell of."""
+
+
+class Delay(Protocol):
+    """How long a message waits that failed, by its attempts: a ``Backoff`` or ``LinearDelay``."""
+
+    def delay_s(self, attempt: int) -> float:
+        """Seconds to wait after so many attempts, the first being 1."""
+
+
+class Requeue(Exception):
+    """Raised by a handler that wants its message again later, though nothing is wrong.
+
+    Args:
+        delay_ms: how much later, or None for as long as a message waits that failed.
+        backoff: whether it counts as a failure, so that the consumer asks for no more for a while.
+    """
+
+    def __init__(self, delay_ms: int | None = None, *, backoff: bool = False) -> None:
+        super().__init__(delay_ms, backoff)
+        self.delay_ms = delay_ms
+        self.backoff = backoff
+
+
+OnGivingUp = Callable[[Message], Awaitable[object] | object]
+"""Gets a message that is given up, before it is finished."""
+
+
+class FailurePolicy:
+    """Deals with messages that were not handled.
+
+    Args:
+        retry: how long a message waits, by its attempts.
+        max_attempts: a message that comes for more than so many times is given up; 0 for none.
+        on_giving_up: gets it, before it is finished.
+    """
+
+    def __init__(
+        self, retry: Delay, max_attempts: int = 0, on_giving_up: OnGivingUp | None = None
+    ) -> None:
+        if not 0 <= max_attempts <= NO_LIMIT:
+            raise ValueError(f"max_attempts={max_attempts} must be from 0 (no limit) to {NO_LIMIT}")
+        self.attempt_limit = max_attempts or NO_LIMIT
+        self.given_up = 0
+        self._retry = retry
+        self._on_giving_up = on_giving_up
+
+    def failed(self, message: Message, error: Exception) -> None:
+        """Its handler raised this: the message comes again."""
+        if isinstance(error, Requeue):
+            if not message.is_answered:
+                message.requeue(self._delay_ms(message, error.delay_ms), backoff=error.backoff)
+            return
+        delay_ms = self._delay_ms(message)
+        logger.error(
+            "handler failed for message %s, attempt %d; %s",
+            message.id.decode("ascii", "replace"),
+            message.attempts,
+            "it had answered it" if message.is_answered else f"again in {delay_ms} ms",
+            exc_info=error,
+        )
+        if not message.is_answered:
+            message.requeue(delay_ms)
+
+    async def give_up(self, message: Message) -> None:
+        """It was tried too often: hand it to whom it may concern, and finish it."""
+        logger.error(
+            "giving up message %s: it has come %d times, max_attempts is %d%s",
+            message.id.decode("ascii", "replace"),
+            message.attempts,
+            self.attempt_limit,
+            "" if self._on_giving_up else "; on_giving_up, to keep it, is not set",
+        )
+        try:
+            if self._on_giving_up is not None:
+                result = self._on_giving_up(message)
+                if isawaitable(result):
+                    await result
+        except Exception as error:
+            logger.error("on_giving_up failed, so the message is kept", exc_info=error)
+            if not message.is_answered:
+                message.requeue(self._delay_ms(message))
+        except BaseException:
+            if not message.is_answered:
+                message.requeue(backoff=False)
+            raise
+        else:
+            self.given_up += 1
+            if not message.is_answered:
+                message.finish()
+
+    def _delay_ms(self, message: Message, delay_ms: int | None = None) -> int:
+        if delay_ms is not None:
+            return delay_ms
+        return round(1000 * self._retry.delay_s(message.attempts))

@@ -1,0 +1,124 @@
+"""Asks for more time for messages whose handling takes long, before their time runs out.
+
+A broker delivers a message again when it is not answered within the message timeout, unless it is
+touched; and whatever the touches, when ``--max-msg-timeout`` has passed.  So, four times in a
+message timeout, all that is being worked on is touched: messages in handlers, and batches that
+are not answered.  A quick handler is hardly ever met at work, so this costs next to nothing; and a
+message that has waited for long is touched when its handler begins (`Inbox.touch_at_s`).
+
+A batch counts as being worked on as long as anybody holds it.  What is taken by iterating is the
+application's to touch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from weakref import WeakKeyDictionary, WeakSet
+
+from martlet.client.answers import Answers
+from martlet.client.batch import Batch
+from martlet.client.message import Message
+from martlet.client.worker import Worker
+
+logger = logging.getLogger("martlet.client")
+
+SHORTEST_PAUSE_S = 0.02
+
+
+class Toucher:
+    """Touches what is being worked on, every so often while there is something.
+
+    Args:
+        is_on: whether it does; else it only remembers batches.
+    """
+
+    def __init__(self, is_on: bool) -> None:
+        self.is_on = is_on
+        self._workers: set[Worker] = set()
+        self._seen: dict[Worker, tuple[Message, float]] = {}
+        self._batches: WeakSet[Batch] = WeakSet()
+        self._taken_s: WeakKeyDictionary[Batch, float] = WeakKeyDictionary()
+        self._timer: asyncio.TimerHandle | None = None
+        self._pause_s = float("inf")
+
+    def connected(self, message_timeout_s: float) -> None:
+        """A broker gives messages so much time."""
+        pause_s = max(SHORTEST_PAUSE_S, message_timeout_s / 4)
+        if pause_s < self._pause_s:
+            self._pause_s = pause_s
+            self._begin_again()
+
+    def begin(self, workers: Iterable[Worker]) -> None:
+        """These work."""
+        self._workers.update(workers)
+        self._begin_again()
+
+    def end(self, workers: Iterable[Worker]) -> None:
+        """These no longer do."""
+        for worker in workers:
+            self._workers.discard(worker)
+            self._seen.pop(worker, None)
+
+    def take(self, batch: Batch) -> None:
+        """This is handed out."""
+        self._batches.add(batch)
+        if self._timer is None:
+            self._begin_again()
+
+    def close(self) -> None:
+        """Touch no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        self._pause_s = 0.0
+
+    def held(self) -> list[Batch]:
+        """Batches that were handed out and are not answered."""
+        return [batch for batch in self._batches if batch.unanswered_count]
+
+    def _begin_again(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        is_worth_it = self.is_on and bool(self._workers or self._batches)
+        if is_worth_it and 0 < self._pause_s < float("inf"):
+            self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._touch)
+
+    def _touch(self) -> None:
+        self._timer = None
+        now_s = time.monotonic()
+        for worker in self._workers:
+            message = worker.message
+            answers = message._answers if message is not None else None
+            if message is None or answers is None:
+                self._seen.pop(worker, None)
+                continue
+            seen, since_s = self._seen.get(worker, (None, now_s))
+            if seen is not message:
+                since_s = now_s
+                self._seen[worker] = message, now_s
+            if self._may_touch(answers, now_s - since_s, repr(message)):
+                message.touch()
+        for batch in list(self._batches):
+            if not batch.unanswered_count:
+                self._batches.discard(batch)
+                continue
+            since_s = self._taken_s.setdefault(batch, now_s)
+            if self._may_touch(batch.answers, now_s - since_s, repr(batch)):
+                batch.touch_soon()
+        self._begin_again()
+
+    def _may_touch(self, answers: Answers, at_work_s: float, what: str) -> bool:
+        """Whether the broker would heed it; says once when it no longer does."""
+        left_s = answers.max_message_timeout_s - at_work_s
+        if -self._pause_s < left_s <= 0:
+            logger.error(
+                "%s has been worked on for %.3g s, and the broker delivers it again: that is its"
+                " --max-msg-timeout",
+                what,
+                at_work_s,
+            )
+        return left_s > 0

@@ -1,0 +1,96 @@
+"""More time for what takes long, and none for what is done with or forgotten."""
+
+import asyncio
+import gc
+
+import pytest
+from tests.unit.client.scripted_broker import ScriptedBroker, eventually
+
+from martlet.client import Consumer, Message
+
+
+async def test_a_message_is_touched_while_its_handler_works(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    go = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        if message.body == b"body 1":
+            await go.wait()
+
+    async with (
+        ScriptedBroker(msg_timeout=120, max_msg_timeout=400) as broker,
+        Consumer("t", "c", broker.address) as consumer,
+    ):
+        running = asyncio.create_task(consumer.run(handle, concurrency=2))
+        broker.deliver(1, 2)
+        await broker.until(lambda: len(broker.answered("TOUCH")) >= 4)
+        assert not consumer.counts.expired
+        await eventually(lambda: "delivers it again" in caplog.text)
+        touches = len(broker.named("TOUCH"))
+        await asyncio.sleep(0.1)
+        assert len(broker.named("TOUCH")) == touches, "the broker would not heed it"
+        go.set()
+        await broker.until(lambda: broker.answered("FIN") == [2, 1])
+        assert set(broker.answered("TOUCH")) == {1}
+        assert caplog.text.count("--max-msg-timeout") == 1
+        consumer.stop()
+        await running
+
+
+async def test_a_message_that_has_waited_is_touched_when_its_handler_begins() -> None:
+    go = asyncio.Event()
+
+    async def handle(_message: Message) -> None:
+        await go.wait()
+
+    async with (
+        ScriptedBroker(msg_timeout=600) as broker,
+        Consumer("t", "c", broker.address) as consumer,
+    ):
+        broker.deliver(1, 2)
+        await eventually(lambda: consumer.counts.received == 2)
+        await asyncio.sleep(0.42)
+        running = asyncio.create_task(consumer.run(handle))
+        await broker.until(lambda: broker.answered("TOUCH") == [1])
+        go.set()
+        await broker.until(lambda: broker.answered("FIN") == [1, 2])
+        assert broker.answered("TOUCH") == [1, 2]
+        consumer.stop()
+        await running
+
+
+async def test_a_batch_is_touched_as_long_as_it_is_held() -> None:
+    async with (
+        ScriptedBroker(msg_timeout=120, max_msg_timeout=60_000) as broker,
+        Consumer("t", "c", broker.address) as consumer,
+    ):
+        broker.deliver(1, 2, 3)
+        batches = consumer.batches()
+        batch = await anext(batches)
+        await batch.finish([0])
+        await broker.until(lambda: len(broker.answered("TOUCH")) >= 4)
+        assert set(broker.answered("TOUCH")) == {2, 3}
+        await batch.finish()
+        await broker.until(lambda: len(broker.answered("FIN")) == 3)
+        done = len(broker.named("TOUCH"))
+        broker.deliver(4)
+        batch = await anext(batches)
+        await batches.aclose()  # type: ignore[attr-defined]
+        del batch
+        gc.collect()
+        await asyncio.sleep(0.1)
+        assert len(broker.named("TOUCH")) - done <= 1, "what nobody holds nobody answers"
+
+
+async def test_nothing_is_touched_where_it_is_not_wanted() -> None:
+    async with (
+        ScriptedBroker(msg_timeout=80) as broker,
+        Consumer("t", "c", broker.address, auto_touch=False) as consumer,
+    ):
+        running = asyncio.create_task(consumer.run(lambda _message: asyncio.sleep(0.2)))
+        broker.deliver(1)
+        await broker.until(lambda: broker.answered("FIN") == [1])
+        assert broker.answered("TOUCH") == []
+        consumer.stop()
+        await running
