@@ -13,7 +13,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.crash.wire import ERROR, RESPONSE, Frame, Wire, http, message, mpub, pub, u32, until
+from tests.crash.wire import (
+    ERROR,
+    RESPONSE,
+    Frame,
+    Wire,
+    dpub,
+    http,
+    message,
+    mpub,
+    pub,
+    u32,
+    until,
+)
 from tests.interop.agent import Agent
 from tests.interop.auth_server import EVERYTHING, Answer, AuthServer, allowed
 from tests.interop.certificates import Certificates
@@ -125,6 +137,48 @@ async def test_without_auth_nothing_is_done(broker: BrokerProcess) -> None:
         assert frames == [frame_of(f"E_AUTH_FIRST AUTH required before {verb}")]
     stats = json.loads(await http(broker.http_address, "/stats?format=json&topic=never"))
     assert stats["topics"] is None
+
+
+@pytest.mark.parametrize("broker", ["martlet"], indirect=True)
+async def test_nobody_waits_for_a_body_that_is_refused_anyway(broker: BrokerProcess) -> None:
+    """nsqd has read it all by then; no client can tell, and a stranger fills no memory."""
+    heads = {
+        "PUB": b"PUB never\n" + u32(1 << 20),
+        "DPUB": b"DPUB never 0\n" + u32(1 << 20),
+        "MPUB": b"MPUB never\n",
+    }
+    for verb, head in heads.items():
+        wire = await Wire.open(broker.tcp_address)
+        wire.send(head)
+        assert await wire.answer() == frame_of(f"E_AUTH_FIRST AUTH required before {verb}")
+        assert await wire.ended() == b""
+        wire.close()
+
+
+@pytest.mark.parametrize("broker", ["martlet"], indirect=True)
+async def test_who_may_publish_is_asked_for_the_rest_of_the_body(broker: BrokerProcess) -> None:
+    body = b"x" * 300_000
+    wire = await Wire.open(broker.tcp_address)
+    wire.send(auth(b"all"))
+    assert await wire.answer() == ANNA
+    for command in (pub("big", body), dpub("big", 1, body), mpub("big", [body, body])):
+        wire.send(command[:100_000])
+        assert await wire.silent(0.02)
+        wire.send(command[100_000:])
+        await wire.ok()
+    wire.close()
+
+
+async def test_a_size_that_is_none_is_told_first_where_nsqd_tells_it_first(
+    broker: BrokerProcess,
+) -> None:
+    refusals = {
+        b"PUB never\n": "E_BAD_MESSAGE PUB invalid message body size 0",
+        b"DPUB never 0\n": "E_BAD_MESSAGE DPUB invalid message body size 0",
+        b"MPUB never\n": "E_AUTH_FIRST AUTH required before MPUB",
+    }
+    for head, refusal in refusals.items():
+        assert await told(broker, head + u32(0)) == [frame_of(refusal)]
 
 
 async def test_what_is_not_allowed_is_refused(broker: BrokerProcess, server: AuthServer) -> None:

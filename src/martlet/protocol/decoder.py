@@ -64,6 +64,8 @@ class Decoder:
         self.state = State.INIT
         self.needs_tls = False
         """Whether nothing is allowed before the connection is in TLS, but to ask for it."""
+        self.admit: Callable[[str, str], None] | None = None
+        """Asked whether a client may publish (verb, topic) before the body is waited for."""
         self.wanted_bytes = 0
         self.longest_lone = min(limits.max_msg_size, LONGEST_LONE_BYTES)
         self._is_valid_name = is_valid_name
@@ -196,6 +198,7 @@ class Decoder:
             limit = self.limits.max_msg_size
             body = self._body(verb, "message ", limit, buffer, at, body_at, end)
             assert body is None
+            self._ask(verb, topic, body_at, end)
             return None
         if end - at >= FEW * (stop - at):
             bodies = publish_run(buffer, at, end, start - at, size)
@@ -212,6 +215,7 @@ class Decoder:
             raise ProtocolError("E_INVALID", f"DPUB timeout {delay_ms} out of range 0-{longest_ms}")
         body = self._body("DPUB", "message ", self.limits.max_msg_size, buffer, at, body_at, end)
         if body is None:
+            self._ask("DPUB", topic, body_at, end)
             return None
         start, stop = body
         return Publish("DPUB", topic, [bytes(buffer[start:stop])], 1, delay_ms), stop
@@ -219,6 +223,8 @@ class Decoder:
     def _publish_many(
         self, topic: str, buffer: bytearray, at: int, body_at: int, end: int
     ) -> tuple[Command, int] | None:
+        if self.admit is not None:
+            self.admit("MPUB", topic)
         body = self._body("MPUB", "", self.limits.max_body_size, buffer, at, body_at, end)
         if body is None:
             if end >= body_at + 12:
@@ -239,6 +245,11 @@ class Decoder:
         if stop - start > longest and max(map(len, bodies)) > longest:
             raise self._bad_bodies(buffer, start + 4, stop, count)
         return Publish("MPUB", topic, bodies, 1, None), stop
+
+    def _ask(self, verb: str, topic: str, body_at: int, end: int) -> None:
+        """Whether it is worth waiting for a body whose size is known."""
+        if self.admit is not None and end - body_at >= 4:
+            self.admit(verb, topic)
 
     def cut_off(self, buffer: bytearray, end: int) -> ProtocolError | None:
         """The error of a client that has hung up in the middle of what is in the buffer; None

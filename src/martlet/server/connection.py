@@ -99,7 +99,9 @@ class Connection(asyncio.BufferedProtocol):
         self._output = OutputQueue(
             self.server.loop, self._transport, partial(self.drop, "reads nothing")
         )
-        self.guard = self.server.guard(self)
+        self.guard = guard = self.server.guard(self)
+        if guard is not None:
+            self.decoder.admit = lambda verb, topic: guard.check(verb, topic, "")
         self.server.opened(self)
         self.heartbeat.start()
 
@@ -167,10 +169,10 @@ class Connection(asyncio.BufferedProtocol):
             if not self.greeted:
                 at = self._greet(buffer, end)
             while at < end and not self._closing:
+                start = at
                 decoded = self.decoder.decode(buffer, at, end)
                 if decoded is None:
                     break
-                start = at
                 command, at = decoded
                 self.heard = True
                 self._handle(command)
