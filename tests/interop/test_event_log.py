@@ -46,6 +46,9 @@ INFO: [CLIENT] IDENTIFY: {ClientID:cid Hostname:h HeartbeatInterval:30000 Output
 OutputBufferTimeout:0 FeatureNegotiation:true TLSv1:false Deflate:false DeflateLevel:0 \
 Snappy:false SampleRate:0 UserAgent:u/1 MsgTimeout:0}
 ERROR: [CLIENT] - E_FIN_FAILED FIN 0000000000000000 failed ID not in flight
+INFO: PROTOCOL(V2): [CLIENT] REQ timeout 3600001000000 out of range 0-3600000000000. Setting to \
+3600000000000
+ERROR: [CLIENT] - E_REQ_FAILED REQ 0000000000000000 failed ID not in flight
 INFO: PROTOCOL(V2): [CLIENT] exiting ioloop
 INFO: TCP: new client(CLIENT)
 ERROR: failed to read protocol version - EOF
@@ -150,7 +153,8 @@ async def act(broker: BrokerProcess) -> None:
     }
     body = json.dumps(fields).encode()
     identify = b"IDENTIFY\n" + u32(len(body)) + body
-    await say(tcp, b"  V2" + identify + b"SUB t c\nFIN 0000000000000000\n")
+    wrong = b"FIN 0000000000000000\nREQ 0000000000000000 3600001\n"
+    await say(tcp, b"  V2" + identify + b"SUB t c\n" + wrong)
     await say(tcp, b"")
     await say(tcp, b"BOOM")
     await say(tcp, b"  V2BAD\n")

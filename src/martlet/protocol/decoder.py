@@ -137,8 +137,7 @@ class Decoder:
         if verb == b"REQ":
             _at_least(words, 3, "REQ insufficient number of params")
             id = _message_id(words[1])
-            delay_ms = _number(words[2], "REQ could not parse timeout")
-            return Requeue(id, min(delay_ms, self.limits.max_req_timeout_ms))
+            return Requeue(id, _number(words[2], "REQ could not parse timeout"))
         if verb == b"TOUCH":
             _at_least(words, 2, "TOUCH insufficient number of params")
             return Touch(_message_id(words[1]))

@@ -50,6 +50,10 @@ def requeue(connection: Connection, command: v2.Requeue) -> None:
     """REQ."""
     channel, consumer = connection.subscription()
     delay_ns = command.delay_ms * _MILLISECOND_NS
+    longest_ns = connection.server.options.max_req_timeout_ns
+    if delay_ns > longest_ns:
+        connection.server.events.shortened(connection.remote_address, delay_ns, longest_ns)
+        delay_ns = longest_ns
     try:
         channel.requeue(consumer, channel.cursor.queue.offset_of(command.id), delay_ns)
     except (NotInFlight, ValueError) as error:

@@ -128,8 +128,15 @@ class EventLog:
         if error.fatal:
             self._log.error("client(%s) - %s", address, error)
 
+    def shortened(self, address: str, delay_ns: int, longest_ns: int) -> None:
+        """A client wants a message back later than may be."""
+        if self._are_too_many(address):
+            return
+        text = "PROTOCOL(V2): [%s] REQ timeout %d out of range 0-%d. Setting to %d"
+        self._log.info(text, address, delay_ns, longest_ns, longest_ns)
+
     def _are_too_many(self, address: str) -> bool:
-        """Whether so many of a client's answers were refused lately that this one is only counted:
+        """Whether so many of a client's answers were told of lately that this one is only counted:
         a line costs ten times as much as the rest, and would fill the disk that the log is on.
         """
         now_ns = self._broker.clock()
@@ -144,7 +151,7 @@ class EventLog:
         refusals = self._refusals.pop(address, None)
         if refusals is not None and refusals.count > MOST_REFUSALS:
             untold = refusals.count - MOST_REFUSALS
-            self._log.error("[%s] - %d more errors like these, not logged each", address, untold)
+            self._log.error("[%s] - %d more lines like these, not logged each", address, untold)
 
     def unreadable(self, address: str, error: Exception) -> None:
         """A client has sent what is no command at all."""

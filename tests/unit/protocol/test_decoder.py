@@ -88,7 +88,7 @@ def bodies_of(command: Command) -> list[bytes]:
         (b"TOUCH " + ID + b"\n", State.SUBSCRIBED, Touch(ID)),
         (b"REQ " + ID + b" 0\n", State.SUBSCRIBED, Requeue(ID, 0)),
         (b"REQ " + ID + b" \n", State.SUBSCRIBED, Requeue(ID, 0)),
-        (b"REQ " + ID + b" 3600001\n", State.CLOSING, Requeue(ID, 3_600_000)),
+        (b"REQ " + ID + b" 3600001\n", State.CLOSING, Requeue(ID, 3_600_001)),
         (b"SUB t c\n", State.INIT, Subscribe("t", "c")),
         (b"SUB t#ephemeral c.d-e_f\n", State.INIT, Subscribe("t#ephemeral", "c.d-e_f")),
         (b"IDENTIFY\n" + sized(b'{"Client_ID": "x"}'), State.INIT, Identify({"client_id": "x"})),

@@ -39,7 +39,7 @@ def test_of_late_answers_a_hundred_a_second_of_each_client_are_logged(
     assert caplog.messages == told
     clock.advance(SECOND_NS)
     events.refused(ONE, LATE)
-    untold = f"[{ONE}] - {2 * MOST_REFUSALS} more errors like these, not logged each"
+    untold = f"[{ONE}] - {2 * MOST_REFUSALS} more lines like these, not logged each"
     told += [untold, f"[{ONE}] - {LATE}"]
     assert caplog.messages == told
 
@@ -50,9 +50,9 @@ def test_what_was_not_logged_is_counted_when_the_client_goes(
     for _ in range(MOST_REFUSALS + 1):
         events.refused(ONE, LATE)
     events.closed(ONE, None)
-    assert caplog.messages[-1] == f"[{ONE}] - 1 more errors like these, not logged each"
+    assert caplog.messages[-1] == f"[{ONE}] - 1 more lines like these, not logged each"
     events.closed(ONE, None)
-    assert caplog.messages[-1] == f"[{ONE}] - 1 more errors like these, not logged each"
+    assert caplog.messages[-1] == f"[{ONE}] - 1 more lines like these, not logged each"
 
 
 def test_the_error_that_ends_a_connection_is_always_logged(
