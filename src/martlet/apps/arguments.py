@@ -24,6 +24,7 @@ _METAVARS = {
     Kind.BOOL: "BOOL",
     Kind.DURATION: "DURATION",
     Kind.STRINGS: "TEXT",
+    Kind.FLOAT: "N",
     Kind.FLOATS: "N,N",
 }
 _DEPRECATED = {

@@ -29,6 +29,8 @@ COMMANDS = {
     "pub": Command("martlet.apps.pub", "publish a pipe or files; takes to_nsq's flags"),
     "tail": Command("martlet.apps.tail", "show messages as they come; takes nsq_tail's flags"),
     "to-file": Command("martlet.apps.to_file", "topics to files; takes nsq_to_file's flags"),
+    "to-http": Command("martlet.apps.to_http", "topics to URLs; takes nsq_to_http's flags"),
+    "relay": Command("martlet.apps.relay", "topics to other brokers; takes nsq_to_nsq's flags"),
     "stat": Command("martlet.apps.stat", "counts as they change; takes nsq_stat's flags"),
     "peek": Command("martlet.apps.peek", "show what a channel has yet to finish, and take nothing"),
     "replay": Command("martlet.apps.replay", "set a channel back to an offset or a time"),

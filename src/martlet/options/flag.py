@@ -8,6 +8,7 @@ those of NSQ, so that a command line or a file written for nsqd means the same h
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ class Kind(StrEnum):
     DURATION = "duration"
     CHOICE = "choice"
     STRINGS = "list"
+    FLOAT = "number"
     FLOATS = "floats"
 
 
@@ -83,6 +85,13 @@ def _parse_size(text: str) -> int:
     return _parse_int(text) if _NUMBER.fullmatch(text) else parse_size(text)
 
 
+def _parse_float(text: str) -> float:
+    (number, *others) = _parse_floats(text)
+    if others or not math.isfinite(number):
+        raise ValueError(f"{text!r} is not a number such as 0.5")
+    return number
+
+
 def _parse_floats(text: str) -> tuple[float, ...]:
     try:
         if "_" in text or any(character.isspace() for character in text):
@@ -99,6 +108,7 @@ _PARSERS: dict[Kind, Callable[[str], object]] = {
     Kind.BOOL: parse_bool,
     Kind.DURATION: parse_duration,
     Kind.STRINGS: lambda text: (text,),
+    Kind.FLOAT: _parse_float,
     Kind.FLOATS: _parse_floats,
 }
 
@@ -110,6 +120,7 @@ _WRITE = {
     Kind.BOOL: "write true or false",
     Kind.DURATION: 'write "1m30s", or a number of milliseconds',
     Kind.STRINGS: 'write ["a", "b"]',
+    Kind.FLOAT: "write a number such as 0.5",
     Kind.FLOATS: "write [1.0, 0.99]",
 }
 """How a value is written in a config file."""
@@ -187,10 +198,12 @@ class Flag:
             return (_parse_decimal if kind is Kind.INT else _PARSERS[kind])(value)
         elif isinstance(value, bool):
             return value if kind is Kind.BOOL else None
+        elif isinstance(value, float):
+            return value if kind is Kind.FLOAT else None
         elif isinstance(value, int):
             if kind is Kind.BOOL:
                 return value == 0  # a slip of nsqd's, which files may have come to rely on
-            if kind in (Kind.INT, Kind.SIZE):
+            if kind in (Kind.INT, Kind.SIZE, Kind.FLOAT):
                 return value
             if kind is Kind.DURATION:
                 return _in_range(value * MILLISECOND_NS, f"{value} ms in ns")

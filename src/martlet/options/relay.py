@@ -1,0 +1,112 @@
+"""The options of ``martlet relay``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from martlet.name import is_valid_name
+from martlet.options.client import ClientOptions, client_options, without_effect
+from martlet.options.flag import Flag, Kind, OptionError, option
+from martlet.options.tools import SourceOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelayOptions(SourceOptions):
+    """What ``martlet relay`` is started with.
+
+    Raises:
+        OptionError: no topic, no destination, a name that is none, or a circle.
+    """
+
+    channel: str = option("channel", Kind.STRING, "nsq_to_nsq", "the channel")
+    destination_topic: str = option(
+        "destination-topic",
+        Kind.STRING,
+        "",
+        "the topic to publish to (default: each message's own)",
+        section="destination",
+    )
+    destination_addresses: tuple[str, ...] = option(
+        "destination-nsqd-tcp-address",
+        Kind.STRINGS,
+        (),
+        "<addr>:<port> of a broker to publish to; may be given several times",
+    )
+    mode: str = option(
+        "mode",
+        Kind.CHOICE,
+        "hostpool",
+        "of several destinations: hostpool, each in its turn of those that work; epsilon-greedy,"
+        " those that answer quickly more often; round-robin, each in its turn",
+        choices=tuple((mode, mode) for mode in ("hostpool", "epsilon-greedy", "round-robin")),
+    )
+    producer_opts: tuple[str, ...] = option(
+        "producer-opt",
+        Kind.STRINGS,
+        (),
+        "KEY,VALUE for the destinations, as --consumer-opt",
+    )
+    status_every: int = option(
+        "status-every",
+        Kind.INT,
+        250,
+        "log how long publishing takes after so many messages (0: never)",
+        limits=(0, 10**6),
+    )
+    require_json_field: str = option(
+        "require-json-field",
+        Kind.STRING,
+        "",
+        "pass only JSON objects with this field; others are finished and left out",
+        section="filter",
+    )
+    require_json_value: str = option(
+        "require-json-value",
+        Kind.STRING,
+        "",
+        "and only where it has this value, a text or a number",
+    )
+    whitelist_json_fields: tuple[str, ...] = option(
+        "whitelist-json-field",
+        Kind.STRINGS,
+        (),
+        "pass only this field of JSON objects; may be given several times",
+    )
+
+    @property
+    def producer(self) -> ClientOptions:
+        """What ``--producer-opt`` says."""
+        return client_options("producer-opt", self.producer_opts)
+
+    def without_effect(self) -> list[tuple[Flag, object]]:
+        """See `Options`."""
+        return super().without_effect() + without_effect("producer-opt", self.producer)
+
+    @property
+    def filters(self) -> bool:
+        """Whether messages are read as JSON."""
+        return bool(self.require_json_field or self.whitelist_json_fields)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.producer
+        if not self.topics or not self.channel:
+            raise OptionError("--topic and --channel are needed: which messages are to be passed?")
+        if not self.destination_addresses:
+            raise OptionError("--destination-nsqd-tcp-address is missing: where are they to go?")
+        for flag, name in (
+            *(("topic", topic) for topic in self.topics),
+            *([("destination-topic", self.destination_topic)] if self.destination_topic else ()),
+            ("channel", self.channel),
+        ):
+            if not is_valid_name(name):
+                raise OptionError(f"--{flag}={name} is not valid: 1 to 64 of .a-zA-Z0-9_-")
+        if self.require_json_value and not self.require_json_field:
+            raise OptionError("--require-json-value needs a --require-json-field: of which field?")
+        same_topic = not self.destination_topic or self.destination_topic in self.topics
+        circle = set(self.nsqd_tcp_addresses) & set(self.destination_addresses)
+        if circle and same_topic:
+            raise OptionError(
+                f"messages would go round in a circle: {min(circle)} is where they come from and"
+                " where they go; give another --destination-topic"
+            )

@@ -1,0 +1,139 @@
+"""To HTTP: sends each message to a URL, and finishes it when the answer was 2xx.
+
+Whatever else happens, another status, no answer in time, nobody there, the message is requeued for
+a while that grows with its attempts, and the consumer backs off (see
+`martlet.client.failure_backoff`).  So a message may be sent twice, and none is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from urllib.parse import quote_plus
+
+import aiohttp
+from yarl import URL
+
+from martlet import __version__
+from martlet.client import Consumer, Message
+from martlet.client.consumer import RETRY
+from martlet.options.to_http import ToHttpOptions
+from martlet.tools.host_pool import HostPool
+from martlet.tools.source import consumer
+from martlet.tools.timing import Timings
+
+log = logging.getLogger(__name__)
+
+_MOST_DRAINED_BYTES = 1 << 20
+"""So much of an answer is read for the connection's sake; of a longer one it is closed."""
+
+
+class NotTaken(Exception):
+    """A URL did not take a message; the text says which and why."""
+
+
+class ToHttp:
+    """Sends the messages of topics.
+
+    Args:
+        options: as the flags give them.
+        dice: for sampling, and for the choice of URLs.
+    """
+
+    def __init__(self, options: ToHttpOptions, dice: random.Random | None = None) -> None:
+        self._options = options
+        self._dice = dice or random.Random()
+        self._multicast = options.mode == "multicast"
+        mode = "round-robin" if self._multicast else options.mode
+        self._pool = HostPool(options.urls, mode, dice=self._dice)
+        self._timings = Timings(options.status_every, options.urls)
+        self._headers = {"User-Agent": f"martlet/{__version__}"}
+        if options.post_urls:
+            self._headers["Content-Type"] = options.content_type
+        self._headers |= options.header_fields
+        self._consumers = {
+            topic: consumer(options, topic, options.channel)
+            for topic in dict.fromkeys(options.topics)
+        }
+
+    async def run(self) -> None:
+        """Send until stopped. Raises ClientError where a broker will not have it."""
+        options = self._options
+        timeout = aiohttp.ClientTimeout(
+            total=options.request_timeout_ns / 1e9, connect=options.connect_timeout_ns / 1e9
+        )
+        connector = aiohttp.TCPConnector(limit=0)
+        async with (
+            aiohttp.ClientSession(
+                timeout=timeout, connector=connector, headers=self._headers
+            ) as self._session,
+            asyncio.TaskGroup() as group,
+        ):
+            for topic, source in self._consumers.items():
+                group.create_task(self._follow(source), name=f"martlet to-http {topic}")
+
+    def stop(self) -> None:
+        """Take no more messages; those on their way are waited for."""
+        for each in self._consumers.values():
+            each.stop()
+
+    async def _follow(self, source: Consumer) -> None:
+        async with source:
+            await source.run(self._handle, concurrency=self._options.publishers)
+
+    async def _handle(self, message: Message) -> None:
+        """Send a message, or leave it out where only a part is wanted."""
+        if self._options.sample < 1 and self._dice.random() >= self._options.sample:
+            return
+        began_s = time.monotonic()
+        try:
+            if self._multicast:
+                await self._send_to_all(message.body)
+            else:
+                await self._send_to_one(message.body)
+        except NotTaken as error:
+            delay_ms = round(1000 * RETRY.delay_s(message.attempts))
+            log.error("%s; attempt %d, again in %d ms", error, message.attempts, delay_ms)
+            message.requeue(delay_ms)
+        else:
+            self._timings.note(time.monotonic() - began_s)
+
+    async def _send_to_all(self, body: bytes) -> None:
+        for url in self._options.urls:
+            self._timings.note_host(url, await self._send(url, body))
+
+    async def _send_to_one(self, body: bytes) -> None:
+        url = self._pool.pick()
+        try:
+            seconds = await self._send(url, body)
+        except NotTaken:
+            self._pool.failed(url)
+            raise
+        self._pool.succeeded(url, seconds)
+        self._timings.note_host(url, seconds)
+
+    async def _send(self, url: str, body: bytes) -> float:
+        """Send a message to a URL; how many seconds that took.
+
+        Raises:
+            NotTaken: the answer was not 2xx, or there was none.
+        """
+        began_s = time.monotonic()
+        method, data = "POST", body or None
+        if self._options.get_urls:
+            method, data = "GET", None
+        target = URL(url.replace("%s", quote_plus(body)) if data is None else url, encoded=True)
+        try:
+            async with self._session.request(method, target, data=data) as response:
+                status = response.status
+                await response.content.read(_MOST_DRAINED_BYTES)
+        except TimeoutError:
+            raise NotTaken(f"{method} {url}: no answer in time") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            reason = str(error) or type(error).__name__
+            raise NotTaken(f"{method} {url}: {reason}") from None
+        if not 200 <= status < 300:
+            raise NotTaken(f"{method} {url}: status {status}")
+        return time.monotonic() - began_s

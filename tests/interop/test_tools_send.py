@@ -1,0 +1,358 @@
+"""to-http and relay, which send messages on and finish them only when they were taken."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from tests.interop.asking import ask, until
+from tests.interop.http_sink import HttpSink
+from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
+from tests.interop.test_tools import channels, command, running
+
+from martlet.client import Backoff
+from martlet.options import OptionError
+from martlet.options.relay import RelayOptions
+from martlet.options.to_http import ToHttpOptions
+from martlet.testing import BrokerProcess
+from martlet.tools import relay as relay_module
+from martlet.tools import to_http as to_http_module
+from martlet.tools.relay import Relay
+from martlet.tools.to_http import ToHttp
+
+pytestmark = pytest.mark.interop
+
+LINES = [b"%d" % number for number in range(300)]
+AT_ONCE = ("backoff_multiplier,1ms", "max_backoff_duration,2ms")
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess(None, "--msg-timeout=2s") as process:
+        yield process
+
+
+@pytest.fixture(autouse=True)
+def soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed is tried again at once."""
+    for module in (to_http_module, relay_module):
+        monkeypatch.setattr(module, "RETRY", Backoff(first_s=0.01, max_s=0.05))
+
+
+def fill(broker: BrokerProcess, topic: str, lines: list[bytes], channel: str) -> None:
+    ask(broker.http_address, f"/topic/create?topic={topic}", "POST")
+    ask(broker.http_address, f"/channel/create?topic={topic}&channel={channel}", "POST")
+    ask(broker.http_address, f"/mpub?topic={topic}", "POST", b"\n".join(lines))
+
+
+def left(broker: BrokerProcess, topic: str, channel: str) -> int:
+    state = channels(broker, topic)[channel]
+    counts = ("depth", "in_flight_count", "deferred_count")
+    return sum(state[count] for count in counts)
+
+
+@asynccontextmanager
+async def at_work(tool: ToHttp | Relay) -> AsyncIterator[None]:
+    """A tool while it runs; it ends well."""
+    task = asyncio.create_task(tool.run())
+    try:
+        yield
+    finally:
+        tool.stop()
+        async with asyncio.timeout(20):
+            await task
+
+
+async def done(broker: BrokerProcess, topic: str, channel: str) -> None:
+    """Return when the channel has nothing left."""
+    await asyncio.to_thread(until, lambda: not left(broker, topic, channel))
+
+
+def to_http(broker: BrokerProcess, topic: str, **options: Any) -> ToHttp:
+    return ToHttp(
+        ToHttpOptions(
+            topics=(topic,),
+            nsqd_tcp_addresses=(broker.tcp_address,),
+            consumer_opts=AT_ONCE,
+            **options,
+        )
+    )
+
+
+async def test_each_message_is_posted_until_it_is_taken(broker: BrokerProcess) -> None:
+    fill(broker, "post", LINES, "nsq_to_http")
+    refused: set[bytes] = set()
+
+    def answer(taken: Any) -> int:
+        if taken.body.endswith(b"7") and taken.body not in refused:
+            refused.add(taken.body)
+            return 503 if taken.body.endswith(b"17") else 404
+        return 204
+
+    with HttpSink(answer) as sink:
+        options = {
+            "post_urls": (sink.url + "/in",),
+            "content_type": "text/plain",
+            "headers": ("X-Key: a b", "X-Other:1"),
+        }
+        async with at_work(to_http(broker, "post", **options)):
+            await done(broker, "post", "nsq_to_http")
+        assert sorted(sink.messages) == sorted(LINES)
+        assert len(refused) == 30
+        one = sink.taken[0]
+        assert (one.method, one.path) == ("POST", "/in")
+        assert one.headers["Content-Type"] == "text/plain"
+        assert (one.headers["X-Key"], one.headers["X-Other"]) == ("a b", "1")
+
+
+async def test_a_get_has_the_message_where_it_is_asked_for(broker: BrokerProcess) -> None:
+    bodies = [b"a b&c=d", b"100%", b"\xff\x00/?#+", "ä".encode()]
+    for body in bodies:
+        ask(broker.http_address, "/pub?topic=get", "POST", body)
+    with HttpSink() as sink:
+        url = sink.url + "/x%20y?k=1&m=%s"
+        async with at_work(to_http(broker, "get", channel="get", get_urls=(url,), publishers=2)):
+            await asyncio.to_thread(until, lambda: len(sink.taken) == len(bodies))
+            await done(broker, "get", "get")
+        assert sorted(sink.messages) == sorted(bodies)
+        assert all(taken.path.startswith("/x%20y?k=1&m=") for taken in sink.taken)
+
+
+async def test_round_robin_takes_turns_and_multicast_sends_to_all(broker: BrokerProcess) -> None:
+    for mode in ("round-robin", "multicast"):
+        fill(broker, mode, LINES, "nsq_to_http")
+        with HttpSink() as one, HttpSink() as two:
+            tool = to_http(broker, mode, post_urls=(one.url, two.url), mode=mode)
+            async with at_work(tool):
+                await done(broker, mode, "nsq_to_http")
+            if mode == "multicast":
+                assert sorted(one.messages) == sorted(two.messages) == sorted(LINES)
+            else:
+                assert sorted(one.messages + two.messages) == sorted(LINES)
+                assert len(one.messages) == len(two.messages)
+
+
+@pytest.mark.parametrize("mode", ["hostpool", "epsilon-greedy"])
+async def test_a_url_that_fails_is_left_alone(broker: BrokerProcess, mode: str) -> None:
+    fill(broker, f"pool-{mode}", LINES, "nsq_to_http")
+    with HttpSink(lambda taken: 500) as bad, HttpSink() as good:
+        urls = (bad.url, good.url, "http://127.0.0.1:1/")
+        tool = to_http(broker, f"pool-{mode}", post_urls=urls, mode=mode, publishers=4)
+        async with at_work(tool):
+            await done(broker, f"pool-{mode}", "nsq_to_http")
+        assert sorted(good.messages) == sorted(LINES)
+        assert len(bad.asked) <= 4, "as many as were on their way at once"
+
+
+async def test_a_slow_answer_is_none_and_a_sample_leaves_the_rest_out(
+    broker: BrokerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(broker, "slow", LINES[:1], "nsq_to_http")
+    release = threading.Event()
+
+    def answer(taken: Any) -> int:
+        if len(sink.asked) == 1:
+            release.wait(10)
+        return 200
+
+    with HttpSink(answer) as sink:
+        options = {"post_urls": (sink.url,), "request_timeout_ns": 100_000_000}
+        async with at_work(to_http(broker, "slow", **options)):
+            await asyncio.to_thread(until, lambda: len(sink.asked) == 2)
+            await done(broker, "slow", "nsq_to_http")
+            release.set()
+        assert f"POST {sink.url}: no answer in time; attempt 1, again in" in caplog.text
+    fill(broker, "sample", LINES, "nsq_to_http")
+    caplog.set_level(logging.INFO, "martlet")
+    with HttpSink() as sink:
+        options = {"post_urls": (sink.url,), "sample": 0.5, "status_every": 20}
+        async with at_work(to_http(broker, "sample", **options)):
+            await done(broker, "sample", "nsq_to_http")
+        assert 90 < len(sink.messages) < 210
+        assert "[aggregate]: finished 20 requests - 99th: " in caplog.text
+
+
+def relay(source: BrokerProcess, topic: str, *to: str, **options: Any) -> Relay:
+    return Relay(
+        RelayOptions(
+            topics=(topic,),
+            nsqd_tcp_addresses=(source.tcp_address,),
+            destination_addresses=to,
+            consumer_opts=AT_ONCE,
+            **options,
+        )
+    )
+
+
+def stored(broker: BrokerProcess, topic: str) -> list[bytes]:
+    """What a topic without a channel has."""
+    told = ask(broker.http_address, f"/stats?format=json&topic={topic}")["topics"] or []
+    if not told:
+        return []
+    ask(broker.http_address, f"/channel/create?topic={topic}&channel=look", "POST")
+    seen = ask(broker.http_address, f"/channel/peek?topic={topic}&channel=look&limit=1000")
+    return [message["body"].encode() for message in seen["messages"]]
+
+
+async def test_messages_are_relayed_and_filtered(broker: BrokerProcess) -> None:
+    lines = [
+        *(b'{"kind": "a", "n": %d, "x": null}' % number for number in range(50)),
+        *(b'{"kind": "b", "n": %d}' % number for number in range(50)),
+        *(b'{"n": 1}', b"no json", b"[1]", b'{"kind": "a", "n": NaN}'),
+    ]
+    fill(broker, "from", lines, "nsq_to_nsq")
+    with BrokerProcess() as to:
+        filters = {"require_json_field": "kind", "require_json_value": "a"}
+        tool = relay(
+            broker,
+            "from",
+            to.tcp_address,
+            destination_topic="passed",
+            whitelist_json_fields=("n", "kind"),
+            **filters,
+        )
+        async with at_work(tool):
+            await done(broker, "from", "nsq_to_nsq")
+        assert stored(to, "passed") == [b'{"kind":"a","n":%d}' % number for number in range(50)]
+        fill(broker, "same", LINES, "nsq_to_nsq")
+        async with at_work(relay(broker, "same", to.tcp_address)):
+            await done(broker, "same", "nsq_to_nsq")
+        assert stored(to, "same") == LINES
+
+
+async def test_a_destination_that_dies_is_left_for_the_other(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_module, "TIMEOUT_S", 0.3)
+    fill(broker, "two", LINES, "nsq_to_nsq")
+    with BrokerProcess() as one, BrokerProcess() as two:
+        addresses = ("127.0.0.1:1", one.tcp_address, two.tcp_address)
+        async with at_work(relay(broker, "two", *addresses, max_in_flight=20)):
+            await asyncio.to_thread(until, lambda: left(broker, "two", "nsq_to_nsq") < 200)
+            one.kill()
+            await done(broker, "two", "nsq_to_nsq")
+        one.start()
+        assert set(stored(one, "two") + stored(two, "two")) == set(LINES)
+
+
+async def test_one_message_that_is_refused_does_not_hold_up_the_others(
+    broker: BrokerProcess,
+) -> None:
+    big = b"x" * 5000
+    fill(broker, "big", [*LINES[:50], big, *LINES[50:100]], "nsq_to_nsq")
+    with BrokerProcess(None, "--max-msg-size=4096") as to:
+        async with at_work(relay(broker, "big", to.tcp_address)):
+            await asyncio.to_thread(until, lambda: left(broker, "big", "nsq_to_nsq") == 1)
+        assert set(stored(to, "big")) == set(LINES[:100])
+        told = ask(broker.http_address, "/channel/peek?topic=big&channel=nsq_to_nsq")["messages"]
+        assert [message["body_bytes"] for message in told] == [5000]
+
+
+@NEEDS_NSQD
+async def test_from_and_to_an_nsqd(broker: BrokerProcess) -> None:
+    with NsqdProcess() as nsqd, HttpSink() as sink:
+        fill(broker, "there", LINES, "nsq_to_nsq")
+        async with at_work(relay(broker, "there", nsqd.tcp_address, destination_topic="back")):
+            await done(broker, "there", "nsq_to_nsq")
+            async with at_work(to_http(nsqd, "back", post_urls=(sink.url,))):
+                await asyncio.to_thread(until, lambda: len(sink.taken) >= len(LINES))
+                await done(nsqd, "back", "nsq_to_http")
+        assert sorted(sink.messages) == sorted(LINES)
+
+
+def test_killed_and_started_again_they_lose_nothing(broker: BrokerProcess) -> None:
+    lines = [b"%d" % number for number in range(900)]
+    fill(broker, "kill", lines, "nsq_to_http")
+    ask(broker.http_address, "/channel/create?topic=kill&channel=nsq_to_nsq", "POST")
+    ask(broker.http_address, "/channel/replay?topic=kill&channel=nsq_to_nsq&beginning=true", "POST")
+    with HttpSink() as sink, BrokerProcess() as to:
+        source = f"--nsqd-tcp-address={broker.tcp_address}"
+        sender = command("to-http", "--topic=kill", source, f"--post={sink.url}", "-n", "8")
+        passer = command(
+            *("relay", "--topic=kill", source, "--max-in-flight=50"),
+            f"--destination-nsqd-tcp-address={to.tcp_address}",
+        )
+        first = [subprocess.Popen(each, stderr=subprocess.DEVNULL) for each in (sender, passer)]
+        until(lambda: len(sink.taken) > 50)
+        for process in first:
+            process.kill()
+            process.wait()
+        assert len(sink.taken) < len(lines)
+        with running(*sender[3:]), running(*passer[3:]):
+            until(lambda: not left(broker, "kill", "nsq_to_http"))
+            until(lambda: not left(broker, "kill", "nsq_to_nsq"))
+        assert set(sink.messages) == set(lines)
+        assert set(stored_all(to, "kill")) == set(lines)
+
+
+def stored_all(broker: BrokerProcess, topic: str) -> list[bytes]:
+    ask(broker.http_address, f"/channel/create?topic={topic}&channel=look", "POST")
+    found: list[bytes] = []
+    offset: int | None = 0
+    while offset is not None:
+        path = f"/channel/peek?topic={topic}&channel=look&limit=1000&offset={offset}"
+        page = ask(broker.http_address, path)
+        found += [message["body"].encode() for message in page["messages"]]
+        offset = page["next_offset"]
+    return found
+
+
+WRONG_HTTP: list[tuple[dict[str, Any], str]] = [
+    ({"topics": ()}, "--topic and --channel are needed"),
+    ({"post_urls": ()}, "either with --post or with --get"),
+    ({"get_urls": ("http://h/%s",)}, "either with --post or with --get"),
+    ({"post_urls": ("host:80",)}, "'host:80' is no URL"),
+    ({"post_urls": (), "get_urls": ("http://h/",)}, "needs %s once"),
+    ({"content_type": ""}, "--content-type needs a value"),
+    (
+        {"post_urls": (), "get_urls": ("http://h/%s",), "content_type": "text/plain"},
+        "--content-type goes with --post",
+    ),
+    ({"sample": 1.5}, "--sample=1.5 must be from 0 to 1"),
+    ({"headers": ("nothing",)}, "--header='nothing' is none"),
+    ({"headers": ("A: b\r\nC: d",)}, "is none; write NAME:VALUE"),
+    ({"mode": "all"}, "--mode is 'all'"),
+    ({"publishers": 0}, "--n is 0"),
+    ({"nsqd_tcp_addresses": ()}, "say where the messages are"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), WRONG_HTTP)
+def test_to_http_says_what_is_wrong(options: dict[str, Any], text: str) -> None:
+    right: dict[str, Any] = {
+        "topics": ("t",),
+        "nsqd_tcp_addresses": ("127.0.0.1:1",),
+        "post_urls": ("http://h/",),
+    }
+    with pytest.raises(OptionError) as told:
+        ToHttpOptions(**right | options)
+    assert text in str(told.value)
+
+
+WRONG_RELAY: list[tuple[dict[str, Any], str]] = [
+    ({"topics": ()}, "--topic and --channel are needed"),
+    ({"topics": ("$",)}, "--topic=$ is not valid"),
+    ({"destination_topic": "$"}, "--destination-topic=$ is not valid"),
+    ({"channel": "$"}, "--channel=$ is not valid"),
+    ({"destination_addresses": ()}, "--destination-nsqd-tcp-address is missing"),
+    ({"require_json_value": "1"}, "--require-json-value needs a --require-json-field"),
+    ({"destination_addresses": ("127.0.0.1:1",)}, "round in a circle: 127.0.0.1:1"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), WRONG_RELAY)
+def test_relay_says_what_is_wrong(options: dict[str, Any], text: str) -> None:
+    right: dict[str, Any] = {
+        "topics": ("t",),
+        "nsqd_tcp_addresses": ("127.0.0.1:1",),
+        "destination_addresses": ("127.0.0.1:2",),
+    }
+    with pytest.raises(OptionError) as told:
+        RelayOptions(**right | options)
+    assert text in str(told.value)
