@@ -122,6 +122,7 @@ class ConsumerRules(BesideModel):
         for offset in done:
             consumer.channel.done(offset)
         consumer.finished_count += len(done)
+        self.settle()
         assert channel.in_flight_count == sum(len(c.in_flight) for c in consumer.channel.consumers)
         for offset in left:
             if offset >= 0 and offset in consumer.in_flight:
