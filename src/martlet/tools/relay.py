@@ -25,7 +25,7 @@ from martlet.client import (
     Producer,
     PublishRefused,
 )
-from martlet.client.consumer import RETRY
+from martlet.client.failure_policy import RETRY
 from martlet.options.relay import RelayOptions
 from martlet.tools.client_settings import producer_settings
 from martlet.tools.host_pool import HostPool

@@ -18,7 +18,7 @@ from yarl import URL
 
 from martlet import __version__
 from martlet.client import Consumer, Message
-from martlet.client.consumer import RETRY
+from martlet.client.failure_policy import RETRY
 from martlet.options.to_http import ToHttpOptions
 from martlet.tools.host_pool import HostPool
 from martlet.tools.source import consumer
