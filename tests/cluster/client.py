@@ -5,7 +5,7 @@ consumer, before it is finished.
 
 ::
 
-    python -m tests.cluster.client produce NAME LEDGER BROKER...
+    python -m tests.cluster.client produce NAME LEDGER POLL_S LOOKUP...
     python -m tests.cluster.client consume NAME LEDGER POLL_S LOOKUP...
 """
 
@@ -24,8 +24,8 @@ TOPIC = "load"
 CHANNEL = "work"
 AT_ONCE = 5
 PAUSE_S = 0.02
-TERM_S = 2.0
-"""A producer is made anew so often, so that it goes back to its first broker when that is back."""
+WORKERS = 3
+"""How many publish at the same time in one producer."""
 PATIENCE = Identity(heartbeat_interval_ms=1000)
 TRIES = Backoff(max_s=1.0)
 
@@ -42,37 +42,39 @@ class Ledger:
         os.write(self._file, b"".join(b"%b %b\n" % (now, body) for body in bodies))
 
 
-async def produce(name: str, ledger: Ledger, brokers: list[str]) -> None:
-    """Publish to every broker, each first in the list of one producer, until told to stop."""
+async def produce(name: str, ledger: Ledger, poll_s: float, lookups: list[str]) -> None:
+    """Publish to every broker that the lookup daemons know of, until told to stop."""
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
 
-    async def publish(first: int) -> None:
+    async def publish(producer: Producer, worker: int) -> None:
         number = 0
         while not stopping.is_set():
-            addresses = brokers[first:] + brokers[:first]
-            producer = Producer(
-                addresses, identity=PATIENCE, connect_timeout_s=1.0, timeout_s=60, backoff=TRIES
-            )
-            until_s = time.monotonic() + TERM_S
-            async with producer:
-                while not stopping.is_set() and time.monotonic() < until_s:
-                    bodies = [
-                        b"%b-%d-%d-%d" % (name.encode(), os.getpid(), first, number + each)
-                        for each in range(AT_ONCE)
-                    ]
-                    number += AT_ONCE
-                    try:
-                        await producer.publish_many(TOPIC, bodies)
-                    except ClientError as error:
-                        print(f"{name}: {error}", file=sys.stderr, flush=True)
-                    else:
-                        ledger.write(bodies)
-                    await asyncio.sleep(PAUSE_S)
+            bodies = [
+                b"%b-%d-%d-%d" % (name.encode(), os.getpid(), worker, number + each)
+                for each in range(AT_ONCE)
+            ]
+            number += AT_ONCE
+            try:
+                await producer.publish_many(TOPIC, bodies)
+            except ClientError as error:
+                print(f"{name}: {error}", file=sys.stderr, flush=True)
+            else:
+                ledger.write(bodies)
+            await asyncio.sleep(PAUSE_S)
 
-    async with asyncio.TaskGroup() as group:
-        for first in range(len(brokers)):
-            group.create_task(publish(first))
+    found = Producer(
+        lookup=lookups,
+        lookup_poll_s=poll_s,
+        timeout_s=60,
+        answer_timeout_s=1.0,
+        identity=PATIENCE,
+        connect_timeout_s=1.0,
+        backoff=TRIES,
+    )
+    async with found as producer, asyncio.TaskGroup() as group:
+        for worker in range(WORKERS):
+            group.create_task(publish(producer, worker))
 
 
 async def consume(ledger: Ledger, poll_s: float, lookups: list[str]) -> None:
@@ -94,8 +96,8 @@ async def consume(ledger: Ledger, poll_s: float, lookups: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    role, client_name, path, *rest = sys.argv[1:]
+    role, client_name, path, poll, *daemons = sys.argv[1:]
     if role == "produce":
-        asyncio.run(produce(client_name, Ledger(path), rest))
+        asyncio.run(produce(client_name, Ledger(path), float(poll), daemons))
     else:
-        asyncio.run(consume(Ledger(path), float(rest[0]), rest[1:]))
+        asyncio.run(consume(Ledger(path), float(poll), daemons))

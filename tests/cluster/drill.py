@@ -95,14 +95,11 @@ class Drill:
             )
         for host in brokers:
             until(lambda: _get(f"http://{host.address}:{HTTP}/ping"), host.name)  # noqa: B023
-        client = [*python, "tests.cluster.client"]
-        for host in self._by_role["producer"]:
-            addresses = [f"{each.address}:{TCP}" for each in brokers]
-            host.run(*client, "produce", host.name, self._ledger(host), *addresses)
-        for host in self._by_role["consumer"]:
-            addresses = [f"{each.address}:{LOOKUP_HTTP}" for each in lookups]
-            poll = str(self._poll_s)
-            host.run(*client, "consume", host.name, self._ledger(host), poll, *addresses)
+        daemons = [f"{each.address}:{LOOKUP_HTTP}" for each in lookups]
+        for role, verb in (("producer", "produce"), ("consumer", "consume")):
+            for host in self._by_role[role]:
+                settings = [host.name, self._ledger(host), str(self._poll_s), *daemons]
+                host.run(*python, "tests.cluster.client", verb, *settings)
         for host in self._network.hosts:
             until(self._in_use(host), host.name)
 
