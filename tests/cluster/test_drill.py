@@ -13,10 +13,11 @@ import pytest
 pytestmark = pytest.mark.crash
 HERE = Path(__file__).parents[2]
 POLL_S = 3
+"""How often consumers look for brokers: nothing may take longer than that."""
 
 
-def drill(*arguments: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tests.cluster.drill", "--json", f"--poll-s={POLL_S}"]
+def drill(*arguments: str, poll_s: float = POLL_S) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.cluster.drill", "--json", f"--poll-s={poll_s}"]
     done = subprocess.run([*command, *arguments], cwd=HERE, capture_output=True, check=False)
     assert done.stdout, done.stderr.decode()
     found: dict[str, Any] = json.loads(done.stdout)
@@ -30,7 +31,7 @@ def drill(*arguments: str) -> dict[str, Any]:
 
 def test_a_broker_and_a_consumer_are_killed() -> None:
     few = ("--brokers=2", "--lookups=1", "--consumers=2", "--producers=1", "--away-s=0.3")
-    found = drill(*few, "--deeds=kill", "--hosts=broker-1,consumer-1")
+    found = drill(*few, "--deeds=kill", "--hosts=broker-1,consumer-1", poll_s=0.5)
     assert [deed["host"] for deed in found["deeds"]] == ["broker-1", "consumer-1"]
 
 

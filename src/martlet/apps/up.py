@@ -50,7 +50,8 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="martlet-up-") as sockets:
         supervisor = _supervisor(options, found, Path(sockets))
         code = tool.run(supervisor.run, supervisor.stop)
-    _log.info("bye")
+    if code == 0:
+        _log.info("bye")
     return code
 
 
@@ -72,7 +73,7 @@ def _supervisor(options: UpOptions, found: Plan, sockets: Path) -> Supervisor:
         return Child(server.name, arguments, show, sockets, options.max_restarts)
 
     return Supervisor(
-        [[child(found.lookup)], [child(server) for server in found.brokers]],
+        [[child(server) for server in group] for group in (found.lookup, found.brokers)],
         options.stop_timeout_ns / 1e9,
         lambda: _tell_ready(found),
         lambda: service.tell(service.STOPPING),
@@ -108,8 +109,9 @@ def _check(found: Plan, added: Sequence[str]) -> None:
         values, _ = broker.arguments().read(server.arguments[1:])
         BrokerOptions(**values)
     command = start.arguments("lookup", lookup.DESCRIPTION, LookupOptions)
-    values, _ = command.read(found.lookup.arguments[1:])
-    LookupOptions(**values)
+    for server in found.lookup:
+        values, _ = command.read(server.arguments[1:])
+        LookupOptions(**values)
 
 
 def _name_of(argument: str) -> str:

@@ -69,12 +69,18 @@ class UpOptions(LogOptions):
     broker_config: str = option(
         "broker-config", Kind.STRING, "", "a TOML file with further options of every broker"
     )
+    lookup: bool = option(
+        "lookup",
+        Kind.BOOL,
+        True,
+        "run a lookup daemon; without, tell brokers of others: -- --lookupd-tcp-address=HOST:4160",
+        section="lookup",
+    )
     lookup_tcp_address: str = option(
         "lookup-tcp-address",
         Kind.STRING,
         "127.0.0.1:4160",
         "<addr>:<port> of the lookup daemon for brokers",
-        section="lookup",
     )
     lookup_http_address: str = option(
         "lookup-http-address",
@@ -122,10 +128,12 @@ class UpOptions(LogOptions):
 
     def _ports(self) -> list[tuple[str, int]]:
         """What would listen where, by the flag that says so."""
-        found = [
-            ("--lookup-tcp-address", port_of(self.lookup_tcp_address, "lookup-tcp-address")),
-            ("--lookup-http-address", port_of(self.lookup_http_address, "lookup-http-address")),
-        ]
+        found = []
+        if self.lookup:
+            found = [
+                ("--lookup-tcp-address", port_of(self.lookup_tcp_address, "lookup-tcp-address")),
+                ("--lookup-http-address", port_of(self.lookup_http_address, "lookup-http-address")),
+            ]
         for name in ("tcp-address", "http-address", "https-address"):
             first = port_of(getattr(self, name.replace("-", "_")), name)
             found += [

@@ -95,7 +95,7 @@ class Child:
                 await self._keep_running()
             finally:
                 loop.remove_reader(told)
-                self._address.unlink()
+                self._address.unlink(missing_ok=True)
 
     def stop(self) -> None:
         """Ask it to end, and start it no more."""
@@ -130,14 +130,17 @@ class Child:
         """One life of the process; how it ended, for the log."""
         self._ready_since_s = None
         self._last_line = b""
-        process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=DEVNULL,
-            stdout=PIPE,
-            stderr=STDOUT,
-            start_new_session=True,
-            env={**os.environ, "NOTIFY_SOCKET": str(self._address)},
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=DEVNULL,
+                stdout=PIPE,
+                stderr=STDOUT,
+                start_new_session=True,
+                env={**os.environ, "NOTIFY_SOCKET": str(self._address)},
+            )
+        except OSError as error:  # no memory, too many processes: that may pass
+            return f"could not be started: {error}"
         self._process = process
         if self._stopping.is_set():  # while it was being made
             self._signal(signal.SIGTERM)

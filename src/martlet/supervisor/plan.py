@@ -6,11 +6,10 @@ import socket
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from martlet.options import LogLevel
 from martlet.options.up import EVERYWHERE, PORT_STEP, UpOptions, host_of, port_of
-
-LOOKUP = "lookup"
 
 
 @dataclass(frozen=True)
@@ -35,13 +34,13 @@ class Planned:
 class Plan:
     """All servers: the lookup daemon, which starts first and stops last, and the brokers."""
 
-    lookup: Planned
+    lookup: tuple[Planned, ...]
     brokers: tuple[Planned, ...]
 
     @property
     def servers(self) -> tuple[Planned, ...]:
         """All of them."""
-        return (self.lookup, *self.brokers)
+        return self.lookup + self.brokers
 
 
 def plan(options: UpOptions, broker_arguments: tuple[str, ...]) -> Plan:
@@ -54,42 +53,48 @@ def plan(options: UpOptions, broker_arguments: tuple[str, ...]) -> Plan:
     Raises:
         OSError: there are no free ports where any are wanted.
     """
-    ports = _Ports()
-    with ports:
-        lookup_tcp = ports.of(options.lookup_tcp_address, "lookup-tcp-address")
-        lookup_http = ports.of(options.lookup_http_address, "lookup-http-address")
-        doors = [
-            [
-                ports.of(getattr(options, name), name.replace("_", "-"), number)
-                for name in ("tcp_address", "http_address", "https_address")
-            ]
-            for number in range(options.workers)
-        ]
-    asked = options.log_level is not LogLevel.INFO
-    levels = [f"--log-level={options.log_level.name.lower()}"] if asked else []
-    name = options.broadcast_name
-    config = [f"--config={options.lookup_config}"] if options.lookup_config else []
-    lookup = Planned(
-        LOOKUP,
-        (
-            *("lookup", *config, *levels, f"--tcp-address={lookup_tcp}"),
-            *(f"--http-address={lookup_http}", f"--broadcast-address={name}"),
-        ),
-        lookup_tcp,
-        lookup_http,
+    with _Ports() as ports:
+        lookup = (_lookup(options, ports),) if options.lookup else ()
+        told = tuple(f"--lookupd-tcp-address={_reached(each.tcp_address)}" for each in lookup)
+        arguments = (*told, *broker_arguments)
+        numbers = range(options.workers)
+        return Plan(lookup, tuple(_broker(options, ports, each, arguments) for each in numbers))
+
+
+def _lookup(options: UpOptions, ports: _Ports) -> Planned:
+    tcp = ports.of(options.lookup_tcp_address, "lookup-tcp-address")
+    http = ports.of(options.lookup_http_address, "lookup-http-address")
+    arguments = (
+        *("lookup", *_shared(options, options.lookup_config)),
+        *(f"--tcp-address={tcp}", f"--http-address={http}"),
     )
-    config = [f"--config={options.broker_config}"] if options.broker_config else []
-    brokers = []
-    for number, (tcp, http, https) in enumerate(doors):
-        folder = Path(options.data_path) / f"broker-{number}"
-        own = [
-            *(f"--tcp-address={tcp}", f"--http-address={http}", f"--https-address={https}"),
-            *(f"--data-path={folder}", f"--broadcast-address={name}"),
-            f"--lookupd-tcp-address={_reached(lookup_tcp)}",
-        ]
-        arguments = ("broker", *config, *levels, *own, *broker_arguments)
-        brokers.append(Planned(f"broker-{number}", arguments, tcp, http, folder))
-    return Plan(lookup, tuple(brokers))
+    return Planned("lookup", arguments, tcp, http)
+
+
+def _broker(options: UpOptions, ports: _Ports, number: int, more: tuple[str, ...]) -> Planned:
+    tcp = ports.of(options.tcp_address, "tcp-address", number)
+    http = ports.of(options.http_address, "http-address", number)
+    https = ports.of(options.https_address, "https-address", number)
+    folder = Path(options.data_path) / f"broker-{number}"
+    arguments = (
+        *("broker", *_shared(options, options.broker_config), f"--data-path={folder}"),
+        *(f"--tcp-address={tcp}", f"--http-address={http}", f"--https-address={https}"),
+        *more,
+    )
+    return Planned(f"broker-{number}", arguments, tcp, http, folder)
+
+
+def _shared(options: UpOptions, config: str) -> list[str]:
+    """What servers of both kinds are told."""
+    return [
+        *([f"--config={config}"] if config else []),
+        *(
+            [f"--log-level={options.log_level.name.lower()}"]
+            if options.log_level is not LogLevel.INFO
+            else []
+        ),
+        f"--broadcast-address={options.broadcast_name}",
+    ]
 
 
 class _Ports:
@@ -98,8 +103,9 @@ class _Ports:
     def __init__(self) -> None:
         self._held = ExitStack()
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._held.__enter__()
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._held.close()

@@ -40,6 +40,14 @@ def test_a_server_that_listens_everywhere_is_reached_by_the_hosts_name() -> None
     assert values["lookupd_tcp_addresses"] == ("127.0.0.1:4160",)
 
 
+def test_without_a_lookup_daemon_brokers_are_told_of_others() -> None:
+    options = UpOptions(lookup=False, lookup_tcp_address="h:4150")
+    found = plan(options, ("--lookupd-tcp-address=far:4160",))
+    assert [server.name for server in found.servers] == ["broker-0"]
+    values, _ = arguments().read(found.brokers[0].arguments[1:])
+    assert values["lookupd_tcp_addresses"] == ("far:4160",)
+
+
 def test_any_free_ports_are_all_different() -> None:
     anywhere = dict.fromkeys(("tcp_address", "http_address", "https_address"), "127.0.0.1:0")
     options = UpOptions(workers=4, **anywhere)  # type: ignore[arg-type]

@@ -92,6 +92,12 @@ async def test_what_cannot_start_is_told_and_ends_the_others(stage: Stage) -> No
     assert "all ready" not in stage.shown
 
 
+async def test_what_is_not_there_is_told(stage: Stage) -> None:
+    child = Child("one", ["/nowhere/at/all"], stage.show, stage.folder)
+    with pytest.raises(ChildProcessError, match=r"one cannot start: it could not be.*No such file"):
+        await stage.supervisor([child]).run()
+
+
 @pytest.mark.usefixtures("quick")
 async def test_what_dies_is_started_again(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     one = stage.child("one", STAYS)
