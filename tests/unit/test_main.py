@@ -1,5 +1,6 @@
 """The command that hands on to the others."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -93,3 +94,63 @@ def test_a_missing_module_of_our_own_is_a_bug_and_not_a_missing_extra(
     monkeypatch.setitem(COMMANDS, "lost", Command("martlet.apps.lost", "is not there", "spark"))
     with pytest.raises(ModuleNotFoundError, match=r"martlet\.apps\.lost"):
         main_module.main(["lost"])
+
+
+ENDLESS = """
+import asyncio, sys
+from martlet.apps import main as apps, tool
+
+async def work():
+    async with asyncio.TaskGroup() as group:
+        group.create_task(write())
+
+async def write():
+    while True:
+        print("y" * 1000)
+        await asyncio.sleep(0)
+
+def main(argv):
+    return tool.run(work, lambda: None)
+
+apps.COMMANDS["endless"] = apps.Command(__name__, "writes")
+sys.exit(apps.main(["endless"]))
+"""
+"""A command like those of the tools, which writes until it is told to stop."""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["-m", "martlet.apps.main", "--help"],
+        ["-m", "martlet.apps.main", "broker", "--help"],
+        ["-c", ENDLESS],
+    ],
+    ids=["help", "the help of a command", "a tool"],
+)
+def test_it_ends_without_a_word_when_nobody_reads_any_more(command: list[str]) -> None:
+    """`martlet --help | head -1` ended in a traceback."""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, *command],
+            stdout=write,
+            stderr=subprocess.PIPE,
+            timeout=30,
+            check=False,
+        )
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_another_pipe_that_breaks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(argv: object) -> int:
+        raise BrokenPipeError("a connection broke")
+
+    module = ModuleType("martlet.broken")
+    module.main = fail  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "martlet.broken", module)
+    monkeypatch.setitem(COMMANDS, "broken", Command("martlet.broken", ""))
+    with pytest.raises(BrokenPipeError, match="a connection broke"):
+        main(["broken"])

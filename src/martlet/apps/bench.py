@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from martlet import __version__
+from martlet.apps import pipe
 from martlet.bench.comparison import Comparison, Line, Side
 from martlet.bench.link import LoadFailed
 from martlet.bench.report import document, machine, notes, table
@@ -37,6 +38,8 @@ def main(argv: Sequence[str]) -> int:
         with ExitStack() as stack:
             return _bench(given, stack)
     except (LoadFailed, TargetFailed, OSError, RuntimeError) as error:
+        if isinstance(error, BrokenPipeError) and pipe.is_closed():
+            raise
         print(f"martlet bench: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

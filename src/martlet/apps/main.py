@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from martlet import __version__
+from martlet.apps import pipe
 
 
 class Command(NamedTuple):
@@ -67,9 +68,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name; the result is the exit code of the process.
 
     `argv` is `sys.argv[1:]` when not given. A command that does not exist, or none at all, is
-    told on standard error and gives 2.
+    told on standard error and gives 2. Where nobody reads the output any more, as behind
+    ``| head -1``, the command ends without a word, and the result is 141.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _main(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not pipe.is_closed():
+            raise
+        pipe.discard()
+        return pipe.EXIT_CODE
+
+
+def _main(arguments: list[str]) -> int:
     if not arguments:
         print(usage(), file=sys.stderr)
         return 2

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from martlet.apps import log_line, start
+from martlet.apps import log_line, pipe, start
 from martlet.client import ClientError
 from martlet.options import LogOptions
 from martlet.options.flag import Kind
@@ -87,9 +87,12 @@ def run(
         try:
             await work()
         except* (ClientError, OSError) as group:
-            for error in _each(group):
-                _log.critical("%s", error)
             code = 1
+            for error in _each(group):
+                if isinstance(error, BrokenPipeError) and pipe.is_closed():
+                    code = pipe.EXIT_CODE
+                    break
+                _log.critical("%s", error)
         return code
 
     with asyncio.Runner(loop_factory=start.loop_factory()) as runner:
