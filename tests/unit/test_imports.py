@@ -212,6 +212,7 @@ def test_the_check_lets_pass(module: str, source: str) -> None:
         ("import martlet.client", {"pyspark", "pyarrow", "pandas", "aiohttp", "rich"}),
         ("import martlet.testing.pytest_plugin", {"pyspark", "pyarrow", "pandas", "aiohttp"}),
         ("import martlet.apps.broker", {"pyspark", "pyarrow", "pandas", "aiohttp", "rich"}),
+        ("import martlet.apps.import_nsqd", {"pyspark", "pyarrow", "pandas", "aiohttp", "rich"}),
         (
             "from martlet.apps.main import main; assert main(['--version']) == 0",
             {"pyspark", "pyarrow", "pandas", "aiohttp", "rich", "numpy", "asyncio", "uvloop"},

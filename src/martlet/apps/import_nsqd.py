@@ -12,9 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
+from martlet.apps import progress
 from martlet.broker.errors import WritesRefused
 from martlet.log.storage import FolderInUse
 from martlet.migration.findings import Findings
@@ -33,9 +31,8 @@ again; one that is done says so."""
 def main(argv: Sequence[str]) -> int:
     """Run the import; the result is the exit code of the process."""
     given = _parser().parse_args(argv)
-    console = Console(stderr=True)
     try:
-        outcome = _import(given, console)
+        outcome = _import(given)
     except (NoNsqdFolder, ImportRefused, FolderInUse, WrongVersion) as error:
         print(f"martlet import-nsqd: {error}", file=sys.stderr)
         return 1
@@ -90,30 +87,25 @@ def _bytes_or_none(text: str) -> int:
     return 0 if text == "0" else _bytes(text)
 
 
-def _import(given: argparse.Namespace, console: Console) -> Outcome:
+def _import(given: argparse.Namespace) -> Outcome:
     findings = Findings()
     if given.data_path.resolve() == given.source.resolve():
         raise ImportRefused("nsqd's folder and the broker's must be two: give another --data-path")
     with held(given.source):
         folder = NsqdFolder(given.source, findings, with_bad=given.with_bad)
         total = 2 * sum(q.unread_bytes for t in folder.topics.values() for q in t.queues())
-        text = TextColumn("{task.description}")
-        columns = (text, BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
         with (
             opened(given.data_path, given.max_bytes_per_file, given.min_free_bytes, findings) as (
                 broker,
                 storage,
             ),
-            Progress(
-                *columns, console=console, transient=True, disable=not console.is_terminal
-            ) as progress,
+            progress.shown("importing", total) as advance,
         ):
-            task = progress.add_task("importing", total=total)
             return Importing(
                 broker,
                 storage,
                 folder,
-                lambda count: progress.advance(task, count),
+                advance,
                 batch_bytes=min(MOST_BATCH_BYTES, given.max_bytes_per_file // 4),
             ).run()
 

@@ -36,9 +36,7 @@ COMMANDS = {
     "peek": Command("martlet.apps.peek", "show what a channel has yet to finish, and take nothing"),
     "replay": Command("martlet.apps.replay", "set a channel back to an offset or a time"),
     "log": Command("martlet.apps.log", "verify or dump the commit log of a data folder"),
-    "import-nsqd": Command(
-        "martlet.apps.import_nsqd", "take a stopped nsqd's data folder over", "cli"
-    ),
+    "import-nsqd": Command("martlet.apps.import_nsqd", "take a stopped nsqd's data folder over"),
     "pipeline": Command("martlet.apps.pipeline", "Spark jobs on topics: archive", "spark"),
     "bench": Command("martlet.apps.bench", "measure a broker, beside another NSQ server", "cli"),
     "demo": Command("martlet.apps.demo", "the main job on real data, with a kill -9", "demo"),
