@@ -37,7 +37,7 @@ def brokers(three: list[BrokerProcess]) -> list[BrokerProcess]:
 
 async def connected(producer: Producer, count: int) -> None:
     async with asyncio.timeout(20):
-        while producer.stats().connected != count:  # noqa: ASYNC110
+        while producer.stats.connected != count:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -91,7 +91,7 @@ async def test_what_was_published_is_stored_though_one_of_three_is_killed(
         is_over = True
         async with asyncio.timeout(10):
             await asyncio.gather(*publishing)
-        stats = producer.stats()
+        stats = producer.stats
         assert (stats.pending_messages, stats.timed_out) == (0, 0)
         assert all(each.stored > 100 for each in stats.brokers), stats
         assert stats.stored == len(ledger)
@@ -126,10 +126,10 @@ async def test_what_has_a_key_is_in_order_over_a_kill(brokers: list[BrokerProces
                 )
 
         publishing = asyncio.gather(*(publish(key) for key in range(keys)))
-        while producer.stats().stored < keys * count // 4:  # noqa: ASYNC110
+        while producer.stats.stored < keys * count // 4:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         await asyncio.to_thread(brokers[0].kill)
-        while producer.stats().stored < keys * count // 2:  # noqa: ASYNC110
+        while producer.stats.stored < keys * count // 2:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         await asyncio.to_thread(brokers[0].restart)
         await publishing
@@ -147,7 +147,7 @@ async def test_what_has_a_key_is_in_order_over_a_kill(brokers: list[BrokerProces
 
 def producer_count(producer: Producer, broker: BrokerProcess) -> int:
     """How many messages the producer knows that the broker has."""
-    (stats,) = (each for each in producer.stats().brokers if each.address == broker.tcp_address)
+    (stats,) = (each for each in producer.stats.brokers if each.address == broker.tcp_address)
     return stats.stored
 
 
@@ -164,7 +164,7 @@ async def test_a_broker_that_stands_still_holds_up_nothing_for_long(
                 await asyncio.gather(*(producer.publish("still", b"%d" % n) for n in range(100)))
                 for number in range(100):
                     await producer.publish(f"still{number % 7}", b"x")
-            assert producer.stats().brokers[0].health is not Health.CONNECTED
+            assert producer.stats.brokers[0].health is not Health.CONNECTED
         finally:
             os.kill(brokers[1].process_id, signal.SIGCONT)
         await connected(producer, 2)
@@ -191,7 +191,7 @@ async def test_brokers_that_lookup_daemons_know_come_and_go() -> None:
                     numbers.append(len(numbers))
 
         def known() -> list[str]:
-            return sorted(each.address for each in producers.result().stats().brokers)
+            return sorted(each.address for each in producers.result().stats.brokers)
 
         producers: asyncio.Future[Producer] = asyncio.get_running_loop().create_future()
         publishing = asyncio.create_task(publish())
@@ -208,7 +208,7 @@ async def test_brokers_that_lookup_daemons_know_come_and_go() -> None:
                     await asyncio.sleep(0.01)
                 is_over = True
                 await publishing
-                count = producers.result().stats().brokers[0].stored
+                count = producers.result().stats.brokers[0].stored
                 await asyncio.to_thread(one.start)
             on_two = await read(two, "t", count)
             on_one = await read(one, "t", len(numbers) - count)

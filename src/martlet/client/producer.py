@@ -178,7 +178,7 @@ class Producer:
             PublishLost: it was sent once and ``retries`` times again in vain; it may be stored.
             Closed: the producer has been closed.
         """
-        await self._publish(topic, body, defer_ms, order_key).future
+        await self._publish(topic, body, defer_ms, order_key)
 
     def submit(
         self,
@@ -198,30 +198,30 @@ class Producer:
                 and ``max_pending_bytes``); wait for some of it, and submit again.
             InvalidName, BadBody, Closed: as ``publish``.
         """
-        return self._publish(topic, body, defer_ms, order_key, is_bounded=True).future
+        if not isinstance(body, bytes):
+            body = check_body(body, self._limits.max_message_bytes)
+        self._check_room(1, len(body) + MPUB_EXTRA_BYTES)
+        return self._publish(topic, body, defer_ms, order_key)
 
     def _publish(
-        self,
-        topic: str,
-        body: Body,
-        defer_ms: int | None,
-        order_key: str | bytes | None,
-        is_bounded: bool = False,
-    ) -> Publication:
+        self, topic: str, body: Body, defer_ms: int | None, order_key: str | bytes | None
+    ) -> asyncio.Future[None]:
         check_name(topic, "topic")
         if defer_ms is not None and defer_ms < 0:
             raise ValueError(f"defer_ms={defer_ms}: nothing can be delivered in the past")
         body = check_body(body, self._limits.max_message_bytes)
-        size_bytes = len(body) + MPUB_EXTRA_BYTES
+        key = None if order_key is None and not self._ordered else (topic, order_key or "")
+        return self._add(topic, (body,), len(body) + MPUB_EXTRA_BYTES, defer_ms, key).future
+
+    def _check_room(self, message_count: int, size_bytes: int) -> None:
+        """Raise ``ProducerFull`` if so much more may not be published now."""
         outbox = self._outbox
-        if is_bounded and outbox.is_full(1, size_bytes):
+        if outbox.is_full(message_count, size_bytes):
             raise ProducerFull(
                 f"{outbox.pending_messages} messages of {outbox.pending_bytes} bytes are published"
                 f" and not answered, the limit being {self._limits}: await some of the futures that"
                 " submit has returned, then submit this again"
             )
-        key = None if order_key is None and not self._ordered else (topic, order_key or "")
-        return self._add(topic, (body,), size_bytes, defer_ms, key)
 
     async def publish_many(
         self, topic: str, bodies: Iterable[Body], *, order_key: str | bytes | None = None
@@ -304,6 +304,7 @@ class Producer:
         self._pool.flush_soon()
         return publication
 
+    @property
     def stats(self) -> ProducerStats:
         """What has been done so far, and how the brokers do."""
         outbox = self._outbox

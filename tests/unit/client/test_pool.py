@@ -59,7 +59,7 @@ async def brokers(moods: list[Mood]) -> AsyncIterator[list[ScriptedBroker]]:
 
 
 async def connected(producer: Producer, count: int) -> None:
-    await eventually(lambda: producer.stats().connected == count)
+    await eventually(lambda: producer.stats.connected == count)
 
 
 def addresses(brokers: list[ScriptedBroker]) -> list[str]:
@@ -75,7 +75,7 @@ async def test_messages_go_round(brokers: list[ScriptedBroker]) -> None:
         # What is published in one turn stays together.
         await asyncio.gather(*(producer.publish("t", b"x%d" % n) for n in range(10)))
         assert sorted(len(broker.bodies()) for broker in brokers) == [3, 3, 13]
-        stats = producer.stats()
+        stats = producer.stats
         assert (stats.stored, stats.pending_messages, stats.retried) == (19, 0, 0)
         assert sorted(each.stored for each in stats.brokers) == [3, 3, 13]
 
@@ -110,11 +110,11 @@ async def test_what_a_lost_broker_did_not_answer_goes_to_another(
         async with asyncio.timeout(5):
             await asyncio.gather(*publishes)
         assert set(brokers[1].bodies()) == {b"%d" % number for number in range(6)}
-        assert [each.health for each in producer.stats().brokers] == [
+        assert [each.health for each in producer.stats.brokers] == [
             Health.FAILING,
             Health.CONNECTED,
         ]
-        assert producer.stats().retried == 3
+        assert producer.stats.retried == 3
         await brokers[0].listen()
 
 
@@ -129,7 +129,7 @@ async def test_what_one_cannot_store_another_does(
         stored = brokers[1].bodies() + brokers[2].bodies()
         assert sorted(stored, key=int) == [b"%d" % number for number in range(30)]
         assert len(brokers[0].bodies()) == 1, "it is left alone for a while"
-        refusing = producer.stats().brokers[0]
+        refusing = producer.stats.brokers[0]
         assert (refusing.health, refusing.refused) == (Health.REFUSING, 1)
 
 
@@ -182,7 +182,7 @@ async def test_a_broker_that_says_nothing_is_given_up_for_others(
             await asyncio.gather(*(producer.publish(f"t{n}", b"%d" % n) for n in range(8)))
         assert len(brokers[1].bodies()) == 8
         assert moods[0].held
-        assert "does not answer" in str(producer.stats().brokers[0].last_error)
+        assert "does not answer" in str(producer.stats.brokers[0].last_error)
 
 
 async def test_the_only_broker_is_not_given_up(
@@ -191,7 +191,7 @@ async def test_the_only_broker_is_not_given_up(
     moods[0].does = "hold"
     async with Producer(brokers[0].address, answer_timeout_s=0.05) as producer:
         publish = asyncio.create_task(producer.publish("t", b"x"))
-        await eventually(lambda: producer.stats().brokers[0].health is Health.SILENT)
+        await eventually(lambda: producer.stats.brokers[0].health is Health.SILENT)
         await asyncio.sleep(0.15)
         assert len(brokers[0].peers) == 1
         moods[0].answer()
@@ -217,7 +217,7 @@ async def test_all_attempts_together_have_a_time(
     async with Producer(addresses(brokers), timeout_s=0.5, backoff=FAST) as producer:
         with pytest.raises(PublishTimeout, match=r"0\.5 s"):
             await producer.publish("t", b"x")
-        assert producer.stats().timed_out == 1
+        assert producer.stats.timed_out == 1
     assert sum(len(broker.bodies()) for broker in brokers) > 3
 
 
@@ -280,7 +280,7 @@ async def test_submit_gives_a_future_for_each_message(
         moods[0].answer()
         await asyncio.gather(*futures, publish)
         await producer.submit("t", b"5")
-        assert producer.stats().pending_messages == 0
+        assert producer.stats.pending_messages == 0
         gone = producer.submit("t", b"6")
         gone.cancel()
         await producer.publish("t", b"7")

@@ -1,0 +1,53 @@
+"""Answers to messages that come from other threads than the event loop's."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from martlet.client.answers import Answers
+from martlet.client.message import Message
+from martlet.client.sync.loop_thread import LoopThread
+
+
+class PostedAnswers:
+    """Stands in a message in the place of its connection's answers, and posts what is answered.
+
+    Attributes:
+        answers: the connection's, which are the event loop's alone.
+    """
+
+    __slots__ = ("_thread", "answers")
+
+    def __init__(self, answers: Answers, thread: LoopThread) -> None:
+        self.answers = answers
+        self._thread = thread
+
+    def finish(self, message_id: bytes) -> None:
+        """Tell that the message has been dealt with."""
+        self._thread.check()
+        self._thread.post(self.answers.finish, message_id)
+
+    def requeue(self, message_id: bytes, delay_ms: int, *, backoff: bool) -> None:
+        """Ask for the message again, so much later."""
+        if self._thread.is_current:
+            self._requeue(message_id, delay_ms, backoff)  # The consumer gives it back.
+            return
+        self._thread.check()
+        self._thread.post(self._requeue, message_id, delay_ms, backoff)
+
+    def _requeue(self, message_id: bytes, delay_ms: int, backoff: bool) -> None:
+        self.answers.requeue(message_id, delay_ms, backoff=backoff)
+
+    def touch(self, message_id: bytes) -> None:
+        """Ask for more time for the message."""
+        self._thread.check()
+        self._thread.post(self.answers.touch, message_id)
+
+
+def posted(message: Message, thread: LoopThread) -> Message:
+    """The same message, to be answered from any thread."""
+    answers = message._answers
+    assert answers is not None
+    # The three methods that a message calls are all that it knows of its answers.
+    in_its_place = cast(Answers, PostedAnswers(answers, thread))
+    return Message(in_its_place, message.timestamp_ns, message.attempts, message.id, message.body)

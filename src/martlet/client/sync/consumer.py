@@ -1,0 +1,271 @@
+"""Consuming without ``await``: messages one by one, through a handler, or in whole batches."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from martlet.client import consumer as asynchronous
+from martlet.client.consumer_stats import ConsumerStats, Counts
+from martlet.client.errors import Closed
+from martlet.client.message import Message
+from martlet.client.sync.answers import PostedAnswers, posted
+from martlet.client.sync.batch import Batch
+from martlet.client.sync.handlers import Handlers
+from martlet.client.sync.likeness import like
+from martlet.client.sync.loop_thread import LoopThread, loop_thread
+
+if TYPE_CHECKING:
+    from martlet.client.handler_pool import Place
+
+T = TypeVar("T")
+
+
+class Consumer:
+    """Receives the messages of a channel from one or several brokers, in any number of threads.
+
+    ::
+
+        with Consumer("orders", "billing") as consumer:
+            for message in consumer:
+                ...
+                message.finish()
+
+    or ``consumer.run(handler, concurrency=10)``, or ``for batch in consumer.batches()``.  It is
+    `martlet.client.Consumer` and promises what that promises; the arguments are the same.
+    """
+
+    @like(asynchronous.Consumer.__init__)
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        self._consumer = asynchronous.Consumer(*arguments, **settings)
+        self._thread: LoopThread | None = None
+        self._ready: deque[Message] = deque()
+        """Taken out of the loop, and not handed out."""
+        self._expires_at_s = self._touch_at_s = 0.0
+        self._refilling = threading.Lock()
+
+    def __enter__(self) -> Consumer:
+        """Connect and subscribe.
+
+        Raises:
+            SubscribeRefused, ConnectRefused: a broker will not have it.
+            Closed: it has been connected before; make a new Consumer.
+        """
+        thread = loop_thread()
+        thread.call(self._consumer.__aenter__())
+        self._thread = thread
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Three ways to get the messages.
+
+    def __iter__(self) -> Iterator[Message]:
+        return self
+
+    def __next__(self) -> Message:
+        """The next message; you finish it or requeue it.  Ends when the consumer is stopped."""
+        thread = self._entered()
+        while not self._consumer._inbox.is_closed:
+            if self._ready and time.monotonic() > self._expires_at_s:
+                self._drop(thread)
+            try:
+                message = self._ready.popleft()
+            except IndexError:
+                self._refill(thread)
+                continue
+            if time.monotonic() > self._touch_at_s:
+                message.touch()
+            return message
+        thread.call(self._check())
+        raise StopIteration
+
+    def batches(self, *, max_messages: int = 10_000, max_wait_ms: float = 0) -> Iterator[Batch]:
+        """The messages in batches, each of one broker; you finish or requeue them.
+
+        The arguments are those of `martlet.client.Consumer.batches`.  What iterating over messages
+        has left is given back to the brokers first, and comes again.
+        """
+        thread = self._entered()
+        self._give_back()
+        batches = self._consumer.batches(max_messages=max_messages, max_wait_ms=max_wait_ms)
+        while True:
+            batch = thread.call(_next(batches))
+            if batch is None:
+                return
+            yield Batch(batch, thread)
+
+    def run(
+        self,
+        handler: Callable[[Any], object],
+        *,
+        concurrency: int = 1,
+        on: Place = "threads",
+    ) -> None:
+        """Hand each message to the handler until the consumer is stopped or closed.
+
+        When the handler returns, the message is finished, unless it answered the message itself;
+        when it raises ``Requeue`` the message is put off; when it raises anything else, that is
+        logged and the message requeued, for longer with each attempt.
+
+        On Ctrl-C the handlers at work end what they do, and KeyboardInterrupt is raised.
+
+        Args:
+            handler: called with each message; in a process, which gets a ``MessageView``, it is a
+                function at the top of a module.
+            concurrency: how many handlers may be at work at once.
+            on: ``threads``, of which the one that calls this is the first, or ``processes``.
+
+        Raises:
+            SubscribeRefused, ConnectRefused: a broker would no longer have it when connecting
+                again.
+            ValueError: the handler cannot be run there.
+        """
+        thread = self._entered()
+        if on == "processes":
+            running = thread.start(
+                self._consumer.run(handler, concurrency=concurrency, on="processes")
+            )
+            try:
+                running.result()
+            except KeyboardInterrupt:
+                self.stop()
+                thread.result(running)
+                raise
+            return
+        handlers = Handlers(self._consumer, handler, thread)
+        running = thread.start(handlers.run(concurrency))
+        try:
+            handlers.serve(concurrency)
+        except BaseException:
+            handlers.serve(1)
+            thread.result(running)
+            raise
+        thread.result(running)
+
+    # What there is to be told and to be known.
+
+    def stop(self) -> None:
+        """Take no more messages: iterators end, and ``run`` returns once its handlers have."""
+        thread = self._entered()
+        thread.call(_called(self._consumer.stop))
+
+    def pause(self) -> None:
+        """Ask for no more messages until ``resume``; what is here already is handed out."""
+        self._entered().call(_called(self._consumer.pause))
+
+    def resume(self) -> None:
+        """Ask for messages again."""
+        self._entered().call(_called(self._consumer.resume))
+
+    def change_max_in_flight(self, max_in_flight: int) -> None:
+        """Let so many be here from now on; 0 lets none come.
+
+        Raises:
+            ValueError: it is negative.
+        """
+        self._entered().call(_called(self._consumer.change_max_in_flight, max_in_flight))
+
+    @property
+    def counts(self) -> Counts:
+        """What the consumer has done so far."""
+        return self._entered().call(_called(lambda: self._consumer.counts))
+
+    @property
+    def stats(self) -> ConsumerStats:
+        """How the consumer stands, and what it has done so far."""
+        return self._entered().call(_called(lambda: self._consumer.stats))
+
+    @property
+    def connected_count(self) -> int:
+        """How many brokers the consumer is subscribed at now."""
+        return self._entered().call(_called(lambda: self._consumer.connected_count))
+
+    def close(self) -> None:
+        """Stop, wait for handlers at work, give back what is not answered, and hang up."""
+        thread = self._thread
+        if thread is None or thread.is_forked:
+            return
+        self.stop()
+        self._give_back()
+        thread.call(self._close())
+
+    async def _close(self) -> None:
+        await asyncio.sleep(0)  # What was posted before is written.
+        await self._consumer.close()
+
+    def _entered(self) -> LoopThread:
+        thread = self._thread
+        if thread is None:
+            raise Closed("use 'with Consumer(...)'")
+        thread.check()
+        return thread
+
+    async def _check(self) -> None:
+        self._consumer._inbox.check()
+
+    # Between the loop and the other threads.
+
+    def _give_back(self) -> None:
+        """Let others have what is ready here and was not handed out."""
+        with self._refilling:
+            while self._ready:
+                self._ready.popleft().requeue(backoff=False)
+
+    def _refill(self, thread: LoopThread) -> None:
+        """Take more messages out of the loop, as soon as there are some."""
+        with self._refilling:
+            if not self._ready:
+                thread.call(self._take(thread))
+
+    async def _take(self, thread: LoopThread) -> None:
+        """In the loop: wait for messages, and have those of one delivery ready."""
+        inbox = self._consumer._inbox
+        while not inbox.is_closed:
+            if not inbox.refill():
+                await inbox.arrival()
+            elif time.monotonic() > inbox.expires_at_s:
+                inbox.drop_ready()
+            else:
+                self._expires_at_s = inbox.expires_at_s
+                self._touch_at_s = inbox.touch_at_s
+                messages = [posted(message, thread) for message in inbox.ready]
+                inbox.ready.clear()
+                for message in messages:
+                    self._consumer._lent.add(message)
+                self._ready.extend(messages)
+                return
+
+    def _drop(self, thread: LoopThread) -> None:
+        """The time of what is ready has run out: the broker delivers it again."""
+        with self._refilling:
+            if time.monotonic() <= self._expires_at_s or not self._ready:
+                return
+            dropped = list(self._ready)
+            self._ready.clear()
+        thread.call(_called(self._dropped, dropped))
+
+    def _dropped(self, messages: list[Message]) -> None:
+        for message in messages:
+            cast(PostedAnswers, message._answers).answers.dropped += 1
+            message._answers = None
+        self._consumer._inbox.on_expired(len(messages))
+
+
+async def _called(function: Callable[..., T], *arguments: Any) -> T:
+    return function(*arguments)
+
+
+async def _next(batches: AsyncIterator[T]) -> T | None:
+    return await anext(batches, None)

@@ -1,0 +1,99 @@
+"""Handlers that block, run by threads while the event loop keeps the consumer.
+
+The consumer's own workers take the messages, so that what it does for handlers (attempts, backoff,
+more time for long ones) it does for these; each hands its message to a thread and awaits the
+outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from martlet.client.consumer import Consumer
+from martlet.client.message import Message
+from martlet.client.sync.answers import posted
+from martlet.client.sync.loop_thread import LoopThread
+
+_Job = tuple[Message, asyncio.Future[None]]
+
+
+class Handlers:
+    """Threads that handle messages.
+
+    Args:
+        consumer: whose messages.
+        handler: called with each message.
+        thread: the event loop's.
+    """
+
+    def __init__(
+        self, consumer: Consumer, handler: Callable[[Message], object], thread: LoopThread
+    ) -> None:
+        self._consumer = consumer
+        self._handler = handler
+        self._thread = thread
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop
+
+    async def run(self, concurrency: int) -> None:
+        """In the loop: have the consumer's messages handled until it is stopped."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            await self._consumer.run(self._handle, concurrency=concurrency)
+        finally:
+            self._jobs.put(None)
+
+    async def _handle(self, message: Message) -> None:
+        outcome: asyncio.Future[None] = self._loop.create_future()
+        handed = posted(message, self._thread)
+        self._jobs.put((handed, outcome))
+        try:
+            await outcome
+        finally:
+            if handed.is_answered:
+                message._answers = None
+
+    def serve(self, concurrency: int) -> None:
+        """Handle messages in this thread and in more, until the consumer is stopped."""
+        others = [
+            threading.Thread(target=self._serve, name=f"martlet handler {number}", daemon=True)
+            for number in range(1, concurrency)
+        ]
+        for thread in others:
+            thread.start()
+        self._serve()
+        for thread in others:
+            thread.join()
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            message, outcome = job
+            try:
+                self._handler(message)
+            except Exception as error:
+                self._settle(outcome, error)
+            except BaseException:
+                # Ctrl-C: no more come, and this one is for somebody else.
+                self._thread.post(self._consumer.stop)
+                if not message.is_answered:
+                    message.requeue(backoff=False)
+                self._settle(outcome, None)
+                raise
+            else:
+                self._settle(outcome, None)
+        self._jobs.put(None)  # For the next thread.
+
+    def _settle(self, outcome: asyncio.Future[None], error: Exception | None) -> None:
+        self._loop.call_soon_threadsafe(_settle, outcome, error)
+
+
+def _settle(outcome: asyncio.Future[None], error: Exception | None) -> None:
+    if outcome.done():
+        return  # The consumer waits for it no longer.
+    if error is None:
+        outcome.set_result(None)
+    else:
+        outcome.set_exception(error)

@@ -1,0 +1,149 @@
+"""The one thread of a process in which an event loop runs for all who do not use asyncio.
+
+Calls go in by two doors.  ``call`` has a coroutine run and waits for what it returns.  ``post`` has
+a function called soon and waits for nothing; what many threads post while the loop is at work is
+one wake-up of it.
+
+A fork takes no threads along: the child has a copy of the loop that nobody runs, on sockets that
+are the parent's.  So what belongs to that copy is told so and never touches them, and what is made
+in the child has a new thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from typing import Any, TypeVar
+
+from martlet.client.errors import Closed
+
+logger = logging.getLogger("martlet.client")
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """A daemon thread that runs an event loop.
+
+    Attributes:
+        loop: the event loop.
+        is_forked: whether this process is a child of the one in which the thread runs.
+    """
+
+    def __init__(self) -> None:
+        self.loop = _new_loop()
+        self.is_forked = False
+        self._posted: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._is_woken = False
+        self._thread = threading.Thread(target=self._run, name="martlet client", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this is called in the thread itself."""
+        return threading.current_thread() is self._thread
+
+    def check(self) -> None:
+        """Raise if calls cannot be made from here.
+
+        Raises:
+            Closed: this is the child of a fork.
+            RuntimeError: this is the loop's own thread, which would wait for itself.
+        """
+        if self.is_forked:
+            raise Closed(
+                "this was made before os.fork(), and connections cannot be shared by processes:"
+                " make a new one in the child"
+            )
+        if self.is_current:
+            raise RuntimeError(
+                "called from a coroutine of martlet.client.sync's own event loop, which would wait"
+                " for itself: use martlet.client there"
+            )
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run the coroutine in the loop, and return what it returns, or raise what it raises.
+
+        On Ctrl-C it is cancelled, and KeyboardInterrupt raised once it has ended.
+        """
+        return self.result(self.start(coroutine))
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run the coroutine in the loop, and return the future of its result."""
+        try:
+            self.check()
+        except BaseException:
+            coroutine.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def result(self, future: Future[T]) -> T:
+        """Wait for the result; what interrupts that cancels what it is the result of."""
+        try:
+            return future.result()
+        except CancelledError:
+            raise Closed("it was cancelled: the producer or consumer was closed") from None
+        except BaseException:
+            if not future.done():
+                future.cancel()
+            raise
+
+    def post(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Have the function called in the loop soon, after what was posted before."""
+        self._posted.append((function, arguments))
+        if not self._is_woken:
+            self._is_woken = True
+            self.loop.call_soon_threadsafe(self._call_posted)
+
+    def _call_posted(self) -> None:
+        # First this: what is posted from now on may miss the end of the loop below.
+        self._is_woken = False
+        posted = self._posted
+        for _ in range(len(posted)):
+            function, arguments = posted.popleft()
+            try:
+                function(*arguments)
+            except Exception:
+                logger.exception("%r failed", function)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+_lock = threading.Lock()
+_threads: list[LoopThread] = []
+"""The process's, the last of them; those before are of its parents, and kept so that nothing of
+them is closed here."""
+
+
+def loop_thread() -> LoopThread:
+    """The process's thread, started when it is first asked for."""
+    with _lock:
+        if not _threads or _threads[-1].is_forked:
+            _threads.append(LoopThread())
+        return _threads[-1]
+
+
+def _forked() -> None:
+    global _lock  # noqa: PLW0603, another thread may have held it
+    _lock = threading.Lock()
+    for thread in _threads:
+        thread.is_forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

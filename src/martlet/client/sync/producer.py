@@ -1,0 +1,213 @@
+"""Publishing without ``await``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, InvalidStateError
+from itertools import islice
+from types import TracebackType
+from typing import Any
+
+from martlet.client import producer as asynchronous
+from martlet.client.body import PIECE_MESSAGES, Body, check_body
+from martlet.client.errors import Closed
+from martlet.client.name import check_name
+from martlet.client.stats import ProducerStats
+from martlet.client.sync.likeness import like
+from martlet.client.sync.loop_thread import LoopThread, loop_thread
+from martlet.protocol.commands import MPUB_EXTRA_BYTES
+
+_Job = tuple[str, bytes, int | None, str | bytes | None, Future[None]]
+
+AHEAD = 2
+"""How many pieces of an iterable may be on their way while the next is taken from it."""
+
+
+class Producer:
+    """Publishes messages to a broker, or to several, from any number of threads.
+
+    ::
+
+        with Producer("127.0.0.1:4150") as producer:
+            producer.publish("orders", b"one")
+            producer.publish_many("orders", [b"two", b"three"])
+
+    It is `martlet.client.Producer` and promises what that promises; the arguments are the same.
+    What threads publish at the same time goes in one command.
+    """
+
+    @like(asynchronous.Producer.__init__)
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        self._producer = asynchronous.Producer(*arguments, **settings)
+        self._most_bytes = self._producer._limits.max_message_bytes
+        self._thread: LoopThread | None = None
+        self._posted: deque[_Job] = deque()
+        """Submitted, and not in the event loop yet."""
+
+    def __enter__(self) -> Producer:
+        """Connect.
+
+        Raises:
+            ConnectFailed: no broker answered within the timeout.
+            ConnectRefused: brokers did, and none will have this client.
+            Closed: it has been connected before; make a new Producer.
+        """
+        thread = loop_thread()
+        thread.call(self._producer.__aenter__())
+        self._thread = thread
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def publish(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        defer_ms: int | None = None,
+        order_key: str | bytes | None = None,
+    ) -> None:
+        """Publish a message, and return once a broker has stored it.
+
+        The arguments and errors are those of `martlet.client.Producer.publish`.
+        """
+        thread = self._entered()
+        thread.result(self._submit(thread, topic, body, defer_ms, order_key))
+
+    def submit(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        defer_ms: int | None = None,
+        order_key: str | bytes | None = None,
+    ) -> Future[None]:
+        """Publish a message without waiting, and return the future of the broker's OK.
+
+        What it may raise is what `martlet.client.Producer.submit` raises.
+        """
+        thread = self._entered()
+        body = check_body(body, self._most_bytes)
+        self._producer._check_room(1 + len(self._posted), len(body) + MPUB_EXTRA_BYTES)
+        return self._submit(thread, topic, body, defer_ms, order_key)
+
+    def publish_many(
+        self, topic: str, bodies: Iterable[Body], *, order_key: str | bytes | None = None
+    ) -> int:
+        """Publish messages in order, and return how many once a broker has stored all of them.
+
+        The arguments and errors are those of `martlet.client.Producer.publish_many`.  What is no
+        list or tuple is read here, in the caller's thread, and may take its time.
+        """
+        thread = self._entered()
+        publish = self._producer.publish_many
+        if isinstance(bodies, (list, tuple)):
+            return thread.call(publish(topic, bodies, order_key=order_key))
+        count = 0
+        sent: deque[Future[int]] = deque()
+        try:
+            for piece in self._pieces(bodies):
+                sent.append(thread.start(publish(topic, piece, order_key=order_key)))
+                if len(sent) > AHEAD:
+                    count += thread.result(sent[0])
+                    sent.popleft()
+            while sent:
+                count += thread.result(sent[0])
+                sent.popleft()
+        except BaseException:
+            for future in sent:
+                future.cancel()
+            raise
+        return count
+
+    @property
+    def stats(self) -> ProducerStats:
+        """What has been done so far, and how the brokers do."""
+        return self._entered().call(self._stats())
+
+    async def _stats(self) -> ProducerStats:
+        return self._producer.stats
+
+    def close(self) -> None:
+        """Wait until all that is published has been answered, or its timeout, and hang up."""
+        thread = self._thread
+        if thread is not None and not thread.is_forked:
+            thread.call(self._producer.close())
+
+    def _entered(self) -> LoopThread:
+        thread = self._thread
+        if thread is None:
+            raise Closed("use 'with Producer(...)'")
+        thread.check()
+        return thread
+
+    def _pieces(self, bodies: Iterable[Body]) -> Iterator[list[Body]]:
+        """Lists of so many bodies that none is much longer than what one broker may have."""
+        most_bytes = self._producer._limits.max_in_flight_bytes // AHEAD
+        iterator = iter(bodies)
+        while piece := list(islice(iterator, 1)):
+            size_bytes = len(piece[0])
+            for body in islice(iterator, PIECE_MESSAGES - 1):
+                piece.append(body)
+                size_bytes += len(body)
+                if size_bytes > most_bytes:
+                    break
+            yield piece
+
+    def _submit(
+        self,
+        thread: LoopThread,
+        topic: str,
+        body: Body,
+        defer_ms: int | None,
+        order_key: str | bytes | None,
+    ) -> Future[None]:
+        # Checked here, so that the error has the caller's line in its trace.
+        check_name(topic, "topic")
+        body = check_body(body, self._most_bytes)
+        future: Future[None] = Future()
+        self._posted.append((topic, body, defer_ms, order_key, future))
+        thread.post(self._publish_next, thread)
+        return future
+
+    def _publish_next(self, thread: LoopThread) -> None:
+        """In the loop: publish what was submitted first, and let its future have the outcome."""
+        topic, body, defer_ms, order_key, future = self._posted.popleft()
+        if future.cancelled():
+            return
+        try:
+            stored = self._producer._publish(topic, body, defer_ms, order_key)
+        except Exception as error:
+            _fulfil(future, error)
+            return
+
+        def answered(_stored: asyncio.Future[None]) -> None:
+            if stored.cancelled():
+                future.cancel()
+            else:
+                _fulfil(future, stored.exception())
+
+        def given_up(_future: Future[None]) -> None:
+            if future.cancelled():
+                thread.post(stored.cancel)
+
+        stored.add_done_callback(answered)
+        future.add_done_callback(given_up)
+
+
+def _fulfil(future: Future[None], error: BaseException | None) -> None:
+    try:
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+    except InvalidStateError:
+        pass  # Its owner has cancelled it, and wants to know no more.

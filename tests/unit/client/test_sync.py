@@ -1,0 +1,158 @@
+"""The client without await, with a broker that does what the test tells it."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.unit.client.scripted_broker import Command, ScriptedBroker, message_frame
+
+from martlet.client import ConnectionLost, PublishTimeout
+from martlet.client.sync import Consumer, Producer
+from martlet.client.sync.loop_thread import LoopThread, loop_thread
+
+
+class Mute:
+    """A script that answers no publishes while it is mute."""
+
+    def __init__(self) -> None:
+        self.is_mute = False
+        self.held: list[Command] = []
+
+    async def __call__(self, command: Command) -> bool:
+        if self.is_mute and command.name == "PUB":
+            self.held.append(command)
+            return True
+        return False
+
+
+@pytest.fixture
+def mute() -> Mute:
+    return Mute()
+
+
+@pytest.fixture
+def broker(mute: Mute) -> Iterator[ScriptedBroker]:
+    """A broker in a thread of its own, which no test's blocking holds up."""
+    thread = LoopThread()
+    broker = ScriptedBroker(mute, msg_timeout=300, max_msg_timeout=60_000)
+    thread.call(broker.listen())
+    yield broker
+    thread.call(broker.go_away())
+    thread.loop.call_soon_threadsafe(thread.loop.stop)
+
+
+def until(condition: object) -> None:
+    assert callable(condition)
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.002)
+
+
+def test_heartbeats_are_answered_while_the_caller_blocks(broker: ScriptedBroker) -> None:
+    with Producer(broker.address), Consumer("t", "c", broker.address):
+        for peer in broker.peers:
+            peer.send(b"\0\0\0\x0f\0\0\0\0_heartbeat_")
+        until(lambda: broker.nops == 2)
+
+
+def test_messages_that_waited_too_long_are_not_handed_out(broker: ScriptedBroker) -> None:
+    with Consumer("t", "c", broker.address, max_in_flight=10) as consumer:
+        until(broker.ready_counts)
+        frames = b"".join(message_frame(b"old %d" % n, number=n) for n in range(3))
+        broker.peers[-1].send(frames)
+        assert next(consumer).body == b"old 0"
+        time.sleep(0.35)
+        broker.peers[-1].send(message_frame(b"new", number=9))
+        message = next(consumer)
+        assert message.body == b"new"
+        assert consumer.counts.expired == 2
+        message.finish()
+    assert broker.answered("FIN") == [9]
+    assert set(broker.answered("REQ")) <= {0}
+
+
+def test_what_waited_long_is_touched_when_it_is_handed_out(broker: ScriptedBroker) -> None:
+    with Consumer("t", "c", broker.address, max_in_flight=10) as consumer:
+        until(broker.ready_counts)
+        broker.peers[-1].send(message_frame(b"a", number=0) + message_frame(b"b", number=1))
+        next(consumer).finish()
+        time.sleep(0.22)
+        message = next(consumer)
+        until(lambda: broker.answered("TOUCH"))
+        message.finish()
+    assert broker.answered("TOUCH") == [1]
+    assert broker.answered("FIN") == [0, 1]
+
+
+def test_what_is_not_answered_at_the_end_is_given_back(broker: ScriptedBroker) -> None:
+    with Consumer("t", "c", broker.address, max_in_flight=10) as consumer:
+        until(broker.ready_counts)
+        broker.peers[-1].send(b"".join(message_frame(b"x", number=n) for n in range(3)))
+        next(consumer)
+        next(consumer).finish()
+    assert broker.answered("FIN") == [1]
+    assert sorted(broker.answered("REQ")) == [0, 2]
+
+
+def test_what_is_finished_in_a_row_is_written_in_few_pieces(broker: ScriptedBroker) -> None:
+    with Consumer("t", "c", broker.address, max_in_flight=500) as consumer:
+        until(broker.ready_counts)
+        frames = b"".join(message_frame(b"x", number=n) for n in range(500))
+        broker.peers[-1].send(frames)
+        for number in range(500):
+            next(consumer).finish()
+            del number
+    assert broker.answered("FIN") == list(range(500))
+
+
+def test_a_publish_that_is_cancelled_is_not_sent(broker: ScriptedBroker, mute: Mute) -> None:
+    mute.is_mute = True
+    with Producer(broker.address, timeout_s=0.5) as producer:
+        first = producer.submit("t", b"1")
+        until(lambda: mute.held)
+        second = producer.submit("t", b"2")
+        assert second.cancel()
+        with pytest.raises(PublishTimeout):
+            first.result(10)
+        assert second.cancelled()
+        assert producer.stats.pending_messages <= 1
+
+
+def test_a_future_has_its_error(broker: ScriptedBroker, mute: Mute) -> None:
+    mute.is_mute = True
+    with Producer(broker.address, timeout_s=0.2) as producer:
+        future = producer.submit("t", b"x")
+        with pytest.raises(PublishTimeout, match="did not answer"):
+            future.result(10)
+        with pytest.raises(PublishTimeout):
+            producer.publish("t", b"x")
+
+
+def test_all_share_one_thread(broker: ScriptedBroker) -> None:
+    with Producer(broker.address) as one, Producer(broker.address) as two:
+        assert one._thread is two._thread is loop_thread()
+
+
+def test_the_loop_does_not_wait_for_itself(broker: ScriptedBroker) -> None:
+    with Producer(broker.address) as producer:
+
+        async def publish() -> None:
+            producer.publish("t", b"x")
+
+        with pytest.raises(RuntimeError, match="would wait for itself"):
+            loop_thread().call(publish())
+
+
+def test_a_function_that_fails_does_not_hold_up_others() -> None:
+    thread = loop_thread()
+    done: list[int] = []
+
+    def fail() -> None:
+        raise ConnectionLost("on purpose")
+
+    thread.post(fail)
+    thread.post(done.append, 1)
+    thread.call(asyncio.sleep(0))
+    assert done == [1]
