@@ -16,33 +16,24 @@ from tests.interop.http_sink import HttpSink
 from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
 from tests.interop.test_tools import channels, command, running
 
-from martlet.client import Backoff
 from martlet.options import OptionError
 from martlet.options.relay import RelayOptions
 from martlet.options.to_http import ToHttpOptions
 from martlet.testing import BrokerProcess
 from martlet.tools import relay as relay_module
-from martlet.tools import to_http as to_http_module
 from martlet.tools.relay import Relay
 from martlet.tools.to_http import ToHttp
 
 pytestmark = pytest.mark.interop
 
 LINES = [b"%d" % number for number in range(300)]
-AT_ONCE = ("backoff_multiplier,1ms", "max_backoff_duration,2ms")
+AT_ONCE = ("backoff_multiplier,1ms", "max_backoff_duration,2ms", "default_requeue_delay,10ms")
 
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[BrokerProcess]:
     with BrokerProcess(None, "--msg-timeout=2s") as process:
         yield process
-
-
-@pytest.fixture(autouse=True)
-def soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What failed is tried again at once."""
-    for module in (to_http_module, relay_module):
-        monkeypatch.setattr(module, "RETRY", Backoff(first_s=0.01, max_s=0.05))
 
 
 def fill(broker: BrokerProcess, topic: str, lines: list[bytes], channel: str) -> None:
@@ -79,8 +70,7 @@ def to_http(broker: BrokerProcess, topic: str, **options: Any) -> ToHttp:
         ToHttpOptions(
             topics=(topic,),
             nsqd_tcp_addresses=(broker.tcp_address,),
-            consumer_opts=AT_ONCE,
-            **options,
+            **({"consumer_opts": AT_ONCE} | options),
         )
     )
 
@@ -109,6 +99,19 @@ async def test_each_message_is_posted_until_it_is_taken(broker: BrokerProcess) -
         assert (one.method, one.path) == ("POST", "/in")
         assert one.headers["Content-Type"] == "text/plain"
         assert (one.headers["X-Key"], one.headers["X-Other"]) == ("a b", "1")
+
+
+async def test_what_is_never_taken_is_given_up_only_where_that_is_asked_for(
+    broker: BrokerProcess,
+) -> None:
+    fill(broker, "poison", [b"good", b"bad"], "nsq_to_http")
+    opts = (*AT_ONCE, "max_attempts,3")
+    with HttpSink(lambda taken: 500 if taken.body == b"bad" else 200) as sink:
+        tool = to_http(broker, "poison", post_urls=(sink.url,), consumer_opts=opts)
+        async with at_work(tool):
+            await done(broker, "poison", "nsq_to_http")
+        assert sink.messages == [b"good"]
+        assert [taken.body for taken in sink.asked].count(b"bad") == 3
 
 
 async def test_a_get_has_the_message_where_it_is_asked_for(broker: BrokerProcess) -> None:

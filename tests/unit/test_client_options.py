@@ -6,11 +6,13 @@ import ssl
 
 import pytest
 
-from martlet.client import FailureBackoff, Identity, Rotation, Tls
+from martlet.client import FailureBackoff, Identity, LinearDelay, Rotation, Tls
+from martlet.client.failure_policy import RETRY
 from martlet.options import OptionError
 from martlet.options.client import ClientOptions, client_options, without_effect
+from martlet.options.to_http import ToHttpOptions
 from martlet.options.tools import FileOptions, PublishOptions, TailOptions
-from martlet.tools.client_settings import consumer_settings, producer_settings
+from martlet.tools.client_settings import consumer_settings, producer_settings, retry
 
 # Config's names in go-nsq 1.1, but for tls_config, which no text can stand for.
 GO_NSQ = """
@@ -40,6 +42,7 @@ def test_what_is_said_is_what_the_client_is_told() -> None:
         *("output_buffer_size,-1", "output_buffer_timeout,0s", "topology_zone,shelf"),
         *("dial_timeout,2s", "lookupd_poll_interval,15s", "backoff_multiplier,2s"),
         *("max_backoff_duration,0", "backoff_strategy,full_jitter", "low_rdy_timeout,7s"),
+        *("max_attempts,9", "default_requeue_delay,2s"),
     )
     assert consumer_settings(options) == {
         "identity": Identity(
@@ -60,6 +63,8 @@ def test_what_is_said_is_what_the_client_is_told() -> None:
             topology_zone="shelf",
         ),
         "connect_timeout_s": 2.0,
+        "retry": LinearDelay(step_s=2.0),
+        "max_attempts": 9,
         "lookup_poll_s": 15.0,
         "failure_backoff": FailureBackoff(multiplier_s=2.0, max_s=0.0, strategy="full_jitter"),
         "rotation": Rotation(low_rdy_timeout_s=7.0),
@@ -69,6 +74,10 @@ def test_what_is_said_is_what_the_client_is_told() -> None:
 def test_what_is_not_said_is_as_the_client_is_by_itself() -> None:
     assert producer_settings(read()) == {"identity": Identity(), "connect_timeout_s": 5.0}
     assert consumer_settings(read())["rotation"] == Rotation()
+    assert consumer_settings(read())["max_attempts"] == 0
+    assert retry(read()) is RETRY
+    assert retry(read("max_requeue_delay,30s")) == LinearDelay(step_s=30.0, max_s=30.0)
+    assert retry(read("default_requeue_delay,0")) == LinearDelay(step_s=0.0)
     assert consumer_settings(read())["failure_backoff"] == FailureBackoff()
 
 
@@ -107,10 +116,7 @@ def test_what_is_wrong_is_named(texts: list[str], says: str) -> None:
 
 def test_what_has_no_effect_is_told() -> None:
     told = without_effect("consumer-opt", read("max_attempts,9", "read_timeout,1s", "snappy"))
-    assert [(flag.name, value) for flag, value in told] == [
-        ("consumer-opt max_attempts", 9),
-        ("consumer-opt read_timeout", 10**9),
-    ]
+    assert [(flag.name, value) for flag, value in told] == [("consumer-opt read_timeout", 10**9)]
 
 
 def test_the_tools_take_them() -> None:
@@ -121,6 +127,12 @@ def test_the_tools_take_them() -> None:
         assert [flag.name for flag, _ in tool.without_effect()] == ["consumer-opt max_attempts"]
         with pytest.raises(OptionError, match="--consumer-opt: 'what'"):
             kind(**where, consumer_opts=("what",))  # type: ignore[arg-type]
+    gives_up = ToHttpOptions(
+        **where,  # type: ignore[arg-type]
+        post_urls=("http://localhost/",),
+        consumer_opts=("max_attempts,9",),
+    )
+    assert gives_up.without_effect() == []
     publish = {"topic": "t", "nsqd_tcp_addresses": ("127.0.0.1:4150",)}
     with pytest.raises(OptionError, match="--producer-opt: 'what'"):
         PublishOptions(**publish, producer_opts=("what",))  # type: ignore[arg-type]

@@ -7,8 +7,9 @@ happens instead.  Where go-nsq's default would be felt, Martlet's own is kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from martlet.duration import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
 from martlet.options.flag import Flag, Kind, OptionError, option
@@ -16,6 +17,7 @@ from martlet.options.options import Options
 
 _OWN = " (default: Martlet's own)"
 _LONGEST_NS = 24 * HOUR_NS
+_UNSET = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +136,27 @@ class ClientOptions(Options):
         "how often turns are looked at",
         limits=(MILLISECOND_NS, 5 * SECOND_NS),
     )
+    max_attempts: int = option(
+        "max_attempts",
+        Kind.INT,
+        0,
+        "a message that comes for more than so many times is given up: finished, and lost; 0 never",
+        limits=(0, 65535),
+    )
+    default_requeue_delay_ns: int = option(
+        "default_requeue_delay",
+        Kind.DURATION,
+        _UNSET,
+        "what failed waits for so long, times its attempts" + _OWN,
+        limits=(_UNSET, HOUR_NS),
+    )
+    max_requeue_delay_ns: int = option(
+        "max_requeue_delay",
+        Kind.DURATION,
+        _UNSET,
+        "and no longer than this" + _OWN,
+        limits=(_UNSET, HOUR_NS),
+    )
     local_addr: str = option(
         "local_addr",
         Kind.STRING,
@@ -150,28 +173,6 @@ class ClientOptions(Options):
         limits=(0, 2**31 - 1),
         instead="--max-in-flight says it, as in NSQ's tools",
     )
-    max_attempts: int = option(
-        "max_attempts",
-        Kind.INT,
-        5,
-        "",
-        limits=(0, 65535),
-        instead="a message comes again until it is finished",
-    )
-    default_requeue_delay_ns: int = option(
-        "default_requeue_delay",
-        Kind.DURATION,
-        90 * SECOND_NS,
-        "",
-        instead="what fails comes again after a second, then after longer",
-    )
-    max_requeue_delay_ns: int = option(
-        "max_requeue_delay",
-        Kind.DURATION,
-        15 * MINUTE_NS,
-        "",
-        instead="what fails comes again after ten minutes at most",
-    )
     read_timeout_ns: int = option(
         "read_timeout",
         Kind.DURATION,
@@ -186,10 +187,10 @@ class ClientOptions(Options):
         "",
         instead="a broker is given up after two heartbeat intervals of silence",
     )
-    lookupd_poll_jitter: tuple[float, ...] = option(
+    lookupd_poll_jitter: float = option(
         "lookupd_poll_jitter",
-        Kind.FLOATS,
-        (0.3,),
+        Kind.FLOAT,
+        0.3,
         "",
         instead="up to 30 percent of the interval is left to chance",
     )
@@ -251,12 +252,26 @@ def client_options(flag: str, texts: Iterable[str]) -> ClientOptions:
         raise OptionError(f"--{flag}: {_bare(error)}") from None
 
 
-def without_effect(flag: str, options: ClientOptions) -> list[tuple[Flag, object]]:
-    """See `Options.without_effect`; the flags are named as they are given."""
-    from dataclasses import replace
+def without_effect(
+    flag: str, options: ClientOptions, also: Mapping[str, str] = MappingProxyType({})
+) -> list[tuple[Flag, object]]:
+    """See `Options.without_effect`; the flags are named as they are given.
 
+    Args:
+        flag: ``consumer-opt`` or ``producer-opt``.
+        options: what it says.
+        also: keys that have no effect in this tool, and what happens instead.
+    """
+    known = ClientOptions.flags()
+    found = options.without_effect() + [
+        (replace(known[name], instead=instead), getattr(options, known[name].field))
+        for name, instead in also.items()
+    ]
+    defaults = ClientOptions.defaults()
     return [
-        (replace(key, name=f"{flag} {key.name}"), value) for key, value in options.without_effect()
+        (replace(key, name=f"{flag} {key.name}"), value)
+        for key, value in found
+        if value != defaults[key.field]
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from martlet.duration import SECOND_NS
 from martlet.options.flag import Kind, OptionError, option
@@ -19,6 +20,7 @@ class ToHttpOptions(SourceOptions):
         OptionError: no topic, no URL, or both kinds of them; a header or a URL that is none.
     """
 
+    gives_up: ClassVar[bool] = True
     channel: str = option("channel", Kind.STRING, "nsq_to_http", "the channel")
     sample: float = option(
         "sample", Kind.FLOAT, 1.0, "the part of the messages to send, from 0 to 1"

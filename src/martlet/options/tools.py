@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from martlet.duration import MINUTE_NS, SECOND_NS
 from martlet.options.client import ClientOptions, client_options, without_effect
 from martlet.options.flag import Flag, Kind, OptionError, option
 from martlet.options.options import LogOptions
 
+_KEEPS = {"max_attempts": "a message comes again until it is finished"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions(LogOptions):
     """Where a tool gets messages from.
 
+    Attributes:
+        gives_up: whether the tool gives messages up that failed too often, where it is told to.
+
     Raises:
         OptionError: no broker is named, or no topic.
     """
 
+    gives_up: ClassVar[bool] = False
     topics: tuple[str, ...] = option(
         "topic", Kind.STRINGS, (), "a topic; may be given several times", section="messages"
     )
@@ -55,7 +62,8 @@ class SourceOptions(LogOptions):
 
     def without_effect(self) -> list[tuple[Flag, object]]:
         """See `Options`."""
-        return super().without_effect() + without_effect("consumer-opt", self.client)
+        also = {} if self.gives_up else _KEEPS
+        return super().without_effect() + without_effect("consumer-opt", self.client, also)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ssl
 from typing import Any
 
-from martlet.client import FailureBackoff, Identity, Rotation, Tls
+from martlet.client import FailureBackoff, Identity, LinearDelay, Rotation, Tls
+from martlet.client.failure_policy import RETRY, Delay
 from martlet.duration import MILLISECOND_NS, SECOND_NS
 from martlet.options.client import ClientOptions
 
@@ -17,6 +18,8 @@ def consumer_settings(options: ClientOptions) -> dict[str, Any]:
     seconds = _seconds_of(options)
     return {
         **producer_settings(options),
+        "retry": retry(options),
+        "max_attempts": options.max_attempts,
         "lookup_poll_s": seconds["lookupd_poll_interval"],
         "failure_backoff": FailureBackoff(
             multiplier_s=seconds["backoff_multiplier"],
@@ -37,6 +40,17 @@ def producer_settings(options: ClientOptions) -> dict[str, Any]:
         "identity": _identity(options),
         "connect_timeout_s": options.dial_timeout_ns / SECOND_NS,
     }
+
+
+def retry(options: ClientOptions) -> Delay:
+    """How long what failed waits: as in NSQ's client, where its options are given."""
+    seconds = _seconds_of(options)
+    step_s, max_s = seconds["default_requeue_delay"], seconds["max_requeue_delay"]
+    if step_s < 0 and max_s < 0:
+        return RETRY
+    usual = LinearDelay()
+    max_s = usual.max_s if max_s < 0 else max_s
+    return LinearDelay(step_s=min(usual.step_s if step_s < 0 else step_s, max_s), max_s=max_s)
 
 
 def _seconds_of(options: ClientOptions) -> dict[str, float]:

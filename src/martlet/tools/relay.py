@@ -25,9 +25,8 @@ from martlet.client import (
     Producer,
     PublishRefused,
 )
-from martlet.client.failure_policy import RETRY
 from martlet.options.relay import RelayOptions
-from martlet.tools.client_settings import producer_settings
+from martlet.tools.client_settings import producer_settings, retry
 from martlet.tools.host_pool import HostPool
 from martlet.tools.json_filter import JsonFilter
 from martlet.tools.source import consumer
@@ -95,6 +94,7 @@ class Relay:
         self._filter = JsonFilter(
             options.require_json_field, options.require_json_value, options.whitelist_json_fields
         )
+        self._retry = retry(options.client)
         self._consumers = {
             topic: consumer(options, topic, options.channel)
             for topic in dict.fromkeys(options.topics)
@@ -138,7 +138,7 @@ class Relay:
             await batch.finish(stored)
         if not stored.all():
             attempts = int(batch.attempts[~stored].min())
-            delay_ms = round(1000 * RETRY.delay_s(attempts))
+            delay_ms = round(1000 * self._retry.delay_s(attempts))
             log.error("%d messages again in %d ms", np.count_nonzero(~stored), delay_ms)
             await batch.requeue(delay_ms)
 
@@ -166,6 +166,8 @@ class Relay:
             try:
                 await self._destinations[address].publish(topic, bodies)
             except (PublishRefused, BadBody) as error:
+                if isinstance(error, PublishRefused) and error.code == "E_UNAUTHORIZED":
+                    raise  # It will be said of the others too.
                 if len(bodies) == 1:
                     log.error("%s: a message of %d bytes: %s", address, len(bodies[0]), error)
                     self._pool.failed(address)

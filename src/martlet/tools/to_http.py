@@ -18,8 +18,8 @@ from yarl import URL
 
 from martlet import __version__
 from martlet.client import Consumer, Message
-from martlet.client.failure_policy import RETRY
 from martlet.options.to_http import ToHttpOptions
+from martlet.tools.client_settings import retry
 from martlet.tools.host_pool import HostPool
 from martlet.tools.source import consumer
 from martlet.tools.timing import Timings
@@ -53,6 +53,7 @@ class ToHttp:
         if options.post_urls:
             self._headers["Content-Type"] = options.content_type
         self._headers |= options.header_fields
+        self._retry = retry(options.client)
         self._consumers = {
             topic: consumer(options, topic, options.channel)
             for topic in dict.fromkeys(options.topics)
@@ -94,7 +95,7 @@ class ToHttp:
             else:
                 await self._send_to_one(message.body)
         except NotTaken as error:
-            delay_ms = round(1000 * RETRY.delay_s(message.attempts))
+            delay_ms = round(1000 * self._retry.delay_s(message.attempts))
             log.error("%s; attempt %d, again in %d ms", error, message.attempts, delay_ms)
             message.requeue(delay_ms)
         else:
