@@ -32,30 +32,60 @@ def test_listens_on_ipv6() -> None:
 def test_a_port_in_use_is_told_by_address_and_flag() -> None:
     with listen("127.0.0.1:0", "tcp-address") as first:
         address = shown(first)
-        with pytest.raises(OSError, match=r"Address already in use.*see --http-address") as caught:
+        with pytest.raises(OSError, match="Address already in use") as caught:
             listen(address, "http-address")
         assert f"listen ({address}) failed" in str(caught.value)
+        assert str(caught.value).endswith(
+            "somebody else listens there: stop it, or give another port with --http-address"
+        )
 
 
 @pytest.mark.parametrize(
-    ("address", "hint"),
+    ("address", "told"),
     [
-        ("4150", "neither host:port nor a path; did you mean :4150"),
-        ("203.0.113.1:0", "this machine has no such address"),
-        ("no/such/folder/martlet.sock", "the folder is not there"),
+        ("4150", "neither host:port nor a path; did you mean :4150; correct --tcp-address"),
+        ("127.0.0.1:http", "'http' is no port; correct --tcp-address"),
+        ("127.0.0.1:", "'' is no port; correct --tcp-address"),
+        ("127.0.0.1:70000", "'70000' is no port; correct --tcp-address"),
+        ("203.0.113.1:0", "this machine has no such address: give one that it has with --tcp-"),
+        ("no/such/folder/martlet.sock", "the folder is not there: make it, or give another path"),
+        ("/dev/null/martlet.sock", "a file is where a folder has to be: give another path with --"),
+        (f"/tmp/{'x' * 103}", "has 107 bytes at most; correct --tcp-address"),
     ],
 )
-def test_what_fails_is_told_with_a_way_out(address: str, hint: str) -> None:
-    with pytest.raises(OSError, match=r"see --tcp-address") as caught:
+def test_what_fails_is_told_with_the_flag_and_a_way_out(address: str, told: str) -> None:
+    with pytest.raises(OSError, match="--tcp-address") as caught:
         listen(address, "tcp-address")
-    assert hint in str(caught.value)
+    assert str(caught.value).startswith(f"listen ({address}) failed: ")
+    assert told in str(caught.value)
     assert not Path(address).exists()
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:http", "127.0.0.1:", "127.0.0.1:70000"])
-def test_a_port_that_is_none_is_refused(address: str) -> None:
-    with pytest.raises(OSError, match="see --tcp-address"):
-        listen(address, "tcp-address")
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "there is no such host"),
+        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure"), "nobody tells the host's address"),
+    ],
+)
+def test_a_name_that_is_not_known_is_told_as_that(
+    error: OSError, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **named: object) -> None:
+        raise error
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    with pytest.raises(OSError, match=f"{told}: correct --https-address"):
+        listen("broker.example:4152", "https-address")
+
+
+def test_a_port_that_is_roots_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(listener, "_bind", refuse)
+    with pytest.raises(OSError, match="ports below 1024 are root's: give another port with --http"):
+        listen("127.0.0.1:80", "http-address")
 
 
 def test_listens_on_a_path(tmp_path: Path) -> None:
@@ -65,7 +95,7 @@ def test_listens_on_a_path(tmp_path: Path) -> None:
         assert port_of(sock) == -1
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(path)
-        with pytest.raises(OSError, match="Address already in use"):
+        with pytest.raises(OSError, match="stop it, or give another path with --tcp-address"):
             listen(path, "tcp-address")
     with listen(path, "tcp-address"):  # the file that was left behind is replaced
         pass
@@ -77,8 +107,10 @@ def test_listens_on_a_path(tmp_path: Path) -> None:
 def test_another_file_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "precious"
     path.write_bytes(b"data")
-    with pytest.raises(OSError, match="Address already in use"):
+    with pytest.raises(OSError, match="a file is there, and no socket; move it away, or"):
         listen(str(path), "tcp-address")
+    with pytest.raises(OSError, match="a folder is there, and no socket; move it away, or"):
+        listen(str(tmp_path), "tcp-address")
     assert path.read_bytes() == b"data"
 
 
@@ -122,7 +154,7 @@ def test_a_name_is_looked_up_and_ipv4_is_preferred() -> None:
 
 def test_a_name_that_nobody_has_is_refused() -> None:
     with pytest.raises(
-        OSError, match=r"listen \(no.such.host.invalid:0\) failed.*--tcp-address: there is no"
+        OSError, match=r"listen \(no.such.host.invalid:0\) failed.*there is no such host: correct"
     ):
         listen("no.such.host.invalid:0", "tcp-address")
 

@@ -18,6 +18,10 @@ class WrongVersion(OSError):
     """The folder was written by another version of Martlet."""
 
 
+class NoIdentity(OSError):
+    """The file says nothing; the text says what to do."""
+
+
 class Unfinished(OSError):
     """Something is being done to the folder that has to be ended first; the text says what."""
 
@@ -37,6 +41,7 @@ def broker_identity(storage: Storage, fresh: str, *, to_finish: bool = False) ->
 
     Raises:
         WrongVersion: the folder's format is not ours.
+        NoIdentity: the name cannot be read.
         Unfinished: it is marked so, and the caller is not the one `to_finish` it.
     """
     data = storage.read(NAME)
@@ -44,11 +49,18 @@ def broker_identity(storage: Storage, fresh: str, *, to_finish: bool = False) ->
         content = {"broker": fresh, "version": VERSION}
         storage.replace(NAME, json.dumps(content).encode())
         return fresh
-    found = json.loads(data)
-    if found.get("version") != VERSION:
+    try:
+        found = dict(json.loads(data))
+        version, name = found["version"], str(found.get("broker", ""))
+    except (ValueError, LookupError, TypeError) as error:
+        raise NoIdentity(
+            f"{NAME}, which holds its name, cannot be understood ({error}): put it back from a"
+            " backup, or delete it, and readers of the log's files take it for another broker's"
+        ) from None
+    if version != VERSION:
         raise WrongVersion(
-            f"{NAME} says format {found.get('version')}, this Martlet reads {VERSION}"
+            f"{NAME} says format {version}, this Martlet reads {VERSION}: run the one that wrote it"
         )
     if "unfinished" in found and not to_finish:
         raise Unfinished(str(found["unfinished"]))
-    return str(found["broker"])
+    return name

@@ -23,12 +23,24 @@ _BACKLOG = 4096
 _HIGHEST_PORT = 65535
 _EVERYWHERE = frozenset({"", "0.0.0.0", "::"})
 _NO_IPV6 = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT})
-_HINTS: dict[int | None, str] = {
-    errno.EADDRINUSE: ": somebody else listens there",
-    errno.EADDRNOTAVAIL: ": this machine has no such address",
-    errno.EACCES: ": that is not allowed to this user (ports below 1024 are root's)",
-    errno.ENOENT: ": the folder is not there",
-    socket.EAI_NONAME: ": there is no such host",
+_LONGEST_PATH_BYTES = 107
+_OTHER_PORT = "give another port with --{flag}"
+_OTHER_PATH = "give another path with --{flag}"
+_WAYS_OUT: dict[int | None, str] = {
+    errno.EADDRINUSE: f"somebody else listens there: stop it, or {_OTHER_PORT}",
+    errno.EADDRNOTAVAIL: "this machine has no such address: give one that it has with --{flag},"
+    " or :PORT for all of them",
+    errno.EACCES: f"ports below 1024 are root's: {_OTHER_PORT}",
+    socket.EAI_NONAME: "there is no such host: correct --{flag}, or give :PORT for every address of"
+    " this machine",
+    socket.EAI_AGAIN: "nobody tells the host's address: correct --{flag}, or give a number",
+}
+_WAYS_OUT_OF_PATHS: dict[int | None, str] = {
+    errno.EADDRINUSE: f"somebody else listens there: stop it, or {_OTHER_PATH}",
+    errno.EACCES: f"let this user write in that folder, or {_OTHER_PATH}",
+    errno.ENOENT: f"the folder is not there: make it, or {_OTHER_PATH}",
+    errno.ENOTDIR: f"a file is where a folder has to be: {_OTHER_PATH}",
+    errno.EEXIST: f"move it away, or {_OTHER_PATH}",
 }
 
 
@@ -43,10 +55,11 @@ def listen(address: str, flag: str) -> socket.socket:
         flag: the flag that the address came from, for the error.
 
     Raises:
-        OSError: it cannot; the text says which address and which flag.
+        OSError: it cannot; the text says which address, why, and the way out by the flag.
     """
     host, colon, port = address.rpartition(":")
     sock: socket.socket | None = None
+    ways_out = _WAYS_OUT
     try:
         if colon and port.isdecimal() and int(port) <= _HIGHEST_PORT:
             sock = _bound(host.strip("[]"), int(port))
@@ -56,7 +69,11 @@ def listen(address: str, flag: str) -> socket.socket:
             meant = f"; did you mean :{address}" if address else ""
             raise OSError(errno.EINVAL, f"neither host:port nor a path{meant}")
         else:
+            ways_out = _WAYS_OUT_OF_PATHS
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            if len(os.fsencode(address)) > _LONGEST_PATH_BYTES:
+                most = f"the path of a Unix socket has {_LONGEST_PATH_BYTES} bytes at most"
+                raise OSError(errno.ENAMETOOLONG, most)
             if not address.startswith("@"):
                 _remove_left_behind(address)
             sock.bind(address.replace("@", "\0", 1) if address.startswith("@") else address)
@@ -64,8 +81,8 @@ def listen(address: str, flag: str) -> socket.socket:
     except OSError as error:
         if sock is not None:
             sock.close()
-        hint = _HINTS.get(error.errno, "")
-        raise OSError(f"listen ({address}) failed: {error}; see --{flag}{hint}") from error
+        way_out = ways_out.get(error.errno, "correct --{flag}").format(flag=flag)
+        raise OSError(f"listen ({address}) failed: {error}; {way_out}") from error
     sock.setblocking(False)
     return sock
 
@@ -147,10 +164,12 @@ def remove(path: str) -> None:
 
 def _remove_left_behind(path: str) -> None:
     try:
-        if not stat.S_ISSOCK(os.stat(path).st_mode):
-            return
+        mode = os.stat(path).st_mode
     except FileNotFoundError:
         return
+    if not stat.S_ISSOCK(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "a file"
+        raise FileExistsError(errno.EEXIST, f"{what} is there, and no socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(path)

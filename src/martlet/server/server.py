@@ -11,7 +11,6 @@ import asyncio
 import logging
 import random
 import resource
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -22,16 +21,15 @@ from martlet.broker.queue import Receipt
 from martlet.broker.restore import Restored, restore
 from martlet.broker.upkeep import allow_spares
 from martlet.layer.layer import SPACE_BYTES
-from martlet.log.storage import DiskStorage, FolderInUse
 from martlet.options import BrokerOptions
 from martlet.protocol.nsq_v2 import Limits
 from martlet.server.auth import AuthServers, Guard
 from martlet.server.clock import Clock
 from martlet.server.connection import Connection
+from martlet.server.data_folder import open_folder, refusal
 from martlet.server.disk import Disk
 from martlet.server.doors import Doors
 from martlet.server.event_log import EventLog
-from martlet.server.identity import broker_identity
 from martlet.server.lookup_peer import LookupPeers
 from martlet.server.statsd import expand_prefix, push
 from martlet.server.tls import server_context
@@ -125,22 +123,7 @@ class Server:
     def _open_log(self) -> None:
         options = self.options
         _allow_many_files()
-        if not self.data_path.exists():
-            self.log.info("LOG: the data folder %s is made; there was none", self.data_path)
-        try:
-            self.storage = DiskStorage(
-                self.data_path,
-                keep_free_bytes=options.min_free_bytes,
-                most_bytes=options.max_disk_bytes,
-                spares=options.segment_spare + 1,
-            )
-        except FolderInUse:
-            raise
-        except OSError as error:
-            raise OSError(
-                f"the data folder {self.data_path} cannot be used: {error}; see --data-path"
-            ) from error
-        self.broker_id = broker_identity(self.storage, uuid.uuid4().hex)
+        self.storage, self.broker_id = open_folder(self.data_path, options, self.log)
         self.clock = Clock()
         try:
             self.broker, restored = restore(
@@ -156,8 +139,10 @@ class Server:
                 on_lost=self._lost,
                 on_put_off=self._put_off,
             )
-        except BaseException:
+        except BaseException as error:
             self.storage.close()
+            if isinstance(error, OSError):
+                raise refusal(self.data_path, error) from error
             raise
         self._start_position = self.broker.log.position
         self._tell(restored)

@@ -1,0 +1,64 @@
+"""The data folder of a broker: opened, or refused with what is wrong and the way out."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import uuid
+from pathlib import Path
+
+from martlet.log.storage import DiskStorage, FolderInUse
+from martlet.options import BrokerOptions
+from martlet.server.identity import broker_identity
+
+_FLAG = "--data-path"
+_NO_FOLDER = f"a file is where a folder has to be: move it away, or give another {_FLAG}"
+_NOT_ALLOWED = (
+    f"let the user that runs the broker write there (chown, chmod), or give another {_FLAG}"
+)
+_WAYS_OUT = {
+    errno.ENOTDIR: _NO_FOLDER,
+    errno.EEXIST: _NO_FOLDER,
+    errno.EACCES: _NOT_ALLOWED,
+    errno.EPERM: _NOT_ALLOWED,
+    errno.EROFS: f"its disk can only be read: mount it otherwise, or give another {_FLAG}",
+    errno.ENOSPC: f"its disk is full: make room, or give another {_FLAG}",
+    errno.ENOENT: f"it cannot be made: make it, or give another {_FLAG}",
+}
+
+
+def open_folder(path: Path, options: BrokerOptions, log: logging.Logger) -> tuple[DiskStorage, str]:
+    """Open a folder, which is made where there is none.
+
+    Returns:
+        its storage, and its name (`martlet.server.identity`).
+
+    Raises:
+        FolderInUse: another broker runs on it.
+        OSError: it cannot be used; the text says why, and names the flag.
+    """
+    try:
+        if not os.path.lexists(path):
+            log.info("LOG: the data folder %s is made; there was none", path)
+        storage = DiskStorage(
+            path,
+            keep_free_bytes=options.min_free_bytes,
+            most_bytes=options.max_disk_bytes,
+            spares=options.segment_spare + 1,
+        )
+        try:
+            return storage, broker_identity(storage, uuid.uuid4().hex)
+        except BaseException:
+            storage.close()
+            raise
+    except FolderInUse:
+        raise
+    except OSError as error:
+        raise refusal(path, error) from error
+
+
+def refusal(path: Path, error: OSError) -> OSError:
+    """The error that says what to do about one that a folder has met."""
+    way_out = _WAYS_OUT.get(error.errno or 0, f"give another {_FLAG} if it is not meant")
+    return OSError(f"the data folder {path} cannot be used: {error}; {way_out}")

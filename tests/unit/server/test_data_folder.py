@@ -1,0 +1,96 @@
+"""A data folder that cannot be used is told with its name, the flag and the way out."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from pathlib import Path
+
+import pytest
+
+from martlet.log.storage import DiskStorage, FolderInUse
+from martlet.options import BrokerOptions
+from martlet.server import data_folder
+from martlet.server.data_folder import open_folder
+from martlet.server.identity import NAME
+from martlet.testing import Broker
+
+LOG = logging.getLogger("folder")
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(OSError, match="--data-path") as caught:
+        open_folder(path, BrokerOptions(), LOG)
+    told = str(caught.value)
+    assert told.startswith(f"the data folder {path} cannot be used: ")
+    return told
+
+
+def test_a_file_instead_of_a_folder(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    for wrong in (path, path / "below"):
+        assert "a file is where a folder has to be: move it away, or give" in refused(wrong)
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / "log").write_bytes(b"")
+    assert "a file is where a folder has to be: move it away, or give" in refused(inside)
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (errno.EACCES, "let the user that runs the broker write there (chown, chmod), or give"),
+        (errno.EROFS, "its disk can only be read: mount it otherwise, or give another --data-path"),
+        (errno.ENOSPC, "its disk is full: make room, or give another --data-path"),
+        (errno.ENOENT, "it cannot be made: make it, or give another --data-path"),
+        (errno.EIO, "give another --data-path if it is not meant"),
+    ],
+)
+def test_what_the_system_refuses(
+    number: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may write everywhere, so the system is asked to refuse."""
+
+    def refuse(*arguments: object, **named: object) -> None:
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(data_folder, "DiskStorage", refuse)
+    assert told in refused(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{}", "nonsense"])
+def test_a_name_that_cannot_be_understood(tmp_path: Path, content: str) -> None:
+    """It ended in a traceback, and kept the folder locked."""
+    (tmp_path / NAME).write_text(content, encoding="ascii")
+    told = refused(tmp_path)
+    assert "cannot be understood" in told
+    assert "put it back from a backup, or delete it" in told
+    (tmp_path / NAME).unlink()
+    storage, _ = open_folder(tmp_path, BrokerOptions(), LOG)
+    storage.close()
+
+
+def test_another_format(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text('{"version": 99, "broker": "x"}', encoding="ascii")
+    assert "broker.json says format 99, this Martlet reads 1: run the one" in refused(tmp_path)
+
+
+def test_another_broker_on_it(tmp_path: Path) -> None:
+    storage = DiskStorage(tmp_path)
+    with pytest.raises(FolderInUse, match="or give this one another --data-path"):
+        open_folder(tmp_path, BrokerOptions(), LOG)
+    storage.close()
+
+
+async def test_what_a_start_meets_in_the_log_is_told_with_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **named: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "a segment")
+
+    monkeypatch.setattr("martlet.server.server.restore", refuse)
+    with pytest.raises(OSError, match=f"the data folder {tmp_path} cannot be used: .*a segment"):
+        async with Broker(tmp_path):
+            pass
+    DiskStorage(tmp_path).close()  # it was let go
