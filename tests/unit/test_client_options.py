@@ -10,8 +10,9 @@ from martlet.client import FailureBackoff, Identity, LinearDelay, Rotation, Tls
 from martlet.client.failure_policy import RETRY
 from martlet.options import OptionError
 from martlet.options.client import ClientOptions, client_options, without_effect
+from martlet.options.to_file import FileOptions
 from martlet.options.to_http import ToHttpOptions
-from martlet.options.tools import FileOptions, PublishOptions, TailOptions
+from martlet.options.tools import PublishOptions, TailOptions
 from martlet.tools.client_settings import consumer_settings, producer_settings, retry
 
 # Config's names in go-nsq 1.1, but for tls_config, which no text can stand for.

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from martlet.apps import tool
-from martlet.options.tools import FileOptions
+from martlet.options.to_file import FileOptions
 from martlet.tools.to_file import Writers
 
 DESCRIPTION = (

@@ -131,12 +131,21 @@ class Discovery:
         return _Answer(list(found), len(found) == len(producers))
 
 
-async def known_topics(daemons: Sequence[str]) -> list[str]:
-    """All topics that lookup daemons know, those that answer."""
+async def known_topics(
+    daemons: Sequence[str], *, connect_s: float | None = None, answer_s: float = ANSWER_S
+) -> list[str]:
+    """All topics that lookup daemons know, those that answer.
+
+    Args:
+        daemons: their addresses, as ``"host:port"`` or URLs.
+        connect_s: how long connecting may take, where less than everything together.
+        answer_s: how long everything may take.
+    """
 
     async def ask(url: str) -> list[str]:
         try:
-            return [str(name) for name in (await _get(f"{url}/topics")).get("topics", ())]
+            known = await _get(f"{url}/topics", connect_s=connect_s, answer_s=answer_s)
+            return [str(name) for name in known.get("topics", ())]
         except _UNREADABLE as error:
             _warn(url, error)
             return []
@@ -153,13 +162,16 @@ def _address(producer: dict[str, Any]) -> Address:
     return Address(host, port)
 
 
-async def _get(url: str, **arguments: str) -> dict[str, Any]:
+async def _get(
+    url: str, *, connect_s: float | None = None, answer_s: float = ANSWER_S, **arguments: str
+) -> dict[str, Any]:
     """The JSON of an answer; nothing for what is not found. Raises one of `_UNREADABLE`."""
     import aiohttp
 
+    timeout = aiohttp.ClientTimeout(total=answer_s, connect=connect_s)
     try:
         async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as session,
+            aiohttp.ClientSession(timeout=timeout) as session,
             session.get(url, params=arguments) as response,
         ):
             if response.status == 404:

@@ -5,8 +5,9 @@ file is old or large enough, the next one is begun.  ``<REV>`` counts files that
 same name, so none is ever written over.  Files may be written in one folder and moved to another
 when they are whole.
 
-A compressed file is a row of gzip members, and each is closed before its messages are finished:
-what a broker was told is done can be read, however the writer ended.
+A compressed file is a row of gzip members, or of zstd frames, and each is closed before its
+messages are finished: what a broker was told is done can be read, however the writer ended.  A
+plain file that is gone on with, and ends within a line, gets the line's end first.
 """
 
 from __future__ import annotations
@@ -18,11 +19,44 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
-from martlet.options.tools import FileOptions
+import cramjam
+
+from martlet.options.to_file import FileOptions
 
 _GZIP = 31
 """zlib's window bits for a gzip member."""
+
+
+class Member(Protocol):
+    """A stretch of a compressed file that can be read by itself."""
+
+    def compress(self, data: bytes) -> bytes:
+        """What is to be written for some more bytes, or a part of that."""
+
+    def flush(self) -> bytes:
+        """What is left to be written."""
+
+
+class ZstdFrame:
+    """A frame of zstd, written in one piece when it ends.
+
+    Args:
+        level: from 1 to 19.
+    """
+
+    def __init__(self, level: int) -> None:
+        self._compressor = cramjam.zstd.Compressor(level)
+
+    def compress(self, data: bytes) -> bytes:
+        """Take more bytes in."""
+        self._compressor.compress(data)
+        return b""
+
+    def flush(self) -> bytes:
+        """The whole frame."""
+        return bytes(self._compressor.finish())
 
 
 class Output:
@@ -52,7 +86,7 @@ class Output:
         self._revision = 0
         self._opened_at_s = 0.0
         self._length_bytes = 0
-        self._member: zlib._Compress | None = None
+        self._member: Member | None = None
 
     # names
 
@@ -82,11 +116,16 @@ class Output:
             self.begin()
         assert self._file is not None
         self._length_bytes += len(data)
-        if self._options.gzip:
+        if self._options.compresses:
             if self._member is None:
-                self._member = zlib.compressobj(self._options.gzip_level, wbits=_GZIP)
+                self._member = self._begin_member()
             data = self._member.compress(data)
         _write_all(self._file, data)
+
+    def _begin_member(self) -> Member:
+        if self._options.zstd:
+            return ZstdFrame(self._options.zstd_level)
+        return zlib.compressobj(self._options.gzip_level, wbits=_GZIP)
 
     def sync(self) -> None:
         """Make what was written durable and readable."""
@@ -117,8 +156,8 @@ class Output:
             target.parent.mkdir(parents=True, exist_ok=True)
             if target.exists():
                 return False
-        alone = options.gzip or options.rotate_interval_ns
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if alone else os.O_APPEND)
+        alone = options.compresses or options.rotate_interval_ns
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if alone else os.O_APPEND)
         try:
             file = os.open(path, flags, 0o666)
         except FileExistsError:
@@ -127,6 +166,8 @@ class Output:
         if options.rotate_size and length_bytes > options.rotate_size:
             os.close(file)
             return False
+        if length_bytes and os.pread(file, 1, length_bytes - 1) != b"\n":
+            _write_all(file, b"\n")
         self._file, self._path, self._length_bytes = file, path, length_bytes
         self._log(f"opening {path}")
         return True
@@ -180,4 +221,4 @@ def _name_format(options: FileOptions, topic: str) -> str:
         name = name.replace("<REV>", "")
     name = name.replace("<TOPIC>", topic).replace("<HOST>", host)
     name = name.replace("<PID>", str(os.getpid()))
-    return f"{name}.gz" if options.gzip and not name.endswith(".gz") else name
+    return name if name.endswith(options.suffix) else name + options.suffix

@@ -14,7 +14,7 @@ import time
 
 from martlet.client import Batch
 from martlet.client.discovery import known_topics
-from martlet.options.tools import FileOptions
+from martlet.options.to_file import FileOptions
 from martlet.tools.output import Output
 from martlet.tools.source import consumer
 
@@ -122,7 +122,7 @@ class Writers:
         pattern = re.compile(self._options.topic_pattern)
         while not self._stopping.is_set():
             began_s = time.monotonic()
-            for topic in await known_topics(self._options.lookupd_http_addresses):
+            for topic in await self._known_topics():
                 if pattern.search(topic) and topic not in self._writers:
                     self._begin(group, topic)
             rest_s = self._options.topic_refresh_ns / 1e9 - (time.monotonic() - began_s)
@@ -131,3 +131,11 @@ class Writers:
                     await self._stopping.wait()
             except TimeoutError:
                 continue
+
+    async def _known_topics(self) -> list[str]:
+        options = self._options
+        return await known_topics(
+            options.lookupd_http_addresses,
+            connect_s=options.connect_timeout_ns / 1e9,
+            answer_s=options.request_timeout_ns / 1e9,
+        )

@@ -6,10 +6,11 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import cramjam
 import pytest
 
 from martlet.options import OptionError
-from martlet.options.tools import FileOptions
+from martlet.options.to_file import FileOptions
 from martlet.tools.output import Output
 
 START_S = 1_700_000_000.0
@@ -106,6 +107,33 @@ def test_what_was_synced_can_be_read_though_the_writer_never_ended(tmp_path: Pat
     assert gzip.decompress(world.files()[name]) == b"one\ntwo\nnot synced\n"
 
 
+def test_a_zstd_file_is_a_row_of_frames(tmp_path: Path) -> None:
+    world = World(tmp_path, zstd=True)
+    world.output.write(b"one\n")
+    world.output.sync()
+    world.output.write(b"two\n")
+    world.output.sync()
+    world.output.write(b"not synced\n")
+    (name,) = world.files()
+    assert name.endswith(".log.zst")
+    assert bytes(cramjam.zstd.decompress(world.files()[name])) == b"one\ntwo\n"
+    world.output.close()
+    assert bytes(cramjam.zstd.decompress(world.files()[name])) == b"one\ntwo\nnot synced\n"
+    again = World(tmp_path, zstd=True)
+    again.output.write(b"another file\n")
+    again.output.close()
+    assert len(world.files()) == 2
+
+
+def test_a_line_that_was_broken_off_is_ended(tmp_path: Path) -> None:
+    path = tmp_path / f"t.here.{hour(START_S)}.log"
+    path.write_bytes(b"one\ntw")
+    world = World(tmp_path)
+    world.output.write(b"two\n")
+    world.output.close()
+    assert path.read_bytes() == b"one\ntw\ntwo\n"
+
+
 def test_a_whole_file_is_moved_and_takes_nobodys_name(tmp_path: Path) -> None:
     work, done = tmp_path / "work", tmp_path / "done"
     world = World(
@@ -136,6 +164,18 @@ def test_a_whole_file_is_moved_and_takes_nobodys_name(tmp_path: Path) -> None:
         ({"rotate_size": 1, "filename_format": "x"}, "needs a <REV>"),
         ({"topic_pattern": "a"}, "needs a --lookupd-http-address"),
         ({"gzip": True, "gzip_level": 10}, "--gzip-level"),
+        ({"zstd": True, "zstd_level": 20}, "--zstd-level"),
+        ({"zstd": True, "gzip": True}, "one of --gzip and --zstd"),
+        ({"zstd": True, "filename_format": "x"}, "needs a <REV>"),
+        ({"channel": ""}, "--channel needs a name"),
+        (
+            {
+                "topic_pattern": "(",
+                "nsqd_tcp_addresses": (),
+                "lookupd_http_addresses": ("127.0.0.1:1",),
+            },
+            r"--topic-pattern=\(: missing \)",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(
