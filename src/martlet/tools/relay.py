@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 10.0
 """How long a destination may take to store messages, connecting included."""
 _MOST_AT_ONCE = 2000
+_OWN_FAULT = ("E_BAD_MESSAGE", "E_BAD_BODY")
+"""What is refused for itself, and not because the destination can not store anything."""
 
 
 class Destination:
@@ -166,14 +168,15 @@ class Relay:
             try:
                 await self._destinations[address].publish(topic, bodies)
             except (PublishRefused, BadBody) as error:
-                if isinstance(error, PublishRefused) and error.code == "E_UNAUTHORIZED":
+                code = error.code if isinstance(error, PublishRefused) else _OWN_FAULT[0]
+                if code == "E_UNAUTHORIZED":
                     raise  # It will be said of the others too.
-                if len(bodies) == 1:
-                    log.error("%s: a message of %d bytes: %s", address, len(bodies[0]), error)
+                if code in _OWN_FAULT and len(bodies) > 1:
+                    alone = await asyncio.gather(*(self._publish(topic, [body]) for body in bodies))
+                    return [stored for each in alone for stored in each]
+                log.error("%s: %d messages: %s", address, len(bodies), error)
+                if code not in _OWN_FAULT:
                     self._pool.failed(address)
-                    continue
-                alone = await asyncio.gather(*(self._publish(topic, [body]) for body in bodies))
-                return [stored for each in alone for stored in each]
             except ConnectRefused:
                 raise
             except ClientError as error:
