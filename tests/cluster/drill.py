@@ -6,9 +6,10 @@
     python -m tests.cluster.drill --deeds=kill --json
 
 What was answered OK must be handled; what the clients know is in their ledgers.  For each deed the
-table tells how long the host was away, how long after its return it was in use again, the longest
-time in which nobody handled anything, or had anything answered, and how late the latest message
-was handled that was answered meanwhile.
+table tells how long the host was away (until it answered, for a server that was killed); how long
+after its return it was in use again (a broker: by every consumer; a lookup daemon: by every broker;
+a client: at all, its start included); the longest time in which nobody handled anything, or had
+anything answered; and how late the latest message was handled that was answered meanwhile.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Drill:
                 *(f"--lookupd-tcp-address={each.address}:{LOOKUP_TCP}" for each in lookups),
             )
         for host in brokers:
-            until(lambda: _get(f"http://{host.address}:{HTTP}/ping"), host.name)  # noqa: B023
+            until(lambda: _get(f"http://{self._door(host)}/ping"), host.name)  # noqa: B023
         daemons = [f"{each.address}:{LOOKUP_HTTP}" for each in lookups]
         for role, verb in (("producer", "produce"), ("consumer", "consume")):
             for host in self._by_role[role]:
@@ -115,8 +116,10 @@ class Drill:
         do()
         time.sleep(away_s)
         in_use = self._in_use(host)
-        back_ns = time.time_ns()
         undo()
+        if (door := self._door(host)) and deed == "kill":
+            until(lambda: _get(f"http://{door}/ping"), host.name)
+        back_ns = time.time_ns()
         until(in_use, f"{host.name} after {deed}")
         again_ns = time.time_ns()
         time.sleep(CALM_S)
@@ -153,15 +156,21 @@ class Drill:
         again = sum(1 for count in times.values() if count > 1)
         return {"answered": len(answered), "lost": len(missing), "handled_again": again}
 
+    @staticmethod
+    def _door(host: Host) -> str:
+        """Where a server answers HTTP."""
+        port = {"broker": HTTP, "lookup": LOOKUP_HTTP}.get(host.name.partition("-")[0])
+        return f"{host.address}:{port}" if port else ""
+
     def _in_use(self, host: Host) -> Callable[[], object]:
         role = host.name.partition("-")[0]
         if role == "broker":
             consumers = len(self._by_role["consumer"])
-            url = f"http://{host.address}:{HTTP}/stats?format=json&topic={TOPIC}&channel={CHANNEL}"
+            url = f"http://{self._door(host)}/stats?format=json&topic={TOPIC}&channel={CHANNEL}"
             return lambda: _consumers(_get(url)) >= consumers
         if role == "lookup":
             brokers = len(self._by_role["broker"])
-            url = f"http://{host.address}:{LOOKUP_HTTP}/lookup?topic={TOPIC}"
+            url = f"http://{self._door(host)}/lookup?topic={TOPIC}"
             return lambda: len(json.loads(_get(url))["producers"]) == brokers
         ledger = Path(self._ledger(host))
         size = ledger.stat().st_size if ledger.exists() else 0

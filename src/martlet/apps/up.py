@@ -86,10 +86,14 @@ def _tell_ready(found: Plan) -> None:
         folder = str(server.folder) if server in found.brokers else ""
         rows.append([server.name, server.tcp_address, server.http_address, folder])
     widths = [max(len(row[at]) for row in rows) for at in range(3)]
+    lines = []
     for row in rows:
         cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
-        print("  ".join([*cells, row[-1]]).rstrip())
-    print("ready; Ctrl-C stops all", flush=True)
+        lines.append("  ".join([*cells, row[-1]]).rstrip())
+    try:
+        print(*lines, "ready; Ctrl-C stops all", sep="\n", flush=True)
+    except OSError as error:
+        _log.warning("nobody reads where the servers are: %s", error)
     service.tell(service.READY)
 
 
