@@ -17,6 +17,7 @@ from tests.interop.lookup_process import NSQLOOKUPD, LookupProcess, NsqlookupdPr
 from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
 
 from martlet.client import Consumer, Message
+from martlet.server.lookup_peer import PING_S
 from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.interop
@@ -106,6 +107,16 @@ def test_all_is_told_again_to_a_daemon_that_was_away(lookup: LookupProcess, tmp_
         until(lambda: producers(lookup, "t") == [])
         broker.start()
         until(lambda: producers(lookup, "t") == [broker.tcp_address])
+
+
+def test_a_daemon_that_is_back_is_told_at_once(lookup: LookupProcess) -> None:
+    """Not only when the next PING is due, though there is no news for it."""
+    with broker_of(lookup) as broker:
+        ask(broker.http_address, "/topic/create?topic=t", "POST")
+        until(lambda: producers(lookup, "t"))
+        lookup.kill()
+        lookup.start()
+        until(lambda: producers(lookup, "t") == [broker.tcp_address], PING_S - 4)
 
 
 def test_a_new_topic_gets_the_channels_that_it_has_elsewhere(lookup: LookupProcess) -> None:

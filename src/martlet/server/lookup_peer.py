@@ -132,12 +132,25 @@ class LookupPeer:
             changes, self._changes = self._changes, {}
             if changes:
                 await self._ask(reader, writer, [self._news(*change) for change in changes])
-            try:
-                async with asyncio.timeout(PING_S):
-                    await self._changed.wait()
-            except TimeoutError:
+            if not await self._changes_within(PING_S, reader):
                 log.debug("LOOKUPD(%s): sending heartbeat", self.address)
                 await self._ask(reader, writer, [v1.PING])
+
+    async def _changes_within(self, seconds: float, reader: asyncio.StreamReader) -> bool:
+        """Whether there is news to tell within that time. Raises OSError if the daemon goes."""
+        changed = asyncio.ensure_future(self._changed.wait())
+        heard = asyncio.ensure_future(reader.read(1))
+        both = {changed, heard}
+        try:
+            await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if heard.done():
+                said = heard.result()
+                raise ConnectionError(f"it says {said!r} unasked" if said else "it has hung up")
+            return changed.done()
+        finally:
+            for each in both:
+                each.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
 
     def _news(self, topic: str, channel: str) -> bytes:
         known = self._server.broker.topics.get(topic)
