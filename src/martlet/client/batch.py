@@ -26,11 +26,13 @@ class Batch:
     Attributes:
         count: how many there are.
         answers: what tells the broker of them.
+        is_open: whether one of them is neither finished nor requeued.
     """
 
     def __init__(self, answers: Answers, run: MessageRun) -> None:
         self.count = run.count
         self.answers = answers
+        self.is_open = True
         self._run = run
         self._open = np.ones(run.count, np.bool_)
 
@@ -126,7 +128,7 @@ class Batch:
 
     def give_back(self) -> None:
         """Have the broker deliver what is not answered to others, without waiting."""
-        if self.unanswered_count:
+        if self.is_open:
             self.answers.give_back(self._answer(None))
 
     def _answer(self, where: Where | None) -> NDArray[np.void]:
@@ -137,6 +139,7 @@ class Batch:
                 raise AlreadyAnswered(f"{self!r}: all were finished or requeued before")
             if self._open.all():
                 self._open[:] = False
+                self.is_open = False
                 return ids
             where = self._open.copy()
         asked = np.zeros(self.count, np.bool_)
@@ -144,4 +147,5 @@ class Batch:
         if (asked & ~self._open).any():
             raise AlreadyAnswered(f"{self!r}: some of these were finished or requeued before")
         self._open[asked] = False
+        self.is_open = bool(self._open.any())
         return ids[asked]

@@ -15,7 +15,7 @@ from martlet.client.brokers import Brokers
 from martlet.client.consumer_stats import ConsumerStats, Counts, Losses
 from martlet.client.dialer import Dialer
 from martlet.client.discovery import Discovery
-from martlet.client.errors import Closed
+from martlet.client.errors import ClientError, Closed
 from martlet.client.failure_backoff import FailureBackoff
 from martlet.client.failure_policy import RETRY, Delay, FailurePolicy, OnGivingUp
 from martlet.client.flow import Flow
@@ -130,7 +130,7 @@ class Consumer(Receiver):
         self._flow = Flow(
             max_in_flight, rotation or Rotation(), failure_backoff or FailureBackoff()
         )
-        self._brokers = Brokers(given, self._subscribe, self._inbox.close)
+        self._brokers = Brokers(given, self._subscribe, self._on_dead)
         if lookup is not None:
             discovery = Discovery(self._topic, daemons, lookup_poll_s, self._brokers.found)
             self._brokers.discover(discovery, on_trouble=self._bark)
@@ -274,6 +274,12 @@ class Consumer(Receiver):
         self._flow.resume()
 
     # What happens.
+
+    def _on_dead(self, error: Exception) -> None:
+        """A broker is not tried any more, so the consumer ends."""
+        if not isinstance(error, ClientError):
+            self._bark(f"keeping a connection broke: {error!r}")
+        self._inbox.close(error)
 
     def _bark(self, cause: str) -> None:
         self._watchdog.bark(cause)

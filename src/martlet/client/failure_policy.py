@@ -70,7 +70,7 @@ class FailurePolicy:
         self._retry = retry
         self._on_giving_up = on_giving_up
 
-    def failed(self, message: Message, error: Exception) -> None:
+    def failed(self, message: Message, error: BaseException) -> None:
         """Its handler raised this: the message comes again."""
         if isinstance(error, Requeue):
             if not message.is_answered:

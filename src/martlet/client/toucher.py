@@ -15,8 +15,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from martlet.client.answers import Answers
 from martlet.client.batch import Batch
@@ -26,6 +27,8 @@ from martlet.client.worker import Worker
 logger = logging.getLogger("martlet.client")
 
 SHORTEST_PAUSE_S = 0.02
+MANY = 1000
+"""Of so many batches, those that are done with are sought out."""
 
 
 class Toucher:
@@ -39,7 +42,7 @@ class Toucher:
         self.is_on = is_on
         self._workers: set[Worker] = set()
         self._seen: dict[Worker, tuple[Message, float]] = {}
-        self._batches: WeakSet[Batch] = WeakSet()
+        self._batches: deque[ReferenceType[Batch]] = deque()
         self._taken_s: WeakKeyDictionary[Batch, float] = WeakKeyDictionary()
         self._timer: asyncio.TimerHandle | None = None
         self._pause_s = float("inf")
@@ -64,7 +67,15 @@ class Toucher:
 
     def take(self, batch: Batch) -> None:
         """This is handed out."""
-        self._batches.add(batch)
+        batches = self._batches
+        while batches:
+            first = batches[0]()
+            if first is not None and first.is_open:
+                break
+            batches.popleft()
+        batches.append(ref(batch))
+        if len(batches) > MANY:
+            self._batches = deque(ref(held) for held in self.held())
         if self._timer is None:
             self._begin_again()
 
@@ -77,7 +88,8 @@ class Toucher:
 
     def held(self) -> list[Batch]:
         """Batches that were handed out and are not answered."""
-        return [batch for batch in self._batches if batch.unanswered_count]
+        batches = (held() for held in self._batches)
+        return [batch for batch in batches if batch is not None and batch.is_open]
 
     def _begin_again(self) -> None:
         if self._timer is not None:
@@ -102,10 +114,9 @@ class Toucher:
                 self._seen[worker] = message, now_s
             if self._may_touch(answers, now_s - since_s, repr(message)):
                 message.touch()
-        for batch in list(self._batches):
-            if not batch.unanswered_count:
-                self._batches.discard(batch)
-                continue
+        held = self.held()
+        self._batches = deque(ref(batch) for batch in held)
+        for batch in held:
             since_s = self._taken_s.setdefault(batch, now_s)
             if self._may_touch(batch.answers, now_s - since_s, repr(batch)):
                 batch.touch_soon()

@@ -7,6 +7,7 @@ task of its own kind, with all that asyncio offers in one.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
@@ -40,7 +41,7 @@ class Worker:
         """Handle messages until the inbox is closed.
 
         A message whose handler returns is finished, unless the handler answered it; one whose
-        handler raises comes again; one whose handler is cancelled is given back.
+        handler raises comes again; when the worker is cancelled, its message is given back.
         """
         inbox, handler = self._inbox, self._handler
         attempt_limit = self._failures.attempt_limit
@@ -69,9 +70,15 @@ class Worker:
                     await result
             except Exception as error:
                 self._failures.failed(message, error)
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    self._give_back(message)
+                    raise
+                # Something that the handler awaited was cancelled, and not the worker: it goes on.
+                self._failures.failed(message, error)
             except BaseException:
-                if not message.is_answered:
-                    message.requeue(backoff=False)
+                self._give_back(message)
                 raise
             else:
                 # What message.finish does, without its calls: this is done for each message.
@@ -79,3 +86,8 @@ class Worker:
                 if answers is not None:
                     message._answers = None
                     answers.finish(message.id)
+
+    @staticmethod
+    def _give_back(message: Message) -> None:
+        if not message.is_answered:
+            message.requeue(backoff=False)

@@ -84,6 +84,26 @@ async def test_a_handler_that_returns_finishes_and_one_that_raises_requeues(
     assert "it had answered it" in caplog.text
 
 
+async def test_a_handler_whose_task_was_cancelled_by_others_leaves_the_worker_alive(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def handle(message: Message) -> None:
+        if message.body == b"body 1":
+            inner = asyncio.ensure_future(asyncio.sleep(60))
+            inner.cancel()
+            await inner
+
+    async with ScriptedBroker() as broker, Consumer("t", "c", broker.address) as consumer:
+        running = asyncio.create_task(consumer.run(handle))
+        broker.deliver(1, 2)
+        await broker.until(lambda: len(broker.named("FIN", "REQ")) == 2)
+        assert (broker.answered("REQ"), broker.answered("FIN")) == ([1], [2])
+        assert not running.done()
+        consumer.stop()
+        await running
+    assert "handler failed for message" in caplog.text
+
+
 async def test_as_many_handlers_as_asked_for_are_at_work() -> None:
     at_work = most = 0
     go = asyncio.Event()

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.client.scripted_broker import ScriptedBroker, eventually
 
 from martlet.client import Consumer, Message
+from martlet.client.dialer import Dialer
 from martlet.client.discovery import Discovery
 from martlet.client.failure_backoff import State
 from martlet.client.watchdog import Sight, Watchdog
@@ -126,6 +127,25 @@ async def test_looking_for_brokers_is_taken_up_again_where_it_breaks(
     ended = calls
     await asyncio.sleep(0.03)
     assert calls == ended
+
+
+async def test_a_connection_that_breaks_within_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def lost(_dialer: Dialer, _error: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Dialer, "lost", lost)
+    async with (
+        ScriptedBroker() as broker,
+        Consumer("t", "c", broker.address, on_stall=told.append) as consumer,
+    ):
+        running = asyncio.create_task(consumer.run(print))
+        await asyncio.sleep(0)
+        broker.peers[0].hang_up()
+        with pytest.raises(RuntimeError, match="a bug"):
+            await running
+    assert told == ["keeping a connection broke: RuntimeError('a bug')"]
 
 
 def test_a_senseless_time_is_told() -> None:
