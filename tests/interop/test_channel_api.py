@@ -53,7 +53,7 @@ async def test_all_that_is_not_finished_is_seen_where_it_is(reader: Reader) -> N
     ) as consumer:
         first, second, third = [await anext(consumer) for _ in range(3)]
         first.finish()
-        second.requeue(30_000)
+        second.requeue(30_000, backoff=False)
         third.touch()
         while (told := await peek(reader))["deferred_count"] < 2:
             pass

@@ -26,6 +26,7 @@ from tests.property.broker_replay import ReplayRules
 
 from martlet.broker import cursor as cursor_module
 from martlet.broker import delivery as delivery_module
+from martlet.broker import peek as peek_module
 from martlet.broker import queue as queue_module
 from martlet.broker import topic as topic_module
 from martlet.broker import upkeep as upkeep_module
@@ -458,6 +459,8 @@ def everything_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_module, "COMFORTABLE_SPAN", 16)
     monkeypatch.setattr(delivery_module, "COMFORTABLE_SPAN", 16)
     monkeypatch.setattr(window_module, "_SCAN", 4)
+    for size in ("_HELD_AT_ONCE", "_ROWS_AT_ONCE", "_SORTED_AT_ONCE"):
+        monkeypatch.setattr(peek_module, size, 3)
     monkeypatch.setattr(cursor_module, "MOST_GRANT_BYTES", 700)
     monkeypatch.setattr(cursor_module, "_SCHEDULE_ROWS", 3)
     monkeypatch.setattr(topic_module, "MOST_BATCH_BYTES", 1500)
