@@ -119,7 +119,10 @@ class HandlerPool:
     def close(self) -> None:
         """Let threads and processes end; processes that are still at work are ended."""
         if self._left_at_work and isinstance(self._executor, ThreadPoolExecutor):
-            logger.warning("%d handlers are still at work in threads", self._left_at_work)
+            logger.warning(
+                "%d handlers are still at work in threads; the program ends only when they have",
+                self._left_at_work,
+            )
         processes = list((getattr(self._executor, "_processes", None) or {}).values())
         self._executor.shutdown(wait=False, cancel_futures=True)
         if self._left_at_work:

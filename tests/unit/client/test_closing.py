@@ -46,7 +46,7 @@ async def test_a_handler_that_does_not_heed_its_end_keeps_nothing_from_others(
             broker.deliver(1)
             await eventually(lambda: consumer.counts.received == 1 and not consumer.stats.waiting)
             await asyncio.sleep(0.01)
-        assert time.monotonic() - began_s < 2
+        assert time.monotonic() - began_s < 5
         assert broker.answered("REQ") == [1]
         go.set()
         with contextlib.suppress(asyncio.CancelledError):
@@ -63,7 +63,7 @@ async def test_a_broker_that_confirms_nothing_is_left_in_time() -> None:
         async with Consumer("t", "c", broker.address, close_timeout_s=0.4):
             await broker.until(lambda: broker.named("RDY"))
             began_s = time.monotonic()
-        assert time.monotonic() - began_s < 2
+        assert time.monotonic() - began_s < 5
 
 
 async def test_a_broker_that_does_not_read_is_left_in_time() -> None:
@@ -87,7 +87,7 @@ async def test_a_broker_that_does_not_read_is_left_in_time() -> None:
             subscription.connection.write(b"NOP\n" * 4_000_000)
             assert not subscription.connection.can_write
             began_s = time.monotonic()
-        assert time.monotonic() - began_s < 2
+        assert time.monotonic() - began_s < 5
         gone.set()
         await closed.wait()
 

@@ -101,10 +101,13 @@ async def test_handlers_that_hang_are_told(caplog: pytest.LogCaptureFixture) -> 
     assert "the hook is broken too" in caplog.text
 
 
-async def test_a_loop_that_is_held_up_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_loop_that_is_held_up_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("martlet.client.watchdog.LATE_S", 0.1)
     async with ScriptedBroker() as broker, Consumer("t", "c", broker.address, stall_after_s=0.1):
         await asyncio.sleep(0.03)
-        time.sleep(1.1)  # noqa: ASYNC251
+        time.sleep(0.2)  # noqa: ASYNC251
         await eventually(lambda: "on='threads'" in caplog.text)
 
 
