@@ -60,8 +60,6 @@ class Channel(Delivery):
         self.requeue_count = 0
         self.timeout_count = 0
         self.finishes = Finishes(cursor.queue.index, around.clock)
-        self.latency: Latency | None = None
-        """From publish to finish, where percentiles of it are wanted."""
         self.counted_from = cursor.next
         """Messages below this offset came before the broker was started."""
         self._delivered_before = 0
@@ -85,6 +83,11 @@ class Channel(Delivery):
     def message_count(self) -> int:
         """How many messages have come to it since the broker was started."""
         return self.source.limit - self.counted_from
+
+    @property
+    def latency(self) -> Latency | None:
+        """From publish to finish, where percentiles of it are wanted."""
+        return self.finishes.latency
 
     @property
     def delivered_count(self) -> int:
@@ -143,8 +146,6 @@ class Channel(Delivery):
                 raise self._not_in_flight(offset)
             cursor.stragglers.remove(offset)
         self.finishes.note(offset)
-        if self.latency is not None:
-            self.latency.note(offset)
         self._finished(consumer, 1)
 
     def finish_run(self, consumer: Consumer, offsets: Offsets) -> Offsets:
@@ -162,8 +163,6 @@ class Channel(Delivery):
             left, offsets = offsets[~held], some
             window.release_run(consumer.number, offsets)
         self.finishes.note_run(offsets)
-        if self.latency is not None:
-            self.latency.note_run(offsets)
         self._finished(consumer, len(offsets))
         return left
 

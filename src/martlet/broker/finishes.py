@@ -21,6 +21,7 @@ import numpy as np
 from martlet.log.index import Entry
 
 if TYPE_CHECKING:
+    from martlet.broker.latency import Latency
     from martlet.broker.window import Offsets
     from martlet.log.index import Index
 
@@ -47,13 +48,15 @@ class Finishes:
         clock: nanoseconds since 1970.
     """
 
-    __slots__ = ("_clock", "_entry", "_index", "_row", "counts", "sum_ns")
+    __slots__ = ("_clock", "_entry", "_index", "_row", "counts", "latency", "sum_ns")
 
     def __init__(self, index: Index, clock: Callable[[], int]) -> None:
         self.counts = [0] * (len(BOUNDS_NS) + 1)
         """Of each bucket; the last one has no bound."""
         self.sum_ns = 0
         """How long all messages took together."""
+        self.latency: Latency | None = None
+        """What is told of each finish too, where percentiles are wanted."""
         self._index = index
         self._clock = clock
         self._entry = _NOWHERE
@@ -69,10 +72,13 @@ class Finishes:
         entry = self._entry
         if not entry[0] <= offset < entry[0] + entry[2]:
             entry = self._move(offset)
-        latency_ns = self._clock() - entry[4]
+        now_ns = self._clock()
+        latency_ns = now_ns - entry[4]
         self.counts[bisect_left(BOUNDS_NS, latency_ns)] += 1
         if latency_ns > 0:
             self.sum_ns += latency_ns
+        if self.latency is not None:
+            self.latency.add(latency_ns, 1, now_ns)
 
     def note_run(self, offsets: Offsets) -> None:
         """The messages at these strictly rising offsets were finished now."""
@@ -89,10 +95,10 @@ class Finishes:
         for _ in range(_FEW_ROWS):
             end = entry[0] + entry[2]
             if last < end:
-                self._add(now_ns - entry[4], count - done)
+                self._add(now_ns, entry[4], count - done)
                 return
             until = int(offsets.searchsorted(end))
-            self._add(now_ns - entry[4], until - done)
+            self._add(now_ns, entry[4], until - done)
             done = until
             entry = self._move(offsets.item(done))
         self._add_many(offsets[done:], now_ns)
@@ -114,11 +120,13 @@ class Finishes:
         self._entry = entry = index.row(self._row)
         return entry
 
-    def _add(self, latency_ns: int, count: int) -> None:
+    def _add(self, now_ns: int, stored_at_ns: int, count: int) -> None:
         # A clock that was set back while the broker was down makes it negative.
-        latency_ns = max(latency_ns, 0)
+        latency_ns = max(now_ns - stored_at_ns, 0)
         self.counts[bisect_left(BOUNDS_NS, latency_ns)] += count
         self.sum_ns += latency_ns * count
+        if self.latency is not None:
+            self.latency.add(latency_ns, count, now_ns)
 
     def _add_many(self, offsets: Offsets, now_ns: int) -> None:
         index = self._index
@@ -133,3 +141,5 @@ class Finishes:
         added = np.bincount(buckets, counts, len(self.counts))
         self.counts = [have + int(more) for have, more in zip(self.counts, added, strict=True)]
         self.sum_ns += int((latencies_ns * counts).sum())
+        if self.latency is not None:
+            self.latency.add_many(latencies_ns, counts, now_ns)

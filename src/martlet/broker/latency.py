@@ -8,24 +8,20 @@ fraction, taken as one integer, count the buckets::
              '------- 16 bits ----'
 
 Two histograms take turns, each for half of the window: what is told covers the whole of the last
-half and as much of the other as there is, as nsqd does it.  When a message was published says the
-index, once for each batch.
+half and as much of the other as there is, as nsqd does it.  How long a message took is found out by
+`martlet.broker.finishes`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from martlet.broker.window import Offsets
-    from martlet.log.index import Index
-
 _FRACTION_BITS = 5
 _SHIFT = 52 - _FRACTION_BITS
+_BIAS = 1023
 _SHORTEST_NS = 1 << 10
 _LONGEST_NS = 1 << 52
 """Seven weeks; what takes longer counts as this."""
@@ -38,6 +34,15 @@ def _codes(values_ns: npt.NDArray[np.int64]) -> Counts:
     return clipped.view(np.int64) >> _SHIFT
 
 
+def _code(value_ns: int) -> int:
+    """The same of one value."""
+    value_ns = min(max(value_ns, _SHORTEST_NS), _LONGEST_NS)
+    exponent = value_ns.bit_length() - 1
+    fraction = value_ns >> (exponent - _FRACTION_BITS)
+    # The fraction's leading bit, which a float leaves out, is one too many of the exponent.
+    return ((_BIAS + exponent - 1) << _FRACTION_BITS) + fraction
+
+
 _FIRST = int(_codes(np.array([_SHORTEST_NS]))[0])
 _BUCKETS = int(_codes(np.array([_LONGEST_NS]))[0]) - _FIRST + 1
 
@@ -46,43 +51,30 @@ class Latency:
     """The latencies of a channel's messages within a window of time.
 
     Args:
-        index: of the queue that the channel reads.
         clock: nanoseconds since 1970.
         window_ns: how far back it looks.
     """
 
-    def __init__(self, index: Index, clock: Callable[[], int], window_ns: int) -> None:
-        self._index = index
+    def __init__(self, clock: Callable[[], int], window_ns: int) -> None:
         self._clock = clock
         self._half_ns = max(1, window_ns // 2)
         self._began_ns = clock()
         self._current: Counts | None = None
         self._previous: Counts | None = None
 
-    def note(self, offset: int) -> None:
-        """The message at an offset was finished now."""
-        index = self._index
-        row = index.row(index.find(offset))
-        self._add(np.array([row.stored_at_ns]), np.ones(1, np.int64))
+    def add(self, latency_ns: int, count: int, now_ns: int) -> None:
+        """So many messages, which took so long, were finished now."""
+        self._counts_now(now_ns)[_code(latency_ns) - _FIRST] += count
 
-    def note_run(self, offsets: Offsets) -> None:
-        """The messages at these strictly rising offsets were finished now."""
-        index = self._index
-        first = index.find(int(offsets[0]))
-        row = index.row(first)
-        if row.end_offset > int(offsets[-1]):
-            self._add(np.array([row.stored_at_ns]), np.array([len(offsets)]))
-            return
-        rows = index.array(first, index.find(int(offsets[-1])) + 1)
-        begins = np.searchsorted(offsets, rows["first_offset"].astype(np.int64))
-        self._add(rows["stored_at_ns"], np.diff(begins, append=len(offsets)))
+    def add_many(self, latencies_ns: Counts, counts: Counts, now_ns: int) -> None:
+        """Messages of several batches were finished now: how long they took, and how many."""
+        np.add.at(self._counts_now(now_ns), _codes(latencies_ns) - _FIRST, counts)
 
-    def _add(self, stored_at_ns: npt.NDArray[np.int64], counts: Counts) -> None:
-        now_ns = self._clock()
+    def _counts_now(self, now_ns: int) -> Counts:
         self._turn(now_ns)
         if self._current is None:
             self._current = np.zeros(_BUCKETS, np.int64)
-        np.add.at(self._current, _codes(now_ns - stored_at_ns) - _FIRST, counts)
+        return self._current
 
     def _turn(self, now_ns: int) -> None:
         """Drop what is too old."""

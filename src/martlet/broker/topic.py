@@ -312,7 +312,7 @@ class Topic:
             max_timeout_ns=around.max_timeout_ns,
         )
         if around.latency_window_ns:
-            channel.latency = Latency(self.queue.index, around.clock, around.latency_window_ns)
+            channel.finishes.latency = Latency(around.clock, around.latency_window_ns)
         channel.voids = voids
         self.channels[name] = channel
         return channel
