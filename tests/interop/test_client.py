@@ -1,8 +1,10 @@
 """The client with real brokers: Martlet's as a process, and nsqd where there is one."""
 
 import asyncio
+import contextlib
 import json
 import random
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -195,6 +197,38 @@ async def test_a_touched_message_is_not_delivered_again_and_a_forgotten_one_is(
         forgotten.finish()
         await until_stats(broker, "t", depth=0, in_flight_count=0, timeout_count=1)
         assert consumer.counts.late == 1
+
+
+async def test_what_is_worked_on_for_long_is_not_delivered_again(start: Start) -> None:
+    """In a coroutine, in a thread and in a batch, for longer than the message timeout."""
+    broker = start()
+    identity = Identity(message_timeout_ms=1000)
+    consumers = [
+        Consumer(f"t{number}", "c", broker.tcp_address, identity=identity) for number in range(3)
+    ]
+
+    async def handle(_message: Message) -> None:
+        await asyncio.sleep(1.5)
+
+    async with contextlib.AsyncExitStack() as stack:
+        for consumer in consumers:
+            await stack.enter_async_context(consumer)
+        async with Producer(broker.tcp_address) as producer:
+            for number in range(3):
+                await producer.publish(f"t{number}", b"long work")
+        running = [
+            asyncio.create_task(consumers[0].run(handle)),
+            asyncio.create_task(consumers[1].run(lambda _message: time.sleep(1.5), on="threads")),
+        ]
+        batch = await anext(consumers[2].batches())
+        await asyncio.sleep(1.5)
+        await batch.finish()
+        for number, consumer in enumerate(consumers):
+            counts = {"depth": 0, "in_flight_count": 0, "timeout_count": 0, "requeue_count": 0}
+            await until_stats(broker, f"t{number}", **counts)
+            consumer.stop()
+            assert (consumer.counts.received, consumer.counts.late) == (1, 0)
+        await asyncio.gather(*running)
 
 
 async def test_no_more_is_in_flight_than_asked_for(start: Start) -> None:
