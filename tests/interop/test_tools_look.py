@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -223,3 +224,26 @@ def test_at_a_terminal_stat_is_a_table_that_changes(broker: BrokerProcess) -> No
         assert process.communicate(timeout=20)[1] == b""
         os.close(ours)
     assert process.returncode == 0
+
+
+def test_at_a_terminal_pub_shows_how_far_files_have_come(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    (tmp_path / "lines").write_bytes(b"123456789\n" * 200)
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command(
+            *("pub", "--topic=shown", f"--nsqd-tcp-address={broker.tcp_address}", "--rate=400"),
+            str(tmp_path / "lines"),
+        ),
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(theirs)
+    seen = b""
+    while b"200 messages are stored" not in seen:
+        seen += os.read(ours, 4096)
+    assert process.wait(20) == 0
+    os.close(ours)
+    assert b"publishing" in seen
+    assert re.search(rb"[1-9]\d%", seen)

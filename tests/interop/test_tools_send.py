@@ -267,12 +267,12 @@ def test_killed_and_started_again_they_lose_nothing(broker: BrokerProcess) -> No
     fill(broker, "kill", lines, "nsq_to_http")
     ask(broker.http_address, "/channel/create?topic=kill&channel=nsq_to_nsq", "POST")
     ask(broker.http_address, "/channel/replay?topic=kill&channel=nsq_to_nsq&beginning=true", "POST")
-    with HttpSink() as sink, BrokerProcess() as to:
+    with HttpSink() as sink:
         source = f"--nsqd-tcp-address={broker.tcp_address}"
         sender = command("to-http", "--topic=kill", source, f"--post={sink.url}", "-n", "8")
         passer = command(
             *("relay", "--topic=kill", source, "--max-in-flight=50"),
-            f"--destination-nsqd-tcp-address={to.tcp_address}",
+            *(f"--destination-nsqd-tcp-address={broker.tcp_address}", "--destination-topic=killed"),
         )
         first = [subprocess.Popen(each, stderr=subprocess.DEVNULL) for each in (sender, passer)]
         until(lambda: len(sink.taken) > 50)
@@ -284,7 +284,7 @@ def test_killed_and_started_again_they_lose_nothing(broker: BrokerProcess) -> No
             until(lambda: not left(broker, "kill", "nsq_to_http"))
             until(lambda: not left(broker, "kill", "nsq_to_nsq"))
         assert set(sink.messages) == set(lines)
-        assert set(stored_all(to, "kill")) == set(lines)
+        assert set(stored_all(broker, "killed")) == set(lines)
 
 
 def stored_all(broker: BrokerProcess, topic: str, channel: str = "look") -> list[bytes]:

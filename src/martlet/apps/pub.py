@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import BinaryIO
 
-from martlet.apps import tool
+from martlet.apps import progress, tool
 from martlet.options.tools import PublishOptions
 from martlet.tools.publish import Publish
 
 DESCRIPTION = (
-    "Publish standard input, or the files named behind the flags, a message for each line; takes"
-    " the flags of to_nsq."
+    "Publish standard input, or the files named behind the flags, a message for each line, and show"
+    " how far files have come; takes the flags of to_nsq."
 )
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,6 @@ def main(argv: Sequence[str]) -> int:
     options = tool.options("pub", DESCRIPTION, PublishOptions, found)
     if options is None:
         return 1
-    publish = Publish(options)
     with ExitStack() as opened:
         files: list[BinaryIO] = []
         for path in paths:
@@ -35,20 +35,20 @@ def main(argv: Sequence[str]) -> int:
             except OSError as error:
                 log.critical("%s", error)
                 return 1
+        publish = Publish(options)
+        if total_bytes := sum(os.fstat(file.fileno()).st_size for file in files):
+            shown = opened.enter_context(progress.shown("publishing", total_bytes))
+            publish = Publish(options, shown)
         return _run(publish, files or [sys.stdin.buffer])
 
 
 def _run(publish: Publish, files: list[BinaryIO]) -> int:
-    running: list[asyncio.Task[int]] = []
-
     async def work() -> None:
-        task = asyncio.ensure_future(publish.run(files))
-        running.append(task)
         try:
-            count = await task
+            count = await publish.run(files)
         except asyncio.CancelledError:
             log.warning("stopped: %d messages are stored", publish.count)
-        else:
-            log.info("%d messages are stored", count)
+            raise
+        log.info("%d messages are stored", count)
 
-    return tool.run(work, lambda: [task.cancel() for task in running])
+    return tool.run_alone(work)

@@ -31,14 +31,14 @@ class Publish:
 
     Args:
         options: as the flags give them.
-        on_stored: told how many more messages are stored.
+        on_stored: told how many more bytes of the input are stored.
         clock: seconds.
     """
 
     def __init__(
         self,
         options: PublishOptions,
-        on_stored: Callable[[int], None] = lambda count: None,
+        on_stored: Callable[[int], None] = lambda size_bytes: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
@@ -79,7 +79,7 @@ class Publish:
         finally:
             flying.release()
         self.count += len(bodies)
-        self._on_stored(len(bodies))
+        self._on_stored(sum(map(len, bodies)) + len(bodies) * len(self._delimiter))
 
     async def _paced(self, files: Iterable[BinaryIO]) -> AsyncIterator[list[bytes]]:
         """The messages, no faster than is allowed."""
