@@ -209,7 +209,10 @@ def test_the_check_lets_pass(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("statement", "too_heavy"),
     [
-        ("import martlet.client", {"pyspark", "pyarrow", "pandas", "aiohttp", "rich"}),
+        (
+            "import martlet.client, martlet.client.otel",
+            {"pyspark", "pyarrow", "pandas", "aiohttp", "rich", "opentelemetry"},
+        ),
         ("import martlet.testing.pytest_plugin", {"pyspark", "pyarrow", "pandas", "aiohttp"}),
         ("import martlet.apps.broker", {"pyspark", "pyarrow", "pandas", "aiohttp", "rich"}),
         ("import martlet.apps.import_nsqd", {"pyspark", "pyarrow", "pandas", "aiohttp", "rich"}),

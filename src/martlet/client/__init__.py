@@ -29,6 +29,7 @@ from martlet.client.errors import (
 )
 from martlet.client.failure_backoff import FailureBackoff
 from martlet.client.failure_policy import Requeue
+from martlet.client.hooks import Handling, Hooks, Publishing
 from martlet.client.identity import Identity
 from martlet.client.limits import Limits
 from martlet.client.message import Message, MessageView
@@ -55,7 +56,9 @@ __all__ = [
     "Counts",
     "FailureBackoff",
     "HandlerFailed",
+    "Handling",
     "Health",
+    "Hooks",
     "Identity",
     "InvalidName",
     "Limits",
@@ -68,6 +71,7 @@ __all__ = [
     "PublishLost",
     "PublishRefused",
     "PublishTimeout",
+    "Publishing",
     "Refused",
     "Requeue",
     "Rotation",

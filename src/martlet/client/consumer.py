@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ from martlet.client.errors import ClientError, Closed
 from martlet.client.failure_backoff import FailureBackoff
 from martlet.client.failure_policy import RETRY, Delay, FailurePolicy, OnGivingUp
 from martlet.client.flow import Flow
+from martlet.client.hooked_subscription import tell
+from martlet.client.hooks import NO_HOOKS, Hooks
 from martlet.client.identity import Compression, Identity, TlsChoice
 from martlet.client.name import check_name
 from martlet.client.readiness import Rotation
@@ -74,6 +77,7 @@ class Consumer(Receiver):
         tls: TlsChoice | None = None,
         compression: Compression | None = None,
         auth_secret: str | bytes | None = None,
+        hooks: Hooks | None = None,
     ) -> None:
         """Take the settings; nothing is connected before ``async with``.
 
@@ -109,6 +113,7 @@ class Consumer(Receiver):
                 before, and what is not answered then is given back.
             identity: what to tell the brokers of this client, the message timeout among it.
             tls, compression, auth_secret: in the place of the identity's; see `Identity`.
+            hooks: what to call for logs, metrics and traces.
         """
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight={max_in_flight}: 1 is the least; pause() lets none in")
@@ -117,6 +122,9 @@ class Consumer(Receiver):
         )
         self._topic = check_name(topic, "topic")
         self._channel = check_name(channel, "channel")
+        self._hooks = hooks.guarded() if hooks is not None else NO_HOOKS
+        if self._hooks.has_handling:
+            self._crew.wrap = partial(self._hooks.handler, topic, channel)
         if addresses is None and lookup is None:
             addresses = "127.0.0.1:4150"
         given = parse_addresses(addresses) if addresses is not None else []
@@ -174,6 +182,8 @@ class Consumer(Receiver):
         subscription.on_late = self._losses.on_late
         subscription.on_answer = self._flow.feed
         subscription.on_settled = self._flow.settle
+        dialer.on_connected, dialer.on_lost = self._hooks.on_connected, self._hooks.on_lost
+        tell(self._hooks, subscription)
         return subscription
 
     async def __aexit__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, cast
 
 from martlet.client.failure_policy import FailurePolicy
@@ -27,12 +28,16 @@ class Crew:
         inbox: where they are.
         failures: what becomes of those that are not handled.
         toucher: asks for more time meanwhile.
+
+    Attributes:
+        wrap: makes of a handler the one that is called.
     """
 
     def __init__(self, inbox: Inbox, failures: FailurePolicy, toucher: Toucher) -> None:
         self._inbox = inbox
         self._failures = failures
         self._toucher = toucher
+        self.wrap: Callable[[Handler], Handler] = lambda handler: handler
         self._workers: dict[asyncio.Task[None], Worker] = {}
 
     @property
@@ -63,6 +68,7 @@ class Crew:
             pool.close()
 
     async def _work(self, handler: Handler, concurrency: int) -> None:
+        handler = self.wrap(handler)
         workers = [Worker(self._inbox, handler, self._failures) for _ in range(concurrency)]
         self._toucher.begin(workers)
         try:

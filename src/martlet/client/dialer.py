@@ -32,6 +32,7 @@ class Dialer:
     Attributes:
         last_error: why there is no connection, once one attempt has failed.
         on_failure: called after each attempt that failed.
+        on_connected, on_lost: called when a connection stands, and when it is lost.
     """
 
     def __init__(
@@ -44,6 +45,8 @@ class Dialer:
     ) -> None:
         self.last_error: Exception | None = None
         self.on_failure: Callable[[], None] | None = None
+        self.on_connected: Callable[[str], object] | None = None
+        self.on_lost: Callable[[str, Exception], object] | None = None
         self._addresses = list(addresses)
         self._identity = identity
         self._backoff = backoff
@@ -82,6 +85,8 @@ class Dialer:
                 self._useful = False
                 self._was_taken = True
                 self._refused_since_s.clear()
+                if self.on_connected is not None:
+                    self.on_connected(str(address))
                 return connection
 
     def _is_hopeless(self, address: Address, error: ConnectFailed) -> bool:
@@ -108,6 +113,8 @@ class Dialer:
         """The connection was lost; the next attempt is made at once if it had been of use."""
         logger.warning("connection lost: %s; connecting again", error)
         self.last_error = error
+        if self.on_lost is not None:
+            self.on_lost(str(self._addresses[self._next]), error)
         if not self._useful:
             self._failures += 1
 

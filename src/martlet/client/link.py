@@ -10,6 +10,7 @@ from martlet.client.backoff import Backoff
 from martlet.client.connection import Connection
 from martlet.client.dialer import Dialer
 from martlet.client.errors import ConnectionLost, ConnectRefused
+from martlet.client.hooks import Hooks
 from martlet.client.lane import Lane
 from martlet.client.outbox import Outbox
 from martlet.client.stats import BrokerStats, Health
@@ -35,7 +36,9 @@ class Link:
         health_when_down: how the broker does when there is no connection.
     """
 
-    def __init__(self, outbox: Outbox, name: str, dialer: Dialer, backoff: Backoff) -> None:
+    def __init__(
+        self, outbox: Outbox, name: str, dialer: Dialer, backoff: Backoff, hooks: Hooks
+    ) -> None:
         self.lane: Lane = outbox.add_lane(name)
         self.connection: Connection | None = None
         self.on_up: Callable[[Link], None] = lambda _link: None
@@ -47,23 +50,14 @@ class Link:
         self._dialer = dialer
         self._dialer.on_failure = self._failed
         self.lane.on_answer = self._dialer.succeeded
+        dialer.on_connected, dialer.on_lost = hooks.on_connected, hooks.on_lost
+        self._on_retried = hooks.on_retried
         self._backoff = backoff
         self._answers_seen = 0
         self._silent_looks = 0
 
     def __str__(self) -> str:
         return self.lane.name
-
-    @property
-    def is_open(self) -> bool:
-        """Whether something may be sent now."""
-        connection = self.connection
-        return (
-            connection is not None
-            and not self.lane.is_held
-            and connection.is_alive
-            and connection.can_write
-        )
 
     @property
     def health(self) -> Health:
@@ -105,6 +99,8 @@ class Link:
             count = self._outbox.put_back(lane, str(error))
             if count:
                 logger.info("%d messages were not answered and will be sent again", count)
+                if self._on_retried is not None:
+                    self._on_retried(lane.name, count)
             self.on_down(self)
             if is_refusing:
                 # Others are there; this one is asked again in a while.

@@ -10,22 +10,22 @@ Whatever waits for a topic when there is room to send goes as one command: what 
 turn of the event loop, or while the brokers were slow or away.  So a single publish is not delayed,
 and many at once cost what one costs.  Nothing here touches a socket or a clock.
 
-What has an order key does not wait for any lane but for one: the key is pinned to it as long as
-anything of it is unanswered.  When the lane's connection is lost, all of the key moves together.
-With one lane, everything of a topic stays in order.
+What has an order key waits for the lane to which its key is pinned (`martlet.client.order`).  With
+one lane, everything of a topic stays in order.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 
 from martlet.client.errors import PublishLost, PublishRefused, Refused
 from martlet.client.lane import Lane
 from martlet.client.limits import Limits
-from martlet.client.publication import OrderKey, Publication, Shipment, Trouble
-from martlet.client.route import home, lightest
+from martlet.client.order import Order
+from martlet.client.publication import Publication, Shipment, Trouble
+from martlet.client.route import lightest
 
 MAY_BE_ANOTHERS_FAULT = frozenset({"E_BAD_MESSAGE", "E_BAD_BODY"})
 """Errors of one message for which the broker refuses all that came in the same command."""
@@ -33,16 +33,6 @@ MAY_DO_ELSEWHERE = frozenset({"E_PUB_FAILED", "E_MPUB_FAILED", "E_DPUB_FAILED"})
 """Errors of the broker, such as a full disk: another may take the same message."""
 MAY_PASS = "E_AUTH_FAILED"
 """The auth server cannot be asked just now: nothing is wrong with what was published."""
-
-
-class _Pin:
-    """The lane to which a key is pinned, and how many of its publications are unanswered."""
-
-    __slots__ = ("count", "lane")
-
-    def __init__(self, lane: Lane | None) -> None:
-        self.lane = lane
-        self.count = 0
 
 
 class Outbox:
@@ -53,7 +43,6 @@ class Outbox:
         lanes: one for each broker.
         pending_messages: published and not answered.
         pending_bytes: their bytes.
-        stored_count: messages that were answered OK.
         retried_count: messages that were to be sent again.
     """
 
@@ -62,15 +51,20 @@ class Outbox:
         self.lanes: list[Lane] = []
         self.pending_messages = 0
         self.pending_bytes = 0
-        self.stored_count = 0
+        self._stored_before = 0
+        """By brokers that have gone."""
         self.retried_count = 0
         self._limits = limits
         self._retries = retries
         self._waiting: deque[Publication] = deque()
-        self._homeless: deque[Publication] = deque()
-        """With an order key, while no broker is connected."""
-        self._pins: dict[OrderKey, _Pin] = {}
+        self._order = Order(self.lanes)
+        self._pins = self._order.pins
         self._turn = 0
+
+    @property
+    def stored_count(self) -> int:
+        """How many messages were answered OK."""
+        return self._stored_before + sum(lane.stored_count for lane in self.lanes)
 
     def is_full(self, message_count: int, size_bytes: int) -> bool:
         """Whether so much more would be too much pending; with nothing pending, nothing is."""
@@ -91,15 +85,14 @@ class Outbox:
     def remove_lane(self, lane: Lane) -> None:
         """The broker is not to be used any more."""
         self.put_back(lane, "the broker is not to be used any more")
+        self._stored_before += lane.stored_count
         self.lanes.remove(lane)
 
     def raise_lane(self, lane: Lane) -> None:
         """The broker is connected."""
         lane.is_up = True
-        if self._homeless:
-            homeless = list(self._homeless)
-            self._homeless.clear()
-            self._house(homeless)
+        if self._order.homeless:
+            self._order.house()
 
     # What is published.
 
@@ -109,17 +102,16 @@ class Outbox:
         self.pending_bytes += publication.size_bytes
         if publication.order_key is None:
             self._waiting.append(publication)
-            return
-        pin = self._pins.get(publication.order_key)
-        if pin is None:
-            pin = self._pins[publication.order_key] = _Pin(home(self.lanes, publication.order_key))
-        pin.count += 1
-        (self._homeless if pin.lane is None else pin.lane.pinned).append(publication)
+        else:
+            self._order.add(publication, publication.order_key)
+
+    def _queues(self) -> list[deque[Publication]]:
+        return [self._waiting, self._order.homeless, *(lane.pinned for lane in self.lanes)]
 
     def waiting(self) -> Iterator[Publication]:
         """All that are not sent and have no answer."""
-        queues = [self._waiting, self._homeless, *(lane.pinned for lane in self.lanes)]
-        return (each for each in chain.from_iterable(queues) if not each.future.done())
+        waiting = chain.from_iterable(self._queues())
+        return (each for each in waiting if not each.future.done())
 
     def unanswered(self) -> Iterator[Publication]:
         """All that have no answer yet."""
@@ -130,7 +122,7 @@ class Outbox:
 
     def forget_settled(self) -> None:
         """Let go of what waits and whose time ran out, or that was cancelled."""
-        for queue in (self._waiting, self._homeless, *(lane.pinned for lane in self.lanes)):
+        for queue in self._queues():
             for _ in range(len(queue)):
                 publication = queue.popleft()
                 if publication.future.done():
@@ -190,10 +182,15 @@ class Outbox:
                 lane.message_count += len(publication.bodies)
                 lane.size_bytes += publication.size_bytes
                 continue
-            found = lightest(lanes, publication)
-            if found is None:
-                return
-            lane = found
+            if len(lanes) > 1:
+                found = lightest(lanes, publication)
+                if found is None:
+                    return
+                lane = found
+            else:
+                lane = lanes[0]
+                if not lane.has_room(publication):
+                    return
             self._turn += 1
             lane.turn = self._turn
             shipment = Shipment(self, lane, waiting.popleft())
@@ -212,14 +209,28 @@ class Outbox:
 
     # What becomes of it.
 
-    def stored(self, shipment: Shipment) -> None:
-        """The broker has stored the oldest shipment of its lane."""
+    def settle(self, shipment: Shipment, is_stored: bool) -> None:
+        """All of the oldest shipment of its lane has its answer."""
         lane = shipment.lane
-        lane.stored_count += shipment.message_count
-        self.stored_count += shipment.message_count
-        lane.refusals = 0
-        lane.is_on_trial = False
-        self._settle(shipment)
+        oldest = lane.in_flight.popleft()
+        assert oldest is shipment
+        count, size_bytes = shipment.message_count, shipment.size_bytes
+        if is_stored:
+            lane.stored_count += count
+            lane.refusals = 0
+            lane.is_on_trial = False
+        lane.message_count -= count
+        lane.size_bytes -= size_bytes
+        self.pending_messages -= count
+        self.pending_bytes -= size_bytes
+        if lane.is_held and not lane.in_flight:
+            lane.is_held = False
+        if self._pins:
+            for publication in shipment.publications:
+                self._order.settle(publication)
+        lane.on_answer()
+        if self._waiting or (self._pins and any(each.pinned for each in self.lanes)):
+            self.on_room()
 
     def refused(self, shipment: Shipment, error: Refused) -> None:
         """The broker has refused the oldest shipment of its lane, and hangs up."""
@@ -247,7 +258,7 @@ class Outbox:
             for publication in publications:
                 publication.fail(final)
         if all(publication.future.done() for publication in publications):
-            self._settle(shipment)
+            self.settle(shipment, is_stored=False)
 
     def put_back(self, lane: Lane, reason: str) -> int:
         """The connection is gone: what was in flight waits again, before everything else.
@@ -279,7 +290,7 @@ class Outbox:
         self._waiting.extendleft(reversed(free))
         ordered += lane.pinned
         lane.clear()
-        self._house(ordered)
+        self._order.move(ordered)
         self.retried_count += count
         return count
 
@@ -287,47 +298,8 @@ class Outbox:
         """Whether it has failed once more than it may."""
         return self._retries is not None and trouble.failures > self._retries
 
-    def _house(self, publications: Iterable[Publication]) -> None:
-        """Give those that have an order key, and all that waits of it, another lane."""
-        homes: dict[OrderKey, Lane | None] = {}
-        for publication in publications:
-            key = publication.order_key
-            assert key is not None
-            if key not in homes:
-                homes[key] = self._pins[key].lane = home(self.lanes, key)
-            lane = homes[key]
-            (self._homeless if lane is None else lane.pinned).append(publication)
-
-    def _settle(self, shipment: Shipment) -> None:
-        """All of the oldest shipment of a lane has its answer."""
-        lane = shipment.lane
-        oldest = lane.in_flight.popleft()
-        assert oldest is shipment
-        count, size_bytes = shipment.message_count, shipment.size_bytes
-        lane.message_count -= count
-        lane.size_bytes -= size_bytes
-        self.pending_messages -= count
-        self.pending_bytes -= size_bytes
-        if lane.is_held and not lane.in_flight:
-            lane.is_held = False
-        if self._pins:
-            for publication in shipment.publications:
-                self._unpin(publication)
-        lane.on_answer()
-        if self._waiting or (self._pins and any(each.pinned for each in self.lanes)):
-            self.on_room()
-
     def _forget(self, publication: Publication) -> None:
         """This has its answer without having been stored."""
         self.pending_messages -= len(publication.bodies)
         self.pending_bytes -= publication.size_bytes
-        self._unpin(publication)
-
-    def _unpin(self, publication: Publication) -> None:
-        key = publication.order_key
-        if key is None:
-            return
-        pin = self._pins[key]
-        pin.count -= 1
-        if not pin.count:
-            del self._pins[key]
+        self._order.settle(publication)

@@ -11,6 +11,7 @@ from martlet.client.backoff import Backoff
 from martlet.client.dialer import Dialer
 from martlet.client.discovery import Discovery
 from martlet.client.errors import ConnectRefused
+from martlet.client.hooks import Hooks
 from martlet.client.identity import Identity
 from martlet.client.lane import Lane
 from martlet.client.link import Link
@@ -42,6 +43,7 @@ class Pool:
         backoff: Backoff,
         connect_timeout_s: float,
         answer_timeout_s: float,
+        hooks: Hooks,
     ) -> None:
         self.attempted = asyncio.Event()
         self.refusal: ConnectRefused | None = None
@@ -51,6 +53,7 @@ class Pool:
         self._given = list(addresses)
         self._identity = identity
         self._backoff = backoff
+        self._hooks = hooks
         self._connect_timeout_s = connect_timeout_s
         self._answer_timeout_s = answer_timeout_s
         self._discovery: Discovery | None = None
@@ -118,7 +121,16 @@ class Pool:
 
     def _flush(self) -> None:
         self._is_flushing = False
-        lanes = [link.lane for link in self._links.values() if link.is_open]
+        lanes = []
+        for link in self._links.values():
+            connection = link.connection
+            if (
+                connection is not None
+                and not link.lane.is_held
+                and connection.is_alive
+                and connection.can_write
+            ):
+                lanes.append(link.lane)
         if not lanes:
             return  # A new connection, or the next answer, flushes again.
         for shipment in self._outbox.pack(lanes):
@@ -135,7 +147,7 @@ class Pool:
             backoff=self._backoff,
             connect_timeout_s=self._connect_timeout_s,
         )
-        link = Link(self._outbox, str(address), dialer, self._backoff)
+        link = Link(self._outbox, str(address), dialer, self._backoff, self._hooks)
         link.on_up = self._on_up
         link.on_down = self._on_down
         link.on_refused = self._on_refused

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 from types import TracebackType
 
 from martlet.client.address import Addresses, parse_addresses
@@ -15,8 +16,9 @@ from martlet.client.errors import (
     ConnectFailed,
     ConnectRefused,
     ProducerFull,
-    PublishTimeout,
 )
+from martlet.client.expiry import Expiry
+from martlet.client.hooks import NO_HOOKS, Hooks, Publishing
 from martlet.client.identity import Compression, Identity, TlsChoice
 from martlet.client.limits import Limits
 from martlet.client.name import check_name
@@ -63,6 +65,7 @@ class Producer:
         tls: TlsChoice | None = None,
         compression: Compression | None = None,
         auth_secret: str | bytes | None = None,
+        hooks: Hooks | None = None,
     ) -> None:
         """Take the settings; nothing is connected before ``async with``.
 
@@ -85,6 +88,7 @@ class Producer:
             connect_timeout_s: how long one attempt to connect may take.
             identity: what to tell the brokers of this client.
             tls, compression, auth_secret: in the place of the identity's; see `Identity`.
+            hooks: what to call for logs, metrics and traces.
         """
         for name, value in (("timeout_s", timeout_s), ("answer_timeout_s", answer_timeout_s)):
             if value <= 0:
@@ -98,6 +102,8 @@ class Producer:
         self._limits = limits or Limits()
         self._timeout_s = timeout_s
         self._ordered = ordered
+        hooks = hooks.guarded() if hooks is not None else NO_HOOKS
+        self._hooks = hooks if hooks.has_publishing else None
         self._outbox = Outbox(self._limits, retries=retries)
         self._pool = Pool(
             self._outbox,
@@ -108,13 +114,13 @@ class Producer:
             backoff=backoff or Backoff(),
             connect_timeout_s=connect_timeout_s,
             answer_timeout_s=answer_timeout_s,
+            hooks=hooks,
         )
+        self._expiry = Expiry(self._outbox, self._pool, timeout_s)
         self._pool.on_refused = self._on_refused
         self._loop: asyncio.AbstractEventLoop
-        self._timed_out = 0
         self._is_open = False
         self._was_opened = False
-        self._expiry: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Producer:
         """Connect, and return once one broker is.
@@ -211,7 +217,18 @@ class Producer:
             raise ValueError(f"defer_ms={defer_ms}: nothing can be delivered in the past")
         body = check_body(body, self._limits.max_message_bytes)
         key = None if order_key is None and not self._ordered else (topic, order_key or "")
-        return self._add(topic, (body,), len(body) + MPUB_EXTRA_BYTES, defer_ms, key).future
+        size_bytes = len(body) + MPUB_EXTRA_BYTES
+        hooks = self._hooks
+        if hooks is None:
+            return self._add(topic, (body,), size_bytes, defer_ms, key).future
+        call = hooks.begin(Publishing(topic, 1, len(body)))
+        try:
+            future = self._add(topic, (body,), size_bytes, defer_ms, key).future
+        except BaseException as error:
+            hooks.end(call, error)
+            raise
+        future.add_done_callback(partial(hooks.ended, call))
+        return future
 
     def _check_room(self, message_count: int, size_bytes: int) -> None:
         """Raise ``ProducerFull`` if so much more may not be published now."""
@@ -240,20 +257,37 @@ class Producer:
             ConnectRefused: no broker has this client any longer; some may be stored.
             Closed: the producer has been closed.
         """
-        check_name(topic, "topic")
+        call = Publishing(topic, 0, 0)
+        hooks = self._hooks
+        if hooks is None:
+            return await self._publish_many(call, bodies, order_key)
+        hooks.begin(call)
+        try:
+            count = await self._publish_many(call, bodies, order_key)
+        except BaseException as error:
+            hooks.end(call, error)
+            raise
+        hooks.end(call, None)
+        return count
+
+    async def _publish_many(
+        self, call: Publishing, bodies: Iterable[Body], order_key: str | bytes | None
+    ) -> int:
+        """The same, counting in the call what is published."""
+        topic = check_name(call.topic, "topic")
         key = None if order_key is None and not self._ordered else (topic, order_key or "")
         most_bytes = self._limits.max_message_bytes
         if isinstance(bodies, (list, tuple)):
             checked: Iterable[bytes] = await check_bodies(bodies, most_bytes)
         else:
             checked = (check_body(body, most_bytes) for body in bodies)
-        count = 0
         size_bytes = 0
         sent: deque[Publication] = deque()
         try:
             for piece, piece_bytes in pieces(checked, self._limits):
                 sent.append(self._add(topic, piece, piece_bytes, None, key))
-                count += len(piece)
+                call.message_count += len(piece)
+                call.size_bytes += piece_bytes - MPUB_EXTRA_BYTES * len(piece)
                 size_bytes += piece_bytes
                 await asyncio.sleep(0)  # It is sent while the next is cut.
                 while size_bytes > self._limits.max_in_flight_bytes and len(sent) > 1:
@@ -269,7 +303,7 @@ class Producer:
                 if not publication.future.cancel() and not publication.future.cancelled():
                     publication.future.exception()
             raise
-        return count
+        return call.message_count
 
     def _add(
         self,
@@ -299,8 +333,8 @@ class Producer:
             order_key=order_key,
         )
         self._outbox.add(publication)
-        if self._expiry is None:
-            self._expiry = loop.call_at(deadline_s, self._expire)
+        if self._expiry.timer is None:
+            self._expiry.begin(loop, deadline_s)
         self._pool.flush_soon()
         return publication
 
@@ -313,7 +347,7 @@ class Producer:
             pending_bytes=outbox.pending_bytes,
             stored=outbox.stored_count,
             retried=outbox.retried_count,
-            timed_out=self._timed_out,
+            timed_out=self._expiry.count,
             brokers=tuple(link.stats() for link in self._pool.links),
         )
 
@@ -337,34 +371,5 @@ class Producer:
         self._is_open = False
         for publication in self._outbox.unanswered():
             publication.fail(Closed("the producer was closed before the broker answered"))
-        if self._expiry is not None:
-            self._expiry.cancel()
+        self._expiry.close()
         await self._pool.close()
-
-    def _expire(self) -> None:
-        """Give up what is too late, and look again when the next will be."""
-        now_s = self._loop.time()
-        next_s: float | None = None
-        for lane in self._outbox.lanes:
-            for shipment in lane.in_flight:
-                for publication in shipment.publications:
-                    if publication.deadline_s <= now_s:
-                        self._give_up(publication, f"{lane.name} did not answer")
-                    elif next_s is None or publication.deadline_s < next_s:
-                        next_s = publication.deadline_s
-        trouble = self._pool.trouble
-        for publication in self._outbox.waiting():
-            if publication.deadline_s <= now_s:
-                self._give_up(publication, trouble)
-            elif next_s is None or publication.deadline_s < next_s:
-                next_s = publication.deadline_s
-        self._outbox.forget_settled()
-        self._expiry = None if next_s is None else self._loop.call_at(next_s, self._expire)
-
-    def _give_up(self, publication: Publication, reason: str) -> None:
-        trouble = publication.trouble
-        if trouble is not None and trouble.refusal is not None:
-            reason += f"; refused {trouble.refusals} times, at last with {trouble.refusal}"
-        if not publication.future.done():
-            self._timed_out += len(publication.bodies)
-        publication.fail(PublishTimeout(f"not published in {self._timeout_s:g} s: {reason}"))

@@ -138,7 +138,7 @@ class Shipment:
         for publication in self.publications:
             if not publication.future.done():
                 publication.future.set_result(None)
-        self._outbox.stored(self)
+        self._outbox.settle(self, True)
 
     def refused(self, error: Refused) -> None:
         """The broker has not stored it, and hangs up."""

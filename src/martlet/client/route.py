@@ -11,17 +11,15 @@ broker goes only the keys that were at home there move.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from hashlib import blake2b
 
 from martlet.client.lane import Lane
 from martlet.client.publication import OrderKey, Publication
 
 
-def lightest(lanes: Sequence[Lane], publication: Publication) -> Lane | None:
+def lightest(lanes: Iterable[Lane], publication: Publication) -> Lane | None:
     """The lane with the least in flight that has room; a slow one only if there is no other."""
-    if len(lanes) == 1:
-        return lanes[0] if lanes[0].has_room(publication) else None
     best: Lane | None = None
     best_weight = (False, 0, 0)
     for lane in lanes:

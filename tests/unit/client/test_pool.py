@@ -252,10 +252,10 @@ async def test_a_key_has_one_broker_and_moves_as_a_whole(
 async def test_ordered_keeps_each_topic_at_one_broker(brokers: list[ScriptedBroker]) -> None:
     async with Producer(addresses(brokers), ordered=True) as producer:
         await connected(producer, 3)
-        for number in range(10):
+        for number in range(40):
             await producer.publish(f"t{number}", b"%d" % number)
             await producer.publish_many(f"t{number}", [b"%d" % number, b"%d" % number])
-        for number in range(10):
+        for number in range(40):
             have = [broker for broker in brokers if b"%d" % number in broker.bodies()]
             assert len(have) == 1
         assert all(broker.bodies() for broker in brokers)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from queue import SimpleQueue
 
 from martlet.client.consumer import Consumer
@@ -17,7 +18,7 @@ from martlet.client.message import Message
 from martlet.client.sync.answers import posted
 from martlet.client.sync.loop_thread import LoopThread
 
-_Job = tuple[Message, asyncio.Future[None]]
+_Job = tuple[Message, asyncio.Future[None], Context]
 
 
 class Handlers:
@@ -49,7 +50,7 @@ class Handlers:
     async def _handle(self, message: Message) -> None:
         outcome: asyncio.Future[None] = self._loop.create_future()
         handed = posted(message, self._thread)
-        self._jobs.put((handed, outcome))
+        self._jobs.put((handed, outcome, copy_context()))
         try:
             await outcome
         finally:
@@ -70,9 +71,9 @@ class Handlers:
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
-            message, outcome = job
+            message, outcome, context = job
             try:
-                self._handler(message)
+                context.run(self._handler, message)
             except Exception as error:
                 self._settle(outcome, error)
             except BaseException:

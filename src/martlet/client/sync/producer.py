@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
+from contextvars import Context, copy_context
 from itertools import islice
 from types import TracebackType
 from typing import Any
@@ -19,7 +20,7 @@ from martlet.client.sync.likeness import like
 from martlet.client.sync.loop_thread import LoopThread, loop_thread
 from martlet.protocol.commands import MPUB_EXTRA_BYTES
 
-_Job = tuple[str, bytes, int | None, str | bytes | None, Future[None]]
+_Job = tuple[str, bytes, int | None, str | bytes | None, Future[None], Context | None]
 
 AHEAD = 2
 """How many pieces of an iterable may be on their way while the next is taken from it."""
@@ -174,17 +175,23 @@ class Producer:
         check_name(topic, "topic")
         body = check_body(body, self._most_bytes)
         future: Future[None] = Future()
-        self._posted.append((topic, body, defer_ms, order_key, future))
+        # Hooks that trace want to know the caller's span.
+        context = copy_context() if self._producer._hooks is not None else None
+        self._posted.append((topic, body, defer_ms, order_key, future, context))
         thread.post(self._publish_next, thread)
         return future
 
     def _publish_next(self, thread: LoopThread) -> None:
         """In the loop: publish what was submitted first, and let its future have the outcome."""
-        topic, body, defer_ms, order_key, future = self._posted.popleft()
+        topic, body, defer_ms, order_key, future, context = self._posted.popleft()
         if future.cancelled():
             return
         try:
-            stored = self._producer._publish(topic, body, defer_ms, order_key)
+            publish = self._producer._publish
+            if context is None:
+                stored = publish(topic, body, defer_ms, order_key)
+            else:
+                stored = context.run(publish, topic, body, defer_ms, order_key)
         except Exception as error:
             _fulfil(future, error)
             return

@@ -1,0 +1,338 @@
+"""What hooks are told, with a broker that does what the test tells it."""
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.unit.client.scripted_broker import Command, ScriptedBroker
+
+from martlet.client import (
+    Backoff,
+    Closed,
+    Consumer,
+    Handling,
+    Hooks,
+    Message,
+    MessageView,
+    Producer,
+    Publishing,
+    PublishRefused,
+    sync,
+)
+from martlet.client.otel import otel_hooks
+
+FAST = Backoff(first_s=0.01, max_s=0.05)
+
+
+class Journal:
+    """Hooks that write down what they are told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+
+    def hooks(self) -> Hooks:
+        def write(name: str) -> Any:
+            return lambda *told: self.told.append((name, *map(self._plain, told)))
+
+        return Hooks(**{name: write(name) for name in Hooks.__dataclass_fields__})
+
+    def _plain(self, told: object) -> object:
+        if isinstance(told, Publishing):
+            assert told.age_s() >= 0
+            return told.topic, told.message_count, told.size_bytes
+        if isinstance(told, Handling):
+            return told.topic, told.channel, told.message.body
+        return type(told) if isinstance(told, BaseException) else told
+
+    def of(self, *names: str) -> list[tuple[Any, ...]]:
+        return [each for each in self.told if each[0] in names]
+
+
+class Script:
+    """Refuses a bad body, and hangs up once when it is told to."""
+
+    def __init__(self) -> None:
+        self.has_hung_up = False
+
+    async def __call__(self, command: Command) -> bool:
+        if b"bad" in command.bodies:
+            command.peer.fail(b"E_BAD_MESSAGE bad")
+            return True
+        if b"hang up" in command.bodies and not self.has_hung_up:
+            self.has_hung_up = True
+            command.peer.hang_up()
+            return True
+        return False
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[ScriptedBroker]:
+    async with ScriptedBroker(Script()) as scripted:
+        yield scripted
+
+
+@pytest.fixture
+def journal() -> Journal:
+    return Journal()
+
+
+async def test_a_producer_tells_of_each_call(broker: ScriptedBroker, journal: Journal) -> None:
+    async with Producer(broker.address, backoff=FAST, hooks=journal.hooks()) as producer:
+        await producer.publish("t", b"one")
+        await producer.publish_many("t", [b"two", b"three"])
+        await producer.submit("t", b"four")
+        with pytest.raises(PublishRefused):
+            await producer.publish("t", b"bad")
+        cancelled = producer.submit("t", b"five")
+        cancelled.cancel()
+        await producer.publish("t", b"six")
+    with pytest.raises(Closed):
+        await producer.publish("t", b"seven")
+    assert journal.of("on_publish", "on_published") == [
+        ("on_publish", ("t", 1, 3)),
+        ("on_published", ("t", 1, 3), None),
+        ("on_publish", ("t", 0, 0)),
+        ("on_published", ("t", 2, 8), None),
+        ("on_publish", ("t", 1, 4)),
+        ("on_published", ("t", 1, 4), None),
+        ("on_publish", ("t", 1, 3)),
+        ("on_published", ("t", 1, 3), PublishRefused),
+        ("on_publish", ("t", 1, 4)),
+        ("on_publish", ("t", 1, 3)),
+        ("on_published", ("t", 1, 4), asyncio.CancelledError),
+        ("on_published", ("t", 1, 3), None),
+        ("on_publish", ("t", 1, 5)),
+        ("on_published", ("t", 1, 5), Closed),
+    ]
+
+
+async def test_a_producer_tells_of_its_connections(
+    broker: ScriptedBroker, journal: Journal
+) -> None:
+    async with Producer(broker.address, backoff=FAST, hooks=journal.hooks()) as producer:
+        await producer.publish("t", b"hang up")
+    told = journal.of("on_connected", "on_lost", "on_retried")
+    assert [each[:2] for each in told] == [
+        ("on_connected", broker.address),
+        ("on_lost", broker.address),
+        ("on_retried", broker.address),
+        ("on_connected", broker.address),
+    ]
+    assert told[2][2] == 1
+
+
+async def test_a_consumer_tells_of_runs_and_of_each_handler(
+    broker: ScriptedBroker, journal: Journal
+) -> None:
+    failed: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        if message.body == b"body 1":
+            failed.append(message.body)
+            raise ValueError
+
+    async with Consumer("t", "c", broker.address, hooks=journal.hooks()) as consumer:
+        await broker.until(broker.ready_counts)
+        running = asyncio.create_task(consumer.run(handle))
+        broker.deliver(*range(3))
+        await broker.until(lambda: len(broker.answered("FIN") + broker.answered("REQ")) == 3)
+        consumer.stop()
+        await running
+    handled = journal.of("on_handle", "on_handled")
+    assert handled == [
+        ("on_handle", ("t", "c", b"body 0")),
+        ("on_handled", ("t", "c", b"body 0"), None),
+        ("on_handle", ("t", "c", b"body 1")),
+        ("on_handled", ("t", "c", b"body 1"), ValueError),
+        ("on_handle", ("t", "c", b"body 2")),
+        ("on_handled", ("t", "c", b"body 2"), None),
+    ]
+    received = journal.of("on_received")
+    assert sum(each[2] for each in received) == 3
+    assert sum(each[3] for each in received) == 3 * len(b"body 0")
+    assert sum(each[2] for each in journal.of("on_finished")) == 2
+    assert sum(each[2] for each in journal.of("on_requeued")) == 1
+    assert journal.of("on_connected") == [("on_connected", broker.address)]
+    assert journal.of("on_lost") == [], "it was closed"
+
+
+async def test_a_hook_that_fails_is_logged_and_changes_nothing(
+    broker: ScriptedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_told: object) -> None:
+        raise ValueError("on purpose")
+
+    hooks = Hooks(**dict.fromkeys(Hooks.__dataclass_fields__, fail))
+    done = asyncio.Event()
+
+    async def handle(_message: Message) -> None:
+        done.set()
+
+    async with (
+        Producer(broker.address, hooks=hooks) as producer,
+        Consumer("t", "c", broker.address, hooks=hooks) as consumer,
+    ):
+        await producer.publish("t", b"x")
+        running = asyncio.create_task(consumer.run(handle))
+        broker.deliver(1)
+        await asyncio.wait_for(done.wait(), 5)
+        await broker.until(lambda: broker.answered("FIN"))
+        consumer.stop()
+        await running
+    failures = {each.getMessage() for each in caplog.records}
+    assert {"the hook on_publish failed", "the hook on_handled failed"} <= failures
+
+
+who: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
+
+
+@pytest.mark.parametrize("on", ["loop", "threads"])
+async def test_a_handler_runs_in_the_context_that_the_hook_made(
+    broker: ScriptedBroker, on: str
+) -> None:
+    seen: list[str] = []
+
+    def handle(message: Message | MessageView) -> None:
+        seen.append(f"{who.get()} {message.body.decode()}")
+
+    def on_handle(handling: Handling) -> None:
+        handling.state = who.set(f"hook of {handling.message.body.decode()}")
+
+    def on_handled(handling: Handling, _error: BaseException | None) -> None:
+        who.reset(handling.state)
+
+    hooks = Hooks(on_handle=on_handle, on_handled=on_handled)
+    async with Consumer("t", "c", broker.address, hooks=hooks) as consumer:
+        running = asyncio.create_task(
+            consumer.run(handle, on=on)  # type: ignore[call-overload]
+        )
+        await broker.until(broker.ready_counts)
+        broker.deliver(1, 2)
+        await broker.until(lambda: len(broker.answered("FIN")) == 2)
+        consumer.stop()
+        await running
+    assert seen == ["hook of body 1 body 1", "hook of body 2 body 2"]
+
+
+class Telemetry:
+    """An SDK that keeps everything."""
+
+    def __init__(self) -> None:
+        self.spans = InMemorySpanExporter()
+        self._reader = InMemoryMetricReader()
+        self.tracers = TracerProvider()
+        self.tracers.add_span_processor(SimpleSpanProcessor(self.spans))
+        self._meters = MeterProvider([self._reader])
+        self.hooks = otel_hooks(self.tracers, self._meters)
+
+    def sums(self) -> dict[str, float]:
+        """What each counter has come to, and how often each histogram was told."""
+        data = self._reader.get_metrics_data()
+        assert data is not None
+        found: dict[str, float] = {}
+        for metric in data.resource_metrics[0].scope_metrics[0].metrics:
+            for point in metric.data.data_points:
+                value = getattr(point, "value", None)
+                found[metric.name] = found.get(metric.name, 0) + (
+                    point.count if value is None else value  # type: ignore[union-attr]
+                )
+        return found
+
+
+@pytest.fixture
+def telemetry() -> Telemetry:
+    return Telemetry()
+
+
+async def test_opentelemetry_has_spans_and_metrics(
+    broker: ScriptedBroker, telemetry: Telemetry
+) -> None:
+    inside: list[trace.Span] = []
+
+    async def handle(message: Message) -> None:
+        inside.append(trace.get_current_span())
+        if message.body == b"body 2":
+            raise KeyError("no")
+
+    async with (
+        Producer(broker.address, backoff=FAST, hooks=telemetry.hooks) as producer,
+        Consumer("t", "c", broker.address, hooks=telemetry.hooks) as consumer,
+    ):
+        with telemetry.tracers.get_tracer("test").start_as_current_span("request") as request:
+            await producer.publish_many("t", [b"one", b"two"])
+            with pytest.raises(PublishRefused):
+                await producer.publish("t", b"bad")
+        running = asyncio.create_task(consumer.run(handle))
+        broker.peers.append(broker.named("SUB")[0].peer)  # It delivers to the last.
+        broker.deliver(1, 2)
+        await broker.until(lambda: len(broker.answered("FIN") + broker.answered("REQ")) == 2)
+        consumer.stop()
+        await running
+    spans = {
+        (each.name, index): each for index, each in enumerate(telemetry.spans.get_finished_spans())
+    }
+    published = [span for (name, _), span in spans.items() if name == "publish t"]
+    processed = [span for (name, _), span in spans.items() if name == "process t"]
+    assert [span.kind.name for span in published + processed] == ["PRODUCER"] * 2 + ["CONSUMER"] * 2
+    for span in published:
+        assert span.parent is not None
+        assert span.parent.span_id == request.get_span_context().span_id
+    many, bad = published
+    assert many.attributes is not None
+    assert many.attributes["messaging.batch.message_count"] == 2
+    assert many.attributes["messaging.destination.name"] == "t"
+    assert many.status.is_ok
+    assert not bad.status.is_ok
+    assert bad.attributes is not None
+    assert bad.attributes["error.type"] == "PublishRefused"
+    good, failed = processed
+    assert [each.get_span_context() for each in inside] == [good.context, failed.context]
+    assert good.attributes is not None
+    assert good.attributes["messaging.consumer.group.name"] == "c"
+    assert good.attributes["messaging.message.id"] == f"{1:016x}"
+    assert failed.attributes is not None
+    assert failed.attributes["error.type"] == "KeyError"
+    assert [event.name for event in failed.events] == ["exception"]
+    sums = telemetry.sums()
+    assert sums["messaging.client.sent.messages"] == 3
+    assert sums["messaging.client.consumed.messages"] == 2
+    assert sums["martlet.client.finished.messages"] == 1
+    assert sums["martlet.client.requeued.messages"] == 1
+    assert sums["messaging.process.duration"] == 2
+    assert sums["messaging.client.operation.duration"] == 2
+    assert sums["martlet.client.lost.connections"] == 1
+
+
+async def test_spans_of_the_face_without_await_have_the_callers_parent(
+    broker: ScriptedBroker, telemetry: Telemetry
+) -> None:
+    tracer = telemetry.tracers.get_tracer("test")
+
+    def main() -> tuple[int, int]:
+        with sync.Producer(broker.address, hooks=telemetry.hooks) as producer:
+            with tracer.start_as_current_span("one") as one:
+                producer.publish("t", b"x")
+            with tracer.start_as_current_span("two") as two:
+                producer.publish_many("t", [b"x", b"y"])
+        return one.get_span_context().span_id, two.get_span_context().span_id
+
+    callers = await asyncio.to_thread(main)
+    published = [each for each in telemetry.spans.get_finished_spans() if each.name == "publish t"]
+    assert tuple(each.parent.span_id for each in published if each.parent) == callers
+
+
+def test_hooks_of_a_producer_are_quiet_where_they_are_not_set(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    assert Producer()._hooks is None
+    assert Producer(hooks=Hooks(on_lost=print))._hooks is None
