@@ -77,7 +77,10 @@ def publish(broker: BrokerProcess, body: str, topic: str = "t") -> None:
     assert ask(broker.http_address, f"/pub?topic={topic}", "POST", body.encode()) == "OK"
 
 
-@pytest.mark.parametrize("client", [pytest.param("go-nsq", marks=NEEDS_TOOLS), "nsqjs"])
+@pytest.mark.parametrize(
+    "client",
+    [pytest.param("go-nsq", marks=NEEDS_TOOLS), pytest.param("nsqjs", marks=pytest.mark.slow)],
+)
 async def test_brokers_are_found_as_they_come_and_go(
     client: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -108,6 +111,7 @@ async def test_brokers_are_found_as_they_come_and_go(
                 await lines.until("back")
 
 
+@pytest.mark.slow
 @NEEDS_TOOLS
 def test_nsq_to_file_finds_topics_through_it(tmp_path: Path) -> None:
     with LookupProcess() as lookup, broker_of(lookup) as one, broker_of(lookup) as two:

@@ -145,6 +145,7 @@ def test_nsqadmin_shows_the_same_of_both() -> None:
     assert mine["/api/nodes"][1]["nodes"], "nothing was found"
 
 
+@pytest.mark.slow
 def test_nsqadmin_does_the_same_through_both() -> None:
     told = []
     with cluster(ours=False) as theirs:
