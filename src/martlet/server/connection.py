@@ -26,6 +26,7 @@ from martlet.server.listener import shown_peer
 from martlet.server.output_queue import OutputQueue
 from martlet.server.owed import Owed
 from martlet.server.pace import Pace
+from martlet.server.publishing import publish, publish_lone
 from martlet.server.upgrade import Agreed, Upgrade
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from martlet.layer.tls import TlsLayer
     from martlet.server.server import Server
 
-_MILLISECOND_NS = 1_000_000
 _FIRST_OWN_BYTES = 1 << 16
 _UNTIMED = 4
 """So many commands are handled between two looks at the time."""
@@ -44,16 +44,19 @@ _UNTIMED = 4
 class Connection(asyncio.BufferedProtocol):
     """One client. Made by the server for each connection that it accepts."""
 
+    may_be_brief = True
+    """Whether it takes the short cut for a PUB that comes by itself, as a rule."""
+
     def __init__(self, server: Server) -> None:
         self.server = server
         self.broker = server.broker
-        self._turns = server.turns
+        self.turns = server.turns
         self.decoder = Decoder(server.limits, is_valid_name)
         self.decoder.needs_tls = bool(server.options.tls_demanded)
         self._own: bytearray | None = None
         self._filled = 0
         self.greeted = False
-        self._brief = False
+        self.brief = False
         """Whether a PUB that comes by itself may be answered at once."""
         self._waits = False
         """Whether the next command waits, for an answer from elsewhere or for its turn."""
@@ -89,7 +92,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The client is there."""
-        self._transport = cast(asyncio.Transport, transport)
+        self.transport = cast(asyncio.Transport, transport)
         self.remote_address = shown_peer(transport)
         self.connected_at_ns = self.broker.clock()
         self.identity = default_identity(self.server.options, self.remote_address)
@@ -97,7 +100,7 @@ class Connection(asyncio.BufferedProtocol):
         self.channel: Channel | None = None
         self.topic: Topic | None = None
         self._output = OutputQueue(
-            self.server.loop, self._transport, partial(self.drop, "reads nothing")
+            self.server.loop, self.transport, partial(self.drop, "reads nothing")
         )
         self.guard = guard = self.server.guard(self)
         if guard is not None:
@@ -132,14 +135,14 @@ class Connection(asyncio.BufferedProtocol):
     def _end(self) -> None:
         if self._refused:
             self._let_go()
-            take_leave(self._transport)
+            take_leave(self.transport)
         else:
-            self._transport.close()
+            self.transport.close()
 
     def abort(self) -> None:
         """Close at once."""
         self._closing = True
-        self._transport.abort()
+        self.transport.abort()
 
     def drop(self, reason: str) -> None:
         """Close at once on a client that has gone, or as good as."""
@@ -156,9 +159,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes have come."""
-        self._turns.heard()
+        self.turns.heard()
         if self._own is None:
-            if self._publish_lone(nbytes):
+            if self.brief and publish_lone(self, nbytes):
                 return
             buffer, end = self.server.receive_buffer, nbytes
         else:
@@ -187,11 +190,11 @@ class Connection(asyncio.BufferedProtocol):
         except Waits:
             at = start
             self._waits = True
-            self._transport.pause_reading()
+            self.transport.pause_reading()
         except Agreed as agreed:
             self._upgrade = Upgrade(self, agreed.agreement, bytes(buffer[at:end]))
             self._own = None
-            self._transport.pause_reading()
+            self.transport.pause_reading()
             self._begin_upgrade()
             return
         except v2.ProtocolError as error:
@@ -208,7 +211,7 @@ class Connection(asyncio.BufferedProtocol):
         """Others have theirs, before the rest of what has come."""
         if not self._closing:
             self._waits = True
-            self._transport.pause_reading()
+            self.transport.pause_reading()
             self._go_on_soon()
 
     def _go_on_soon(self) -> None:
@@ -225,8 +228,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _read_on(self) -> None:
         """Read the client's commands, unless there is still a reason not to."""
-        if not (self.held_up or self._upgrade or self._transport.is_closing()):
-            self._transport.resume_reading()
+        if not (self.held_up or self._upgrade or self.transport.is_closing()):
+            self.transport.resume_reading()
 
     def eof_received(self) -> bool:
         """The client sends nothing more: what it is owed is sent, then the connection closes."""
@@ -243,7 +246,7 @@ class Connection(asyncio.BufferedProtocol):
         magic = bytes(buffer[: min(end, len(v2.MAGIC))])
         if not v2.MAGIC.startswith(magic):
             self.server.events.greeted(self.remote_address, magic, v2.MAGIC)
-            self._transport.write(v2.frame(v2.FrameType.ERROR, b"E_BAD_PROTOCOL"))
+            self.transport.write(v2.frame(v2.FrameType.ERROR, b"E_BAD_PROTOCOL"))
             self._refused = True
             self.close()
             return end
@@ -251,7 +254,7 @@ class Connection(asyncio.BufferedProtocol):
             return 0
         self.server.events.greeted(self.remote_address, magic, v2.MAGIC)
         self.greeted = True
-        self._brief = self.guard is None
+        self.brief = self.may_be_brief and self.guard is None
         return len(magic)
 
     def _keep(self, buffer: bytearray, at: int, end: int) -> None:
@@ -289,56 +292,14 @@ class Connection(asyncio.BufferedProtocol):
         if self._upgrade is not None and not self.owed:
             upgrade, self._upgrade = self._upgrade, None
             self.heartbeat.stop()
-            self._transport.resume_reading()
-            upgrade.begin(self.server, self._transport)
+            self.transport.resume_reading()
+            upgrade.begin(self.server, self.transport)
 
     def upgraded(self, transport: asyncio.Transport) -> None:
         """The connection goes on in another form."""
-        self._transport = transport
+        self.transport = transport
         self.decoder.needs_tls = self.decoder.needs_tls and self.tls is None
         self.heartbeat.start()
-
-    def _publish_lone(self, nbytes: int) -> bool:
-        """Append and answer a PUB that came by itself at once, instead of at the turn's end.
-
-        Returns False where what has come goes the usual way: it is something else, or has to wait.
-        """
-        server = self.server
-        if self.owed or self._turns.crowded or not server.answers_at_once or not self._brief:
-            return False
-        lone = self.decoder.lone_publish(server.receive_buffer, nbytes)
-        if lone is None:
-            return False
-        name, start = lone
-        topic = self.broker.topics.get(name)
-        if topic is None:
-            return False
-        self.heard = True
-        try:
-            self.broker.append(topic, server.receive_view[start:nbytes])
-        except WritesRefused as error:
-            self.refuse(v2.ProtocolError("E_PUB_FAILED", f"PUB failed {error}"))
-            return True
-        self.message_counters[name] = self.message_counters.get(name, 0) + 1
-        self._transport.write(v2.OK)
-        return True
-
-    def _publish(self, command: v2.Publish) -> None:
-        if self.guard is not None:
-            self.guard.check(command.verb, command.topic, "")
-        now = 0
-        if command.delay_ms:
-            now = self.broker.clock() + command.delay_ms * _MILLISECOND_NS
-        try:
-            receipt = self.broker.topic(command.topic).stage(command.bodies, now)
-        except WritesRefused as error:
-            raise v2.ProtocolError(
-                f"E_{command.verb}_FAILED", f"{command.verb} failed {error}"
-            ) from error
-        count = self.message_counters.get(command.topic, 0)
-        self.message_counters[command.topic] = count + len(command.bodies)
-        self.owed.append((receipt, command.verb, command.commands))
-        self.server.staged(self)
 
     def refuse(self, error: v2.ProtocolError) -> None:
         """Answer with an error, and close after a fatal one."""
@@ -381,39 +342,39 @@ class Connection(asyncio.BufferedProtocol):
 
     def beat(self) -> None:
         """Send a heartbeat."""
-        self._transport.write(v2.HEARTBEAT_FRAME)
+        self.transport.write(v2.HEARTBEAT_FRAME)
 
     def _send(self, data: bytes) -> None:
-        self._transport.write(data)
+        self.transport.write(data)
         if self._output.full:
             # Or a client that asks and never reads would have ever more answers wait for it.
-            self._transport.pause_reading()
+            self.transport.pause_reading()
 
     def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
         """Send messages to the consumer."""
         if len(frames) == 1:
-            self._transport.write(frames[0])
+            self.transport.write(frames[0])
         else:
-            self._transport.writelines(frames)
+            self.transport.writelines(frames)
 
     def channel_closed(self) -> None:
         """The channel was deleted."""
-        self._transport.close()
+        self.transport.close()
 
     def pause_writing(self) -> None:
         """The client does not read as fast as it is sent to: its output queue is full."""
-        self._brief = False
+        self.brief = False
         interval_ns = self.identity.heartbeat_interval_ns
         longest_ns = self.server.options.client_timeout_ns
         self._output.filled(min(interval_ns or longest_ns, longest_ns))
         if self.consumer is not None and self.channel is not None:
             self.channel.set_blocked(self.consumer, True)
         else:
-            self._transport.pause_reading()
+            self.transport.pause_reading()
 
     def resume_writing(self) -> None:
         """The client has read."""
-        self._brief = self.greeted and self.guard is None
+        self.brief = self.may_be_brief and self.greeted and self.guard is None
         self._output.emptied()
         if self.consumer is not None and self.channel is not None:
             self.channel.set_blocked(self.consumer, False)
@@ -429,7 +390,7 @@ _HANDLERS: dict[type, Callable[[Connection, Any], None]] = {
     v2.Finish: answer.finish,
     v2.Requeue: answer.requeue,
     v2.Touch: answer.touch,
-    v2.Publish: Connection._publish,
+    v2.Publish: publish,
     v2.Close: session.stop_receiving,
     v2.Nop: Connection._ignore,
 }

@@ -23,8 +23,7 @@ _ID = slice(FRAME_HEADER_BYTES - 16, FRAME_HEADER_BYTES)
 class TracedConnection(Connection):
     """One client whose every word is logged."""
 
-    def _publish_lone(self, nbytes: int) -> bool:
-        return False  # so that each publish is a command
+    may_be_brief = False  # so that each publish is a command
 
     def _handle(self, command: v2.Command) -> None:
         for line in told(command):
