@@ -37,7 +37,7 @@ class JsonFilter:
             return None
         if not self._fields:
             return body
-        left = {field: found[field] for field in self._fields if field in found}
+        left = {field: _plain(found[field]) for field in self._fields if field in found}
         return json.dumps(left, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
 
     def _fits(self, value: object) -> bool:
@@ -52,9 +52,16 @@ def _read(body: bytes) -> dict[str, Any]:
         found = json.loads(body, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise ValueError(str(error)) from None
+    if found is None:  # nsq_to_nsq takes it for an object without fields
+        return {}
     if not isinstance(found, dict):
         raise ValueError("it is not an object")
     return found
+
+
+def _plain(value: object) -> object:
+    """A value as nsq_to_nsq writes it: a whole number without a point."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _refuse(name: str) -> NoReturn:
