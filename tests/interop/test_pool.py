@@ -4,14 +4,15 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
 
 import pytest
 from tests.interop.lookup_process import LookupProcess
 from tests.interop.nsqd_process import NSQD, NsqdProcess
 
 from martlet.client import Backoff, Consumer, Health, Producer
-from martlet.testing import BrokerProcess
+from martlet.testing import Broker, BrokerProcess
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(60)]
 
@@ -41,7 +42,7 @@ async def connected(producer: Producer, count: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def read(broker: BrokerProcess, topic: str, count: int) -> list[bytes]:
+async def read(broker: BrokerProcess | Broker, topic: str, count: int) -> list[bytes]:
     """What the broker has of the topic: so many messages, however often each."""
     found: list[bytes] = []
     async with (
@@ -171,49 +172,59 @@ async def test_a_broker_that_stands_still_holds_up_nothing_for_long(
         await asyncio.gather(*(producer.publish(f"still{n}", b"%d" % n) for n in range(100)))
 
 
-async def test_brokers_that_lookup_daemons_know_come_and_go() -> None:
+async def test_brokers_that_lookup_daemons_know_come_and_go(tmp_path: Path) -> None:
+    numbers: list[int] = []
+    is_over = False
+
+    async def publish(producer: Producer) -> None:
+        while not is_over:
+            await producer.publish("t", b"%d" % len(numbers))
+            numbers.append(len(numbers))
+
+    def known() -> set[str]:
+        return {each.address for each in producer.stats.brokers}
+
     with LookupProcess() as lookup:
-        flags = (
-            f"--lookupd-tcp-address={lookup.tcp_address}",
-            "--broadcast-address=127.0.0.1",
-        )
-        one, two = BrokerProcess(None, *flags), BrokerProcess(None, *flags)
-        numbers: list[int] = []
-        is_over = False
-
-        async def publish() -> None:
-            async with Producer(
-                lookup=lookup.http_address, lookup_poll_s=0.5, backoff=FAST
-            ) as producer:
-                producers.set_result(producer)
-                while not is_over:
-                    await producer.publish("t", b"%d" % len(numbers))
-                    numbers.append(len(numbers))
-
-        def known() -> list[str]:
-            return sorted(each.address for each in producers.result().stats.brokers)
-
-        producers: asyncio.Future[Producer] = asyncio.get_running_loop().create_future()
-        publishing = asyncio.create_task(publish())
-        try:
-            async with asyncio.timeout(30):
-                # It waits until there is a broker.
-                await asyncio.to_thread(one.start)
-                await connected(await producers, 1)
-                await asyncio.to_thread(two.start)
-                await connected(producers.result(), 2)
+        registers = {
+            "lookupd_tcp_addresses": (lookup.tcp_address,),
+            "broadcast_address": "127.0.0.1",
+        }
+        producer = Producer(lookup=lookup.http_address, lookup_poll_s=0.3, backoff=FAST)
+        entering = asyncio.create_task(producer.__aenter__())  # It waits until there is a broker.
+        async with asyncio.timeout(30), AsyncExitStack() as stack:
+            async with Broker(tmp_path / "one", **registers):
+                await entering
+                stack.push_async_exit(producer)
+                publishing = asyncio.create_task(publish(producer))
+                two = await stack.enter_async_context(Broker(tmp_path / "two", **registers))
+                await connected(producer, 2)
                 at = len(numbers)
-                await asyncio.to_thread(one.stop)
-                while known() != [two.tcp_address] or len(numbers) < at + 100:  # noqa: ASYNC110
+                while len(numbers) < at + 50:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-                is_over = True
-                await publishing
-                count = producers.result().stats.brokers[0].stored
-                await asyncio.to_thread(one.start)
-            on_two = await read(two, "t", count)
-            on_one = await read(one, "t", len(numbers) - count)
-            assert {int(body) for body in on_one + on_two} == set(numbers)
-        finally:
-            publishing.cancel()
-            one.close()
-            two.close()
+            at = len(numbers)
+            while known() != {two.tcp_address} or len(numbers) < at + 50:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            is_over = True
+            await publishing
+            one = await stack.enter_async_context(Broker(tmp_path / "one"))
+            found = await read(two, "t", producer.stats.brokers[0].stored)
+            found += await read(one, "t", len(numbers) - len(set(found)))
+            assert {int(body) for body in found} == set(numbers)
+
+
+async def test_what_a_full_disk_has_no_room_for_goes_to_another_broker() -> None:
+    bodies = [b"%d-%s" % (number, b"x" * 1000) for number in range(8000)]
+    async with (
+        Broker(max_bytes_per_file=1 << 20, max_disk_bytes=4 << 20) as small,
+        Broker() as big,
+        Producer([small.tcp_address, big.tcp_address]) as producer,
+    ):
+        await connected(producer, 2)
+        for start in range(0, len(bodies), 100):
+            await producer.publish_many("t", bodies[start : start + 100])
+        full, other = producer.stats.brokers
+        assert full.refused > 0
+        assert full.stored > 500
+        assert full.stored + other.stored == len(bodies)
+        found = await read(small, "t", full.stored) + await read(big, "t", other.stored)
+        assert sorted(found) == sorted(bodies)

@@ -19,6 +19,8 @@ from martlet.client.outbox import Outbox
 
 logger = logging.getLogger("martlet.client")
 
+REVIVAL_S = 1.0
+
 
 class Pool:
     """Keeps each broker connected, and sends what the outbox packs.
@@ -65,6 +67,7 @@ class Pool:
         self._watch: asyncio.Task[None] | None = None
         self._look: asyncio.TimerHandle | None = None
         self._looks_in_vain = 0
+        self._has_searched = self._discovery is None
         self._is_closed = False
         self._is_flushing = False
         self._loop: asyncio.AbstractEventLoop
@@ -89,15 +92,25 @@ class Pool:
             return f"{', '.join(connected)} did not answer what was sent before"
         return f"no connection: {self.errors}"
 
-    async def open(self) -> None:
-        """Begin to connect, and return once the lookup daemons have been asked."""
+    def open(self) -> None:
+        """Begin to connect, and to ask the lookup daemons."""
         self._loop = asyncio.get_running_loop()
         for address in self._given:
             self._add(address)
-        if self._discovery is not None:
-            self._watch = asyncio.create_task(self._discovery.watch(), name="martlet lookup")
-            await self._discovery.first_found()
+        self._search()
         self._look_later()
+
+    def _search(self) -> None:
+        """Ask the lookup daemons from now on."""
+        if self._discovery is not None and not self._is_closed:
+            self._watch = asyncio.create_task(self._discovery.watch(), name="martlet lookup")
+            self._watch.add_done_callback(self._on_search_ended)
+
+    def _on_search_ended(self, watch: asyncio.Task[None]) -> None:
+        error = None if watch.cancelled() else watch.exception()
+        if error is not None:
+            logger.error("looking for brokers broke, and begins again", exc_info=error)
+            self._loop.call_later(REVIVAL_S, self._search)
 
     async def close(self) -> None:
         """Hang up."""
@@ -160,6 +173,7 @@ class Pool:
         """Lookup daemons have told what brokers there are."""
         if self._is_closed:
             return
+        self._has_searched = self._has_searched or is_all
         for address in addresses:
             if address not in self._links:
                 logger.info("found a broker at %s", address)
@@ -196,7 +210,7 @@ class Pool:
             self._discovery.look_again()
 
     def _on_refused(self, link: Link) -> None:
-        if all(each.refusal is not None for each in self.links):
+        if self._has_searched and all(each.refusal is not None for each in self.links):
             self.refusal = link.refusal
             self.attempted.set()
             assert link.refusal is not None

@@ -136,7 +136,7 @@ class Producer:
         self._loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._pool.open()
+                self._pool.open()
                 await self._pool.attempted.wait()
             if self._pool.refusal is not None:
                 raise self._pool.refusal

@@ -15,7 +15,10 @@ from martlet.client import (
     PublishLost,
     PublishRefused,
     PublishTimeout,
+    pool,
 )
+from martlet.client.address import Address
+from martlet.client.discovery import Discovery
 
 FAST = Backoff(first_s=0.01, max_s=0.05)
 SLOW = Backoff(first_s=30, max_s=30, jitter=0)
@@ -307,6 +310,40 @@ async def test_closing_does_not_wait_for_who_says_nothing(brokers: list[Scripted
         Producer([brokers[0].address, silent.address]) as producer,
     ):
         await producer.publish("t", b"x")
+
+
+async def test_a_lookup_daemon_that_says_nothing_holds_up_nobody(
+    brokers: list[ScriptedBroker],
+) -> None:
+    async with (
+        ScriptedBroker() as says_nothing,  # For HTTP it is that.
+        asyncio.timeout(3),
+        Producer(brokers[0].address, lookup=says_nothing.address) as producer,
+    ):
+        await producer.publish("t", b"x")
+    assert brokers[0].bodies() == [b"x"]
+
+
+async def test_a_search_that_breaks_begins_again(
+    brokers: list[ScriptedBroker],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(pool, "REVIVAL_S", 0.01)
+    searches = 0
+
+    async def watch(self: Discovery) -> None:
+        nonlocal searches
+        searches += 1
+        if searches == 1:
+            raise KeyError("on purpose")
+        self._on_found([Address.parse(brokers[0].address)], True)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Discovery, "watch", watch)
+    async with asyncio.timeout(5), Producer(lookup="127.0.0.1:1") as producer:
+        await producer.publish("t", b"x")
+    assert "begins again" in caplog.text
 
 
 @pytest.mark.parametrize(
