@@ -158,9 +158,9 @@ class Consumer(Receiver):
         self._entered = True
         try:
             self._brokers.begin()
-            self._watchdog.begin()
             await self._brokers.attempted()
             self._inbox.check()
+            self._watchdog.begin()
         except BaseException:
             await self._hang_up()
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from martlet.client.handler_pool import Place, PlainHandler
 
 
-class Receiver:
+class Receiver(ABC):
     """Hands out what comes into an inbox, and knows what it handed out.
 
     Args:
@@ -38,9 +39,9 @@ class Receiver:
         self._entered = False
 
     @property
+    @abstractmethod
     def max_in_flight(self) -> int:
         """How many messages may be here and not be answered."""
-        raise NotImplementedError
 
     def __aiter__(self) -> AsyncIterator[Message]:
         return self

@@ -134,7 +134,10 @@ class Watchdog:
 
     def _tick(self, due_s: float) -> None:
         now_s = time.monotonic()
-        self._check_loop(now_s - due_s, now_s)
+        late_s = max(0.0, now_s - due_s)
+        self._check_loop(late_s, now_s)
+        for name in self._since_s:
+            self._since_s[name] += late_s  # Nobody could get on while the loop was held up.
         was = bool(self.stall)
         self.stall = self.check(self._look(), now_s)
         if self.stall and not was:

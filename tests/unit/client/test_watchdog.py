@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.client.scripted_broker import ScriptedBroker, eventually
+from tests.unit.client.scripted_broker import Command, ScriptedBroker, eventually
 
 from martlet.client import Consumer, Message
 from martlet.client.dialer import Dialer
@@ -109,6 +109,29 @@ async def test_a_loop_that_is_held_up_is_told(
         await asyncio.sleep(0.03)
         time.sleep(0.2)  # noqa: ASYNC251
         await eventually(lambda: "on='threads'" in caplog.text)
+
+
+async def test_a_consumer_that_waits_for_a_broker_to_answer_has_not_stalled() -> None:
+    async def silent(command: Command) -> bool:
+        return command.name == "IDENTIFY"
+
+    told: list[str] = []
+    async with ScriptedBroker() as one, ScriptedBroker(silent) as two:
+        consumer = Consumer(
+            "t",
+            "c",
+            [one.address, two.address],
+            connect_timeout_s=0.3,
+            stall_after_s=0.05,
+            on_stall=told.append,
+        )
+        entering = asyncio.create_task(consumer.__aenter__())
+        await one.until(lambda: one.named("RDY"))
+        one.deliver(1, 2)
+        await entering
+        assert consumer.stats.waiting == 2
+        assert told == []
+        await consumer.close()
 
 
 async def test_looking_for_brokers_is_taken_up_again_where_it_breaks(
