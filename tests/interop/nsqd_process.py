@@ -23,6 +23,7 @@ class NsqdProcess(BrokerProcess):
             NSQD,
             f"--tcp-address={self.tcp_address}",
             f"--http-address={self.http_address}",
+            f"--https-address={self.https_address}",
             f"--data-path={self.data_path}",
             "--mem-queue-size=0",
             *self._arguments,

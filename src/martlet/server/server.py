@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 RECEIVE_BYTES = 1 << 18
 _LOOK_FOR_ROOM_NS = 1_000_000_000
 _MANY_SEGMENTS = 3
+_MANY_BYTES = 64 << 20
 
 
 class Server:
@@ -393,7 +394,7 @@ class Server:
         written = self.broker.log.position - max(
             self.disk.checkpoint_position, self._start_position
         )
-        if written >= _MANY_SEGMENTS * self.options.segment_bytes:
+        if written >= max(_MANY_SEGMENTS * self.options.segment_bytes, _MANY_BYTES):
             await self.disk.checkpoint()
 
     async def _keep_checkpoint(self) -> None:

@@ -54,6 +54,7 @@ class BrokerProcess:
     Attributes:
         tcp_address: where NSQ clients connect, as ``host:port``.
         http_address: where HTTP is served, as ``host:port``.
+        https_address: where HTTPS is, if the arguments name a certificate.
     """
 
     def __init__(self, data_dir: str | Path | None = None, *arguments: str) -> None:
@@ -67,6 +68,7 @@ class BrokerProcess:
         self._own_folder: tempfile.TemporaryDirectory[str] | None = None
         self.tcp_address = f"127.0.0.1:{free_port()}"
         self.http_address = f"127.0.0.1:{free_port()}"
+        self.https_address = f"127.0.0.1:{free_port()}"
         self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
@@ -118,6 +120,7 @@ class BrokerProcess:
             *(sys.executable, "-m", "martlet.apps.main", "broker"),
             f"--tcp-address={self.tcp_address}",
             f"--http-address={self.http_address}",
+            f"--https-address={self.https_address}",
             f"--data-path={self.data_path}",
             *self._arguments,
         ]
