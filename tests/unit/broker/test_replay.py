@@ -54,6 +54,18 @@ def test_what_is_in_flight_is_taken_from_its_consumer_from_there_on(offset: int)
     assert client.bodies == TEN[:6] + TEN[offset : offset + 6]
 
 
+@pytest.mark.parametrize("offset", [0, 2, 5])
+def test_what_comes_again_has_its_whole_time(offset: int) -> None:
+    core = published()
+    client = core.client("t").ready(3).ready(10)
+    core.wait(30 * SECOND_NS)
+    set_back(core, offset)
+    core.wait(31 * SECOND_NS)
+    assert client.channel.timeout_count == offset, "what is below was not delivered again"
+    core.wait(30 * SECOND_NS)
+    assert client.channel.timeout_count == 10
+
+
 def test_stragglers_begin_anew_above_and_stay_below() -> None:
     core = published()
     client = core.client("t").ready(10)
