@@ -277,8 +277,9 @@ def normalised(answer: Answer) -> Answer:
 
 def _same(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
-        # Martlet tells its own version too, and has all of its backlog on the disk.
-        left_out = {"martlet_version", "backend_depth"}
+        # Martlet tells its own version too, what a full disk dropped, and has all of its backlog
+        # on the disk.
+        left_out = {"martlet_version", "dropped_count", "backend_depth"}
         return {name: _same(value[name], name) for name in value if name not in left_out}
     if isinstance(value, list):
         return [_same(each) for each in value]

@@ -21,7 +21,9 @@ from martlet.broker.channel import Channel
 from martlet.broker.consumer import Consumer
 from martlet.broker.cursor import Cursor
 from martlet.broker.errors import WritesRefused
+from martlet.broker.eviction import Evicted, Eviction
 from martlet.broker.latency import quantiles
+from martlet.broker.queue import Receipt
 from martlet.broker.restore import Restored, restore
 from martlet.broker.topic import Topic
 from martlet.broker.upkeep import CheckpointJob
@@ -31,6 +33,7 @@ from martlet.testing import SimulatedClock, SimulatedStorage
 MILLISECOND_NS = 10**6
 MAX_TIMEOUT_NS = 5_000 * MILLISECOND_NS
 SEGMENT_BYTES = 4096
+SMALL_DISK_BYTES = 8 * SEGMENT_BYTES
 FRAME = struct.Struct(">IIqH16s")
 
 
@@ -51,23 +54,33 @@ class BesideModel(RuleBasedStateMachine):
         self.storage = SimulatedStorage(Random(0))
         self.real: dict[ModelConsumer, Consumer] = {}
         self.sent: list[tuple[ModelConsumer, bytes]] = []
+        self.staged: list[tuple[Receipt, ModelTopic, list[bytes], int]] = []
+        """What is published in this turn, and when it is to be delivered."""
         self.lost: list[tuple[str, str, int, int, str]] = []
         self.flushes: list[FlushJob] = []
         self.checkpoint: CheckpointJob | None = None
         self.checkpoint_saved = False
         self.at_checkpoint: Callable[[], None] = lambda: None
         self.deleted: list[tuple[str, str | None, int]] = []
+        self.unmade: set[tuple[str, str]] = set()
+        """Channels that were refused, though the head of a segment may have told of them by then.
+        """
         self.made = 0
+        self.dropping = False
+        """A full disk drops the oldest messages."""
         self.torn = False
         """The log may have bad places, or the remains of a torn record behind its end."""
         self.holds = False
         """So far all went well: it makes sense to look at the end."""
         self.broker: Broker
 
-    @initialize(seed=st.integers(0, 1000))
-    def open(self, seed: int) -> None:
+    @initialize(seed=st.integers(0, 1000), dropping=st.booleans())
+    def open(self, seed: int, dropping: bool) -> None:
         self.storage.random.seed(seed)
         self.seed = seed
+        self.dropping = dropping
+        if dropping:
+            self.storage.capacity_bytes = SMALL_DISK_BYTES
         self.restore()
 
     def restore(self) -> Restored:
@@ -82,12 +95,42 @@ class BesideModel(RuleBasedStateMachine):
             latency_window_ns=10**18,
             on_lost=lambda *what: self.lost.append(what),
         )
+        if self.dropping:
+            eviction = Eviction(self.broker, self._flush_now, self._evicted)
+            self.broker.log.on_full = lambda: self._make_room(eviction)
+            self.lost.clear()
         self.real.clear()
         self.sent.clear()
         self.flushes.clear()
         self.checkpoint = None
         self.broker.run()
         return restored
+
+    # what is given up
+
+    def _make_room(self, eviction: Eviction) -> bool:
+        done = eviction.make_room()
+        log = self.broker.log
+        assert done or log.failed is not None or not log.closed_segments
+        return done
+
+    def _flush_now(self) -> bool:
+        return self.flush(self.broker.log.flush_job())
+
+    def _evicted(self, evicted: Evicted) -> None:
+        self.take_in_stored()
+        self.settle()
+        assert self.storage.capacity_bytes is not None
+        written = self.broker.log.segments[-1]
+        # The next segment's head tells it.
+        position = written.base + written.capacity + 8
+        for loss in evicted.losses:
+            topic = self.topics[loss.topic.name]
+            gone = [offset for first, end in loss.gone for offset in range(first, end)]
+            lost = topic.give_up(gone, position)
+            if not topic.has_holes:
+                told = {c.name if c else "": list(o) for c, o in loss.unfinished.items() if len(o)}
+                assert told == lost
 
     # what is where
 
@@ -114,6 +157,20 @@ class BesideModel(RuleBasedStateMachine):
 
     def real_channel(self, channel: ModelChannel) -> Channel:
         return self.real_topic(channel.topic).channels[channel.name]
+
+    def take_in_stored(self) -> None:
+        """Take in what of the staged messages was stored; what is left was refused, or is to come.
+
+        Eviction may come between two batches of one turn.
+        """
+        done = sorted(
+            (what for what in self.staged if what[0].position), key=lambda what: what[0].position
+        )
+        self.staged = [what for what in self.staged if not what[0].position]
+        for receipt, topic, bodies, deliver_at_ns in sorted(
+            done, key=lambda what: what[0].position
+        ):
+            topic.publish(bodies, deliver_at_ns, receipt.position, self.clock.now_ns)
 
     def settle(self) -> None:
         """Take in what the core has sent."""
@@ -167,12 +224,13 @@ class BesideModel(RuleBasedStateMachine):
                 topic.paused_at = real.paused_at
                 topic.backlog_offset = real.backlog_offset
                 topic.emptied = {o for first, end in real.voids for o in range(first, end)}
-            assert topic.paused_at == real.paused_at
             self._compare_messages(topic, real, power, durable)
+            topic.pass_over_lost()
+            assert topic.paused_at == real.paused_at
             if not topic.channels:
                 assert topic.backlog_offset == real.backlog_offset
             topic.message_count = 0
-            topic.message_bytes = 0
+            topic.message_bytes = topic.dropped_count = 0
             for channel in topic.channels.values():
                 self._compare_channel(channel, durable, power)
             if power:
@@ -201,7 +259,8 @@ class BesideModel(RuleBasedStateMachine):
             for name, real_channel in list(real.channels.items()):
                 if name not in topic.channels or topic.channels[name].id != real_channel.id:
                     known = [p for n, c, p in self.deleted if n == topic.name and c == name]
-                    assert any(p > durable for p in known), f"{name} is back"
+                    unmade = (topic.name, name) in self.unmade
+                    assert unmade or any(p > durable for p in known), f"{name} is back"
                     topic.changed_position = NEVER
                     real.delete_channel(name)
                     gone.append((topic.name, name, self.position))
@@ -235,7 +294,7 @@ class BesideModel(RuleBasedStateMachine):
             if message.place is not Place.DONE
         }
         if not topic.channels:
-            needed = set(range(topic.backlog_offset, end))
+            needed = set(range(topic.backlog_offset, end)) - topic.emptied
         for offset in set(range(end)) - stored:
             message = topic.messages[offset]
             if power and message.position > durable:
@@ -251,6 +310,7 @@ class BesideModel(RuleBasedStateMachine):
             channel.paused_position = channel.created_position = 0
         channel.consumers.clear()
         channel.message_count = channel.requeue_count = channel.timeout_count = 0
+        channel.dropped_count = 0
         for offset, message in channel.messages.items():
             place, due_ns, attempts = self._real_place(channel, real.cursor, offset)
             undone = message.replayed_position > durable
@@ -311,6 +371,8 @@ class BesideModel(RuleBasedStateMachine):
             assert real.depth == topic.depth
             assert real.message_count == topic.message_count
             assert real.message_bytes == topic.message_bytes
+            if not topic.has_holes:
+                assert real.dropped_count == topic.dropped_count
             for channel in topic.channels.values():
                 self._compare_counts(channel, self.real_channel(channel))
         for name, *what in self.lost:
@@ -335,6 +397,7 @@ class BesideModel(RuleBasedStateMachine):
             for frame, copy in consumer.seen:
                 assert bytes(frame) == copy, "a frame has changed after it was sent"
         if not channel.topic.has_holes:
+            assert real.dropped_count == channel.dropped_count
             assert real.deferred_count == len(channel.all_in(Place.DEFERRED))
             assert real.depth == channel.depth
         if not channel.paused and channel.depth and not channel.topic.has_holes:

@@ -108,6 +108,7 @@ class ModelChannel:
     message_count: int = 0
     requeue_count: int = 0
     timeout_count: int = 0
+    dropped_count: int = 0
 
     def all_in(self, place: Place) -> list[int]:
         """The offsets of the messages in a place."""
@@ -214,6 +215,7 @@ class ModelTopic:
     """Offsets that no channel gets, though they come behind the backlog's."""
     message_bytes: int = 0
     message_count: int = 0
+    dropped_count: int = 0
     has_holes: bool = False
     """A power cut took messages out of its middle: counts of what is left are not exact."""
 
@@ -288,3 +290,40 @@ class ModelTopic:
                     channel.messages[offset].done_position = position
             self.emptied.update(range(self.paused_at, end))
             self.paused_at = end
+
+    def give_up(self, gone: list[int], position: int) -> dict[str, list[int]]:
+        """Some messages have gone, and a position will tell it.
+
+        Returns which of them each channel had not finished, and under no name what waited for a
+        first channel.
+        """
+        lost: dict[str, list[int]] = {}
+        for channel in self.channels.values():
+            for offset in gone:
+                message = channel.messages.get(offset)
+                if message is not None and message.place is not Place.DONE:
+                    lost.setdefault(channel.name, []).append(offset)
+                    channel.done(offset)
+                    message.done_position = position
+                    channel.dropped_count += 1
+        if not self.channels:
+            waiting = [o for o in gone if o >= self.backlog_offset and o not in self.emptied]
+            lost |= {"": waiting} if waiting else {}
+        self.dropped_count += len(set().union(*lost.values()))
+        self.emptied.update(gone)
+        before = self.backlog_offset, self.paused_at
+        self._pass_over_emptied()
+        if before != (self.backlog_offset, self.paused_at):
+            self.changed_position = position
+        return lost
+
+    def pass_over_lost(self) -> None:
+        """After a start: what a power cut took keeps no place."""
+        self.emptied |= {offset for offset, message in enumerate(self.messages) if message.lost}
+        self._pass_over_emptied()
+
+    def _pass_over_emptied(self) -> None:
+        while not self.channels and self.backlog_offset in self.emptied:
+            self.backlog_offset += 1
+        while self.paused_at is not None and self.paused_at in self.emptied:
+            self.paused_at += 1

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
-from tests.property.broker_beside_model import MILLISECOND_NS, SEGMENT_BYTES
+from tests.property.broker_beside_model import MILLISECOND_NS, SEGMENT_BYTES, SMALL_DISK_BYTES
 from tests.property.broker_consumers import delays_ms, picks
 from tests.property.broker_model import NEVER, ModelChannel, ModelConsumer, ModelTopic, Place
 from tests.property.broker_replay import ReplayRules
@@ -33,7 +33,6 @@ from martlet.broker import upkeep as upkeep_module
 from martlet.broker import window as window_module
 from martlet.broker.channel import Channel
 from martlet.broker.consumer import Consumer
-from martlet.broker.queue import Receipt
 from martlet.broker.upkeep import begin_checkpoint, count_needs, end_checkpoint
 from martlet.log import index as index_module
 from martlet.log import retention as retention_module
@@ -72,7 +71,6 @@ class BrokerMachine(ReplayRules):
     )
     def publish(self, parts: list[tuple[str, list[int], int, bool]]) -> None:
         """A turn of the loop: some publishes, then the commit."""
-        staged: list[tuple[ModelTopic, list[bytes], int, Receipt]] = []
         for name, sizes, delay_ms, as_matrix in parts:
             topic = self._topic(name)
             if topic is None:
@@ -83,22 +81,30 @@ class BrokerMachine(ReplayRules):
             if as_matrix and len(set(sizes)) == 1:
                 what = np.frombuffer(b"".join(some), np.uint8).reshape(len(some), sizes[0])
             receipt = self.real_topic(topic).stage(what, deliver_at_ns)  # type: ignore[arg-type]
-            staged.append((topic, some, deliver_at_ns, receipt))
+            self.staged.append((receipt, topic, some, deliver_at_ns))
+        staged = [receipt for receipt, *_ in self.staged]
         self.broker.commit()
-        done = []
-        for topic, some, deliver_at_ns, receipt in staged:
-            if receipt.error is None:
-                assert receipt.position > 0
-                done.append((receipt.position, topic, some, deliver_at_ns))
-            else:
-                assert receipt.position == 0
-                assert (
-                    self.broker.log.failed is not None
-                    or self.broker.log.full is not None
-                    or any(other.position for *_, other in staged)
-                )
-        for position, topic, some, deliver_at_ns in sorted(done, key=lambda what: what[0]):
-            topic.publish(some, deliver_at_ns, position, self.clock.now_ns)
+        self.take_in_stored()
+        for receipt, *_ in self.staged:
+            assert receipt.error is not None
+            assert (
+                self.broker.log.failed is not None
+                or self.broker.log.full is not None
+                or any(other.position for other in staged)
+            )
+        self.staged.clear()
+
+    @precondition(lambda self: self.dropping)
+    @rule(name=names, segments=st.integers(1, 4), delay_ms=st.sampled_from([0, 0, 1000]))
+    def flood(self, name: str, segments: int, delay_ms: int) -> None:
+        """So much that the oldest may have to go."""
+        topic = self._topic(name)
+        if topic is not None:
+            self.create_channel(list(self.topics).index(name), "x")
+        for _ in range(3 * segments):
+            self.publish([(name, [100] * 10, delay_ms, False)])
+            if self.broker.log.failed is not None:
+                return
 
     @rule(name=names, size=st.integers(1, 120), before=st.booleans(), count=st.integers(1, 4))
     def publish_lone(self, name: str, size: int, before: bool, count: int) -> None:
@@ -106,14 +112,15 @@ class BrokerMachine(ReplayRules):
         topic = self._topic(name)
         if topic is None:
             return
-        staged = self._bodies([size, size]) if before else []
-        receipt = self.real_topic(topic).stage(staged) if staged else None
-        for number in range(count):
+        if before:
+            staged = self._bodies([size, size])
+            self.staged.append((self.real_topic(topic).stage(staged), topic, staged, 0))
+        for _ in range(count):
             (body,) = self._bodies([size])
             append = partial(self.broker.append, self.real_topic(topic), body)
             refused = self.refused(append)
-            if receipt is not None and number == 0 and receipt.error is None:
-                topic.publish(staged, 0, receipt.position, self.clock.now_ns)
+            self.take_in_stored()
+            self.staged.clear()
             if not refused:
                 topic.publish([body], 0, self.position, self.clock.now_ns)
 
@@ -138,6 +145,8 @@ class BrokerMachine(ReplayRules):
         topic = list(self.topics.values())[pick % len(self.topics)]
         if name in topic.channels or self.refused(lambda: self.real_topic(topic).channel(name)):
             assert (name in self.real_topic(topic).channels) == (name in topic.channels)
+            if name not in topic.channels:
+                self.unmade.add((topic.name, name))
             return
         id = self.real_topic(topic).channels[name].id
         topic.create_channel(name, id, self.position, self.clock.now_ns)
@@ -301,6 +310,7 @@ class BrokerMachine(ReplayRules):
                 channel.created_position = 0
                 channel.paused_position = 0 if channel.paused_position == changed else NEVER
             self.deleted = [what for what in self.deleted if what[2] > position]
+            self.unmade.clear()
 
         self.at_checkpoint = take_down
 
@@ -345,6 +355,10 @@ class BrokerMachine(ReplayRules):
 
     @rule()
     def make_room(self) -> None:
+        self.storage.capacity_bytes = SMALL_DISK_BYTES if self.dropping else None
+        self.storage.keep_free_bytes = 0
+
+    def _make_all_room(self) -> None:
         self.storage.capacity_bytes = None
         self.storage.keep_free_bytes = 0
 
@@ -365,8 +379,8 @@ class BrokerMachine(ReplayRules):
     @precondition(lambda self: self.broker.log.failed is None)
     @rule()
     def stop_and_start(self) -> None:
-        """A clean stop."""
-        self.make_room()
+        """A clean stop, with room for the checkpoint."""
+        self._make_all_room()
         self._mend_disk()
         self.checkpoint = None
         self.write_journal()
@@ -382,6 +396,7 @@ class BrokerMachine(ReplayRules):
         if not self.torn:
             assert restored.report.cut is None
             assert not restored.report.damaged
+        self.make_room()
         assert restored.report.records == 0 or position > restored.checkpoint_position
         self.compare_after_restart(power=False, durable=NEVER)
 
@@ -410,7 +425,7 @@ class BrokerMachine(ReplayRules):
         if not self.holds:
             return
         self._mend_disk()
-        self.make_room()
+        self._make_all_room()
         if self.broker.log.failed is not None:
             self.kill()
         for topic in list(self.topics.values()):

@@ -48,6 +48,7 @@ def test_adds_only_flags_that_are_martlets_own() -> None:
         "segment-spare",
         "max-channels-per-topic",
         "max-disk-bytes",
+        "disk-full-policy",
         "max-topics",
         "metrics-max-channels",
     }

@@ -92,6 +92,8 @@ class Broker:
         """Files that are not needed once the next checkpoint is durable."""
         self.left_alone: set[int] = set()
         """Bases of segments that are not cleaned, since not all that is needed there verifies."""
+        self.shortened_at = 0
+        """How many segments had gone when the indexes were last shortened."""
         self._staged: dict[Topic, None] = {}
         self._scratch: list[Batch] = []
         self._dirty: deque[Channel] = deque()

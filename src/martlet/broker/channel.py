@@ -16,10 +16,12 @@ from martlet.broker.cursor import Cursor
 from martlet.broker.delivery import Delivery, Source, Surroundings
 from martlet.broker.errors import NotInFlight, TooMany
 from martlet.broker.finishes import Finishes
+from martlet.broker.stretch import apart_from, inside
 from martlet.name import is_ephemeral
 
 if TYPE_CHECKING:
     from martlet.broker.latency import Latency
+    from martlet.broker.stretch import Stretch
     from martlet.broker.window import Offsets
 
 _NO_OFFSETS: Offsets = np.empty(0, np.int64)
@@ -59,6 +61,8 @@ class Channel(Delivery):
         self.consumers: list[Consumer] = []
         self.requeue_count = 0
         self.timeout_count = 0
+        self.dropped_count = 0
+        """Messages that were given up, to make room, before they were finished."""
         self.finishes = Finishes(cursor.queue.index, around.clock)
         self.counted_from = cursor.next
         """Messages below this offset came before the broker was started."""
@@ -294,18 +298,29 @@ class Channel(Delivery):
     def advance(self, offset: int) -> None:
         """Finish everything below an offset, in flight or not; what is above stays as it is."""
         cursor = self.cursor
-        for consumer in self.consumers:
-            for lease in consumer.leases:
-                end = min(lease.end, offset)
-                held = cursor.window.release_range(consumer.number, lease.first, end)
-                consumer.in_flight_count -= len(held)
-        for known, straggler in list(cursor.stragglers.by_offset.items()):
-            if known < offset:
-                if straggler.owner is not None:
-                    straggler.owner.in_flight_count -= 1
-                cursor.stragglers.remove(known)
+        self._drop([(0, offset)])
         if offset > cursor.next:
             cursor.skip_to(offset, self.source.deferred_from(offset))
+        self.go_on()
+
+    def _drop(self, stretches: Sequence[Stretch]) -> None:
+        """Nobody has the messages of some stretches any more, nor do they wait for a time."""
+        window, stragglers = self.cursor.window, self.cursor.stragglers
+        for first, end in stretches:
+            for number, count in window.release_all(first, end).items():
+                self._by_number[number].in_flight_count -= count
+        for offset in inside(stretches, self._straggling()).tolist():
+            owner = stragglers.by_offset[offset].owner
+            if owner is not None:
+                owner.in_flight_count -= 1
+            stragglers.remove(offset)
+
+    def _straggling(self) -> Offsets:
+        by_offset = self.cursor.stragglers.by_offset
+        return np.fromiter(by_offset, np.int64, len(by_offset))
+
+    def go_on(self) -> None:
+        """Consumers may have room that they did not make by an answer."""
         self._changed()
         self._line_up(self.consumers)
         self.pump()
@@ -327,6 +342,33 @@ class Channel(Delivery):
         cursor.go_back(offset)
         self._changed()
         self._line_up(self.consumers)
+
+    # what has gone
+
+    def unfinished(self, gone: Sequence[Stretch]) -> Offsets:
+        """What it has not finished of some stretches, rising; what it will get when the topic goes
+        on is among it.
+        """
+        cursor, source = self.cursor, self.source
+        parts = [inside(gone, self._straggling())]
+        for first, end in gone:
+            parts.append(cursor.window.held_offsets(first, end))
+            for begin, stop in source.stretches(max(first, cursor.next), max(end, cursor.next)):
+                # Deferred ones that were shown to it are stragglers, or finished.
+                shown = cursor.queue.index.deferred(begin, min(stop, source.limit))
+                parts += [np.arange(*part) for part in apart_from(shown, begin, stop)]
+        return np.unique(np.concatenate(parts))
+
+    def give_up(self, gone: Sequence[Stretch]) -> None:
+        """Some stretches have gone: nothing of them is delivered. Call `go_on` after all else."""
+        cursor, source = self.cursor, self.source
+        index = cursor.queue.index
+        self._drop(gone)
+        for first, end in gone:
+            ahead = source.stretches(max(first, cursor.next), min(end, source.limit))
+            cursor.deferred_ahead -= sum(index.count_deferred(*part) for part in ahead)
+            if first <= cursor.next < end:
+                cursor.skip_to(end, cursor.deferred_ahead)
 
     def close(self) -> None:
         """The channel is deleted: its clients are told, and get no more messages."""

@@ -20,6 +20,7 @@ from martlet.broker.window import COMFORTABLE_SPAN
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
+    from martlet.broker.stretch import Stretch
 
 
 class Surroundings(Protocol):
@@ -46,14 +47,14 @@ class Source(Protocol):
     def limit_of(self, cursor: Cursor) -> int:
         """The offset up to which a cursor may go from where it is."""
 
-    def stretches(self, first: int) -> Iterator[tuple[int, int]]:
-        """What the channel gets of the offsets from `first` on, as (first, end)."""
-
     def count_from(self, offset: int) -> int:
         """How many messages there are to be seen from an offset on."""
 
+    def stretches(self, first: int, end: int | None = None) -> Iterator[Stretch]:
+        """What the channel gets of the offsets from `first` on, up to `end` or the limit."""
+
     def deferred_from(self, offset: int) -> int:
-        """How many of them are deferred ones."""
+        """How many of those to be seen from an offset on are deferred ones."""
 
 
 _PUT_OFF_NS = 1_000_000_000

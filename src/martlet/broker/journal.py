@@ -41,7 +41,7 @@ from typing import Any
 import numpy as np
 
 from martlet.broker.cursor import Cursor
-from martlet.log.checkpoint import Checkpoint
+from martlet.log.checkpoint import Checkpoint, Needed
 from martlet.log.record import BadRecord, Kind
 
 _CURSOR = struct.Struct("<IIQQIIII")
@@ -162,10 +162,8 @@ def channel_of(entry: bytes) -> tuple[int, bool]:
     return channel, bool(flags & _FULL)
 
 
-def needed_by(loaded: Checkpoint) -> dict[int, tuple[int, list[int]]]:
-    """By topic number, what channels need as of a checkpoint: every message from an offset on, and
-    some below, rising.
-    """
+def needed_by(loaded: Checkpoint) -> dict[int, Needed]:
+    """By topic number, what channels need as of a checkpoint, or of a segment's head."""
     snapshot = unpack_topology(loaded.entries[0][2])
     floors = {
         topic["id"]: topic["backlog_offset"]
@@ -174,13 +172,16 @@ def needed_by(loaded: Checkpoint) -> dict[int, tuple[int, list[int]]]:
     }
     stragglers: dict[int, set[int]] = {}
     for kind, topic, entry in loaded.entries:
-        if kind == Kind.CURSOR:
+        if kind == Kind.CURSOR and channel_of(entry)[1]:
             cursor = CursorState(0, 0)
             cursor.apply(entry)
             floor = min([cursor.next, *(first for first, _ in cursor.ranges)])
             floors[topic] = min(floors.get(topic, floor), floor)
             stragglers.setdefault(topic, set()).update(cursor.stragglers)
+    voids = {topic["id"]: [tuple(void) for void in topic["voids"]] for topic in snapshot["topics"]}
     return {
-        topic: (floor, sorted(o for o in stragglers.get(topic, ()) if o < floor))
+        topic: Needed(
+            floor, sorted(o for o in stragglers.get(topic, ()) if o < floor), voids.get(topic, ())
+        )
         for topic, floor in floors.items()
     }

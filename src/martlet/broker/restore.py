@@ -16,6 +16,7 @@ import numpy as np
 
 from martlet.broker.broker import Broker
 from martlet.broker.errors import WritesRefused
+from martlet.broker.eviction import settle
 from martlet.broker.journal import CursorState, Description, channel_of, unpack_topology
 from martlet.broker.queue import Queue
 from martlet.broker.topic import Topic
@@ -192,6 +193,16 @@ def restore(
     log = CommitLog(storage, segments, end, epoch, segment_bytes, position or 0)
     broker = Broker(log, clock, random, **options)
     _settle(broker, state)
+    for loss in settle(broker):
+        for channel, lost in loss.unfinished.items():
+            if len(lost):
+                broker.lost(
+                    loss.topic.name,
+                    channel.name if channel else "",
+                    int(lost[0]),
+                    int(lost[-1]) + 1,
+                    f"{len(lost)} of them were not finished, and are stored nowhere any more",
+                )
     try:
         log.append_journal(Kind.EPOCH, b"", topic=0, stored_at_ns=clock())
         if position is None:

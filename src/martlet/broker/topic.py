@@ -19,6 +19,7 @@ from martlet.broker.errors import InvalidName, LimitReached, NotFound, WritesRef
 from martlet.broker.journal import Description
 from martlet.broker.latency import Latency
 from martlet.broker.queue import MOST_BATCH_BYTES, Queue, Receipt
+from martlet.broker.stretch import apart_from, with_stretch
 from martlet.broker.view import View
 from martlet.log.commitlog import CommitLog
 from martlet.name import is_ephemeral, is_valid_name
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from martlet.broker.stretch import Stretch
     from martlet.log.batch import Batch, Bytes
 
 _NO_OFFSETS = np.empty(0, np.uint64)
@@ -78,6 +80,8 @@ class Topic:
         self.queue = queue
         self.channels: dict[str, Channel] = {}
         self.message_count = 0
+        self.dropped_count = 0
+        """Messages that were given up, to make room, before every channel had finished them."""
         self.backlog_offset = queue.start_offset
         """Where the first channel will begin."""
         self.paused_at: int | None = None
@@ -104,18 +108,13 @@ class Topic:
             number -= 1
         for first, end in voids[number:]:
             if cursor.next < first:
-                return first
+                return min(first, self.limit)
             cursor.skip_to(end, self.deferred_from(end))
         return self.limit
 
-    def stretches(self, first: int) -> Iterator[tuple[int, int]]:
-        """What the channels get of the offsets from `first` on, as (first, end)."""
-        for void, end in self.voids:
-            if first < void:
-                yield first, void
-            first = max(first, end)
-        if first < self.limit:
-            yield first, self.limit
+    def stretches(self, first: int, end: int | None = None) -> Iterator[Stretch]:
+        """What the channels get of the offsets from `first` on, up to `end` or the limit."""
+        return apart_from(self.voids, first, self.limit if end is None else end)
 
     def count_from(self, offset: int) -> int:
         """How many messages the channels get of those from an offset on."""
@@ -135,7 +134,8 @@ class Topic:
     def depth(self) -> int:
         """How many messages wait for a channel, or for the topic to go on."""
         waiting = 0 if self.channels else self.count_from(self.backlog_offset)
-        return waiting + self.queue.end_offset - self.limit
+        hidden = self.stretches(self.limit, self.queue.end_offset)
+        return waiting + sum(end - first for first, end in hidden)
 
     @property
     def lowest_needed(self) -> int:
@@ -371,22 +371,14 @@ class Topic:
         """Drop the messages that no channel has got yet."""
         end = self.queue.end_offset
         if not self.channels:
-            voids = self._voids_and(self.backlog_offset, end)
+            voids = with_stretch(self.voids, self.backlog_offset, end)
             paused_at = end if self.paused else None
             self._change(backlog_offset=end, paused_at=paused_at, voids=voids)
         elif self.paused_at is not None and self.paused_at < end:
             dropped = end - self.paused_at
-            self._change(voids=self._voids_and(self.paused_at, end), paused_at=end)
+            self._change(voids=with_stretch(self.voids, self.paused_at, end), paused_at=end)
             for channel in self.channels.values():
                 channel.counted_from += dropped
-
-    def _voids_and(self, first: int, end: int) -> list[tuple[int, int]]:
-        """The voids with one more behind them."""
-        if first == end:
-            return self.voids
-        if self.voids and self.voids[-1][1] == first:
-            return [*self.voids[:-1], (self.voids[-1][0], end)]
-        return [*self.voids, (first, end)]
 
     @property
     def passed(self) -> int:

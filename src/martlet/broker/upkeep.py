@@ -108,7 +108,7 @@ def begin_checkpoint(broker: Broker) -> CheckpointJob:
         if not bytes_needed and segment.base + segment.capacity < log.position
     ]
     to_clean = worth_cleaning(log, needed, broker.left_alone)
-    if free:
+    if free or log.retired_count != broker.shortened_at:
         broker.dropped_names += _shorten_indexes(broker, free)
     names = _write_indexes(broker)
     content = checkpoint.pack(
@@ -158,6 +158,7 @@ def _shorten_indexes(broker: Broker, free: list[Segment]) -> list[str]:
     """Begin index files anew that tell mostly of segments that go. Returns the old files."""
     going = {segment.base for segment in free}
     log = broker.log
+    broker.shortened_at = log.retired_count + len(free)
     oldest = next((s.base for s in log.segments if s.base not in going), log.position)
     dropped = []
     for topic in broker.topics.values():
@@ -224,7 +225,10 @@ def end_some(broker: Broker, job: CheckpointJob) -> Iterator[None]:
     if job.to_clean is not None and job.to_clean in log.segments:
         try:
             yield from count_needs(broker)
-            yield from clean(log, job.to_clean, needs(broker))
+            for _ in clean(log, job.to_clean, needs(broker)):
+                yield
+                if job.to_clean not in log.segments:  # evicted meanwhile
+                    return
         except BadRecord as error:
             # Who is to get it is told again. The segment goes when nobody needs it.
             broker.left_alone.add(job.to_clean.base)
@@ -234,7 +238,8 @@ def end_some(broker: Broker, job: CheckpointJob) -> Iterator[None]:
 def _let_go(broker: Broker, job: CheckpointJob) -> None:
     log = broker.log
     for segment in job.free:
-        log.retire(segment)
+        if segment in log.segments:  # and not evicted meanwhile
+            log.retire(segment)
         broker.left_alone.discard(segment.base)
     for name in job.dropped:
         log.storage.remove(name)

@@ -20,11 +20,14 @@ from bisect import bisect_right
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from martlet.broker.stretch import apart_from
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from martlet.broker.cursor import Cursor
     from martlet.broker.delivery import Source
+    from martlet.broker.stretch import Stretch
 
 
 class View:
@@ -35,7 +38,7 @@ class View:
         voids: as (first, end) offsets, rising and apart from each other.
     """
 
-    def __init__(self, topic: Source, voids: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, topic: Source, voids: Sequence[Stretch]) -> None:
         self._topic = topic
         self._voids = voids
         self._passed = 0
@@ -61,26 +64,15 @@ class View:
             self._passed += 1
         return limit
 
-    def stretches(self, first: int) -> Iterator[tuple[int, int]]:
-        """What the channel gets of the offsets from `first` on, as (first, end)."""
+    def stretches(self, first: int, end: int | None = None) -> Iterator[Stretch]:
+        """What the channel gets of the offsets from `first` on, up to `end` or the limit."""
         near = bisect_right(self._voids, first, key=itemgetter(1))
-        for start, stop in self._topic.stretches(first):
-            while near < len(self._voids) and self._voids[near][0] < stop:
-                void, end = self._voids[near]
-                if start < void:
-                    yield start, void
-                start = max(start, end)
-                if end > stop:
-                    break
-                near += 1
-            if start < stop:
-                yield start, stop
+        for start, stop in self._topic.stretches(first, end):
+            yield from apart_from(self._voids[near:], start, stop)
 
     def count_from(self, offset: int) -> int:
         """How many messages there are to be seen from an offset on."""
-        near = bisect_right(self._voids, offset, key=itemgetter(1))
-        hidden = sum(end - max(first, offset) for first, end in self._voids[near:])
-        return self._topic.count_from(offset) - hidden
+        return sum(end - first for first, end in self.stretches(offset))
 
     def deferred_from(self, offset: int) -> int:
         """How many of them are deferred ones."""

@@ -135,6 +135,21 @@ class Window:
         self.advance()
         return places + first
 
+    def release_all(self, first: int, end: int) -> dict[int, int]:
+        """Release the offsets from `first` up to `end`, whoever holds them.
+
+        Returns how many each holder had.
+        """
+        first = max(first, self.floor)
+        end = min(end, self.next)
+        if first >= end:
+            return {}
+        part = self._holders[first - self._origin : end - self._origin]
+        holders, counts = np.unique(part[part != 0], return_counts=True)
+        part[:] = 0
+        self.advance()
+        return dict(zip(holders.tolist(), counts.tolist(), strict=True))
+
     def advance(self) -> None:
         """Move the floor up to the first offset that is held."""
         at = self.floor - self._origin
@@ -172,6 +187,15 @@ class Window:
         part = self._holders[first - self._origin : end - self._origin]
         places = np.flatnonzero(part)
         return list(zip((places + first).tolist(), part[places].tolist(), strict=True))
+
+    def held_offsets(self, first: int, end: int) -> Offsets:
+        """What is held of the offsets from `first` up to `end`, whoever holds it."""
+        first = max(first, self.floor)
+        end = min(end, self.next)
+        if first >= end:
+            return np.empty(0, np.int64)
+        part = self._holders[first - self._origin : end - self._origin]
+        return np.flatnonzero(part) + first
 
     def held_ranges(self) -> npt.NDArray[np.uint64]:
         """What is held, whoever holds it, as rows of (first offset, end offset)."""

@@ -9,8 +9,9 @@ with the same records, and recovery then starts at the oldest segment.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from martlet.log.record import BadRecord, Kind, journal_record, payload, read_record
 
@@ -32,6 +33,16 @@ class Checkpoint:
     """What a checkpoint file holds."""
 
     entries: list[JournalEntry]
+
+
+class Needed(NamedTuple):
+    """What channels need of a topic: every message from offset `floor` on but for those in
+    `voids`, as (first, end), and those at the offsets `below`.  Both rise.
+    """
+
+    floor: int
+    below: Sequence[int]
+    voids: Sequence[tuple[int, int]] = ()
 
 
 def pack(entries: list[JournalEntry], *, epoch: int, stored_at_ns: int) -> bytes:

@@ -87,6 +87,10 @@ class CommitLog:
         self.full: str | None = None
         self.on_roll: Callable[[], None] = lambda: None
         """Called when a segment was begun, to write down what recovery must know there."""
+        self.on_full: Callable[[], bool] = lambda: False
+        """Called when a batch finds no room for its segment: whether some was made meanwhile.  It
+        may take segments away, and appends nothing.
+        """
         self.begun_count = 0
         """How many segments were begun; its owner may count it down."""
         self.refused_count = 0
@@ -99,6 +103,8 @@ class CommitLog:
         self._rolling = False
         self._lone = Lone()
         self._head_bytes = 0
+        self._head_end = -1
+        """Up to where the last segment begun tells the whole journal, where that is known."""
         if not segments or position > segments[-1].base + segments[-1].capacity:
             self._begin_segment(position, segment_bytes)
         self._current = self.segments[-1]
@@ -224,20 +230,28 @@ class CommitLog:
         capacity = self._segment_bytes
         if align8(length) + self._head_bytes > capacity:
             capacity = align8(length) + self._head_bytes + _HEAD_GROWTH_BYTES
-        try:
-            if not journal:
-                self._reserve()
-            self._close_segment()
-            self._begin_segment(self._current.base + self._current.capacity, capacity)
-        except StorageFull as error:
-            self.full = (
-                f"the disk is full: {error.strerror}; messages are taken again when consuming"
-                " what is stored has freed segments, or when room is made on the disk"
-            )
-            raise self._refuse(self.full) from error
-        except OSError as error:
-            self.full = f"no segment could be begun: {error}; it is tried again with each message"
-            raise self._refuse(self.full) from error
+        while True:
+            try:
+                if not journal:
+                    self._reserve()
+                self._close_segment()
+                self._begin_segment(self._current.base + self._current.capacity, capacity)
+                break
+            except StorageFull as error:
+                if not journal and self.on_full():
+                    continue
+                if self.failed is not None:
+                    raise self._refuse(self.failed) from error
+                self.full = (
+                    f"the disk is full: {error.strerror}; messages are taken again when consuming"
+                    " what is stored has freed segments, or when room is made on the disk"
+                )
+                raise self._refuse(self.full) from error
+            except OSError as error:
+                self.full = (
+                    f"no segment could be begun: {error}; it is tried again with each message"
+                )
+                raise self._refuse(self.full) from error
         self.full = None
         if not self._rolling:
             base = self.position
@@ -247,6 +261,7 @@ class CommitLog:
             finally:
                 self._rolling = False
             self._head_bytes = self.position - base
+            self._head_end = self.position
 
     def _refuse(self, reason: str) -> WritesRefused:
         self.refused_count += 1
@@ -285,6 +300,7 @@ class CommitLog:
         self._current = segment
         self._end = base + segment.capacity
         self.position = base
+        self._head_end = -1
 
     def _write(self, record: memoryview | bytearray) -> None:
         current = self._current
@@ -333,6 +349,23 @@ class CommitLog:
         self.failed = (
             f"flushing the log failed: {error}; what was not yet flushed may be lost in a power"
             " cut, and no more messages are taken: check the disk, then start the broker again"
+        )
+
+    @property
+    def closed_segments(self) -> list[Segment]:
+        """All but the one being written."""
+        return [segment for segment in self.segments if segment is not self._current]
+
+    def is_told_later(self, segment: Segment) -> bool:
+        """Whether a segment may be taken away before the next checkpoint is durable: the journal
+        stands whole, and durable, at the head of one behind it.
+        """
+        durable = self.durable_position
+        if 0 <= self._head_end <= durable:
+            return True
+        return any(
+            later.base > segment.base and later.base + later.capacity <= durable
+            for later in self.closed_segments
         )
 
     def retire(self, segment: Segment) -> None:

@@ -13,6 +13,7 @@ only when it is written for a checkpoint: until then it is what the last checkpo
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
@@ -256,17 +257,27 @@ class Index:
         held = (at < len(offsets)) & (offsets[np.minimum(at, len(offsets) - 1)] < ends)
         return numbers[held], rows[held]
 
+    def deferred(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """Which of the offsets from `first` up to `end` are deferred messages', as (first, end)."""
+        for begins, ends in self._deferred(first, end):
+            yield from zip(begins.tolist(), ends.tolist(), strict=True)
+
     def count_deferred(self, first: int, end: int) -> int:
         """How many of the messages from offset `first` up to `end` are deferred ones."""
+        return sum(int((ends - begins).sum()) for begins, ends in self._deferred(first, end))
+
+    def _deferred(
+        self, first: int, end: int
+    ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        if first >= end:
+            return
         stop = min(self.find(end) + 1, self.end_row)
-        count = 0
         for number in range(self.find(first), stop, _ROWS_AT_ONCE):
             rows = self.array(number, min(number + _ROWS_AT_ONCE, stop))
             rows = rows[rows["deliver_at_ns"] != 0]
             begins = np.maximum(rows["first_offset"].astype(np.int64), first)
             ends = np.minimum(rows["first_offset"].astype(np.int64) + rows["count"], end)
-            count += int(np.maximum(ends - begins, 0).sum())
-        return count
+            yield begins[begins < ends], ends[begins < ends]
 
     def find_time(self, stored_at_ns: int) -> int:
         """The number of the first row stored at or after a time."""

@@ -106,6 +106,10 @@ class Tally:
             self._change(before, -length)
             self._change(after, length)
 
+    def forget(self, base: int) -> None:
+        """A segment has gone, though some of its batches are counted."""
+        self.bytes_by_base.pop(base, None)
+
 
 def bytes_by_base(places: Places, rows: Rows) -> dict[int, int]:
     """How many bytes of each segment some rows' batches take up."""
@@ -141,6 +145,26 @@ class Need:
             for base, length in bytes_by_base(places, self.single_rows()[1]).items():
                 total[base] = total.get(base, 0) + length
         return total
+
+    def rows_in(self, segment: Segment) -> Rows:
+        """The rows of all batches that it needs of a segment."""
+        found = [self.single_rows()[1]]
+        tally = self.tally
+        left = tally.bytes_by_base.get(segment.base, 0)
+        row = tally.first_row
+        while left and row < tally.end_row:
+            rows = self.index.array(row, min(row + _ROWS_AT_ONCE, tally.end_row))
+            found.append(rows[_inside(segment, rows)])
+            left -= int(found[-1]["length"].sum())
+            row += len(rows)
+        found[0] = found[0][_inside(segment, found[0])]
+        return np.concatenate(found)
+
+
+def _inside(segment: Segment, rows: Rows) -> npt.NDArray[np.bool_]:
+    end = segment.base + segment.capacity
+    inside: npt.NDArray[np.bool_] = (rows["position"] >= segment.base) & (rows["position"] < end)
+    return inside
 
 
 def needed_bytes(segments: list[Segment], needs: Iterable[Need]) -> list[int]:
@@ -197,8 +221,7 @@ def _move(
     log: CommitLog, segment: Segment, need: Need, numbers: npt.NDArray[np.int64], rows: Rows
 ) -> Iterator[None]:
     """Append again those of some rows' batches that are in a segment."""
-    end = segment.base + segment.capacity
-    inside = (rows["position"] >= segment.base) & (rows["position"] < end)
+    inside = _inside(segment, rows)
     inside_rows = zip(numbers[inside].tolist(), rows[inside].tolist(), strict=True)
     for count, (number, row) in enumerate(inside_rows, 1):
         entry = Entry._make(row)

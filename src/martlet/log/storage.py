@@ -51,7 +51,10 @@ class Segment(Protocol):
         """Write all of `data` at byte `at` of the segment. Raises OSError."""
 
     def flush(self) -> None:
-        """Make what was written survive a power cut. May run in another thread. Raises OSError."""
+        """Make what was written survive a power cut; nothing, where it was retired meanwhile.
+
+        May run in another thread. Raises OSError.
+        """
 
 
 class Storage(Protocol):
@@ -116,6 +119,8 @@ class DiskSegment:
         self._fd = fd
         self._map = mmap.mmap(fd, self.capacity, prot=mmap.PROT_READ)
         self.view = memoryview(self._map)
+        self._closed = False
+        self._closing = threading.Lock()
 
     def write(self, data: memoryview | bytes | bytearray, at: int) -> None:
         """Write all of `data`; the kernel may take it in pieces."""
@@ -130,12 +135,18 @@ class DiskSegment:
             written = os.pwrite(self._fd, data, at)
 
     def flush(self) -> None:
-        """fdatasync."""
-        os.fdatasync(self._fd)
+        """fdatasync, where there still is something to keep: by now the number of a file that was
+        closed may be another file's.
+        """
+        with self._closing:
+            if not self._closed:
+                os.fdatasync(self._fd)
 
     def close(self) -> bool:
         """Unmap and close; False where somebody still looks at the bytes, who then keeps them."""
-        os.close(self._fd)
+        with self._closing:
+            self._closed = True
+            os.close(self._fd)
         try:
             self.view.release()
             self._map.close()

@@ -18,14 +18,15 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from martlet.log import checkpoint
+from martlet.log.checkpoint import Checkpoint, Needed
 from martlet.log.folder import Folder, LookedAtSegment
 from martlet.log.index import ENTRY, Rows, index_name
 from martlet.log.record import (
@@ -39,6 +40,7 @@ from martlet.log.record import (
     frame_ends,
     payload,
     read_header,
+    read_record,
 )
 from martlet.log.recovery import Report, scan
 from martlet.log.storage import Segment
@@ -48,9 +50,7 @@ _LONE_HEAD = struct.Struct(">II10x16s")
 _END = struct.Struct("<I")
 _ID = re.compile(rb"[0-9a-f]{16}")
 _LOOKS = 3
-Needed = tuple[int, Sequence[int]]
-"""Every message from an offset on, and those at some offsets below, which rise."""
-_NOTHING: Needed = (1 << 63, ())
+_NOTHING = Needed(1 << 63, ())
 _MOST_TOLD = 100
 """After so many places of damage the rest is only counted."""
 
@@ -105,12 +105,12 @@ class _StoredIndex:
     """What channels need of it."""
 
 
-NeededBy = Callable[[checkpoint.Checkpoint], Mapping[int, Needed]]
+NeededBy = Callable[[Checkpoint], Mapping[int, Needed]]
 """Tells what channels need by topic number: the journal's meaning is not known here.  Of topics
 that it leaves out nothing is needed."""
 
 
-def _nothing_needed(loaded: checkpoint.Checkpoint) -> Mapping[int, Needed]:
+def _nothing_needed(loaded: Checkpoint) -> Mapping[int, Needed]:
     return {}
 
 
@@ -148,6 +148,10 @@ def _verify_once(
     # not make them point behind what was read.
     position, indexes = _checkpoint(folder, found, needed_by)
     segments = folder.segments()
+    head = _newest_head(segments, position)
+    if head is not None:
+        needed = needed_by(head)
+        indexes = [replace(i, needed=needed.get(i.topic, _NOTHING)) for i in indexes]
     found.segments = len(segments)
     _segments_in_order(segments, found)
     report = Report()
@@ -342,6 +346,28 @@ def _checkpoint(
     return int(fields["position"]), indexes
 
 
+def _newest_head(segments: list[Segment], position: int) -> Checkpoint | None:
+    """What the newest segment begins with, where that is newer than the checkpoint's position.
+
+    A broker that drops the oldest messages does not wait for a checkpoint.
+    """
+    if not segments or segments[-1].base < position:
+        return None
+    segment, at = segments[-1], 0
+    entries: list[checkpoint.JournalEntry] = []
+    while at < segment.capacity:
+        try:
+            header, record = read_record(segment.view, at, segment.base + at)
+        except BadRecord:
+            break
+        if header.kind not in (Kind.TOPOLOGY, Kind.CURSOR):
+            break
+        entries.append((Kind(header.kind), header.topic, bytes(payload(header, record))))
+        at += header.length
+    begins_whole = entries and json.loads(entries[0][2]).get("op") == "snapshot"
+    return Checkpoint(entries) if begins_whole else None
+
+
 def _index(
     folder: Folder, topic: int, first_row: int, stored: int, needed_by: Needed
 ) -> _StoredIndex | str:
@@ -400,10 +426,12 @@ def _index_rows(index: _StoredIndex, segments: list[Segment], found: Found) -> N
 
 
 def _is_needed(rows: Rows, by: Needed) -> npt.NDArray[np.bool_]:
-    floor, below = by
+    floor, below, voids = by
     begins = rows["first_offset"]
     ends = begins + rows["count"]
     offsets = np.array([*below, np.iinfo(np.uint64).max], np.uint64)
     next_below = offsets[np.searchsorted(offsets, begins)]
     needed: npt.NDArray[np.bool_] = (ends > floor) | (next_below < ends)
+    for first, end in voids:
+        needed &= (begins < first) | (ends > end)
     return needed

@@ -63,16 +63,26 @@ class StorageOptions(Options):
         "min-free-bytes",
         Kind.SIZE,
         64 * MIB,
-        "refuse to publish while the disk has less than this free",
+        "take no more of the disk while it has less than this free (see --disk-full-policy)",
         limits=(0, None),
     )
     max_disk_bytes: int = option(
         "max-disk-bytes",
         Kind.SIZE,
         0,
-        "the most bytes of the data folder; refuse to publish while it would take more, until"
-        " consumers have made room (0: as many as --min-free-bytes leaves)",
+        "the most bytes of the data folder; while it would take more, publishing is refused until"
+        " consumers have made room, or what --disk-full-policy says is done (0: as many as"
+        " --min-free-bytes leaves)",
         limits=(0, None),
+    )
+    disk_full_policy: str = option(
+        "disk-full-policy",
+        Kind.CHOICE,
+        "refuse",
+        "what to do when --max-disk-bytes or --min-free-bytes leaves no room: 'refuse' to publish;"
+        " 'drop-oldest': the oldest segment goes, and what is unfinished in it is lost to all"
+        " channels",
+        choices=(("refuse", "refuse"), ("drop-oldest", "drop-oldest")),
     )
     journal_interval_ns: int = option(
         "journal-interval",

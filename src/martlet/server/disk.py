@@ -52,6 +52,8 @@ class Disk:
         """How long those took that went well."""
         self._began = 0.0
         self._rested_at = 0.0
+        self._failure: OSError | None = None
+        """With which the first flush that failed did so."""
 
     @property
     def rested(self) -> bool:
@@ -73,7 +75,7 @@ class Disk:
         self._flush_again = False
         self._began = self._loop.time()
         job = log.flush_job()
-        future = self._loop.run_in_executor(self._thread, job.run)
+        future = self._loop.run_in_executor(self._thread, self._run, job)
         future.add_done_callback(lambda done: self._flushed(job, done))
 
     def _flushed(self, job: FlushJob, done: asyncio.Future[None]) -> None:
@@ -93,9 +95,38 @@ class Disk:
             return True
         if not isinstance(error, OSError):
             raise error
-        self._broker.log.flush_failed(error)
-        self._log.critical("%s", self._broker.log.failed)
+        self._fail(error)
         return False
+
+    def flush_now(self) -> bool:
+        """Make durable what is written now, while everybody waits. False where that failed.
+
+        For a log that has no room left but what is not yet on the disk: it takes messages no faster
+        than the disk does.
+        """
+        job = self._broker.log.flush_job()
+        try:
+            self._thread.submit(self._run, job).result()
+        except OSError as error:
+            self._fail(error)
+            return False
+        self._broker.log.flushed(job)
+        return True
+
+    def _run(self, job: FlushJob) -> None:
+        """In the thread: a flush after one that failed fails too, though none has heard of it."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            job.run()
+        except OSError as error:
+            self._failure = error
+            raise
+
+    def _fail(self, error: OSError) -> None:
+        if self._broker.log.failed is None:
+            self._broker.log.flush_failed(error)
+            self._log.critical("%s", self._broker.log.failed)
 
     async def checkpoint(self) -> bool:
         """Save the broker's state and let go of what is not needed. False where it failed."""
@@ -120,10 +151,9 @@ class Disk:
 
     async def _run_checkpoint(self, job: CheckpointJob) -> bool:
         try:
-            await self._loop.run_in_executor(self._thread, job.flush.run)
+            await self._loop.run_in_executor(self._thread, self._run, job.flush)
         except OSError as error:
-            self._broker.log.flush_failed(error)
-            self._log.critical("%s", self._broker.log.failed)
+            self._fail(error)
             self._on_durable()
             return False
         if self._broker.log.failed is not None:

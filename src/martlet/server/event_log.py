@@ -27,9 +27,12 @@ from martlet.duration import SECOND_NS
 if TYPE_CHECKING:
     from martlet.broker.broker import Broker
     from martlet.broker.channel import Channel
+    from martlet.broker.eviction import Evicted
     from martlet.broker.topic import Topic
     from martlet.protocol.nsq_v2 import ProtocolError
 
+_NAMED = 5
+"""So many channels are named in one line, those first that lost most."""
 _IDENTIFY: Mapping[str, tuple[str, object]] = {
     "ClientID": ("client_id", ""),
     "Hostname": ("hostname", ""),
@@ -93,6 +96,24 @@ class EventLog:
         if self._broker.topics.get(topic.name) is topic:
             self._log.info("TOPIC(%s): deleting channel %s", topic.name, channel.name)
         self._log.info("CHANNEL(%s): deleting", channel.name)
+
+    def evicted(self, evicted: Evicted) -> None:
+        """A segment went to make room, with messages that somebody had yet to finish."""
+        lost = [
+            (len(offsets), f"{loss.topic.name}/{channel.name if channel else '(no channel)'}")
+            for loss in evicted.losses
+            for channel, offsets in loss.unfinished.items()
+            if len(offsets)
+        ]
+        named = ", ".join(f"{name} {count}" for count, name in sorted(lost, reverse=True)[:_NAMED])
+        self._log.warning(
+            "LOG: the disk is full: the oldest segment, of %d bytes, has gone with %d messages that"
+            " were not finished: %s%s",
+            evicted.segment_bytes,
+            sum(len(loss.offsets) for loss in evicted.losses),
+            named,
+            f" and {len(lost) - _NAMED} more channels" if len(lost) > _NAMED else "",
+        )
 
     # clients
 

@@ -69,6 +69,12 @@ TOPIC_METRICS = (
         "Messages that wait for a first channel, or for a paused topic to go on.",
         attrgetter("depth"),
     ),
+    Metric(
+        "martlet_topic_dropped_messages_total",
+        "counter",
+        "Messages given up, to make room, before every channel had finished them.",
+        attrgetter("dropped_count"),
+    ),
     Metric("martlet_topic_channels", "gauge", "Channels of the topic.", lambda t: len(t.channels)),
     Metric("martlet_topic_paused", "gauge", "1 for a paused topic.", lambda t: int(t.paused)),
 )
@@ -102,6 +108,12 @@ CHANNEL_METRICS = (
         "counter",
         "Messages taken back because their timeout was over.",
         attrgetter("timeout_count"),
+    ),
+    Metric(
+        "martlet_channel_dropped_messages_total",
+        "counter",
+        "Messages given up, to make room, before they were finished.",
+        attrgetter("dropped_count"),
     ),
     Metric(
         "martlet_channel_depth_messages",
@@ -282,6 +294,12 @@ def _log(server: Server) -> str:
                     "counter",
                     "Writes that the log did not take, being full or failed.",
                     log.refused_count,
+                ),
+                (
+                    "martlet_log_evicted_segments_total",
+                    "counter",
+                    "Files that went, to make room, though messages in them were not finished.",
+                    server.eviction.evicted_count if server.eviction else 0,
                 ),
             ]
         )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import WritesRefused
+from martlet.broker.eviction import Eviction
 from martlet.broker.queue import Receipt
 from martlet.broker.restore import Restored, restore
 from martlet.broker.upkeep import allow_spares
@@ -103,6 +104,9 @@ class Server:
         self.disk = Disk(self.broker, self.log, self._durable)
         self.lookups = LookupPeers(self)
         self.events = EventLog(self.broker, self.log)
+        self.eviction: Eviction | None = None
+        if options.disk_full_policy != "refuse":
+            self.eviction = Eviction(self.broker, self.disk.flush_now, self.events.evicted)
         self.broker.on_topic = self._topic_changed
         self.broker.on_channel = self._channel_changed
         self.broker.schedule.on_earlier = self._set_alarm
@@ -391,6 +395,8 @@ class Server:
         """Under much load, let go of segments while their pages are still in memory, to be
         written again: fresh ones cost several times as much.
         """
+        if self.eviction is not None and self.broker.log.full is not None:
+            self.eviction.relieve()
         written = self.broker.log.position - max(
             self.disk.checkpoint_position, self._start_position
         )

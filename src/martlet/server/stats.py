@@ -2,7 +2,8 @@
 
 One difference is of meaning: every message that waits is in the log, so ``backend_depth``, what
 lies on the disk, is the whole depth.  What is not measured (latency, without a flag for it) says
-so, as nsqd's does where it is not used.
+so, as nsqd's does where it is not used.  One field is Martlet's own: ``dropped_count``, the
+messages that were given up to make room, as ``--disk-full-policy`` asks for.
 
 Thousands of channels take long to be counted, so it is done in slices (`martlet.server.pace`), and
 the numbers of one report may lie some milliseconds apart.
@@ -89,6 +90,7 @@ async def _topic(
         "backend_depth": depth,
         "message_count": topic.message_count,
         "message_bytes": topic.message_bytes,
+        "dropped_count": topic.dropped_count,
         "paused": topic.paused,
         "e2e_processing_latency": _latency(latencies if latencies.some else None, levels),
     }
@@ -111,6 +113,7 @@ async def _channel(
         "message_count": channel.message_count,
         "requeue_count": channel.requeue_count,
         "timeout_count": channel.timeout_count,
+        "dropped_count": channel.dropped_count,
         "client_count": len(channel.consumers),
         "clients": clients if include_clients else None,
         "paused": channel.paused,

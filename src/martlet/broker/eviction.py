@@ -1,0 +1,235 @@
+"""Eviction: the oldest segment goes, whoever still needs it, where the user has chosen that.
+
+With ``--disk-full-policy=drop-oldest`` a full log makes room by itself: a batch that finds no room
+for another segment has one taken away.  It is one that nobody needs, if there is one; otherwise the
+oldest, and what is unfinished in it is given up for all channels at once::
+
+    segments    | 1: given up | 2         | 3       | 4: written |
+    channel a          next -->|  next                              goes over what has gone
+    channel b                             | next                    had passed it: loses nothing
+    stragglers     x    x          x                                the first two are dropped
+
+This can not wait for a checkpoint, as all other room does.  So a segment goes only where another
+one behind it is durable that begins with the whole journal (`CommitLog.is_told_later`), and what
+was given up is written down nowhere by itself: that it is not there says it.  A start gives up in
+the same way whatever is needed and in no segment (`settle`).  So a crash at any moment finds the
+segment, and its messages, or neither.
+
+In the middle of what a channel has yet to get there may be a gap then, since cleaning moves old
+batches to newer segments.  Such a gap is one of the topic's voids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from martlet.broker.stretch import inside, merged, with_stretch
+from martlet.broker.upkeep import count_needs, needs
+from martlet.log.retention import Need, Places, needed_bytes
+
+if TYPE_CHECKING:
+    from martlet.broker.broker import Broker
+    from martlet.broker.channel import Channel
+    from martlet.broker.stretch import Stretch
+    from martlet.broker.topic import Topic
+    from martlet.broker.window import Offsets
+    from martlet.log.index import Rows
+    from martlet.log.storage import Segment
+
+_ROWS_AT_ONCE = 1 << 14
+
+
+@dataclass
+class Loss:
+    """What one topic loses.
+
+    Attributes:
+        topic: whose messages.
+        gone: the stretches of offsets that have gone, finished ones among them.
+        unfinished: what each channel had not finished of them, rising; what waited for a first
+            channel stands under None.
+    """
+
+    topic: Topic
+    gone: Sequence[Stretch]
+    unfinished: dict[Channel | None, Offsets] = field(init=False)
+
+    def __post_init__(self) -> None:
+        topic = self.topic
+        if topic.channels:
+            self.unfinished = {c: c.unfinished(self.gone) for c in topic.channels.values()}
+        else:
+            self.unfinished = {None: _waiting(topic, self.gone)}
+
+    @cached_property
+    def offsets(self) -> Offsets:
+        """The offsets of all messages that are lost to any channel."""
+        return np.unique(np.concatenate(list(self.unfinished.values())))
+
+    def suffer(self) -> None:
+        """Give it up."""
+        topic = self.topic
+        topic.dropped_count += len(self.offsets)
+        for channel, offsets in self.unfinished.items():
+            if channel is not None:
+                channel.dropped_count += len(offsets)
+                channel.give_up(self.gone)
+        # A void behind what has gone goes with it.
+        for first, end in sorted([*self.gone, *topic.voids]):
+            if not topic.channels and first <= topic.backlog_offset < end:
+                topic.backlog_offset = end
+            if topic.paused_at is not None and first <= topic.paused_at < end:
+                for channel in topic.channels.values():
+                    channel.counted_from += end - topic.paused_at
+                topic.paused_at = end
+
+    def leave_voids(self) -> None:
+        """See that nobody comes to wait for it who may still come there, its segment having gone.
+
+        That are channels before it, and where the index does not say that it was there, those that
+        are set back.
+        """
+        topic = self.topic
+        start = topic.queue.start_offset
+        nexts = [channel.cursor.next for channel in topic.channels.values()]
+        lowest = min([topic.limit, *nexts] if nexts else [topic.backlog_offset])
+        for first, end in self.gone:
+            if lowest < first or start < end:
+                topic.voids = with_stretch(topic.voids, first, end)
+
+
+def _waiting(topic: Topic, gone: Sequence[Stretch]) -> Offsets:
+    start = topic.backlog_offset
+    parts = [np.empty(0, np.int64)]
+    for first, end in gone:
+        for begin, stop in topic.stretches(max(first, start), max(end, start)):
+            parts.append(np.arange(begin, stop, dtype=np.int64))
+    return np.concatenate(parts)
+
+
+@dataclass
+class Evicted:
+    """A segment that went though it was needed, and what was lost with it."""
+
+    segment_bytes: int
+    losses: list[Loss]
+
+
+class Eviction:
+    """Makes room in a broker's log.
+
+    Args:
+        broker: whose log; its `on_full` is taken.
+        flush: makes the log durable at once, and tells it so; False where that failed.
+        on_evicted: told of each segment that went with unfinished messages.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        flush: Callable[[], bool],
+        on_evicted: Callable[[Evicted], None] = lambda evicted: None,
+    ) -> None:
+        self._broker = broker
+        self._flush = flush
+        self._on_evicted = on_evicted
+        self.evicted_count = 0
+        """How many segments went though they were needed."""
+        broker.log.on_full = self.make_room
+
+    def make_room(self) -> bool:
+        """Take the segment away that costs least. False where none can go."""
+        broker = self._broker
+        log = broker.log
+        for _ in count_needs(broker):
+            pass
+        needed_by = needs(broker)
+        needed = needed_bytes(log.segments, needed_by)
+        closed = log.closed_segments
+        unneeded = [s for s, n in zip(log.segments, needed, strict=True) if not n and s in closed]
+        victim = next(iter(unneeded or closed), None)
+        if victim is None or not (log.is_told_later(victim) or self._flush()):
+            return False
+        losses = [] if unneeded else self._losses(victim, needed_by)
+        for loss in losses:
+            loss.suffer()
+        log.retire(victim)
+        broker.left_alone.discard(victim.base)
+        for loss in losses:
+            loss.leave_voids()
+        for topic in broker.topics.values():
+            topic.queue.tally.forget(victim.base)
+        if any(len(loss.offsets) for loss in losses):
+            self.evicted_count += 1
+            self._on_evicted(Evicted(victim.capacity, losses))
+        for loss in losses:
+            for channel in list(loss.topic.channels.values()):
+                channel.go_on()
+        return True
+
+    def relieve(self) -> None:
+        """Make room where a piece of the journal found none: nobody else may come to do it."""
+        log = self._broker.log
+        log.look_for_room()
+        while log.full is not None and log.failed is None and self.make_room():
+            log.look_for_room()
+
+    def _losses(self, segment: Segment, needed_by: list[Need]) -> list[Loss]:
+        losses = []
+        for topic, need in zip(self._broker.topics.values(), needed_by, strict=True):
+            rows = need.rows_in(segment)
+            if len(rows):
+                losses.append(Loss(topic, _stretches(rows)))
+        return losses
+
+
+def _stretches(rows: Rows) -> list[Stretch]:
+    firsts = rows["first_offset"].astype(np.int64)
+    return merged(firsts, firsts + rows["count"])
+
+
+def settle(broker: Broker) -> list[Loss]:
+    """After a start: give up what is needed and stored nowhere.
+
+    Returns what was lost by that.
+    """
+    places = Places(broker.log.segments)
+    losses = []
+    for topic in broker.topics.values():
+        gone = _gone(topic, places)
+        if gone:
+            loss = Loss(topic, gone)
+            loss.suffer()
+            loss.leave_voids()
+            topic.dropped_count = 0
+            for channel in topic.channels.values():
+                channel.dropped_count = 0
+            if len(loss.offsets):
+                losses.append(loss)
+    return losses
+
+
+def _gone(topic: Topic, places: Places) -> list[Stretch]:
+    """What of a topic is needed and stored nowhere."""
+    index, floor = topic.queue.index, topic.floor
+    straggling = topic.stragglers_below(floor)
+    held = inside(_stored(index.holding(straggling)[1], places), straggling.astype(np.int64))
+    missing = np.setdiff1d(straggling.astype(np.int64), held)
+    gone = merged(missing, missing + 1)
+    for number in range(index.find(floor), index.end_row, _ROWS_AT_ONCE):
+        for first, end in _stored(index.array(number, number + _ROWS_AT_ONCE), places):
+            if floor < first:
+                gone.append((floor, first))
+            floor = end
+    if floor < topic.queue.end_offset:
+        gone.append((floor, topic.queue.end_offset))
+    return gone
+
+
+def _stored(rows: Rows, places: Places) -> list[Stretch]:
+    return _stretches(rows[places.find(rows["position"]) >= 0])
