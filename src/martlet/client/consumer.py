@@ -328,7 +328,7 @@ class Consumer(Receiver):
         finally:
             await self._hang_up(goodbye_s)
 
-    async def _hang_up(self, timeout_s: float = 0.0) -> None:
+    async def _hang_up(self, timeout_s: float = GOODBYE_S) -> None:
         self._flow.stop()
         self._toucher.close()
         self._watchdog.end()
