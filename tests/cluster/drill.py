@@ -21,7 +21,7 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -67,6 +67,7 @@ class Drill:
         self._folder = folder
         self._network = network
         self._poll_s = poll_s
+        self._away: list[Host] = []
         self._by_role = {
             role: [network.make(f"{role}-{number + 1}") for number in range(counts[role])]
             for role in ROLES
@@ -103,6 +104,18 @@ class Drill:
                 host.run(*python, "tests.cluster.client", verb, *settings)
         for host in self._network.hosts:
             until(self._in_use(host), host.name)
+
+    def leave(self, names: Sequence[str]) -> None:
+        """Have hosts be of no use to others until all come back."""
+        self._away = [host for host in self._network.hosts if host.name in names]
+        for host in self._away:
+            host.leave()
+
+    def come_back(self) -> None:
+        """Have them be of use again."""
+        for host in self._away:
+            host.come_back()
+        self._away = []
 
     def do(self, deed: str, host: Host, away_s: float) -> Deed:
         """Do it, undo it after a while, and wait until the host is in use again."""
@@ -165,16 +178,19 @@ class Drill:
     def _in_use(self, host: Host) -> Callable[[], object]:
         role = host.name.partition("-")[0]
         if role == "broker":
-            consumers = len(self._by_role["consumer"])
+            consumers = self._here("consumer")
             url = f"http://{self._door(host)}/stats?format=json&topic={TOPIC}&channel={CHANNEL}"
             return lambda: _consumers(_get(url)) >= consumers
         if role == "lookup":
-            brokers = len(self._by_role["broker"])
+            brokers = self._here("broker")
             url = f"http://{self._door(host)}/lookup?topic={TOPIC}"
-            return lambda: len(json.loads(_get(url))["producers"]) == brokers
+            return lambda: len(json.loads(_get(url))["producers"]) >= brokers
         ledger = Path(self._ledger(host))
         size = ledger.stat().st_size if ledger.exists() else 0
         return lambda: ledger.stat().st_size > size
+
+    def _here(self, role: str) -> int:
+        return sum(host not in self._away for host in self._by_role[role])
 
     def _ledger(self, host: Host) -> str:
         return str(self._folder / f"{host.name}.ledger")
@@ -220,6 +236,7 @@ def run(arguments: argparse.Namespace, *, namespaces: bool, folder: Path) -> dic
         counts = {role: getattr(arguments, f"{role}s") for role in ROLES}
         drill = Drill(network, folder, counts, arguments.poll_s)
         drill.begin()
+        drill.leave(arguments.without.split(","))
         deeds = [
             drill.do(deed, host, arguments.away_s)
             for deed in arguments.deeds.split(",")
@@ -227,6 +244,7 @@ def run(arguments: argparse.Namespace, *, namespaces: bool, folder: Path) -> dic
             if (deed != "cut" or host.can_be_cut)
             and host.name.startswith(tuple(arguments.hosts.split(",")))
         ]
+        drill.come_back()
         return {
             "network": "namespaces" if namespaces else "loopback",
             "poll_s": arguments.poll_s,
@@ -268,6 +286,7 @@ def main() -> int:
         parser.add_argument(f"--{role}s", type=int, default=count, metavar="N")
     parser.add_argument("--deeds", default="kill,cut,stop", help="(default: %(default)s)")
     parser.add_argument("--hosts", default=",".join(ROLES), help="whose names begin with these")
+    parser.add_argument("--without", default="", metavar="HOSTS", help="away during all deeds")
     parser.add_argument("--away-s", type=float, default=4.0, help="(default: %(default)s)")
     parser.add_argument("--poll-s", type=float, default=3.0, help="(default: %(default)s)")
     parser.add_argument("--loopback", action="store_true", help="no namespaces")

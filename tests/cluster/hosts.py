@@ -109,6 +109,14 @@ class Host:
         """Join it to the others again."""
         raise NotImplementedError
 
+    def leave(self) -> None:
+        """Be of no use to others, who are not told: cut off, or else stopped."""
+        (self.cut if self.can_be_cut else self.stop)()
+
+    def come_back(self) -> None:
+        """Be of use again."""
+        (self.mend if self.can_be_cut else self.go_on)()
+
     def close(self) -> None:
         """End whatever still runs."""
         if self._process is not None and self._process.poll() is None:

@@ -45,6 +45,14 @@ def test_each_host_is_killed_cut_off_and_stopped() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+def test_brokers_are_found_again_while_a_lookup_daemon_is_away() -> None:
+    found = drill("--without=lookup-1", "--deeds=kill,cut", "--hosts=broker")
+    for deed in found["deeds"]:
+        assert deed["again_ms"] < 1000 * 2 * POLL_S, deed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_hosts_on_loopback_addresses() -> None:
     found = drill("--loopback", "--deeds=stop,cut", "--hosts=broker-1,lookup-1,consumer-1")
     assert found["network"] == "loopback"
