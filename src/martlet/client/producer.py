@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Iterable
 from functools import partial
 from types import TracebackType
 
 from martlet.client.address import Addresses, parse_addresses
 from martlet.client.backoff import Backoff
-from martlet.client.body import Body, check_bodies, check_body, pieces
+from martlet.client.body import Body, check_body
+from martlet.client.bulk import publish_bodies
 from martlet.client.errors import (
     Closed,
     ConnectFailed,
@@ -276,33 +276,11 @@ class Producer:
         """The same, counting in the call what is published."""
         topic = check_name(call.topic, "topic")
         key = None if order_key is None and not self._ordered else (topic, order_key or "")
-        most_bytes = self._limits.max_message_bytes
-        if isinstance(bodies, (list, tuple)):
-            checked: Iterable[bytes] = await check_bodies(bodies, most_bytes)
-        else:
-            checked = (check_body(body, most_bytes) for body in bodies)
-        size_bytes = 0
-        sent: deque[Publication] = deque()
-        try:
-            for piece, piece_bytes in pieces(checked, self._limits):
-                sent.append(self._add(topic, piece, piece_bytes, None, key))
-                call.message_count += len(piece)
-                call.size_bytes += piece_bytes - MPUB_EXTRA_BYTES * len(piece)
-                size_bytes += piece_bytes
-                await asyncio.sleep(0)  # It is sent while the next is cut.
-                while size_bytes > self._limits.max_in_flight_bytes and len(sent) > 1:
-                    size_bytes -= sent[0].size_bytes
-                    await sent[0].future
-                    sent.popleft()
-            while sent:
-                await sent[0].future
-                sent.popleft()
-        except BaseException:
-            # The others' outcome is told by nobody; let none of it be sent that has not been.
-            for publication in sent:
-                if not publication.future.cancel() and not publication.future.cancelled():
-                    publication.future.exception()
-            raise
+
+        def add(piece: list[bytes], size_bytes: int) -> Publication:
+            return self._add(topic, piece, size_bytes, None, key)
+
+        await publish_bodies(bodies, self._limits, add, call)
         return call.message_count
 
     def _add(
