@@ -7,8 +7,9 @@ crash at any moment finds either the old state with its segments or the new one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -43,7 +44,8 @@ class CheckpointJob:
     storage: Storage
     flush: FlushJob
     names: list[str]
-    content: bytes
+    pack: Callable[[], bytes]
+    """Lays the file out, of what it is to say."""
     free: list[Segment]
     to_clean: Segment | None
     dropped: list[str] = field(default_factory=list)
@@ -56,7 +58,7 @@ class CheckpointJob:
         """Make the indexes and then the checkpoint durable, the log being so already."""
         for name in self.names:
             self.storage.sync(name)
-        self.storage.replace(checkpoint.NAME, self.content)
+        self.storage.replace(checkpoint.NAME, self.pack())
 
 
 def count_needs(broker: Broker) -> Iterator[None]:
@@ -111,7 +113,8 @@ def begin_checkpoint(broker: Broker) -> CheckpointJob:
     if free or log.retired_count != broker.shortened_at:
         broker.dropped_names += _shorten_indexes(broker, free)
     names = _write_indexes(broker)
-    content = checkpoint.pack(
+    pack = partial(
+        checkpoint.pack,
         broker.snapshot(
             position=log.position,
             epoch=log.epoch,
@@ -132,7 +135,7 @@ def begin_checkpoint(broker: Broker) -> CheckpointJob:
         log.storage,
         log.flush_job(),
         names,
-        content,
+        pack,
         free,
         to_clean,
         broker.dropped_names.copy(),

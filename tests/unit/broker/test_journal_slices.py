@@ -6,6 +6,7 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
 from martlet.broker.errors import WritesRefused
+from martlet.broker.upkeep import begin_checkpoint
 from martlet.log.commitlog import CommitLog
 
 CHANNELS = 200
@@ -69,3 +70,21 @@ def test_a_refusal_in_the_middle_loses_nothing(monkeypatch: pytest.MonkeyPatch) 
     core.broker.write_journal()
     core.kill()
     assert finished(core) == CHANNELS
+
+
+def test_a_checkpoint_is_laid_out_where_blocking_does_no_harm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of thousands of channels it takes long: only what it is to say is taken down at once."""
+    core = Core()
+    all_finish(core)
+
+    def not_now(*arguments: object, **named: object) -> bytes:
+        raise AssertionError("it is laid out on the loop")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("martlet.log.checkpoint.pack", not_now)
+        job = begin_checkpoint(core.broker)
+        job.flush.run()
+        with pytest.raises(AssertionError):
+            job.save()

@@ -12,7 +12,7 @@ from martlet.broker.topic import Topic
 from martlet.server import pace
 from martlet.testing import Broker
 
-MANY = 300
+MANY = 100
 
 
 @pytest.mark.parametrize("flush", ["async", "sync"])
