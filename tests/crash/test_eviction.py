@@ -4,9 +4,11 @@ ends, and killed in between.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,11 +17,14 @@ from tests.crash.wire import Wire, drain, http, mpub
 
 from martlet.apps.main import main
 from martlet.testing import BrokerProcess
+from martlet.tools.dead_letter import body_of
 
 pytestmark = pytest.mark.crash
 
 SEGMENT_BYTES = 1 << 18
 MOST_BYTES = 8 * SEGMENT_BYTES
+INDEX_BYTES = 1 << 16
+"""What indexes may grow by until the next segment is made, and all is counted."""
 BATCH = 50
 BODY_BYTES = 500
 
@@ -67,7 +72,7 @@ async def test_publishing_never_ends(broker: BrokerProcess) -> None:
             wire.send(mpub("t", bodies))
             await wire.ok()
             answered.extend(bodies)
-            assert taken_bytes(broker) <= MOST_BYTES
+            assert taken_bytes(broker) <= MOST_BYTES + INDEX_BYTES
 
     await http(broker.http_address, "/topic/create?topic=t", b"")
     await http(broker.http_address, "/channel/create?topic=t&channel=c", b"")
@@ -109,3 +114,54 @@ async def test_who_reads_the_log_is_told(broker: BrokerProcess) -> None:
     with pytest.raises(Exception, match=f"410 .*offset 0 of topic t has gone.*begins at {start}"):
         await http(broker.http_address, "/log/batches?topic=t&offset=0")
     assert await http(broker.http_address, f"/log/batches?topic=t&offset={start}")
+
+
+def dead_letters(folder: Path) -> list[bytes]:
+    return [
+        body_of(line)
+        for path in sorted(folder.glob("*/*@t@c.jsonl"))
+        for line in path.read_bytes().splitlines()
+    ]
+
+
+async def test_dead_letters_and_what_is_left_are_all_that_was_answered(
+    tmp_path: Path,
+) -> None:
+    kept = tmp_path / "kept"
+    arguments = (
+        f"--max-bytes-per-file={SEGMENT_BYTES}",
+        f"--max-disk-bytes={MOST_BYTES}",
+        "--min-free-bytes=0",
+        "--disk-full-policy=dead-letter",
+        f"--dead-letter-path={kept}",
+    )
+    answered: list[bytes] = []
+    with BrokerProcess(tmp_path / "data", *arguments) as broker:
+        await http(broker.http_address, "/topic/create?topic=t", b"")
+        await http(broker.http_address, "/channel/create?topic=t&channel=c", b"")
+        for life in range(2):
+            wire = await Wire.open(broker.tcp_address)
+            for number in range(100):
+                bodies = [b"%d %d %d " % (life, number, n) * 50 for n in range(BATCH)]
+                wire.send(mpub("t", bodies))
+                await wire.ok()
+                answered += bodies
+            wire.close()
+            if not life:
+                broker.kill()
+                broker.start()
+        dead = dead_letters(kept)
+        got = await drain(broker.tcp_address, broker.http_address, "t", "c")
+        assert len(dead) > len(answered) // 4
+        assert dead + [message.body for message in got] == answered
+        files = [str(path) for path in sorted(kept.glob("*/*.jsonl"))]
+        command = ["pub", "--dead-letters", "--topic=again", files[0]]
+        address = f"--nsqd-tcp-address={broker.tcp_address}"
+        done = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "martlet.apps.main", *command, address
+        )
+        assert await done.wait() == 0
+        await http(broker.http_address, "/channel/create?topic=again&channel=c", b"")
+        got = await drain(broker.tcp_address, broker.http_address, "again", "c")
+        assert [message.body for message in got] == dead[: len(got)]
+        assert len(got) == len(Path(files[0]).read_bytes().splitlines())

@@ -48,6 +48,7 @@ def test_adds_only_flags_that_are_martlets_own() -> None:
         "segment-spare",
         "max-channels-per-topic",
         "max-disk-bytes",
+        "dead-letter-path",
         "disk-full-policy",
         "max-topics",
         "metrics-max-channels",
@@ -135,3 +136,11 @@ def test_a_changed_copy_is_checked_again() -> None:
         options.replace(max_rdy_count=0)
     with pytest.raises(dataclasses.FrozenInstanceError):
         options.max_rdy_count = 7  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "given", [{"disk_full_policy": "dead-letter"}, {"dead_letter_path": "/somewhere"}]
+)
+def test_dead_letters_need_a_folder_and_a_policy(given: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="--dead-letter-path go together"):
+        BrokerOptions(**given)

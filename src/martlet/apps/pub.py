@@ -36,7 +36,8 @@ def main(argv: Sequence[str]) -> int:
                 log.critical("%s", error)
                 return 1
         publish = Publish(options)
-        if total_bytes := sum(os.fstat(file.fileno()).st_size for file in files):
+        total_bytes = sum(os.fstat(file.fileno()).st_size for file in files)
+        if total_bytes and not options.dead_letters:
             shown = opened.enter_context(progress.shown("publishing", total_bytes))
             publish = Publish(options, shown)
         return _run(publish, files or [sys.stdin.buffer])

@@ -16,7 +16,7 @@ from martlet.broker.cursor import Cursor
 from martlet.broker.delivery import Delivery, Source, Surroundings
 from martlet.broker.errors import NotInFlight, TooMany
 from martlet.broker.finishes import Finishes
-from martlet.broker.stretch import apart_from, inside
+from martlet.broker.stretch import apart_from, distinct, inside
 from martlet.name import is_ephemeral
 
 if TYPE_CHECKING:
@@ -357,7 +357,7 @@ class Channel(Delivery):
                 # Deferred ones that were shown to it are stragglers, or finished.
                 shown = cursor.queue.index.deferred(begin, min(stop, source.limit))
                 parts += [np.arange(*part) for part in apart_from(shown, begin, stop)]
-        return np.unique(np.concatenate(parts))
+        return distinct(parts)
 
     def give_up(self, gone: Sequence[Stretch]) -> None:
         """Some stretches have gone: nothing of them is delivered. Call `go_on` after all else."""

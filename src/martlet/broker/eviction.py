@@ -15,6 +15,8 @@ was given up is written down nowhere by itself: that it is not there says it.  A
 the same way whatever is needed and in no segment (`settle`).  So a crash at any moment finds the
 segment, and its messages, or neither.
 
+With ``dead-letter`` what is unfinished is kept elsewhere first (`martlet.broker.dead_letter`).
+
 In the middle of what a channel has yet to get there may be a gap then, since cleaning moves old
 batches to newer segments.  Such a gap is one of the topic's voids.
 """
@@ -22,15 +24,17 @@ batches to newer segments.  Such a gap is one of the topic's voids.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from martlet.broker.stretch import inside, merged, with_stretch
+from martlet.broker.stretch import distinct, inside, merged, with_stretch
 from martlet.broker.upkeep import count_needs, needs
 from martlet.log.retention import Need, Places, needed_bytes
+from martlet.log.storage import StorageFull
 
 if TYPE_CHECKING:
     from martlet.broker.broker import Broker
@@ -51,12 +55,14 @@ class Loss:
     Attributes:
         topic: whose messages.
         gone: the stretches of offsets that have gone, finished ones among them.
+        rows: of the batches that they were in, by offset, where that is known.
         unfinished: what each channel had not finished of them, rising; what waited for a first
             channel stands under None.
     """
 
     topic: Topic
     gone: Sequence[Stretch]
+    rows: Rows
     unfinished: dict[Channel | None, Offsets] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -69,7 +75,7 @@ class Loss:
     @cached_property
     def offsets(self) -> Offsets:
         """The offsets of all messages that are lost to any channel."""
-        return np.unique(np.concatenate(list(self.unfinished.values())))
+        return distinct(list(self.unfinished.values()))
 
     def suffer(self) -> None:
         """Give it up."""
@@ -127,6 +133,8 @@ class Eviction:
         broker: whose log; its `on_full` is taken.
         flush: makes the log durable at once, and tells it so; False where that failed.
         on_evicted: told of each segment that went with unfinished messages.
+        keep: keeps what is unfinished in a segment, so that it survives a power cut; where it
+            raises OSError, the segment stays.
     """
 
     def __init__(
@@ -134,16 +142,21 @@ class Eviction:
         broker: Broker,
         flush: Callable[[], bool],
         on_evicted: Callable[[Evicted], None] = lambda evicted: None,
+        keep: Callable[[Segment, list[Loss]], None] = lambda segment, losses: None,
     ) -> None:
         self._broker = broker
         self._flush = flush
         self._on_evicted = on_evicted
+        self._keep = keep
         self.evicted_count = 0
         """How many segments went though they were needed."""
         broker.log.on_full = self.make_room
 
     def make_room(self) -> bool:
-        """Take the segment away that costs least. False where none can go."""
+        """Take the segment away that costs least. False where none can go.
+
+        Raises StorageFull where what is lost with it can not be kept.
+        """
         broker = self._broker
         log = broker.log
         for _ in count_needs(broker):
@@ -156,6 +169,12 @@ class Eviction:
         if victim is None or not (log.is_told_later(victim) or self._flush()):
             return False
         losses = [] if unneeded else self._losses(victim, needed_by)
+        try:
+            self._keep(victim, losses)
+        except OSError as error:
+            raise StorageFull(
+                error.errno, f"and the oldest messages can not be kept elsewhere: {error}"
+            ) from error
         for loss in losses:
             loss.suffer()
         log.retire(victim)
@@ -176,15 +195,16 @@ class Eviction:
         """Make room where a piece of the journal found none: nobody else may come to do it."""
         log = self._broker.log
         log.look_for_room()
-        while log.full is not None and log.failed is None and self.make_room():
-            log.look_for_room()
+        with suppress(StorageFull):
+            while log.full is not None and log.failed is None and self.make_room():
+                log.look_for_room()
 
     def _losses(self, segment: Segment, needed_by: list[Need]) -> list[Loss]:
         losses = []
         for topic, need in zip(self._broker.topics.values(), needed_by, strict=True):
             rows = need.rows_in(segment)
             if len(rows):
-                losses.append(Loss(topic, _stretches(rows)))
+                losses.append(Loss(topic, _stretches(rows), rows))
         return losses
 
 
@@ -203,7 +223,7 @@ def settle(broker: Broker) -> list[Loss]:
     for topic in broker.topics.values():
         gone = _gone(topic, places)
         if gone:
-            loss = Loss(topic, gone)
+            loss = Loss(topic, gone, topic.queue.index.array(0, 0))
             loss.suffer()
             loss.leave_voids()
             topic.dropped_count = 0

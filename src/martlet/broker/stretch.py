@@ -60,3 +60,16 @@ def merged(firsts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> list[S
     begins = firsts[np.concatenate(([0], breaks + 1))]
     stops = ends[np.concatenate((breaks, [len(ends) - 1]))]
     return list(zip(begins.tolist(), stops.tolist(), strict=True))
+
+
+def distinct(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    """The offsets of some parts, rising, each once.
+
+    `np.unique` does the same with a hash table, which takes twenty times as long for what is
+    nearly in order.
+    """
+    offsets = np.concatenate(parts)
+    offsets.sort(kind="stable")
+    fresh = np.ones(len(offsets), np.bool_)
+    np.not_equal(offsets[1:], offsets[:-1], out=fresh[1:])
+    return offsets[fresh]

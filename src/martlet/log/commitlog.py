@@ -89,7 +89,7 @@ class CommitLog:
         """Called when a segment was begun, to write down what recovery must know there."""
         self.on_full: Callable[[], bool] = lambda: False
         """Called when a batch finds no room for its segment: whether some was made meanwhile.  It
-        may take segments away, and appends nothing.
+        may take segments away, and appends nothing.  May raise StorageFull, to say more.
         """
         self.begun_count = 0
         """How many segments were begun; its owner may count it down."""
@@ -238,12 +238,16 @@ class CommitLog:
                 self._begin_segment(self._current.base + self._current.capacity, capacity)
                 break
             except StorageFull as error:
-                if not journal and self.on_full():
-                    continue
+                reason = error.strerror
+                try:
+                    if not journal and self.on_full():
+                        continue
+                except StorageFull as worse:
+                    reason = f"{reason}; {worse.strerror}"
                 if self.failed is not None:
                     raise self._refuse(self.failed) from error
                 self.full = (
-                    f"the disk is full: {error.strerror}; messages are taken again when consuming"
+                    f"the disk is full: {reason}; messages are taken again when consuming"
                     " what is stored has freed segments, or when room is made on the disk"
                 )
                 raise self._refuse(self.full) from error

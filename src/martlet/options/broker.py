@@ -35,6 +35,11 @@ class BrokerOptions(
                 f"--max-disk-bytes is {self.max_disk_bytes}; it must be at least {least}, which is"
                 f" {LEAST_SEGMENTS} times --max-bytes-per-file, or 0 for no limit"
             )
+        if (self.disk_full_policy == "dead-letter") != bool(self.dead_letter_path):
+            raise OptionError(
+                "--disk-full-policy=dead-letter and --dead-letter-path go together: the one needs a"
+                " folder, on another disk as a rule, and the other is for nothing else"
+            )
         for level in self.e2e_processing_latency_percentiles:
             if not 0 < level <= 1:
                 raise OptionError(

@@ -81,8 +81,19 @@ class StorageOptions(Options):
         "refuse",
         "what to do when --max-disk-bytes or --min-free-bytes leaves no room: 'refuse' to publish;"
         " 'drop-oldest': the oldest segment goes, and what is unfinished in it is lost to all"
-        " channels",
-        choices=(("refuse", "refuse"), ("drop-oldest", "drop-oldest")),
+        " channels; 'dead-letter': the same, once that is kept in --dead-letter-path",
+        choices=(
+            ("refuse", "refuse"),
+            ("drop-oldest", "drop-oldest"),
+            ("dead-letter", "dead-letter"),
+        ),
+    )
+    dead_letter_path: str = option(
+        "dead-letter-path",
+        Kind.STRING,
+        "",
+        "with --disk-full-policy=dead-letter, the folder for what makes room, on another disk as a"
+        " rule; --min-free-bytes holds there too; `martlet pub --dead-letters` publishes it again",
     )
     journal_interval_ns: int = option(
         "journal-interval",

@@ -114,6 +114,12 @@ class PublishOptions(LogOptions):
     delimiter: str = option(
         "delimiter", Kind.STRING, "\n", "one character, which ends each message of the input"
     )
+    dead_letters: bool = option(
+        "dead-letters",
+        Kind.BOOL,
+        False,
+        "the input is what a broker has kept with --disk-full-policy=dead-letter: lines of JSON",
+    )
     timeout_ns: int = option(
         "timeout",
         Kind.DURATION,

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING
 from martlet.duration import SECOND_NS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from martlet.broker.broker import Broker
     from martlet.broker.channel import Channel
     from martlet.broker.eviction import Evicted
@@ -78,6 +80,8 @@ class EventLog:
     def __init__(self, broker: Broker, log: logging.Logger) -> None:
         self._broker = broker
         self._log = log
+        self.kept_in: Path | None = None
+        """Where messages are that were given up."""
         self._refusals: dict[str, _Refusals] = {}
         """Of the clients that are there, and had a refusal."""
 
@@ -108,9 +112,10 @@ class EventLog:
         named = ", ".join(f"{name} {count}" for count, name in sorted(lost, reverse=True)[:_NAMED])
         self._log.warning(
             "LOG: the disk is full: the oldest segment, of %d bytes, has gone with %d messages that"
-            " were not finished: %s%s",
+            " were not finished%s: %s%s",
             evicted.segment_bytes,
             sum(len(loss.offsets) for loss in evicted.losses),
+            f", and are kept in {self.kept_in}" if self.kept_in else "",
             named,
             f" and {len(lost) - _NAMED} more channels" if len(lost) > _NAMED else "",
         )

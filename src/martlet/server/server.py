@@ -28,6 +28,7 @@ from martlet.server.auth import AuthServers, Guard
 from martlet.server.clock import Clock
 from martlet.server.connection import Connection
 from martlet.server.data_folder import open_folder, refusal
+from martlet.server.dead_letters import DeadLetters
 from martlet.server.disk import Disk
 from martlet.server.doors import Doors
 from martlet.server.event_log import EventLog
@@ -106,7 +107,11 @@ class Server:
         self.events = EventLog(self.broker, self.log)
         self.eviction: Eviction | None = None
         if options.disk_full_policy != "refuse":
-            self.eviction = Eviction(self.broker, self.disk.flush_now, self.events.evicted)
+            keep = []
+            if self._dead_letters is not None:
+                self.events.kept_in = self._dead_letters.folder
+                keep = [self._dead_letters.keep]
+            self.eviction = Eviction(self.broker, self.disk.flush_now, self.events.evicted, *keep)
         self.broker.on_topic = self._topic_changed
         self.broker.on_channel = self._channel_changed
         self.broker.schedule.on_earlier = self._set_alarm
@@ -130,7 +135,11 @@ class Server:
         _allow_many_files()
         self.storage, self.broker_id = open_folder(self.data_path, options, self.log)
         self.clock = Clock()
+        self._dead_letters: DeadLetters | None = None
         try:
+            if options.dead_letter_path:
+                folder = Path(options.dead_letter_path).absolute() / self.broker_id
+                self._dead_letters = DeadLetters(folder, options.min_free_bytes, self._lost)
             self.broker, restored = restore(
                 self.storage,
                 self.clock,

@@ -20,6 +20,7 @@ from martlet.client import Producer
 from martlet.client.name import check_name
 from martlet.options.tools import PublishOptions
 from martlet.tools.client_settings import producer_settings
+from martlet.tools.dead_letter import body_of
 
 _READ_BYTES = 1 << 18
 _FLYING = 8
@@ -44,7 +45,7 @@ class Publish:
         self._options = options
         self._on_stored = on_stored
         self._clock = clock
-        self._delimiter = options.delimiter.encode()
+        self._delimiter = b"\n" if options.dead_letters else options.delimiter.encode()
         self.count = 0
         """How many messages are stored."""
 
@@ -98,14 +99,15 @@ class Publish:
 
     async def _messages(self, files: Iterable[BinaryIO]) -> AsyncIterator[list[bytes]]:
         """What is read, cut into messages; empty ones are left out, as nobody may publish them."""
+        unpack: Callable[[bytes], bytes] = body_of if self._options.dead_letters else bytes
         for file in files:
             rest = b""
             async for data in _pieces(file):
                 *whole, rest = (rest + data).split(self._delimiter)
-                if bodies := [body for body in whole if body]:
+                if bodies := [body for body in map(unpack, filter(None, whole)) if body]:
                     yield bodies
             if rest:
-                yield [rest]
+                yield [unpack(rest)]
 
 
 async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:

@@ -1,0 +1,82 @@
+"""The dead letter: a message given up by a channel, as it is kept outside of the log.
+
+A file holds those of one channel of one segment, named by the segment's first position, the topic
+and the channel (which none of them has an ``@`` in), a line of JSON each::
+
+    00000000000104857600@orders@mail.jsonl
+    {"offset":17,"id":"1f...","timestamp_ns":1760...,"deliver_at_ns":0,"body_base64":"aGVsbG8="}
+
+Without a channel the name ends behind the topic: they waited for a first one.  A name is the same
+when a segment is evicted once more after a crash, so nothing is kept twice for that.
+"""
+
+from __future__ import annotations
+
+from binascii import b2a_base64
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from martlet.log.index import Entry
+from martlet.log.record import (
+    FRAME_HEADER_BYTES,
+    HEADER_BYTES,
+    BadRecord,
+    frame_ends,
+    read_record,
+)
+
+if TYPE_CHECKING:
+    from martlet.broker.channel import Channel
+    from martlet.broker.eviction import Loss
+    from martlet.broker.window import Offsets
+    from martlet.log.storage import Segment
+
+
+def file_name(base: int, topic: str, channel: Channel | None) -> str:
+    """The file of a channel's dead letters from the segment that begins at a position."""
+    return "@".join([f"{base:020d}", topic, *([channel.name] if channel else [])]) + ".jsonl"
+
+
+def lines(
+    segment: Segment, loss: Loss, offsets: Offsets, on_bad: Callable[[int, int, str], None]
+) -> Iterator[bytes]:
+    """The lines of some messages, batch by batch.
+
+    Args:
+        segment: which they are in.
+        loss: that they belong to.
+        offsets: of the messages; they rise.
+        on_bad: told of batches that do not verify: first offset, end offset, why.
+    """
+    message_id = loss.topic.queue.message_id
+    for row in loss.rows.tolist():
+        entry = Entry._make(row)
+        begin, stop = offsets.searchsorted([entry.first_offset, entry.end_offset]).tolist()
+        if begin == stop:
+            continue
+        try:
+            header, record = read_record(
+                segment.view, entry.position - segment.base, entry.position
+            )
+        except BadRecord as error:
+            on_bad(entry.first_offset, entry.end_offset, str(error))
+            continue
+        ends = [0, *frame_ends(header, record).tolist()]
+        parts = []
+        for offset in offsets[begin:stop].tolist():
+            number = offset - entry.first_offset
+            at = HEADER_BYTES + ends[number]
+            parts.append(
+                b'{"offset":%d,"id":"%b","timestamp_ns":%d,"deliver_at_ns":%d,"body_base64":"%b"}\n'
+                % (
+                    offset,
+                    message_id(offset),
+                    int.from_bytes(record[at + 8 : at + 16]),
+                    entry.deliver_at_ns,
+                    b2a_base64(
+                        record[at + FRAME_HEADER_BYTES : HEADER_BYTES + ends[number + 1]],
+                        newline=False,
+                    ),
+                )
+            )
+        yield b"".join(parts)
