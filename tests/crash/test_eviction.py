@@ -21,7 +21,7 @@ from martlet.tools.dead_letter import body_of
 
 pytestmark = pytest.mark.crash
 
-SEGMENT_BYTES = 1 << 18
+SEGMENT_BYTES = 1 << 17
 MOST_BYTES = 8 * SEGMENT_BYTES
 INDEX_BYTES = 1 << 16
 """What indexes may grow by until the next segment is made, and all is counted."""
@@ -77,7 +77,7 @@ async def test_publishing_never_ends(broker: BrokerProcess) -> None:
     await http(broker.http_address, "/topic/create?topic=t", b"")
     await http(broker.http_address, "/channel/create?topic=t&channel=c", b"")
     wire = await Wire.open(broker.tcp_address)
-    await publish(wire, 150)
+    await publish(wire, 80)
     assert await http(broker.http_address, "/ping") == b"OK"
     before = await dropped_count(broker)
     assert before > len(answered) // 3
@@ -86,7 +86,7 @@ async def test_publishing_never_ends(broker: BrokerProcess) -> None:
     assert main(["log", "verify", str(broker.data_path)]) == 0
     broker.start()
     wire = await Wire.open(broker.tcp_address)
-    await publish(wire, 60)
+    await publish(wire, 40)
     wire.close()
     dropped = before + await dropped_count(broker)
     got = await drain(broker.tcp_address, broker.http_address, "t", "c")
@@ -103,14 +103,14 @@ async def test_publishing_never_ends(broker: BrokerProcess) -> None:
 
 async def test_who_reads_the_log_is_told(broker: BrokerProcess) -> None:
     wire = await Wire.open(broker.tcp_address)
-    for number in range(200):
+    for number in range(80):
         wire.send(mpub("t", [b"%d " % number * 100] * BATCH))
         await wire.ok()
     wire.close()
     (topic,) = json.loads(await http(broker.http_address, "/log/topics"))["topics"]
     (queue,) = topic["queues"]
     start = queue["start_offset"]
-    assert 0 < start < queue["end_offset"] == 200 * BATCH
+    assert 0 < start < queue["end_offset"] == 80 * BATCH
     with pytest.raises(Exception, match=f"410 .*offset 0 of topic t has gone.*begins at {start}"):
         await http(broker.http_address, "/log/batches?topic=t&offset=0")
     assert await http(broker.http_address, f"/log/batches?topic=t&offset={start}")
@@ -141,7 +141,7 @@ async def test_dead_letters_and_what_is_left_are_all_that_was_answered(
         await http(broker.http_address, "/channel/create?topic=t&channel=c", b"")
         for life in range(2):
             wire = await Wire.open(broker.tcp_address)
-            for number in range(100):
+            for number in range(50):
                 bodies = [b"%d %d %d " % (life, number, n) * 50 for n in range(BATCH)]
                 wire.send(mpub("t", bodies))
                 await wire.ok()
