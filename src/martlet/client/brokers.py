@@ -33,6 +33,7 @@ class Brokers:
     Attributes:
         subscriptions: one at each broker, connected or not.
         received, finished, requeued: how many messages were, at brokers that have gone.
+        is_closed: whether it is left, for good.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Brokers:
         self._on_trouble: Callable[[str], object] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._revival: asyncio.TimerHandle | None = None
-        self._is_closed = False
+        self.is_closed = False
 
     @property
     def connected_count(self) -> int:
@@ -82,7 +83,7 @@ class Brokers:
 
     def _on_look_ended(self, watch: asyncio.Task[None]) -> None:
         error = None if watch.cancelled() else watch.exception()
-        if error is not None and not self._is_closed:
+        if error is not None and not self.is_closed:
             logger.error("looking for brokers broke, and begins again", exc_info=error)
             if self._on_trouble is not None:
                 self._on_trouble(f"looking for brokers broke: {error!r}")
@@ -98,7 +99,7 @@ class Brokers:
 
     def found(self, addresses: Sequence[Address], is_all: bool) -> None:
         """Lookup daemons told of these; ``is_all`` where there are no others."""
-        if self._is_closed:
+        if self.is_closed:
             return
         for address in addresses:
             if address not in self._found and address not in self._given:
@@ -122,6 +123,7 @@ class Brokers:
         """Do not try a broker again that is not connected."""
         subscription = self._found.pop(address)
         self.subscriptions.remove(subscription)
+        subscription.mark_attempted()
         self.received += subscription.received
         self.finished += subscription.finished
         self.requeued += subscription.requeued
@@ -134,28 +136,25 @@ class Brokers:
         elif isinstance(error, Exception):
             self._on_failure(error)
             for subscription in self.subscriptions:
-                if not subscription.attempted.done():
-                    subscription.attempted.set_result(None)
+                subscription.mark_attempted()
 
     def _does_without(self, keeper: asyncio.Task[None]) -> bool:
         """Leave the broker of this keeper, if it was found and is not the last."""
         for address, subscription in self._found.items():
             if self._keepers[subscription] is keeper and len(self.subscriptions) > 1:
-                if not subscription.attempted.done():
-                    subscription.attempted.set_result(None)
                 self._drop(address)
                 return True
         return False
 
     async def leave(self, timeout_s: float) -> None:
         """Tell all to send no more, and wait until they have taken all answers."""
-        self._is_closed = True
+        self.is_closed = True
         if self.subscriptions:
             await asyncio.gather(*(each.leave(timeout_s) for each in self.subscriptions))
 
     async def close(self, timeout_s: float) -> None:
         """Hang up everywhere."""
-        self._is_closed = True
+        self.is_closed = True
         if self._revival is not None:
             self._revival.cancel()
         if self._watch is not None:
@@ -165,5 +164,7 @@ class Brokers:
             await asyncio.gather(*(each.close(timeout_s) for each in self.subscriptions))
         for keeper in self._keepers.values():
             keeper.cancel()
+        for subscription in self.subscriptions:
+            subscription.mark_attempted()
         if self._keepers:
             await asyncio.wait(self._keepers.values())

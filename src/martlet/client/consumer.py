@@ -151,14 +151,16 @@ class Consumer(Receiver):
             SubscribeRefused: a broker will not have it.
             ConnectRefused: a broker that was named, or all that were found, will not even have the
                 connection; see there.
-            Closed: it has been connected before; make a new Consumer.
+            Closed: it has been connected or closed before; make a new Consumer.
         """
-        if self._entered:
+        if self._entered or self._brokers.is_closed:
             raise Closed("a consumer is used once: make a new one")
         self._entered = True
         try:
             self._brokers.begin()
             await self._brokers.attempted()
+            if self._brokers.is_closed:
+                raise Closed("the consumer was closed while it was connecting")
             self._inbox.check()
             self._watchdog.begin()
         except BaseException:

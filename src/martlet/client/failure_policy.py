@@ -10,6 +10,7 @@ finished.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
@@ -45,6 +46,12 @@ class Requeue(Exception):
         super().__init__(delay_ms, backoff)
         self.delay_ms = delay_ms
         self.backoff = backoff
+
+
+def is_cancelled() -> bool:
+    """Whether this task is to end, and not only something that it awaited."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 OnGivingUp = Callable[[Message], Awaitable[object] | object]
@@ -102,17 +109,29 @@ class FailurePolicy:
                 if isawaitable(result):
                     await result
         except Exception as error:
-            logger.error("on_giving_up failed, so the message is kept", exc_info=error)
-            if not message.is_answered:
-                message.requeue(self._delay_ms(message))
+            self._not_kept(message, error)
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                self._give_back(message)
+                raise
+            self._not_kept(message, error)  # Something that was awaited is cancelled.
         except BaseException:
-            if not message.is_answered:
-                message.requeue(backoff=False)
+            self._give_back(message)
             raise
         else:
             self.given_up += 1
             if not message.is_answered:
                 message.finish()
+
+    def _not_kept(self, message: Message, error: BaseException) -> None:
+        logger.error("on_giving_up failed, so the message is kept", exc_info=error)
+        if not message.is_answered:
+            message.requeue(self._delay_ms(message))
+
+    @staticmethod
+    def _give_back(message: Message) -> None:
+        if not message.is_answered:
+            message.requeue(backoff=False)
 
     def _delay_ms(self, message: Message, delay_ms: int | None = None) -> int:
         if delay_ms is not None:

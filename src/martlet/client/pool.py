@@ -29,7 +29,8 @@ class Pool:
     connected.
 
     Attributes:
-        attempted: set once a broker has been connected, or all refuse this client.
+        attempted: set once a broker has been connected, or all refuse this client, or it is closed.
+        is_closed: whether all brokers are left, for good.
         refusal: what a broker said, while all that there are refuse this client for good.
         on_refused: called when that becomes so.
     """
@@ -68,7 +69,7 @@ class Pool:
         self._look: asyncio.TimerHandle | None = None
         self._looks_in_vain = 0
         self._has_searched = self._discovery is None
-        self._is_closed = False
+        self.is_closed = False
         self._is_flushing = False
         self._loop: asyncio.AbstractEventLoop
 
@@ -102,7 +103,7 @@ class Pool:
 
     def _search(self) -> None:
         """Ask the lookup daemons from now on."""
-        if self._discovery is not None and not self._is_closed:
+        if self._discovery is not None and not self.is_closed:
             self._watch = asyncio.create_task(self._discovery.watch(), name="martlet lookup")
             self._watch.add_done_callback(self._on_search_ended)
 
@@ -114,7 +115,8 @@ class Pool:
 
     async def close(self) -> None:
         """Hang up."""
-        self._is_closed = True
+        self.is_closed = True
+        self.attempted.set()
         if self._look is not None:
             self._look.cancel()
         tasks = [*self._keepers.values(), *([self._watch] if self._watch else [])]
@@ -171,7 +173,7 @@ class Pool:
 
     def _on_found(self, addresses: list[Address], is_all: bool) -> None:
         """Lookup daemons have told what brokers there are."""
-        if self._is_closed:
+        if self.is_closed:
             return
         self._has_searched = self._has_searched or is_all
         for address in addresses:

@@ -128,9 +128,9 @@ class Producer:
         Raises:
             ConnectFailed: no broker answered within the timeout.
             ConnectRefused: brokers did, and none will have this client; see there.
-            Closed: it has been connected before; make a new Producer.
+            Closed: it has been connected or closed before; make a new Producer.
         """
-        if self._was_opened:
+        if self._was_opened or self._pool.is_closed:
             raise Closed("a producer is used once: make a new one")
         self._was_opened = True
         self._loop = asyncio.get_running_loop()
@@ -138,6 +138,8 @@ class Producer:
             async with asyncio.timeout(self._timeout_s):
                 self._pool.open()
                 await self._pool.attempted.wait()
+            if self._pool.is_closed:
+                raise Closed("the producer was closed while it was connecting")
             if self._pool.refusal is not None:
                 raise self._pool.refusal
         except BaseException as error:
@@ -331,10 +333,10 @@ class Producer:
 
     async def close(self) -> None:
         """Wait until all that is published has been answered, or its timeout, and hang up."""
-        was_open, self._is_open = self._is_open, False
+        self._is_open = False
         try:
             unanswered = [publication.future for publication in self._outbox.unanswered()]
-            if unanswered and was_open:
+            if unanswered:
                 await asyncio.wait(unanswered)
         finally:
             await self._stop()

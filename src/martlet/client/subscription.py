@@ -56,7 +56,7 @@ class Subscription:
         self._topic = topic
         self._channel = channel
         self._dialer = dialer
-        self._dialer.on_failure = self._attempted
+        self._dialer.on_failure = self.mark_attempted
         self._answers: Answers | None = None
         self._received = 0
         self._finished = 0
@@ -133,7 +133,7 @@ class Subscription:
                 self._leave(connection)
             if not self._is_closing:
                 self._dialer.lost(error)
-            self._attempted()
+            self.mark_attempted()
 
     async def _subscribe(self, connection: Connection) -> None:
         await connection.ask(commands.subscribe(self._topic, self._channel))
@@ -156,7 +156,7 @@ class Subscription:
         self.connection = connection
         self._answers = answers
         self.on_ready(self)
-        self._attempted()
+        self.mark_attempted()
 
     def _leave(self, connection: Connection) -> None:
         answers, self._answers = self._answers, None
@@ -168,7 +168,8 @@ class Subscription:
             self.on_lost(self, answers)
         connection.abort()
 
-    def _attempted(self) -> None:
+    def mark_attempted(self) -> None:
+        """Nobody is to wait for the first attempt any longer."""
         if not self.attempted.done():
             self.attempted.set_result(None)
 

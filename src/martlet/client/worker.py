@@ -14,7 +14,7 @@ from inspect import isawaitable
 from types import CoroutineType
 from typing import Any
 
-from martlet.client.failure_policy import FailurePolicy
+from martlet.client.failure_policy import FailurePolicy, is_cancelled
 from martlet.client.inbox import Inbox
 from martlet.client.message import Message
 
@@ -71,8 +71,7 @@ class Worker:
             except Exception as error:
                 self._failures.failed(message, error)
             except asyncio.CancelledError as error:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
+                if is_cancelled():
                     self._give_back(message)
                     raise
                 # Something that the handler awaited was cancelled, and not the worker: it goes on.

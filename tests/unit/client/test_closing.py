@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import time
+from collections.abc import AsyncIterator
 
 import pytest
+from aiohttp import web
 from tests.unit.client.scripted_broker import Command, ScriptedBroker, eventually
 
-from martlet.client import AlreadyAnswered, Consumer, Message
+from martlet.client import AlreadyAnswered, Closed, Consumer, Message, Producer
 from martlet.client.lent import Lent
 
 
@@ -111,3 +113,79 @@ async def test_what_was_forgotten_is_not_remembered_for_ever() -> None:
             if number % 2:
                 message.finish()
         assert len(consumer._lent._messages) <= 10
+
+
+@contextlib.asynccontextmanager
+async def silent_server() -> AsyncIterator[str]:
+    """Accepts connections and says nothing; its address."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.parametrize("kind", [Consumer, Producer])
+async def test_closing_what_still_connects_ends_that(kind: type[Consumer | Producer]) -> None:
+    async with silent_server() as address:
+        client = Consumer("t", "c", address) if kind is Consumer else Producer(address)
+        entering = asyncio.create_task(client.__aenter__())
+        await asyncio.sleep(0.01)
+        async with asyncio.timeout(4):  # Less than an attempt to connect may take.
+            await client.close()
+            with pytest.raises(Closed, match="while it was connecting"):
+                await entering
+
+
+@pytest.mark.parametrize("kind", [Consumer, Producer])
+async def test_what_was_closed_is_not_connected(kind: type[Consumer | Producer]) -> None:
+    async with ScriptedBroker() as broker:
+        client = (
+            Consumer("t", "c", broker.address) if kind is Consumer else Producer(broker.address)
+        )
+        await client.close()
+        with pytest.raises(Closed, match="used once"):
+            await client.__aenter__()
+        assert not broker.peers
+
+
+async def test_closing_a_producer_in_two_tasks_waits_for_answers_in_both() -> None:
+    go = asyncio.Event()
+
+    async def script(command: Command) -> bool:
+        if command.name == "PUB":
+            await go.wait()
+        return False
+
+    async with ScriptedBroker(script) as broker, Producer(broker.address) as producer:
+        stored = producer.submit("t", b"body")
+        await eventually(lambda: bool(broker.named("PUB")))
+        closing = [asyncio.create_task(producer.close()) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        assert not any(each.done() for each in closing)
+        go.set()
+        await asyncio.gather(*closing)
+        await stored
+
+
+async def test_a_broker_that_goes_while_it_is_first_tried_is_not_waited_for() -> None:
+    told = [["silent"], []]
+
+    async def lookup(_request: web.BaseRequest) -> web.Response:
+        known = told.pop(0) if len(told) > 1 else told[0]
+        producers = [
+            {"broadcast_address": "127.0.0.1", "tcp_port": int(address.rpartition(":")[2])}
+            for address in known
+        ]
+        return web.json_response({"producers": producers})
+
+    async with silent_server() as address:
+        told[0] = [address]
+        server = await asyncio.get_running_loop().create_server(web.Server(lookup), "127.0.0.1", 0)
+        async with server, asyncio.timeout(4):  # Less than an attempt to connect may take.
+            daemon = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            async with Consumer("t", "c", lookup=daemon, lookup_poll_s=0.3) as consumer:
+                assert not consumer.connected_count

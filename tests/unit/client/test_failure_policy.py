@@ -116,3 +116,18 @@ def test_delays_as_go_nsq_has_them() -> None:
 def test_a_senseless_limit_is_told(attempts: int) -> None:
     with pytest.raises(ValueError, match=f"max_attempts={attempts}"):
         Consumer("t", "c", "a:1", max_attempts=attempts)
+
+
+async def test_a_keeper_that_meets_a_cancelled_task_fails_and_the_worker_goes_on() -> None:
+    async def keep(_message: Message) -> None:
+        cancelled = asyncio.get_running_loop().create_future()
+        cancelled.cancel()
+        await cancelled
+
+    async with (
+        ScriptedBroker() as broker,
+        handling(broker, fail, max_attempts=1, on_giving_up=keep) as consumer,
+    ):
+        broker.deliver(1, 2, attempts=2)
+        await broker.until(lambda: broker.answered("REQ") == [1, 2])
+        assert consumer.stats.workers == 1
