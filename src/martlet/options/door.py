@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from martlet.duration import SECOND_NS
 from martlet.options.flag import Kind, OptionError, option
+from martlet.options.http_client import connect_timeout, request_timeout
 from martlet.options.options import LogOptions
 
 
@@ -31,20 +31,8 @@ class DoorOptions(LogOptions):
         "<addr>:<port> of a lookup daemon, which knows the brokers that have the topic; may be"
         " given several times",
     )
-    connect_timeout_ns: int = option(
-        "http-client-connect-timeout",
-        Kind.DURATION,
-        2 * SECOND_NS,
-        "how long connecting over HTTP may take",
-        limits=(1, None),
-    )
-    request_timeout_ns: int = option(
-        "http-client-request-timeout",
-        Kind.DURATION,
-        5 * SECOND_NS,
-        "how long an HTTP request may take",
-        limits=(1, None),
-    )
+    connect_timeout_ns: int = connect_timeout()
+    request_timeout_ns: int = request_timeout()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
-from martlet.duration import SECOND_NS
 from martlet.options.flag import Kind, option
+from martlet.options.http_client import connect_timeout, request_timeout
 from martlet.options.options import Options
 
 
@@ -60,19 +60,11 @@ class NetworkOptions(Options):
         "<addr>:<port> of an nsqlookupd; may be given several times",
         config_key="nsqlookupd_tcp_addresses",
     )
-    http_client_connect_timeout_ns: int = option(
-        "http-client-connect-timeout",
-        Kind.DURATION,
-        2 * SECOND_NS,
-        "how long a connection to another server over HTTP may take to open (0: no limit)",
-        limits=(0, None),
+    http_client_connect_timeout_ns: int = connect_timeout(
+        "how long a connection to another server over HTTP may take to open (0: no limit)", least=0
     )
-    http_client_request_timeout_ns: int = option(
-        "http-client-request-timeout",
-        Kind.DURATION,
-        5 * SECOND_NS,
-        "how long a request to another server over HTTP may take (0: no limit)",
-        limits=(0, None),
+    http_client_request_timeout_ns: int = request_timeout(
+        "how long a request to another server over HTTP may take (0: no limit)", least=0
     )
     topology_region: str = option(
         "topology-region", Kind.STRING, "", "the region that this broker runs in, told in /info"

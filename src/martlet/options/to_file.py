@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from martlet.duration import MINUTE_NS, SECOND_NS
 from martlet.options.flag import Kind, OptionError, option
+from martlet.options.http_client import connect_timeout, request_timeout
 from martlet.options.tools import SourceOptions
 
 
@@ -28,19 +29,9 @@ class FileOptions(SourceOptions):
         "how often lookup daemons are asked for topics",
         limits=(1, None),
     )
-    connect_timeout_ns: int = option(
-        "http-client-connect-timeout",
-        Kind.DURATION,
-        2 * SECOND_NS,
-        "how long connecting to a lookup daemon may take",
-        limits=(1, None),
-    )
-    request_timeout_ns: int = option(
-        "http-client-request-timeout",
-        Kind.DURATION,
-        5 * SECOND_NS,
-        "how long a lookup daemon may take to tell its topics",
-        limits=(1, None),
+    connect_timeout_ns: int = connect_timeout("how long connecting to a lookup daemon may take")
+    request_timeout_ns: int = request_timeout(
+        "how long a lookup daemon may take to tell its topics"
     )
     output_dir: str = option(
         "output-dir", Kind.STRING, "/tmp", "the folder of finished files", section="files"

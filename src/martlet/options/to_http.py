@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from martlet.duration import SECOND_NS
 from martlet.options.flag import Kind, OptionError, option
+from martlet.options.http_client import connect_timeout, request_timeout
 from martlet.options.tools import SourceOptions
 
 DEFAULT_CONTENT_TYPE = "application/octet-stream"
@@ -57,20 +57,8 @@ class ToHttpOptions(SourceOptions):
     headers: tuple[str, ...] = option(
         "header", Kind.STRINGS, (), "NAME:VALUE of each request; may be given several times"
     )
-    connect_timeout_ns: int = option(
-        "http-client-connect-timeout",
-        Kind.DURATION,
-        2 * SECOND_NS,
-        "how long connecting over HTTP may take",
-        limits=(1, None),
-    )
-    request_timeout_ns: int = option(
-        "http-client-request-timeout",
-        Kind.DURATION,
-        20 * SECOND_NS,
-        "how long an HTTP request may take",
-        limits=(1, None),
-    )
+    connect_timeout_ns: int = connect_timeout()
+    request_timeout_ns: int = request_timeout(seconds=20)
     status_every: int = option(
         "status-every",
         Kind.INT,

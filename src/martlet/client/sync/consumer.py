@@ -7,18 +7,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from martlet.client import consumer as asynchronous
 from martlet.client.consumer_stats import ConsumerStats, Counts
-from martlet.client.errors import Closed
 from martlet.client.message import Message
 from martlet.client.sync.answers import PostedAnswers, posted
 from martlet.client.sync.batch import Batch
+from martlet.client.sync.face import Face
 from martlet.client.sync.handlers import Handlers
 from martlet.client.sync.likeness import like
-from martlet.client.sync.loop_thread import LoopThread, loop_thread
+from martlet.client.sync.loop_thread import LoopThread
 
 if TYPE_CHECKING:
     from martlet.client.handler_pool import Place
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Consumer:
+class Consumer(Face):
     """Receives the messages of a channel from one or several brokers, in any number of threads.
 
     ::
@@ -42,8 +41,8 @@ class Consumer:
 
     @like(asynchronous.Consumer.__init__)
     def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__()
         self._consumer = asynchronous.Consumer(*arguments, **settings)
-        self._thread: LoopThread | None = None
         self._ready: deque[Message] = deque()
         """Taken out of the loop, and not handed out."""
         self._expires_at_s = self._touch_at_s = 0.0
@@ -56,18 +55,8 @@ class Consumer:
             SubscribeRefused, ConnectRefused: a broker will not have it.
             Closed: it has been connected before; make a new Consumer.
         """
-        thread = loop_thread()
-        thread.call(self._consumer.__aenter__())
-        self._thread = thread
+        self._enter(self._consumer.__aenter__())
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # Three ways to get the messages.
 
@@ -204,13 +193,6 @@ class Consumer:
     async def _close(self) -> None:
         await asyncio.sleep(0)  # What was posted before is written.
         await self._consumer.close()
-
-    def _entered(self) -> LoopThread:
-        thread = self._thread
-        if thread is None:
-            raise Closed("use 'with Consumer(...)'")
-        thread.check()
-        return thread
 
     async def _check(self) -> None:
         self._consumer._inbox.check()

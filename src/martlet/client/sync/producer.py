@@ -8,16 +8,15 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextvars import Context, copy_context
 from itertools import islice
-from types import TracebackType
 from typing import Any
 
 from martlet.client import producer as asynchronous
 from martlet.client.body import PIECE_MESSAGES, Body, check_body
-from martlet.client.errors import Closed
 from martlet.client.name import check_name
 from martlet.client.stats import ProducerStats
+from martlet.client.sync.face import Face
 from martlet.client.sync.likeness import like
-from martlet.client.sync.loop_thread import LoopThread, loop_thread
+from martlet.client.sync.loop_thread import LoopThread
 from martlet.protocol.commands import MPUB_EXTRA_BYTES
 
 _Job = tuple[str, bytes, int | None, str | bytes | None, Future[None], Context | None]
@@ -26,7 +25,7 @@ AHEAD = 2
 """How many pieces of an iterable may be on their way while the next is taken from it."""
 
 
-class Producer:
+class Producer(Face):
     """Publishes messages to a broker, or to several, from any number of threads.
 
     ::
@@ -41,9 +40,9 @@ class Producer:
 
     @like(asynchronous.Producer.__init__)
     def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__()
         self._producer = asynchronous.Producer(*arguments, **settings)
         self._most_bytes = self._producer._limits.max_message_bytes
-        self._thread: LoopThread | None = None
         self._posted: deque[_Job] = deque()
         """Submitted, and not in the event loop yet."""
 
@@ -55,18 +54,8 @@ class Producer:
             ConnectRefused: brokers did, and none will have this client.
             Closed: it has been connected before; make a new Producer.
         """
-        thread = loop_thread()
-        thread.call(self._producer.__aenter__())
-        self._thread = thread
+        self._enter(self._producer.__aenter__())
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def publish(
         self,
@@ -142,13 +131,6 @@ class Producer:
         thread = self._thread
         if thread is not None and not thread.is_forked:
             thread.call(self._producer.close())
-
-    def _entered(self) -> LoopThread:
-        thread = self._thread
-        if thread is None:
-            raise Closed("use 'with Producer(...)'")
-        thread.check()
-        return thread
 
     def _pieces(self, bodies: Iterable[Body]) -> Iterator[list[Body]]:
         """Lists of so many bodies that none is much longer than what one broker may have."""
