@@ -13,6 +13,8 @@ import pytest
 _HERE = Path(__file__).parent
 
 
+# First, since the plugin reads the marks where others change the items too.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         path = item.path.relative_to(_HERE)
