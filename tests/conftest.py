@@ -6,18 +6,26 @@ Java virtual machine costs ten seconds and a gigabyte.  They take the longest, s
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-_HERE = Path(__file__).parent
+SPARK = "tests/spark/"
 
 
-# First, since the plugin reads the marks where others change the items too.
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        path = item.path.relative_to(_HERE)
-        group = "spark" if path.parts[0] == "spark" else str(path)
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: _HERE / "spark" not in item.path.parents)
+    items.sort(key=lambda item: not item.nodeid.startswith(SPARK))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = _process_of
+    return scheduler
+
+
+def _process_of(nodeid: str) -> str:
+    """What stays in one process has the same of it."""
+    return SPARK if nodeid.startswith(SPARK) else nodeid.partition("::")[0]
