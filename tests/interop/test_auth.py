@@ -219,6 +219,7 @@ async def test_what_is_not_allowed_is_refused(broker: BrokerProcess, server: Aut
         (Answer(allowed(EVERYTHING), 500), [FAILED]),
         (Answer(allowed(EVERYTHING), 403), [FAILED]),
         (Answer(b'{"https_port": 1}', 403), [FAILED]),
+        (Answer(b"[" * 100_000, 403), [FAILED]),
         (Answer(allowed(EVERYTHING, ttl=0)), [FAILED]),
         (Answer(allowed(EVERYTHING, ttl="60")), [FAILED]),
         (Answer(allowed(EVERYTHING, ttl=1.5)), [FAILED]),

@@ -119,6 +119,39 @@ def test_a_daemon_that_is_back_is_told_at_once(lookup: LookupProcess) -> None:
         until(lambda: producers(lookup, "t") == [broker.tcp_address], PING_S - 4)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"broadcast_address": 5, "http_port": 4161}',
+        b'{"broadcast_address": "127.0.0.1", "http_port": null}',
+        b"[" * 100_000,
+    ],
+    ids=["address", "port", "deep"],
+)
+async def test_a_daemon_that_answers_nonsense_is_tried_again(answer: bytes) -> None:
+    again = asyncio.Event()
+    count = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal count
+        count += 1
+        if count > 1:
+            again.set()
+        await reader.readline()
+        writer.write(struct.pack(">i", len(answer)) + answer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as daemon:
+        address = f"127.0.0.1:{daemon.sockets[0].getsockname()[1]}"
+        broker = BrokerProcess(None, f"--lookupd-tcp-address={address}")
+        try:
+            await asyncio.to_thread(broker.start)
+            async with asyncio.timeout(20):
+                await again.wait()
+        finally:
+            broker.close()
+
+
 def test_a_new_topic_gets_the_channels_that_it_has_elsewhere(lookup: LookupProcess) -> None:
     with broker_of(lookup) as one, broker_of(lookup) as two:
         ask(one.http_address, "/topic/create?topic=t", "POST")

@@ -139,7 +139,7 @@ def _over_https(url: str, body: bytes) -> str:
     """Where the server that answered 403 wants to be asked instead, if it says so as nsqd does."""
     try:
         port = json.loads(body)["https_port"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         raise BadAnswer(f"got response 403 {quoted(body[:200])}") from None
     parts = urlsplit(url)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname

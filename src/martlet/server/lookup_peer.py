@@ -111,7 +111,9 @@ class LookupPeer:
         try:
             known = json.loads(answer)
             host, port = known["broadcast_address"], known["http_port"]
-        except (ValueError, TypeError, KeyError):
+            if not isinstance(host, str) or type(port) is not int:
+                raise TypeError
+        except (ValueError, TypeError, KeyError, RecursionError):
             raise ValueError(f"IDENTIFY was answered {answer[:200]!r}") from None
         self.http_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         log.info("LOOKUPD(%s): peer info %s", self.address, answer.decode(errors="replace"))

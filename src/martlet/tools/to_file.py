@@ -42,17 +42,16 @@ class TopicWriter:
 
     async def run(self) -> None:
         """Write until stopped. Raises OSError where a file cannot be written."""
-        ticker = asyncio.create_task(self._tick())
         batches = self._consumer.batches(
             max_messages=self._options.max_in_flight, max_wait_ms=_STARVED_MS
         )
         try:
-            async with self._consumer:
+            async with self._consumer, asyncio.TaskGroup() as group:
+                ticker = group.create_task(self._tick())
                 async for batch in batches:
                     await self._take(batch)
+                ticker.cancel()
         finally:
-            ticker.cancel()
-            await asyncio.gather(ticker, return_exceptions=True)
             self._output.close()
 
     def stop(self) -> None:
@@ -68,9 +67,20 @@ class TopicWriter:
         """Write messages, flush them, and only then finish them."""
         async with self._lock:
             self._output.write(b"\n".join(batch.bodies) + b"\n")
-            await asyncio.to_thread(self._output.sync)
+            await self._sync()
         log.debug("%s %d records are on disk", self._where, len(batch))
         await batch.finish()
+
+    async def _sync(self) -> None:
+        """Flush the file in a thread, which is waited for whatever happens: who is cancelled
+        closes the file next.
+        """
+        syncing = asyncio.create_task(asyncio.to_thread(self._output.sync))
+        try:
+            await asyncio.shield(syncing)
+        except asyncio.CancelledError:
+            await asyncio.wait([syncing])
+            raise
 
     async def _tick(self) -> None:
         """See that files end in time, though no message comes."""
@@ -122,7 +132,10 @@ class Writers:
         pattern = re.compile(self._options.topic_pattern)
         while not self._stopping.is_set():
             began_s = time.monotonic()
-            for topic in await self._known_topics():
+            topics = await self._known_topics()
+            if self._stopping.is_set():
+                return  # Nobody would stop what is begun now.
+            for topic in topics:
                 if pattern.search(topic) and topic not in self._writers:
                     self._begin(group, topic)
             rest_s = self._options.topic_refresh_ns / 1e9 - (time.monotonic() - began_s)
