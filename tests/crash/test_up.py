@@ -158,3 +158,12 @@ def test_a_taken_port_is_named(up: Callable[..., Up], tmp_path: Path) -> None:
     assert "FATAL: lookup cannot start: it (process " in last
     assert f"listen ({address}) failed" in last
     assert "somebody else listens there: stop it, or give another port with --http-address" in last
+
+
+def test_a_data_path_that_is_no_folder_is_named(up: Callable[..., Up], tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    up_now = up(f"--data-path={file}")
+    assert up_now.process.wait(WAIT_S) == 1
+    assert f"the data folder {file / 'broker-0'} cannot be used" in up_now.log
+    assert "give another --data-path" in up_now.log

@@ -16,6 +16,7 @@ from pathlib import Path
 from martlet.apps import broker, log_line, lookup, service, start, tool
 from martlet.options import BrokerOptions, LookupOptions, OptionError
 from martlet.options.up import UpOptions
+from martlet.server.data_folder import refusal
 from martlet.supervisor.child import Child
 from martlet.supervisor.plan import Plan, Planned, plan
 from martlet.supervisor.supervisor import Supervisor
@@ -41,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         found = plan(options, tuple(argv[at + 1 :]))
         _check(found, argv[at + 1 :])
         for server in found.brokers:
-            server.folder.mkdir(parents=True, exist_ok=True)
+            _make(server.folder)
     except (OptionError, OSError) as error:
         _log.critical("%s", error)
         return 1
@@ -53,6 +54,13 @@ def main(argv: Sequence[str]) -> int:
     if code == 0:
         _log.info("bye")
     return code
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise refusal(folder, error) from error
 
 
 def _supervisor(options: UpOptions, found: Plan, sockets: Path) -> Supervisor:

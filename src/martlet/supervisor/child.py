@@ -88,7 +88,7 @@ class Child:
         """
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
             told.setblocking(False)
-            told.bind(str(self._address))
+            self._bind(told)
             loop = asyncio.get_running_loop()
             loop.add_reader(told, self._hear, told)
             try:
@@ -96,6 +96,15 @@ class Child:
             finally:
                 loop.remove_reader(told)
                 self._address.unlink(missing_ok=True)
+
+    def _bind(self, told: socket.socket) -> None:
+        try:
+            told.bind(str(self._address))
+        except OSError as error:
+            raise ChildProcessError(
+                f"{self.name} cannot start: a socket cannot be made at {self._address}: {error};"
+                " have TMPDIR name a folder with a short path where one can"
+            ) from error
 
     def stop(self) -> None:
         """Ask it to end, and start it no more."""
@@ -154,8 +163,7 @@ class Child:
             passing_on.cancel()
             self.ready.clear()
             self._process = None
-        how = f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
-        return f"(process {process.pid}) ended {how}"
+        return f"(process {process.pid}) ended {_how(code)}"
 
     async def _pass_on(self, output: asyncio.StreamReader) -> None:
         rest = b""
@@ -195,3 +203,13 @@ class Child:
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
+
+
+def _how(code: int) -> str:
+    """How a process ended, by its exit code."""
+    if code >= 0:
+        return f"with code {code}"
+    try:
+        return f"by {signal.Signals(-code).name}"
+    except ValueError:  # Of the signals for one's own use not all have names.
+        return f"by signal {-code}"

@@ -57,8 +57,11 @@ class Supervisor:
             self._on_stop()
             for group in reversed(self._groups):
                 await self._stop([child for child in group if child in self._tasks])
-        for task in self._tasks.values():
-            task.result()
+        errors = [error for task in self._tasks.values() if (error := task.exception())]
+        for error in errors[1:]:
+            log.critical("%s", error)
+        if errors:
+            raise errors[0]
 
     def stop(self) -> None:
         """Stop them all in order; the second time, kill them."""
@@ -79,7 +82,7 @@ class Supervisor:
                 return False
             for child in group:
                 self._tasks[child] = asyncio.create_task(child.run(), name=child.name)
-            ready = asyncio.gather(*(child.ready.wait() for child in group))
+            ready = asyncio.create_task(_all_ready(group))
             try:
                 if not await self._becomes_ready(ready, group, stopping):
                     return False
@@ -89,7 +92,7 @@ class Supervisor:
 
     async def _becomes_ready(
         self,
-        ready: asyncio.Future[Any],
+        ready: asyncio.Task[None],
         group: Sequence[Child],
         stopping: asyncio.Task[bool],
     ) -> bool:
@@ -120,3 +123,8 @@ class Supervisor:
                 child.kill()
         if late:
             await asyncio.wait(late)
+
+
+async def _all_ready(children: Sequence[Child]) -> None:
+    for child in children:
+        await child.ready.wait()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -189,3 +191,41 @@ async def test_an_endless_line_is_shown_in_pieces(stage: Stage) -> None:
     assert "".join(lines).count("x") == 2 * 200_000
     assert max(map(len, lines)) <= 3 * 64 * 1024
     assert lines.count("y") == 2
+
+
+async def test_nothing_is_left_unheard_where_several_cannot_start(stage: Stage) -> None:
+    unheard: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, told: unheard.append(told))
+    fails = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{NEVER_READY}"
+    children = [stage.child(name, fails) for name in ("one", "two")]
+    supervisor = stage.supervisor([*children, stage.child("three", STAYS)])
+    with pytest.raises(ChildProcessError, match=r"cannot start"):
+        await supervisor.run()
+    del supervisor, children
+    gc.collect()
+    await asyncio.sleep(0)
+    assert unheard == []
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_signal_without_a_name_is_one_too(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = stage.child("one", STAYS)
+    supervisor = stage.supervisor([one])
+    running = asyncio.create_task(supervisor.run())
+    await stage.until("all ready")
+    number = signal.SIGRTMIN + 6
+    os.kill(one.process_id, number)
+    await stage.until("one begins", 2)
+    supervisor.stop()
+    await running
+    assert f"ended by signal {number:d}; it is started again" in caplog.text
+
+
+async def test_a_folder_whose_path_is_too_long_for_a_socket_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    stage = Stage(folder)
+    with pytest.raises(ChildProcessError, match=r"one cannot start: a socket .*TMPDIR"):
+        await stage.supervisor([stage.child("one", STAYS)]).run()
