@@ -1,125 +1,114 @@
-"""Consuming with a handler for each message: Martlet's client beside pynsq, ansq and gnsq.
+"""Publishing and consuming: Martlet's client beside pynsq, ansq, gnsq and go-nsq's bench tools.
 
-    python bench/clients.py [--messages 200000] [--repeat 5] [--ready 2500] [--json FILE]
+    python bench/clients.py [--work consume,publish,publish-many,consume-three]
+        [--bench-writer PATH] [--bench-reader PATH]
+        [--messages 200000] [--repeat 5] [--ready 2500] [--clients martlet,...] [--json FILE]
 
-One Martlet broker serves all of them the same stored messages, each run on a channel of its own,
-each consumer a process of its own. The clients take turns. After each run the broker must know
-every message as finished, else the run does not count and the script fails.
+For each work a new Martlet broker serves all of them, each client is a process of its own, and the
+clients take turns.  The works, all in one run unless some are chosen:
 
-The processor's time says more than the rate on a machine that does other things as well.
+``consume``
+    A handler for each message of the same stored messages, each run on a channel of its own.
+``publish``
+    Single messages, 50 at once on one connection.
+``publish-many``
+    Batches of 200, each answered before the next.
+``consume-three``
+    Martlet's consumer with a handler over three brokers, and over one: as many messages and the
+    same ready count in all.
+
+After each run the broker is asked: a run of which it does not know every message as stored, or as
+finished, does not count, and the script fails.
+
+``bench_writer`` and ``bench_reader`` are nsq's own, built on go-nsq's protocol.  They work for a
+time (``--tool-seconds``) instead of for a number of messages, and without a handler; they run with
+one connection (and GOMAXPROCS=1), as the others have, and with one for each processor, as they do
+by themselves; each connection has the ready count for itself.  What counts is what the broker has
+stored, which must be what the writer says, or knows as finished.  The writer's messages are as long
+as the others', but all zeros.  They have no work like ``publish``.
+
+The processor's time is the client's, and says more than the rate on a machine that does other
+things as well.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
-import statistics
-import subprocess
 import sys
-import time
-import urllib.request
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from consume import CLIENTS
 from rich.console import Console
-from rich.table import Table
+from works import WORKS
 
-from martlet.client import Producer
 from martlet.testing import BrokerProcess
 
-TOPIC = "clients"
-BODY = json.dumps({"carrier": "UA", "flight": 1545, "origin": "EWR", "note": "x" * 140}).encode()
-LONGEST_RUN_S = 600
-SETTLE_S = 10
+BROKERS = 3
 
 
 def main() -> int:
     """Let the clients take turns, and print what they did."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--messages", type=int, default=200_000)
-    parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--ready", type=int, default=2500, help="the ready count of each client")
-    parser.add_argument("--clients", default=",".join(CLIENTS))
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    clients = given.clients.split(",")
-    runs: dict[str, list[dict[str, float]]] = {client: [] for client in clients}
-    with BrokerProcess(None, "--log-level=warn", "--max-rdy-count=2500") as broker:
-        channels = {c: [f"{c}-{number}" for number in range(given.repeat)] for c in clients}
-        for names in channels.values():
-            for channel in names:
-                create(broker, channel)
-        asyncio.run(store(broker.tcp_address, given.messages))
-        for number in range(given.repeat):
-            for client in clients:
-                run = consume(broker, client, channels[client][number], given)
-                runs[client].append(run)
-                print(f"{client}: {given.messages / run['seconds']:,.0f} msg/s", file=sys.stderr)
-    show(runs, given.messages)
+    given = parse()
+    runs = {}
+    flags = ("--log-level=warn", f"--max-rdy-count={given.ready}")
+    for name in given.work:
+        with ExitStack() as stack:
+            count = BROKERS if name == "consume-three" else 1
+            brokers = [stack.enter_context(BrokerProcess(None, *flags)) for _ in range(count)]
+            contest = WORKS[name](brokers, given)
+            done = contest.take_turns(given.repeat)
+        runs[name] = {client: [asdict(run) for run in each] for client, each in done.items()}
+        Console().print(contest.table(done))
     if given.json:
-        given.json.write_text(json.dumps({"messages": given.messages, "runs": runs}, indent=1))
+        given.json.write_text(json.dumps({"ready": given.ready, "runs": runs}, indent=1))
     return 0
 
 
-def create(broker: BrokerProcess, channel: str) -> None:
-    """Make the channel, so that it gets everything that is stored from now on."""
-    for path in (f"topic/create?topic={TOPIC}", f"channel/create?topic={TOPIC}&channel={channel}"):
-        request = urllib.request.Request(f"http://{broker.http_address}/{path}", method="POST")
-        urllib.request.urlopen(request, timeout=10).close()
-
-
-async def store(address: str, messages: int) -> None:
-    """Publish what all of them will consume."""
-    async with Producer(address) as producer:
-        for start in range(0, messages, 1000):
-            await producer.publish_many(TOPIC, [BODY] * min(1000, messages - start))
-
-
-def consume(
-    broker: BrokerProcess, client: str, channel: str, given: argparse.Namespace
-) -> dict[str, float]:
-    """One run; fails where a message is left."""
-    script = Path(__file__).with_name("consume.py")
-    command = [sys.executable, str(script), client, broker.tcp_address, TOPIC, channel]
-    command += [str(given.messages), str(given.ready)]
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, timeout=LONGEST_RUN_S, check=True
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--work", type=some_of(WORKS), default=list(WORKS))
+    parser.add_argument("--messages", type=at_least_one, default=200_000)
+    parser.add_argument("--repeat", type=at_least_one, default=5)
+    parser.add_argument(
+        "--ready", type=at_least_one, default=2500, help="the ready count of each client"
     )
-    result: dict[str, float] = json.loads(done.stdout)
-    if result["body_bytes"] != given.messages * len(BODY):
-        raise SystemExit(f"{client}: {result['body_bytes']} bytes are not what was stored")
-    gives_up_s = time.monotonic() + SETTLE_S
-    while (left := unfinished(broker, channel)) != 0:
-        if time.monotonic() > gives_up_s:
-            raise SystemExit(f"{client}: {left} messages are not finished")
-        time.sleep(0.05)
-    return result
+    parser.add_argument("--clients", type=some_of(CLIENTS), default=list(CLIENTS))
+    parser.add_argument("--bench-writer", type=Path, help="nsq's program of that name")
+    parser.add_argument("--bench-reader", type=Path, help="nsq's program of that name")
+    parser.add_argument(
+        "--tool-seconds", type=float, default=0.5, help="how long each run of those two takes"
+    )
+    parser.add_argument("--json", type=Path, help="where to write each run")
+    return parser.parse_args()
 
 
-def unfinished(broker: BrokerProcess, channel: str) -> int:
-    """How many messages the channel still knows."""
-    url = f"http://{broker.http_address}/stats?format=json&topic={TOPIC}&channel={channel}"
-    with urllib.request.urlopen(url, timeout=10) as response:
-        stats: dict[str, Any] = json.load(response)["topics"][0]["channels"][0]
-    return int(stats["depth"] + stats["in_flight_count"] + stats["deferred_count"])
+def at_least_one(text: str) -> int:
+    """A number above 0.
+
+    Raises:
+        argparse.ArgumentTypeError: it is something else.
+    """
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+    return int(text)
 
 
-def show(runs: dict[str, list[dict[str, float]]], messages: int) -> None:
-    """The table: medians."""
-    table = Table(title=f"{messages:,} messages of {len(BODY)} bytes, a handler for each")
-    for heading in ("client", "msg/s, median", "processor us a message", "martlet is"):
-        table.add_column(heading, justify="left" if heading == "client" else "right")
-    rates = {
-        client: messages / statistics.median(run["seconds"] for run in done)
-        for client, done in runs.items()
-    }
-    for client, rate in sorted(rates.items(), key=lambda item: -item[1]):
-        processor_s = statistics.median(run["processor_s"] for run in runs[client])
-        ratio = f"{rates['martlet'] / rate:.2f} x" if "martlet" in rates else ""
-        table.add_row(client, f"{rate:,.0f}", f"{processor_s / messages * 1e6:.2f}", ratio)
-    Console().print(table)
+def some_of(known: Iterable[str]) -> Callable[[str], list[str]]:
+    """What reads some of these names, with commas between them."""
+    every = list(known)
+
+    def read(text: str) -> list[str]:
+        names = text.split(",")
+        if unknown := [name for name in names if name not in every]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(every)}")
+        return names
+
+    return read
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """One consumer with a handler for each message: what `clients.py` runs, a process for each run.
 
-    consume.py CLIENT HOST:PORT TOPIC CHANNEL COUNT READY
+    consume.py CLIENT HOST:PORT[,HOST:PORT]... TOPIC CHANNEL COUNT READY
 
 Handles COUNT messages, each by a function that looks at the body and returns, and prints as JSON
 the seconds from the first message to the last, and the processor's seconds in that time.
@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
 from collections.abc import Callable
+
+from stopwatch import Stopwatch
 
 
 class Count:
@@ -22,31 +23,28 @@ class Count:
         self._left = self._messages = messages
         self._on_last = on_last
         self._body_bytes = 0
-        self._started = (0.0, 0.0)
+        self._watch = Stopwatch()
 
     def handle(self, body: bytes) -> None:
         """What each client's handler does."""
         if self._left == self._messages:
-            self._started = time.monotonic(), time.process_time()
+            self._watch.begin()
         self._body_bytes += len(body)
         self._left -= 1
         if not self._left:
-            wall_s, processor_s = time.monotonic(), time.process_time()
-            result = {
-                "seconds": wall_s - self._started[0],
-                "processor_s": processor_s - self._started[1],
-                "body_bytes": self._body_bytes,
-            }
+            result = {**self._watch.result(), "body_bytes": self._body_bytes}
             print(json.dumps(result), flush=True)
             self._on_last()
 
 
 def martlet(address: str, topic: str, channel: str, messages: int, ready: int) -> None:
-    """Martlet's own."""
+    """Martlet's own, of one broker or several."""
     from martlet.client import Consumer, Message
 
+    addresses = address.split(",")
+
     async def consume() -> None:
-        async with Consumer(topic, channel, address, max_in_flight=ready) as consumer:
+        async with Consumer(topic, channel, addresses, max_in_flight=ready) as consumer:
             count = Count(messages, consumer.stop)
 
             async def handler(message: Message) -> None:
