@@ -184,8 +184,10 @@ def test_signatures_are_those_of_the_client() -> None:
 
 
 INTERRUPTED = """
+import signal
 import sys
 from martlet.client.sync import Consumer, Producer
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 address, where = sys.argv[1:]
 try:
     with Consumer("interrupt", "c", address) as consumer, Producer(address) as producer:

@@ -12,7 +12,7 @@ import logging
 import random
 import resource
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,14 +94,17 @@ class Server:
         options = self.options
         self.tls = server_context(options)
         self.data_path = Path(options.data_path or ".").absolute()
-        self._doors = doors = Doors(options, self.tls, self.log)
-        self.tcp_address, self.tcp_port = doors.tcp_address, doors.tcp_port
-        self.http_address, self.http_port = doors.http_address, doors.http_port
-        try:
+        _allow_many_files()
+        # The folder is taken before anybody can connect: who may not have it does not listen.
+        self.storage, self.broker_id = open_folder(self.data_path, options, self.log)
+        with ExitStack() as undo:
+            undo.callback(self.storage.close)
+            self._doors = doors = Doors(options, self.tls, self.log)
+            undo.callback(doors.close)
+            self.tcp_address, self.tcp_port = doors.tcp_address, doors.tcp_port
+            self.http_address, self.http_port = doors.http_address, doors.http_port
             self._open_log()
-        except BaseException:
-            doors.close()
-            raise
+            undo.pop_all()
         self.disk = Disk(self.broker, self.log, self._durable)
         self.lookups = LookupPeers(self)
         self.events = EventLog(self.broker, self.log)
@@ -132,8 +135,6 @@ class Server:
 
     def _open_log(self) -> None:
         options = self.options
-        _allow_many_files()
-        self.storage, self.broker_id = open_folder(self.data_path, options, self.log)
         self.clock = Clock()
         self._dead_letters: DeadLetters | None = None
         try:
@@ -153,11 +154,8 @@ class Server:
                 on_lost=self._lost,
                 on_put_off=self._put_off,
             )
-        except BaseException as error:
-            self.storage.close()
-            if isinstance(error, OSError):
-                raise refusal(self.data_path, error) from error
-            raise
+        except OSError as error:
+            raise refusal(self.data_path, error) from error
         self._start_position = self.broker.log.position
         self._tell(restored)
 

@@ -19,7 +19,7 @@ async def test_a_message_is_touched_while_its_handler_works(
             await go.wait()
 
     async with (
-        ScriptedBroker(msg_timeout=120, max_msg_timeout=400) as broker,
+        ScriptedBroker(msg_timeout=500, max_msg_timeout=1600) as broker,
         Consumer("t", "c", broker.address) as consumer,
     ):
         running = asyncio.create_task(consumer.run(handle, concurrency=2))
@@ -28,7 +28,7 @@ async def test_a_message_is_touched_while_its_handler_works(
         assert not consumer.counts.expired
         await eventually(lambda: "delivers it again" in caplog.text)
         touches = len(broker.named("TOUCH"))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.4)
         assert len(broker.named("TOUCH")) == touches, "the broker would not heed it"
         go.set()
         await broker.until(lambda: broker.answered("FIN") == [2, 1])
