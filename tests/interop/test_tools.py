@@ -68,6 +68,12 @@ def channels(broker: BrokerProcess, topic: str) -> dict[str, dict[str, Any]]:
     }
 
 
+def message_count(broker: BrokerProcess, topic: str) -> int:
+    with urllib.request.urlopen(f"http://{broker.http_address}/stats?format=json") as response:
+        told = json.load(response)["topics"] or ()
+    return sum(each["message_count"] for each in told if each["topic_name"] == topic)
+
+
 def publish(broker: BrokerProcess, topic: str, lines: list[bytes], *flags: str) -> None:
     done = martlet(
         *("pub", f"--topic={topic}", f"--nsqd-tcp-address={broker.tcp_address}", *flags),
@@ -139,6 +145,40 @@ def test_a_broker_that_is_not_there_ends_it(tmp_path: Path) -> None:
     done = martlet("pub", "--topic=t", "--nsqd-tcp-address=127.0.0.1:1", "--timeout=300ms")
     assert done.returncode == 1
     assert b"no broker within 0.3 s" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_is_stopped_while_its_pipe_is_silent_ends_well(
+    broker: BrokerProcess, number: signal.Signals
+) -> None:
+    with running("pub", "--topic=t", f"--nsqd-tcp-address={broker.tcp_address}") as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(b"one\n")
+        process.stdin.flush()
+        until(lambda: message_count(broker, "t") == 1)
+        process.send_signal(number)
+        process.wait(30)  # while the pipe is open
+        assert (process.returncode, b"Fatal" in process.stderr.read()) == (0, False)
+
+
+def test_what_cannot_be_stored_ends_it_while_its_pipe_is_silent() -> None:
+    with (
+        BrokerProcess(None, "--max-msg-size=100", "--max-body-size=1000") as small,
+        subprocess.Popen(
+            command("pub", "--topic=t", f"--nsqd-tcp-address={small.tcp_address}"),
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(b"one\n" + b"x" * 200 + b"\n")
+        process.stdin.flush()
+        process.wait(30)
+        said = process.stderr.read()
+        assert process.returncode == 1, said.decode()
+        assert b"messages are stored" in said
 
 
 def test_a_rate_is_kept(broker: BrokerProcess) -> None:

@@ -28,8 +28,8 @@ _METAVARS = {
     Kind.FLOATS: "N,N",
 }
 _DEPRECATED = {
-    "verbose": "no effect, as in nsqd: use --log-level",
-    "worker-id": "no effect, as in nsqd: use --node-id",
+    "verbose": "no effect, as in NSQ: use --log-level",
+    "worker-id": "no effect, as in NSQ: use --node-id",
 }
 _HELP = frozenset({"h", "help"})
 _WITH_TEXT = frozenset({"config"})
@@ -45,15 +45,18 @@ class Arguments:
         version: what ``--version`` prints.
         description: what ``--help`` says first.
         kind: the options that it sets.
+        others: what may stand behind the flags, for usage.
     """
 
-    def __init__(self, prog: str, version: str, description: str, kind: type[Options]) -> None:
+    def __init__(
+        self, prog: str, version: str, description: str, kind: type[Options], others: str = ""
+    ) -> None:
         self._flags = kind.flags()
         defaults = kind.defaults()
         self._version = version
         self._parser = parser = argparse.ArgumentParser(
             prog=prog,
-            usage=f"{prog} [--FLAG=VALUE ...]",
+            usage=f"{prog} [--FLAG=VALUE ...] {others}".rstrip(),
             description=description,
             epilog="A flag has one dash or two; its value comes after = or as the next argument.",
             add_help=False,
@@ -63,7 +66,8 @@ class Arguments:
         group.add_argument("--version", help="print the version and exit", action="store_true")
         group.add_argument("--config", metavar="FILE", help="read options from a TOML file")
         for name, text in _DEPRECATED.items():
-            group.add_argument(f"--{name}", nargs="?", metavar="BOOL", help=text)
+            shown = text if name != "worker-id" or "node-id" in self._flags else argparse.SUPPRESS
+            group.add_argument(f"--{name}", nargs="?", metavar="BOOL", help=shown)
         for flag in self._flags.values():
             if flag.section:
                 group = parser.add_argument_group(flag.section)

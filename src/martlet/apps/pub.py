@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import BinaryIO
+from io import FileIO
 
 from martlet.apps import progress, tool
 from martlet.options.tools import PublishOptions
@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str]) -> int:
     """Publish; the result is the exit code of the process."""
     found, paths = tool.split(PublishOptions, argv)
-    options = tool.options("pub", DESCRIPTION, PublishOptions, found)
+    options = tool.options("pub", DESCRIPTION, PublishOptions, found, "[FILE ...]")
     if options is None:
         return 1
     with ExitStack() as opened:
-        files: list[BinaryIO] = []
+        files: list[FileIO] = []
         for path in paths:
             try:
-                files.append(opened.enter_context(open(path, "rb")))
+                files.append(opened.enter_context(open(path, "rb", buffering=0)))
             except OSError as error:
                 log.critical("%s", error)
                 return 1
@@ -40,15 +40,20 @@ def main(argv: Sequence[str]) -> int:
         if total_bytes and not options.dead_letters:
             shown = opened.enter_context(progress.shown("publishing", total_bytes))
             publish = Publish(options, shown)
-        return _run(publish, files or [sys.stdin.buffer])
+        if not files:
+            files.append(opened.enter_context(FileIO(sys.stdin.fileno(), closefd=False)))
+        return _run(publish, files)
 
 
-def _run(publish: Publish, files: list[BinaryIO]) -> int:
+def _run(publish: Publish, files: list[FileIO]) -> int:
     async def work() -> None:
         try:
             count = await publish.run(files)
         except asyncio.CancelledError:
             log.warning("stopped: %d messages are stored", publish.count)
+            raise
+        except BaseExceptionGroup:
+            log.warning("broken off: at least %d messages are stored", publish.count)
             raise
         log.info("%d messages are stored", count)
 

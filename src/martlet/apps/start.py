@@ -20,9 +20,11 @@ def version() -> str:
     return f"martlet v{__version__} (on python {sys.version.split()[0]})"
 
 
-def arguments(command: str, description: str, kind: type[LogOptions]) -> Arguments:
+def arguments(
+    command: str, description: str, kind: type[LogOptions], others: str = ""
+) -> Arguments:
     """The command line of a command."""
-    return Arguments(f"martlet {command}", version(), description, kind)
+    return Arguments(f"martlet {command}", version(), description, kind, others)
 
 
 def options(

@@ -18,13 +18,17 @@ T = TypeVar("T", bound=LogOptions)
 _log = logging.getLogger(log_line.ROOT)
 
 
-def options(command: str, description: str, kind: type[T], argv: Sequence[str]) -> T | None:
+def options(
+    command: str, description: str, kind: type[T], argv: Sequence[str], others: str = ""
+) -> T | None:
     """What a command line sets; None where it is wrong, which has been told then.
+
+    ``others`` is what the command has taken out of it before, for usage.
 
     Raises:
         SystemExit: after ``--help`` or ``--version``, and for an unknown flag.
     """
-    return start.options(start.arguments(command, description, kind), kind, argv)
+    return start.options(start.arguments(command, description, kind, others), kind, argv)
 
 
 def split(kind: type[LogOptions], argv: Sequence[str]) -> tuple[list[str], list[str]]:

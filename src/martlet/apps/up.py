@@ -35,7 +35,7 @@ _log = logging.getLogger(log_line.ROOT)
 def main(argv: Sequence[str]) -> int:
     """Run the servers; the result is the exit code of the process."""
     at = list(argv).index("--") if "--" in argv else len(argv)
-    options = tool.options("up", DESCRIPTION, UpOptions, argv[:at])
+    options = tool.options("up", DESCRIPTION, UpOptions, argv[:at], "[-- --FLAG=VALUE ...]")
     if options is None:
         return 1
     try:

@@ -13,6 +13,7 @@ from martlet.http_answer import read_json
 from martlet.options.door import DoorOptions
 
 _MOST_BYTES = 1 << 26
+_NOT_NSQD = ("/channel/peek", "/channel/replay")
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError)
 """What an answer of another shape raises."""
 
@@ -107,6 +108,9 @@ class Doors:
                 answer = await read_json(response, _MOST_BYTES)
         except TimeoutError:
             raise NoAnswer(url, "no answer in time") from None
+        except aiohttp.ClientResponseError as error:
+            why = (error.message or str(error)).partition("\n")[0].rstrip(":")
+            raise NoAnswer(url, f"no answer over HTTP: {why}; is that its HTTP address?") from None
         except aiohttp.ClientError as error:
             raise NoAnswer(url, str(error) or type(error).__name__) from None
         except ValueError as error:
@@ -115,7 +119,8 @@ class Doors:
             return answer
         message = answer.get("message") if isinstance(answer, dict) else None
         if message == "NOT_FOUND":
-            raise NoAnswer(url, f"it has no {path}: is that the right address?")
+            hint = "nsqd has none; " if path in _NOT_NSQD else ""
+            raise NoAnswer(url, f"it has no {path}: {hint}is that the right address?")
         raise NoAnswer(url, message or f"status {status}", status)
 
 

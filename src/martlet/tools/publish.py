@@ -13,8 +13,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import CancelledError
 from contextlib import AsyncExitStack, suppress
+from io import FileIO
 from threading import Thread
-from typing import BinaryIO
 
 from martlet.client import Producer
 from martlet.client.name import check_name
@@ -49,7 +49,7 @@ class Publish:
         self.count = 0
         """How many messages are stored."""
 
-    async def run(self, files: Iterable[BinaryIO]) -> int:
+    async def run(self, files: Iterable[FileIO]) -> int:
         """Publish what the files hold, and return how many messages that was.
 
         Raises:
@@ -82,7 +82,7 @@ class Publish:
         self.count += len(bodies)
         self._on_stored(sum(map(len, bodies)) + len(bodies) * len(self._delimiter))
 
-    async def _paced(self, files: Iterable[BinaryIO]) -> AsyncIterator[list[bytes]]:
+    async def _paced(self, files: Iterable[FileIO]) -> AsyncIterator[list[bytes]]:
         """The messages, no faster than is allowed."""
         rate = self._options.rate
         sent, began_s = 0, self._clock()
@@ -97,7 +97,7 @@ class Publish:
                 sent += len(some)
                 yield some
 
-    async def _messages(self, files: Iterable[BinaryIO]) -> AsyncIterator[list[bytes]]:
+    async def _messages(self, files: Iterable[FileIO]) -> AsyncIterator[list[bytes]]:
         """What is read, cut into messages; empty ones are left out, as nobody may publish them."""
         unpack: Callable[[bytes], bytes] = body_of if self._options.dead_letters else bytes
         for file in files:
@@ -110,15 +110,14 @@ class Publish:
                 yield [unpack(rest)]
 
 
-async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
+async def _pieces(file: FileIO) -> AsyncIterator[bytes]:
     """What is read, piece by piece.
 
-    A thread of its own reads, which nobody waits for: a pipe may never say anything again.
+    A thread of its own reads, which nobody waits for: a pipe may never say anything again.  So the
+    file has no buffer: the thread would hold its lock, and Python ends badly where somebody does.
     """
     loop = asyncio.get_running_loop()
     pieces: asyncio.Queue[bytes | OSError] = asyncio.Queue(1)
-    # What there is, of a pipe; a whole buffer, of a file.
-    read = getattr(file, "read1", file.read)
 
     def hand(piece: bytes | OSError) -> bytes | OSError:
         asyncio.run_coroutine_threadsafe(pieces.put(piece), loop).result()
@@ -127,7 +126,7 @@ async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
     def reader() -> None:
         with suppress(CancelledError, RuntimeError):  # nobody listens any more
             try:
-                while hand(read(_READ_BYTES)):
+                while hand(file.read(_READ_BYTES)):
                     pass
             except OSError as error:
                 hand(error)

@@ -94,6 +94,16 @@ async def test_what_cannot_start_is_told_and_ends_the_others(stage: Stage) -> No
     assert "all ready" not in stage.shown
 
 
+async def test_what_cannot_start_beside_others_leaves_no_error_that_nobody_takes(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = [stage.child("one", NEVER_READY), stage.child("two", READY + "signal.pause()\n")]
+    with pytest.raises(ChildProcessError, match="one cannot start"):
+        await stage.supervisor(group).run()
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
 async def test_what_is_not_there_is_told(stage: Stage) -> None:
     child = Child("one", ["/nowhere/at/all"], stage.show, stage.folder)
     with pytest.raises(ChildProcessError, match=r"one cannot start: it could not be.*No such file"):
