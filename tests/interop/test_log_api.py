@@ -194,4 +194,4 @@ async def test_a_channel_does_not_advance_behind_the_end(reader: Reader) -> None
     await publish(reader, bodies=BODIES[:10])
     status, body = await reader.post("/channel/advance", topic="t", channel="c", offset=11)
     assert status == 400
-    assert "11 is behind the end of the queue, 10" in json.loads(body)["message"]
+    assert "11 is past the end of the queue, 10" in json.loads(body)["message"]

@@ -133,7 +133,7 @@ class Flow:
         else:
             if action is Action.BLOCK:
                 logger.warning(
-                    "messages fail: none is asked for within %.3g s (level %d)",
+                    "messages fail: no more are asked for in the next %.3g s (level %d)",
                     gate.wait_s,
                     gate.level,
                 )

@@ -39,14 +39,15 @@ def open_folder(path: Path, options: BrokerOptions, log: logging.Logger) -> tupl
         OSError: it cannot be used; the text says why, and names the flag.
     """
     try:
-        if not os.path.lexists(path):
-            log.info("LOG: the data folder %s is made; there was none", path)
+        is_new = not os.path.lexists(path)
         storage = DiskStorage(
             path,
             keep_free_bytes=options.min_free_bytes,
             most_bytes=options.max_disk_bytes,
             spares=options.segment_spare + 1,
         )
+        if is_new:
+            log.info("LOG: the data folder %s is made; there was none", path)
         try:
             return storage, broker_identity(storage, uuid.uuid4().hex)
         except BaseException:

@@ -158,7 +158,7 @@ class LogApi:
         if offset > topic.queue.end_offset:
             raise HttpError(
                 400,
-                f"INVALID_ARG_OFFSET: {offset} is behind the end of the queue,"
+                f"INVALID_ARG_OFFSET: {offset} is past the end of the queue,"
                 f" {topic.queue.end_offset}",
             )
         try:
