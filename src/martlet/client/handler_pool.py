@@ -16,8 +16,10 @@ import contextvars
 import inspect
 import logging
 import multiprocessing
+import os
 import pickle
 import signal
+import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -141,6 +143,15 @@ def _in_thread(handler: PlainHandler, view: MessageView) -> None:
 def _begin_process() -> None:
     """Ctrl-C is the consumer's, which lets handlers end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, name="martlet parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Nobody gives it work, or tells it to end, once the consumer's process was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _handle_there(handler: PlainHandler, view: MessageView) -> _Failure | None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import contextvars
 import os
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -117,6 +118,30 @@ async def test_processes_survive_whatever_a_handler_does(
         await eventually(lambda: not is_running(pid))
     assert "Odd: odd" in caplog.text
     assert "a process that handled messages has ended" in caplog.text
+
+
+BEGINS_A_PROCESS = """
+import os, time
+from martlet.client.handler_pool import HandlerPool
+
+pool = HandlerPool(print, "processes", 1)
+print(pool._executor.submit(os.getpid).result(), flush=True)
+time.sleep(60)
+"""
+
+
+async def test_processes_end_with_a_consumer_that_is_killed() -> None:
+    consumer = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", BEGINS_A_PROCESS, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert consumer.stdout is not None
+        pid = int(await consumer.stdout.readline())
+        assert is_running(pid)
+    finally:
+        consumer.kill()
+        await consumer.communicate()
+    await eventually(lambda: not is_running(pid))
 
 
 def is_running(pid: int) -> bool:
