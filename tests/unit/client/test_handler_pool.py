@@ -121,26 +121,27 @@ async def test_processes_survive_whatever_a_handler_does(
 
 
 BEGINS_A_PROCESS = """
-import os, time
+import os, sys, time
+from pathlib import Path
 from martlet.client.handler_pool import HandlerPool
 
 pool = HandlerPool(print, "processes", 1)
-print(pool._executor.submit(os.getpid).result(), flush=True)
+Path(sys.argv[1]).write_text(f"{pool._executor.submit(os.getpid).result()}.")
 time.sleep(60)
 """
 
 
-async def test_processes_end_with_a_consumer_that_is_killed() -> None:
+async def test_processes_end_with_a_consumer_that_is_killed(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
     consumer = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", BEGINS_A_PROCESS, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", BEGINS_A_PROCESS, str(told)
     )
     try:
-        assert consumer.stdout is not None
-        pid = int(await consumer.stdout.readline())
-        assert is_running(pid)
+        await eventually(lambda: told.exists() and told.read_text().endswith("."))
     finally:
         consumer.kill()
-        await consumer.communicate()
+        await consumer.wait()
+    pid = int(told.read_text()[:-1])
     await eventually(lambda: not is_running(pid))
 
 
