@@ -9,6 +9,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -130,16 +131,17 @@ def test_a_daemon_that_is_back_is_told_at_once(lookup: LookupProcess) -> None:
 )
 async def test_a_daemon_that_answers_nonsense_is_tried_again(answer: bytes) -> None:
     again = asyncio.Event()
-    count = 0
+    served: list[asyncio.Task[None] | None] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal count
-        count += 1
-        if count > 1:
+        served.append(asyncio.current_task())
+        if len(served) > 1:
             again.set()
-        await reader.readline()
-        writer.write(struct.pack(">i", len(answer)) + answer)
-        writer.close()
+        with suppress(ConnectionError):
+            await reader.readline()
+            writer.write(struct.pack(">i", len(answer)) + answer)
+            writer.close()
+            await writer.wait_closed()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as daemon:
         address = f"127.0.0.1:{daemon.sockets[0].getsockname()[1]}"
@@ -149,7 +151,8 @@ async def test_a_daemon_that_answers_nonsense_is_tried_again(answer: bytes) -> N
             async with asyncio.timeout(20):
                 await again.wait()
         finally:
-            broker.close()
+            await asyncio.to_thread(broker.close)
+            await asyncio.gather(*(task for task in served if task is not None))
 
 
 def test_a_new_topic_gets_the_channels_that_it_has_elsewhere(lookup: LookupProcess) -> None:

@@ -148,7 +148,7 @@ def test_a_broker_that_is_not_there_ends_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_what_is_stopped_while_its_pipe_is_silent_ends_well(
+def test_what_is_stopped_while_its_pipe_is_silent_says_so_and_fails(
     broker: BrokerProcess, number: signal.Signals
 ) -> None:
     with running("pub", "--topic=t", f"--nsqd-tcp-address={broker.tcp_address}") as process:
@@ -159,7 +159,7 @@ def test_what_is_stopped_while_its_pipe_is_silent_ends_well(
         until(lambda: message_count(broker, "t") == 1)
         process.send_signal(number)
         process.wait(30)  # while the pipe is open
-        assert (process.returncode, b"Fatal" in process.stderr.read()) == (0, False)
+        assert (process.returncode, b"Fatal" in process.stderr.read()) == (1, False)
 
 
 def test_what_cannot_be_stored_ends_it_while_its_pipe_is_silent() -> None:

@@ -46,10 +46,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(publish: Publish, files: list[FileIO]) -> int:
+    """1 as well where it was stopped: not all of the input is published."""
+    stopped = False
+
     async def work() -> None:
+        nonlocal stopped
         try:
             count = await publish.run(files)
         except asyncio.CancelledError:
+            stopped = True
             log.warning("stopped: %d messages are stored", publish.count)
             raise
         except BaseExceptionGroup:
@@ -57,4 +62,4 @@ def _run(publish: Publish, files: list[FileIO]) -> int:
             raise
         log.info("%d messages are stored", count)
 
-    return tool.run_alone(work)
+    return tool.run_alone(work) or int(stopped)
