@@ -151,7 +151,11 @@ def test_a_broker_that_is_not_there_ends_it(tmp_path: Path) -> None:
 def test_what_is_stopped_while_its_pipe_is_silent_says_so_and_fails(
     broker: BrokerProcess, number: signal.Signals
 ) -> None:
-    with running("pub", "--topic=t", f"--nsqd-tcp-address={broker.tcp_address}") as process:
+    with subprocess.Popen(
+        command("pub", "--topic=t", f"--nsqd-tcp-address={broker.tcp_address}"),
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         assert process.stdin is not None
         assert process.stderr is not None
         process.stdin.write(b"one\n")
