@@ -17,6 +17,7 @@ import pytest
 from tests.interop.asking import until
 from tests.interop.lookup_process import LookupProcess
 from tests.unit.tools.test_output import whole_members
+from tests.unit.tools.test_standard_output import is_full
 
 from martlet.testing import BrokerProcess
 
@@ -107,6 +108,30 @@ def test_tail_shows_as_many_as_asked_and_takes_no_others(broker: BrokerProcess) 
     assert set(seen) <= {b"t %d" % number for number in range(10)}
     state = channels(broker, "t")["c"]
     assert state["depth"] + state["in_flight_count"] == 4
+
+
+def test_tail_ends_while_nobody_reads_its_pipe_and_keeps_what_was_not_shown(
+    broker: BrokerProcess,
+) -> None:
+    lines = [b"%06d " % number + b"x" * 500 for number in range(6000)]
+    publish(broker, "t", lines)
+    with subprocess.Popen(
+        command("tail", "--topic=t", "--channel=c", f"--nsqd-tcp-address={broker.tcp_address}"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            until(lambda: is_full(process.stdout))
+            process.terminate()
+            process.wait(20)  # while the pipe is open
+        finally:
+            process.kill()
+        shown = process.stdout.read().split(b"\n")[:-1]
+        assert process.returncode == 0, process.stderr.read().decode()
+    assert shown == lines[: len(shown)]
+    assert 0 <= len(lines) - channels(broker, "t")["c"]["depth"] <= len(shown)
 
 
 def test_files_and_a_delimiter_of_ones_own(broker: BrokerProcess, tmp_path: Path) -> None:

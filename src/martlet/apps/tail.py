@@ -17,5 +17,5 @@ def main(argv: Sequence[str]) -> int:
     options = tool.options("tail", DESCRIPTION, TailOptions, argv)
     if options is None:
         return 1
-    tail = Tail(options, sys.stdout.buffer)
+    tail = Tail(options, sys.stdout.fileno())
     return tool.run(tail.run, tail.stop)

@@ -1,7 +1,8 @@
 """Tail: shows the messages of topics as they come.
 
 Without a channel of its own choosing it makes an ephemeral one, which goes when it ends: it sees
-what is published from now on, and takes nothing from anybody.
+what is published from now on, and takes nothing from anybody.  What is finished has been written;
+what the pipe behind it did not take before the end is given back.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import asyncio
 import os
 import socket
 import sys
-from typing import BinaryIO
 
 from martlet.client import Consumer
 from martlet.options.tools import TailOptions
 from martlet.tools.source import consumer
+from martlet.tools.standard_output import StandardOutput
 
 
 class Tail:
@@ -22,12 +23,12 @@ class Tail:
 
     Args:
         options: as the flags give them.
-        output: where they are shown.
+        descriptor: of the file or pipe in which they are shown.
     """
 
-    def __init__(self, options: TailOptions, output: BinaryIO) -> None:
+    def __init__(self, options: TailOptions, descriptor: int) -> None:
         self._options = options
-        self._output = output
+        self._output = StandardOutput(descriptor)
         self._left = options.count or sys.maxsize
         own = f"tail-{socket.gethostname()[:20]}-{os.getpid()}#ephemeral"
         self._consumers = {
@@ -48,6 +49,10 @@ class Tail:
 
     def stop(self) -> None:
         """Show no more."""
+        self._output.stop()
+        self._take_no_more()
+
+    def _take_no_more(self) -> None:
         for each in self._consumers.values():
             each.stop()
 
@@ -55,14 +60,14 @@ class Tail:
         head = f"{topic} ".encode() if self._options.print_topic else b""
         async with source:
             async for batch in source.batches():
-                shown = min(self._left, len(batch))
-                lines = (head + body + b"\n" for body in batch.bodies[:shown])
-                self._output.write(b"".join(lines))
-                self._output.flush()
+                # Other topics are followed meanwhile, and share what is left.
+                wanted = min(self._left, len(batch))
+                self._left -= wanted
+                lines = [head + body + b"\n" for body in batch.bodies[:wanted]]
+                shown = await self._output.show(lines)
                 if shown:
                     await batch.finish(slice(0, shown))
                 if batch.unanswered_count:
                     await batch.requeue(backoff=False)
-                self._left -= shown
                 if not self._left:
-                    self.stop()
+                    self._take_no_more()
