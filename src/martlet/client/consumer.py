@@ -275,6 +275,7 @@ class Consumer(Receiver):
         """
         if max_in_flight < 0:
             raise ValueError(f"max_in_flight={max_in_flight}: 0, for none, is the least")
+        self._expect(max_in_flight)
         self._flow.change(max_in_flight)
 
     def pause(self) -> None:

@@ -19,6 +19,10 @@ class Lent:
         self._limit = limit
         self._messages: deque[Message] = deque()
 
+    def remember(self, limit: int) -> None:
+        """Remember so many from now on, or as many as before where that is more."""
+        self._limit = max(self._limit, limit)
+
     def add(self, message: Message) -> None:
         """This is handed out."""
         messages = self._messages

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from martlet.client.handler_pool import Place, PlainHandler
 
 
+_LENT = 2
+"""How often ``max_in_flight`` messages are remembered that were handed out one by one: when their
+time runs out they come again, beside those that are remembered."""
+
+
 class Receiver(ABC):
     """Hands out what comes into an inbox, and knows what it handed out.
 
@@ -35,13 +40,17 @@ class Receiver(ABC):
         self._failures = failures
         self._toucher = Toucher(auto_touch)
         self._crew = Crew(self._inbox, failures, self._toucher)
-        self._lent = Lent(2 * max_in_flight)
+        self._lent = Lent(_LENT * max_in_flight)
         self._entered = False
 
     @property
     @abstractmethod
     def max_in_flight(self) -> int:
         """How many messages may be here and not be answered."""
+
+    def _expect(self, max_in_flight: int) -> None:
+        """So many messages may be here from now on."""
+        self._lent.remember(_LENT * max_in_flight)
 
     def __aiter__(self) -> AsyncIterator[Message]:
         return self

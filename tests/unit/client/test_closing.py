@@ -115,6 +115,17 @@ async def test_what_was_forgotten_is_not_remembered_for_ever() -> None:
         assert len(consumer._lent._messages) <= 10
 
 
+async def test_what_came_since_max_in_flight_was_raised_is_given_back_too() -> None:
+    async with ScriptedBroker() as broker:
+        async with Consumer("t", "c", broker.address, max_in_flight=1) as consumer:
+            consumer.change_max_in_flight(50)
+            broker.deliver(*range(50))
+            for _ in range(50):
+                await anext(consumer)
+            consumer.change_max_in_flight(1)
+        assert sorted(broker.answered("REQ")) == [*range(50)]
+
+
 @contextlib.asynccontextmanager
 async def silent_server() -> AsyncIterator[str]:
     """Accepts connections and says nothing; its address."""
