@@ -14,6 +14,9 @@ from martlet.client.tls import Tls
 
 USER_AGENT = f"martlet/{__version__}"
 Compression = Literal["snappy", "deflate"]
+_MAX_COUNT = 2**63 - 1
+_MAX_MS = _MAX_COUNT // 10**6
+"""The longest time that an nsqd can be told: it counts nanoseconds in 64 bits."""
 TlsChoice = bool | Tls | ssl.SSLContext
 """``True`` for TLS with the system's authorities, or how else."""
 
@@ -175,29 +178,36 @@ class Features:
         """Read the answer; a broker that negotiates nothing answers ``OK``.
 
         Raises:
-            ValueError: it is neither.
+            ValueError: it is neither, or has a number in it that no broker can mean.
         """
         if data == b"OK":
             return cls()
         answer = _object("IDENTIFY", data)
         default = cls()
 
-        def number(name: str, default: int) -> int:
+        def number(name: str, default: int, least: int, most: int) -> int:
             value = answer.get(name, default)
             if type(value) is not int:
                 raise ValueError(f"in the answer to IDENTIFY {name} is {value!r}, no whole number")
+            if not least <= value <= most:
+                raise ValueError(
+                    f"in the answer to IDENTIFY {name} is {str(value)[:40]},"
+                    f" which is not from {least} to {most}"
+                )
             return value
 
         return cls(
             version=str(answer.get("version", "")),
-            max_ready_count=number("max_rdy_count", default.max_ready_count),
-            message_timeout_ms=number("msg_timeout", default.message_timeout_ms),
-            max_message_timeout_ms=number("max_msg_timeout", default.max_message_timeout_ms),
-            sample_rate=number("sample_rate", default.sample_rate),
+            max_ready_count=number("max_rdy_count", default.max_ready_count, 0, _MAX_COUNT),
+            message_timeout_ms=number("msg_timeout", default.message_timeout_ms, 1, _MAX_MS),
+            max_message_timeout_ms=number(
+                "max_msg_timeout", default.max_message_timeout_ms, 1, _MAX_MS
+            ),
+            sample_rate=number("sample_rate", default.sample_rate, 0, 100),
             tls=answer.get("tls_v1") is True,
             snappy=answer.get("snappy") is True,
             deflate=answer.get("deflate") is True,
-            deflate_level=number("deflate_level", default.deflate_level),
+            deflate_level=number("deflate_level", default.deflate_level, -2, 9),
             auth_required=bool(answer.get("auth_required", False)),
         )
 
