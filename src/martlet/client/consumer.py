@@ -108,7 +108,7 @@ class Consumer(Receiver):
                 answered, or nothing is asked for), that is logged as an error; 0 never looks.
             on_stall: told the cause, once for each stall.
             backoff: how long to wait before connecting again.
-            connect_timeout_s: how long one attempt to connect may take.
+            connect_timeout_s: how long one attempt to connect may take, and then to subscribe.
             close_timeout_s: how long it may take to close: handlers at work are cancelled shortly
                 before, and what is not answered then is given back.
             identity: what to tell the brokers of this client, the message timeout among it.
@@ -176,7 +176,9 @@ class Consumer(Receiver):
             backoff=self._backoff,
             connect_timeout_s=self._connect_timeout_s,
         )
-        subscription = Subscription(address, self._topic, self._channel, dialer)
+        subscription = Subscription(
+            address, self._topic, self._channel, dialer, self._connect_timeout_s
+        )
         subscription.on_delivery = self._inbox.put
         subscription.on_ready = self._on_ready
         subscription.auto_touch = self._toucher.is_on

@@ -29,6 +29,12 @@ TOUCH_PART = 1 / 3
 class Subscription:
     """Keeps one connection subscribed to a channel.
 
+    Args:
+        address: the broker's.
+        topic, channel: what is subscribed to.
+        dialer: connects.
+        timeout_s: how long the broker may take to answer SUB.
+
     Attributes:
         connection: the connection, while it is subscribed.
         attempted: done when the first attempt to connect and subscribe was made.
@@ -41,7 +47,9 @@ class Subscription:
         received, finished, requeued: how many messages were, on all connections so far.
     """
 
-    def __init__(self, address: Address, topic: str, channel: str, dialer: Dialer) -> None:
+    def __init__(
+        self, address: Address, topic: str, channel: str, dialer: Dialer, timeout_s: float
+    ) -> None:
         self.address = address
         self.last_message_s = 0.0
         self.auto_touch = False
@@ -56,6 +64,7 @@ class Subscription:
         self._topic = topic
         self._channel = channel
         self._dialer = dialer
+        self._timeout_s = timeout_s
         self._dialer.on_failure = self.mark_attempted
         self._answers: Answers | None = None
         self._received = 0
@@ -136,7 +145,13 @@ class Subscription:
             self.mark_attempted()
 
     async def _subscribe(self, connection: Connection) -> None:
-        await connection.ask(commands.subscribe(self._topic, self._channel))
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await connection.ask(commands.subscribe(self._topic, self._channel))
+        except TimeoutError as error:
+            raise ConnectionLost(
+                f"{connection.address}: no answer to SUB within {self._timeout_s:g} s"
+            ) from error
         answers = Answers(connection)
         answers.on_answer = self.on_answer
         answers.on_settled = self.on_settled

@@ -75,6 +75,22 @@ async def test_a_broker_that_falls_silent_is_left_for_a_new_connection() -> None
         await broker.until(lambda: len(broker.named("SUB")) == 2)
 
 
+async def test_a_subscribe_that_is_not_answered_is_tried_on_a_new_connection() -> None:
+    async def script(command: Command) -> bool:
+        if command.name != "SUB" or len(broker.peers) > 1:
+            return False
+        command.peer.answer(b"_heartbeat_")
+        return True
+
+    async with (
+        ScriptedBroker(script) as broker,
+        Consumer("t", "c", broker.address, connect_timeout_s=0.2, backoff=FAST) as consumer,
+    ):
+        assert "no answer to SUB within 0.2 s" in consumer.stats.connections[0].last_error
+        await eventually(lambda: consumer.connected_count == 1)
+        assert len(broker.peers) == 2
+
+
 async def test_handlers_that_block_the_loop_are_not_taken_for_a_silent_broker() -> None:
     identity = Identity(heartbeat_interval_ms=1000)
     async with (
