@@ -64,16 +64,20 @@ class Inbox:
         self.is_closed = False
         self._current: Delivery | None = None
         self._deliveries: deque[Delivery] = deque()
+        self._delivered = 0
+        """The messages of those."""
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._error: Exception | None = None
         self._is_resting = False
 
     def put(self, delivery: Delivery) -> None:
         """This came."""
+        count = delivery.run.count
         self._deliveries.append(delivery)
+        self._delivered += count
         if self._waiters:
             self._begin_turn()
-            self._wake(delivery.run.count)
+            self._wake(count)
 
     def close(self, error: Exception | None = None) -> None:
         """Hand out no more; whoever asks is told the error, if there is one."""
@@ -154,6 +158,7 @@ class Inbox:
         kept = [each for each in self._deliveries if each.answers is not answers]
         self._deliveries.clear()
         self._deliveries.extend(kept)
+        self._delivered = sum(each.run.count for each in kept)
 
     def drop_ready(self) -> None:
         """Drop the messages of ``ready``, which have expired."""
@@ -177,10 +182,10 @@ class Inbox:
                 break
             runs.append(following.run)
             left -= following.run.count
-            self._deliveries.popleft()
+            self._pop()
         if left < 0:
             runs[-1], rest = runs[-1].split(runs[-1].count + left)
-            self._deliveries.appendleft(Delivery(delivery.answers, rest, delivery.expires_at_s))
+            self._put_back(Delivery(delivery.answers, rest, delivery.expires_at_s))
         batch = Batch(delivery.answers, MessageRun.joined(runs))
         if delivery.answers.touch_before_s > delivery.expires_at_s - time.monotonic():
             batch.touch_soon()
@@ -188,13 +193,14 @@ class Inbox:
 
     def count(self) -> int:
         """How many messages wait here."""
-        return len(self.ready) + sum(delivery.run.count for delivery in self._deliveries)
+        return len(self.ready) + self._delivered
 
     def drain(self) -> list[tuple[Answers, NDArray[np.void]]]:
         """Take everything out: the ids of what was never handed out."""
         self._unready()
         left = [(delivery.answers, delivery.run.ids()) for delivery in self._deliveries]
         self._deliveries.clear()
+        self._delivered = 0
         return left
 
     def _unready(self) -> None:
@@ -203,17 +209,26 @@ class Inbox:
         current = self._current
         if count and current is not None:
             run = current.run if count == current.run.count else current.run.split(-count)[1]
-            self._deliveries.appendleft(Delivery(current.answers, run, current.expires_at_s))
+            self._put_back(Delivery(current.answers, run, current.expires_at_s))
         self.ready.clear()
         self._current = None
 
     def _next_delivery(self) -> Delivery | None:
         now_s = time.monotonic()
         while self._deliveries:
-            delivery = self._deliveries.popleft()
+            delivery = self._pop()
             if now_s < delivery.expires_at_s:
                 self.taken += 1
                 return delivery
             delivery.answers.dropped += delivery.run.count
             self.on_expired(delivery.run.count)
         return None
+
+    def _pop(self) -> Delivery:
+        delivery = self._deliveries.popleft()
+        self._delivered -= delivery.run.count
+        return delivery
+
+    def _put_back(self, delivery: Delivery) -> None:
+        self._deliveries.appendleft(delivery)
+        self._delivered += delivery.run.count
