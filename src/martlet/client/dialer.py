@@ -23,11 +23,16 @@ PATIENCE_S = 60.0
 """For how long brokers may refuse a client that they have taken before."""
 
 
+STEADY_HEARTBEATS = 2.0
+"""A connection that stands for as long as so many heartbeats take has been of use."""
+
+
 class Dialer:
     """Connects to the first of some addresses that answers.
 
     A connection that is lost before it was of any use counts as a failure, so that a broker that
-    accepts and hangs up is not asked a thousand times a second.
+    accepts and hangs up is not asked a thousand times a second.  Of use is also what has stood for
+    as long as two heartbeats take: a consumer may have nothing to do for days.
 
     Attributes:
         last_error: why there is no connection, once one attempt has failed.
@@ -53,6 +58,7 @@ class Dialer:
         self._connect_timeout_s = connect_timeout_s
         self._failures = 0
         self._useful = False
+        self._connected_at_s = 0.0
         self._next = 0
         self._was_taken = False
         self._refused_since_s: dict[Address, float] = {}
@@ -83,6 +89,7 @@ class Dialer:
             else:
                 logger.info("connected to %s", address)
                 self._useful = False
+                self._connected_at_s = asyncio.get_running_loop().time()
                 self._was_taken = True
                 self._refused_since_s.clear()
                 if self.on_connected is not None:
@@ -115,8 +122,13 @@ class Dialer:
         self.last_error = error
         if self.on_lost is not None:
             self.on_lost(str(self._addresses[self._next]), error)
-        if not self._useful:
+        if self._useful:
+            return
+        stood_s = asyncio.get_running_loop().time() - self._connected_at_s
+        if stood_s < STEADY_HEARTBEATS * self._identity.heartbeat_interval_ms / 1000:
             self._failures += 1
+        else:
+            self._failures = 0
 
     def succeeded(self) -> None:
         """The connection was of use: the broker did what it was asked."""

@@ -16,6 +16,7 @@ from martlet.client import (
     Message,
     Rotation,
     SubscribeRefused,
+    dialer,
 )
 
 FAST = Backoff(first_s=0.01, max_s=0.05)
@@ -89,6 +90,27 @@ async def test_a_subscribe_that_is_not_answered_is_tried_on_a_new_connection() -
         assert "no answer to SUB within 0.2 s" in consumer.stats.connections[0].last_error
         await eventually(lambda: consumer.connected_count == 1)
         assert len(broker.peers) == 2
+
+
+async def test_an_idle_connection_that_stood_for_a_while_is_made_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dialer, "STEADY_HEARTBEATS", 0.05)
+    never = Backoff(first_s=600, max_s=600, jitter=0)
+    identity = Identity(heartbeat_interval_ms=1000)
+    async with (
+        ScriptedBroker() as broker,
+        Consumer("t", "c", broker.address, identity=identity, backoff=never) as consumer,
+    ):
+        for count in (1, 2, 3):
+            await broker.until(lambda: len(broker.named("RDY")) == count)  # noqa: B023
+            await asyncio.sleep(0.06)
+            broker.peers[-1].hang_up()
+        await broker.until(lambda: len(broker.named("RDY")) == 4)
+        broker.peers[-1].hang_up()
+        await eventually(lambda: consumer.connected_count == 0)
+        await asyncio.sleep(0.02)
+        assert len(broker.peers) == 4, "this one did not stand for long"
 
 
 async def test_handlers_that_block_the_loop_are_not_taken_for_a_silent_broker() -> None:
