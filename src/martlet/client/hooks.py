@@ -26,21 +26,16 @@ message is sent or handled, with an object that stands for it.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from asyncio import CancelledError
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import wraps
 from inspect import isawaitable
-from typing import Any, ParamSpec
+from typing import Any
 
+from martlet.client.guard import guarded
 from martlet.client.message import Message
 from martlet.client.worker import Handler
-
-logger = logging.getLogger("martlet.client")
-
-P = ParamSpec("P")
 
 
 class _Step:
@@ -123,7 +118,7 @@ class Hooks:
     def guarded(self) -> Hooks:
         """The same, but what they raise is logged."""
         guards = {
-            each.name: _guarded(each.name, hook)
+            each.name: guarded(f"the hook {each.name}", hook)
             for each in fields(self)
             if (hook := getattr(self, each.name)) is not None
         }
@@ -174,17 +169,6 @@ class Hooks:
                     self.on_handled(handling, error)
 
         return handle
-
-
-def _guarded(name: str, hook: Callable[P, object]) -> Callable[P, None]:
-    @wraps(hook)
-    def guard(*arguments: P.args, **named: P.kwargs) -> None:
-        try:
-            hook(*arguments, **named)
-        except Exception:
-            logger.exception("the hook %s failed", name)
-
-    return guard
 
 
 NO_HOOKS = Hooks()

@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from martlet.client.failure_backoff import State
+from martlet.client.guard import guarded
 
 logger = logging.getLogger("martlet.client")
 
@@ -74,7 +75,7 @@ class Watchdog:
         self.stall = ""
         self._after_s = after_s
         self._look = look
-        self._on_stall = on_stall
+        self._on_stall = guarded("on_stall", on_stall) if on_stall is not None else None
         self._since_s: dict[str, float] = {}
         self._progress: Hashable = None
         self._timer: asyncio.TimerHandle | None = None
@@ -95,10 +96,7 @@ class Watchdog:
         """Say that the consumer does not get on."""
         logger.error("the consumer has stalled: %s", cause)
         if self._on_stall is not None:
-            try:
-                self._on_stall(cause)
-            except Exception:
-                logger.exception("on_stall failed")
+            self._on_stall(cause)
 
     def check(self, sight: Sight, now_s: float) -> str:
         """The cause of a stall; empty where there is none."""

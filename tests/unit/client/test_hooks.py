@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import logging
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -28,6 +29,7 @@ from martlet.client import (
     PublishRefused,
     sync,
 )
+from martlet.client.guard import guarded
 from martlet.client.otel import otel_hooks
 
 FAST = Backoff(first_s=0.01, max_s=0.05)
@@ -190,6 +192,21 @@ async def test_a_hook_that_fails_is_logged_and_changes_nothing(
         await running
     failures = {each.getMessage() for each in caplog.records}
     assert {"the hook on_publish failed", "the hook on_handled failed"} <= failures
+
+
+def test_what_ends_the_program_is_let_through_in_the_main_thread_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def leave() -> None:
+        raise SystemExit(3)
+
+    guard = guarded("the hook", leave)
+    with pytest.raises(SystemExit, match="3"):
+        guard()
+    thread = threading.Thread(target=guard)
+    thread.start()
+    thread.join()
+    assert [each.getMessage() for each in caplog.records] == ["the hook failed"]
 
 
 who: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.unit.client.scripted_broker import Command, ScriptedBroker, message_frame
 
-from martlet.client import ConnectionLost, PublishTimeout
+from martlet.client import Closed, ConnectionLost, Hooks, Message, PublishTimeout
 from martlet.client.sync import Consumer, Producer
 from martlet.client.sync.loop_thread import LoopThread, loop_thread
 
@@ -143,6 +143,75 @@ def test_the_loop_does_not_wait_for_itself(broker: ScriptedBroker) -> None:
 
         with pytest.raises(RuntimeError, match="would wait for itself"):
             loop_thread().call(publish())
+
+
+EXITS = [SystemExit, KeyboardInterrupt]
+
+
+@pytest.mark.parametrize("error", EXITS)
+def test_what_ends_a_program_does_not_end_the_loop_of_all(error: type[BaseException]) -> None:
+    thread = LoopThread()
+    done: list[int] = []
+
+    def leave() -> None:
+        raise error("on purpose")
+
+    async def leave_too() -> None:
+        raise error("on purpose")
+
+    thread.loop.call_soon_threadsafe(leave)
+    thread.post(leave)
+    thread.post(done.append, 1)
+    with pytest.raises(error, match="on purpose"):
+        thread.start(leave_too()).result(5)
+    assert thread.start(asyncio.sleep(0, "goes on")).result(5) == "goes on"
+    assert done == [1]
+    thread.loop.call_soon_threadsafe(thread.loop.stop)
+    until(lambda: thread.has_ended)
+    with pytest.raises(Closed, match="was stopped"):
+        thread.call(asyncio.sleep(0))
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("error", EXITS)
+def test_callbacks_that_exit_are_logged_and_change_nothing(
+    broker: ScriptedBroker, error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    def leave(*_told: object) -> None:
+        raise error("on purpose")
+
+    hooks = Hooks(**dict.fromkeys(Hooks.__dataclass_fields__, leave))
+    with (
+        Producer(broker.address, hooks=hooks) as producer,
+        Consumer("t", "c", broker.address, hooks=hooks, stall_after_s=0.05, on_stall=leave) as one,
+    ):
+        producer.publish("t", b"x")
+        until(broker.ready_counts)
+        broker.peers[-1].send(message_frame(b"1", number=1))
+        until(lambda: "on_stall failed" in caplog.text)
+        broker.peers[-1].send(message_frame(b"2", number=2))
+        for message in one:
+            message.finish()
+            if message.body == b"2":
+                break
+        assert producer.stats.stored == 1
+    assert broker.answered("FIN")[-1] == 2
+    assert "the hook on_received failed" in caplog.text
+    assert "the hook on_published failed" in caplog.text
+
+
+@pytest.mark.timeout(30)
+def test_exiting_in_on_giving_up_ends_run_where_it_was_called(broker: ScriptedBroker) -> None:
+    def leave(_message: Message) -> None:
+        raise SystemExit(3)
+
+    with Consumer("t", "c", broker.address, max_attempts=1, on_giving_up=leave) as consumer:
+        until(broker.ready_counts)
+        broker.peers[-1].send(message_frame(b"x", number=7, attempts=2))
+        with pytest.raises(SystemExit, match="3"):
+            consumer.run(lambda _message: None)
+        assert consumer.counts.received == 1
+    assert broker.answered("REQ") == [7]
 
 
 def test_a_function_that_fails_does_not_hold_up_others() -> None:

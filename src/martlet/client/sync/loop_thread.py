@@ -7,6 +7,9 @@ one wake-up of it.
 A fork takes no threads along: the child has a copy of the loop that nobody runs, on sockets that
 are the parent's.  So what belongs to that copy is told so and never touches them, and what is made
 in the child has a new thread.
+
+SystemExit and KeyboardInterrupt, which end an event loop, do not end this one: it is everybody's,
+and those who wait for it would wait for ever.  Who waits for what raised one of them gets it.
 """
 
 from __future__ import annotations
@@ -33,11 +36,13 @@ class LoopThread:
     Attributes:
         loop: the event loop.
         is_forked: whether this process is a child of the one in which the thread runs.
+        has_ended: whether the loop was stopped, so that nobody must wait for it.
     """
 
     def __init__(self) -> None:
         self.loop = _new_loop()
         self.is_forked = False
+        self.has_ended = False
         self._posted: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._is_woken = False
         self._thread = threading.Thread(target=self._run, name="martlet client", daemon=True)
@@ -45,7 +50,19 @@ class LoopThread:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        try:
+            while not (self.has_ended or self.loop.is_closed()):
+                self._run_until_something_ends_it()
+        finally:
+            self.has_ended = True
+
+    def _run_until_something_ends_it(self) -> None:
+        try:
+            self.loop.run_forever()
+        except BaseException as error:
+            logger.exception("%r in the client's event loop, which goes on", error)
+        else:
+            self.has_ended = True
 
     @property
     def is_current(self) -> bool:
@@ -56,7 +73,7 @@ class LoopThread:
         """Raise if calls cannot be made from here.
 
         Raises:
-            Closed: this is the child of a fork.
+            Closed: this is the child of a fork, or the loop was stopped.
             RuntimeError: this is the loop's own thread, which would wait for itself.
         """
         if self.is_forked:
@@ -64,6 +81,8 @@ class LoopThread:
                 "this was made before os.fork(), and connections cannot be shared by processes:"
                 " make a new one in the child"
             )
+        if self.has_ended:
+            raise Closed("the event loop of martlet.client.sync was stopped: make a new one")
         if self.is_current:
             raise RuntimeError(
                 "called from a coroutine of martlet.client.sync's own event loop, which would wait"
@@ -112,7 +131,7 @@ class LoopThread:
             function, arguments = posted.popleft()
             try:
                 function(*arguments)
-            except Exception:
+            except BaseException:  # what is behind it must not wait for the next to be posted
                 logger.exception("%r failed", function)
 
 
@@ -133,7 +152,7 @@ them is closed here."""
 def loop_thread() -> LoopThread:
     """The process's thread, started when it is first asked for."""
     with _lock:
-        if not _threads or _threads[-1].is_forked:
+        if not _threads or _threads[-1].is_forked or _threads[-1].has_ended:
             _threads.append(LoopThread())
         return _threads[-1]
 
