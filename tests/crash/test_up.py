@@ -167,3 +167,19 @@ def test_a_data_path_that_is_no_folder_is_named(up: Callable[..., Up], tmp_path:
     assert up_now.process.wait(WAIT_S) == 1
     assert f"the data folder {file / 'broker-0'} cannot be used" in up_now.log
     assert "give another --data-path" in up_now.log
+
+
+def test_its_brokers_go_on_while_it_is_stopped(up: Callable[..., Up], tmp_path: Path) -> None:
+    up_now = up("--workers=1", "--lookup=false", f"--data-path={tmp_path / 'data'}")
+    up_now.until("ready; Ctrl-C stops all")
+    url = f"http://{up_now.address('broker-0')}/ping?"
+    up_now.process.send_signal(signal.SIGSTOP)
+    try:
+        for _ in range(300):  # each is a line of the log: a pipe holds a megabyte at most
+            with urllib.request.urlopen(url + "x" * 6000, timeout=10) as answer:
+                assert answer.read() == b"OK"
+    finally:
+        up_now.process.send_signal(signal.SIGCONT)
+    up_now.until("/ping?xxx", 10)
+    urllib.request.urlopen(url, timeout=10).close()
+    up_now.until("lines were dropped here, as nobody read them")

@@ -2,7 +2,7 @@
 
 The kernel sends it a SIGTERM when its parent ends (``PR_SET_PDEATHSIG``), so that a broker whose
 supervisor was killed stops cleanly, and does not hold its ports and its folder against the next
-one.  Linux alone can do that.
+one.  Linux alone can do that.  While the supervisor is stopped, it goes on, and drops what it logs.
 
 ::
 
@@ -17,6 +17,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from martlet.apps import log_pipe
 from martlet.apps import main as martlet
 
 _PR_SET_PDEATHSIG = 1
@@ -29,6 +30,7 @@ def main(argv: Sequence[str]) -> int:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent_id:  # it ended before it could be told of
         return 1
+    log_pipe.set_up()
     return martlet.main(argv[1:])
 
 
