@@ -135,6 +135,29 @@ def test_one_handler_runs_where_run_was_called(broker: BrokerProcess) -> None:
     assert threads == {threading.get_ident()}
 
 
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_handler_may_close_its_own_consumer(broker: BrokerProcess, concurrency: int) -> None:
+    """It waited for itself, until it was given up after ``close_timeout_s``."""
+    took_s: list[float] = []
+    topic = f"closes-{concurrency}"
+
+    def handle(_message: Message) -> None:
+        began_s = time.monotonic()
+        consumer.close()
+        took_s.append(time.monotonic() - began_s)
+
+    with Producer(broker.tcp_address) as producer:
+        producer.publish(topic, b"x")
+    with Consumer(topic, "c", broker.tcp_address) as consumer:
+        consumer.run(handle, concurrency=concurrency)
+    assert len(took_s) == 1
+    assert took_s[0] < 4, "less than the close timeout, which is 10 s"
+    with Consumer(topic, "c", broker.tcp_address) as consumer:
+        message = next(consumer)
+        assert (message.body, message.attempts) == (b"x", 2)
+        message.finish()
+
+
 def test_what_is_not_handed_out_goes_back_at_once(broker: BrokerProcess) -> None:
     with Producer(broker.tcp_address) as producer:
         producer.publish_many("back", [b"%d" % number for number in range(100)])

@@ -7,7 +7,7 @@ import logging
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -73,6 +73,55 @@ def to_http(broker: BrokerProcess, topic: str, **options: Any) -> ToHttp:
             **({"consumer_opts": AT_ONCE} | options),
         )
     )
+
+
+async def test_cookies_are_not_kept(broker: BrokerProcess) -> None:
+    """Each made the next request larger, until a server would refuse them all."""
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                heads.append(await reader.readuntil(b"\r\n\r\n"))
+                await reader.readexactly(1)
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\nSet-Cookie: k%d=v; Path=/\r\n" % len(heads)
+                    + b"Content-Length: 0\r\n\r\n"
+                )
+        writer.close()
+
+    fill(broker, "cookies", [b"x"] * 20, "nsq_to_http")
+    async with await asyncio.start_server(serve, "localhost", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        url = f"http://localhost:{port}/"
+        async with at_work(to_http(broker, "cookies", post_urls=(url,), publishers=1)):
+            await done(broker, "cookies", "nsq_to_http")
+    assert len(heads) == 20
+    assert not any(b"cookie" in head.lower() for head in heads)
+
+
+async def test_an_answer_that_ends_early_is_none(
+    broker: BrokerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error quoted what had come of the answer, however long."""
+    answers = [b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n", b"HTTP/1.1 200 " + b"a" * 20_000]
+    whole = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answers.pop(0) if answers else whole)
+        writer.close()
+
+    fill(broker, "early", [b"x"], "nsq_to_http")
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        async with at_work(to_http(broker, "early", post_urls=(url,))):
+            await done(broker, "early", "nsq_to_http")
+    errors = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
+    assert len(errors) == 2
+    assert "it hung up without a whole answer; attempt 1" in errors[0]
+    assert "attempt 2" in errors[1]
+    assert len(errors[1]) < 400
 
 
 async def test_each_message_is_posted_until_it_is_taken(broker: BrokerProcess) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -322,11 +323,15 @@ class Consumer(Receiver):
         the brokers, which deliver it to others at once: what was not handed out, what handlers are
         still at work on, and what you took by iterating or in batches.
         """
+        await self._close()
+
+    async def _close(self, besides: Iterable[asyncio.Task[object]] = ()) -> None:
+        """Close, and do not wait for those workers: their handlers wait for this."""
         self.stop()
         ends_at_s = time.monotonic() + self._close_timeout_s
         goodbye_s = min(GOODBYE_S, self._close_timeout_s / 4)
         try:
-            await self._take_back(self._close_timeout_s - 2 * goodbye_s)
+            await self._take_back(self._close_timeout_s - 2 * goodbye_s, besides)
             left_s = ends_at_s - goodbye_s - time.monotonic()
             await self._brokers.leave(max(goodbye_s, left_s))
             self._give_back()  # What came while the broker had not read that we leave.

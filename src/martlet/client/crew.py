@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal, cast
 
 from martlet.client.failure_policy import FailurePolicy
@@ -80,12 +80,13 @@ class Crew:
         finally:
             self._toucher.end(workers)
 
-    async def end(self, timeout_s: float) -> None:
+    async def end(self, timeout_s: float, besides: Iterable[asyncio.Task[object]] = ()) -> None:
         """Wait until the handlers are done, no longer than so; cancel the others.
 
-        What those are at work on is given back, whether they heed it or not.
+        What those are at work on is given back, whether they heed it or not.  The worker that
+        calls this is not waited for, nor are those ``besides``, which wait for this.
         """
-        others = self._workers.keys() - {asyncio.current_task()}
+        others = self._workers.keys() - {asyncio.current_task(), *besides}
         if not others:
             return
         _, late = await asyncio.wait(others, timeout=timeout_s)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Literal, overload
 
 from martlet.client.batch import Batch
@@ -141,9 +142,13 @@ class Receiver(ABC):
         if not self._entered:
             raise Closed("use 'async with Consumer(...)'")
 
-    async def _take_back(self, timeout_s: float) -> None:
-        """Let handlers end; give what is not answered back to the brokers, handed out or not."""
-        await self._crew.end(timeout_s)
+    async def _take_back(
+        self, timeout_s: float, besides: Iterable[asyncio.Task[object]] = ()
+    ) -> None:
+        """Let handlers end, others than those; give what is not answered back to the brokers,
+        handed out or not.
+        """
+        await self._crew.end(timeout_s, besides)
         self._lent.give_back()
         for batch in self._toucher.held():
             batch.give_back()

@@ -17,7 +17,8 @@ import os
 import socket
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -120,7 +121,7 @@ class Output:
             if self._member is None:
                 self._member = self._begin_member()
             data = self._member.compress(data)
-        _write_all(self._file, data)
+        _write_all(self._file, data, self._path)
 
     def _begin_member(self) -> Member:
         if self._options.zstd:
@@ -133,8 +134,9 @@ class Output:
             return
         if self._member is not None:
             member, self._member = self._member, None
-            _write_all(self._file, member.flush())
-        os.fsync(self._file)
+            _write_all(self._file, member.flush(), self._path)
+        with _told_of(self._path):
+            os.fsync(self._file)
 
     def begin(self) -> None:
         """Begin the next file."""
@@ -167,7 +169,7 @@ class Output:
             os.close(file)
             return False
         if length_bytes and os.pread(file, 1, length_bytes - 1) != b"\n":
-            _write_all(file, b"\n")
+            _write_all(file, b"\n", path)
         self._file, self._path, self._length_bytes = file, path, length_bytes
         self._log(f"opening {path}")
         return True
@@ -205,10 +207,21 @@ def _move(path: Path, target: Path) -> None:
     os.unlink(path)
 
 
-def _write_all(file: int, data: bytes) -> None:
+@contextmanager
+def _told_of(path: Path) -> Iterator[None]:
+    """Name the file in an error of writing it: the system, which knows its number, does not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def _write_all(file: int, data: bytes, path: Path) -> None:
     view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]
+    with _told_of(path):
+        while view:
+            view = view[os.write(file, view) :]
 
 
 def _name_format(options: FileOptions, topic: str) -> str:

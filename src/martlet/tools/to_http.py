@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 _MOST_DRAINED_BYTES = 1 << 20
 """So much of an answer is read for the connection's sake; of a longer one it is closed."""
+_MOST_TOLD = 200
+"""So many characters of an error are logged: it may quote what came."""
 
 
 class NotTaken(Exception):
@@ -68,7 +70,10 @@ class ToHttp:
         connector = aiohttp.TCPConnector(limit=0)
         async with (
             aiohttp.ClientSession(
-                timeout=timeout, connector=connector, headers=self._headers
+                timeout=timeout,
+                connector=connector,
+                headers=self._headers,
+                cookie_jar=aiohttp.DummyCookieJar(),  # kept cookies would grow each request
             ) as self._session,
             asyncio.TaskGroup() as group,
         ):
@@ -132,9 +137,11 @@ class ToHttp:
                 await response.content.read(_MOST_DRAINED_BYTES)
         except TimeoutError:
             raise NotTaken(f"{method} {url}: no answer in time") from None
+        except aiohttp.ServerDisconnectedError:
+            raise NotTaken(f"{method} {url}: it hung up without a whole answer") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             reason = str(error) or type(error).__name__
-            raise NotTaken(f"{method} {url}: {reason}") from None
+            raise NotTaken(f"{method} {url}: {reason:.{_MOST_TOLD}}") from None
         if not 200 <= status < 300:
             raise NotTaken(f"{method} {url}: status {status}")
         return time.monotonic() - began_s

@@ -1,6 +1,8 @@
 """Output files: their names, when the next one is begun, and what can be read when."""
 
 import gzip
+import random
+import resource
 import time
 import zlib
 from pathlib import Path
@@ -183,3 +185,21 @@ def test_what_does_not_go_together_is_refused(
 ) -> None:
     with pytest.raises(OptionError, match=text):
         World(tmp_path, **changes)
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    world = World(tmp_path)
+    world.output.write(b"whole\n")
+    world.output.sync()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large: '.*/t\.here\."):
+            world.output.write(b"x" * 5000)
+        gone = World(tmp_path, gzip=True, filename_format="<TOPIC><REV>")
+        gone.output.write(random.randbytes(5000))
+        with pytest.raises(OSError, match=r"File too large: '.*/t-000000\.gz'"):
+            gone.output.sync()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert any(data.startswith(b"whole\n") for data in world.files().values())

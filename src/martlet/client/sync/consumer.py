@@ -15,7 +15,7 @@ from martlet.client.message import Message
 from martlet.client.sync.answers import PostedAnswers, posted
 from martlet.client.sync.batch import Batch
 from martlet.client.sync.face import Face
-from martlet.client.sync.handlers import Handlers
+from martlet.client.sync.handlers import Handlers, workers_here
 from martlet.client.sync.likeness import like
 from martlet.client.sync.loop_thread import LoopThread
 
@@ -182,17 +182,20 @@ class Consumer(Face):
         return self._entered().call(_called(lambda: self._consumer.connected_count))
 
     def close(self) -> None:
-        """Stop, wait for handlers at work, give back what is not answered, and hang up."""
+        """Stop, wait for handlers at work, give back what is not answered, and hang up.
+
+        A handler that calls this does not wait for itself; its message comes again.
+        """
         thread = self._thread
         if thread is None or thread.is_forked:
             return
         self.stop()
         self._give_back()
-        thread.call(self._close())
+        thread.call(self._close(tuple(workers_here())))
 
-    async def _close(self) -> None:
+    async def _close(self, besides: tuple[asyncio.Task[object], ...]) -> None:
         await asyncio.sleep(0)  # What was posted before is written.
-        await self._consumer.close()
+        await self._consumer._close(besides)
 
     async def _check(self) -> None:
         self._consumer._inbox.check()

@@ -18,7 +18,20 @@ from martlet.client.message import Message
 from martlet.client.sync.answers import posted
 from martlet.client.sync.loop_thread import LoopThread
 
-_Job = tuple[Message, asyncio.Future[None], Context]
+_Worker = asyncio.Task[object]
+_Job = tuple[Message, asyncio.Future[None], Context, _Worker]
+
+_here = threading.local()
+
+
+def workers_here() -> list[_Worker]:
+    """The workers whose handlers are at work in this thread: none, or one, or more where a handler
+    has run others.
+    """
+    if not hasattr(_here, "workers"):
+        _here.workers = []
+    workers: list[_Worker] = _here.workers
+    return workers
 
 
 class Handlers:
@@ -50,7 +63,9 @@ class Handlers:
     async def _handle(self, message: Message) -> None:
         outcome: asyncio.Future[None] = self._loop.create_future()
         handed = posted(message, self._thread)
-        self._jobs.put((handed, outcome, copy_context()))
+        worker = asyncio.current_task()
+        assert worker is not None
+        self._jobs.put((handed, outcome, copy_context(), worker))
         try:
             await outcome
         finally:
@@ -70,8 +85,10 @@ class Handlers:
             thread.join()
 
     def _serve(self) -> None:
+        workers = workers_here()
         while (job := self._jobs.get()) is not None:
-            message, outcome, context = job
+            message, outcome, context, worker = job
+            workers.append(worker)
             try:
                 context.run(self._handler, message)
             except Exception as error:
@@ -85,6 +102,8 @@ class Handlers:
                 raise
             else:
                 self._settle(outcome, None)
+            finally:
+                workers.pop()
         self._jobs.put(None)  # For the next thread.
 
     def _settle(self, outcome: asyncio.Future[None], error: Exception | None) -> None:
