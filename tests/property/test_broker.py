@@ -499,7 +499,8 @@ LIFE = settings(
 
 @pytest.mark.timeout(600)  # when it fails: to find the shortest life in which it does
 def test_the_core_keeps_its_promises() -> None:
-    run_state_machine_as_test(BrokerMachine, settings=LIFE)
+    """The same lives each time; the long one is for those that nobody has seen."""
+    run_state_machine_as_test(BrokerMachine, settings=settings(LIFE, derandomize=True))
 
 
 @pytest.mark.slow

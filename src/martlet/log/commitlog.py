@@ -101,6 +101,8 @@ class CommitLog:
         self._bases = [segment.base for segment in segments]
         self._dirty = [s for s in segments if s.base + s.capacity > durable_position]
         self._rolling = False
+        self._copied_to = position
+        """Up to where there may be copies of batches whose first place nobody needs any more."""
         self._lone = Lone()
         self._head_bytes = 0
         self._head_end = -1
@@ -210,6 +212,7 @@ class CommitLog:
         flags = header.flags | Flag.RELOCATED
         seal_again(record, position=position, epoch=self.epoch, flags=flags)
         self._write(record)
+        self._copied_to = self.position
         return position
 
     def end_segment(self) -> None:
@@ -362,9 +365,12 @@ class CommitLog:
 
     def is_told_later(self, segment: Segment) -> bool:
         """Whether a segment may be taken away before the next checkpoint is durable: the journal
-        stands whole, and durable, at the head of one behind it.
+        stands whole, and durable, at the head of one behind it, and so do the copies of batches
+        that were needed of it.
         """
         durable = self.durable_position
+        if durable < self._copied_to:
+            return False
         if 0 <= self._head_end <= durable:
             return True
         return any(
