@@ -79,7 +79,8 @@ async def test_a_profile_tells_where_time_goes(http: aiohttp.ClientSession, tmp_
             env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin:/usr/local/go/bin"},
         ).stdout
         assert "Type: cpu" in top
-        assert any(name in top for name in at_work)
+        # Which of them are left out as too small is for pprof to say.
+        assert any(name in top for name in functions), top
 
 
 async def test_a_profile_is_refused_that_would_take_too_long(http: aiohttp.ClientSession) -> None:
