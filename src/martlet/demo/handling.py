@@ -11,7 +11,7 @@ import json
 from contextlib import AsyncExitStack
 from types import TracebackType
 
-from martlet.client import Consumer, Message
+from martlet.client import Consumer, FailureBackoff, Message
 from martlet.demo.flights import KEY
 from martlet.demo.mark import Mark
 from martlet.demo.report import CarrierLine, Report
@@ -46,7 +46,14 @@ class Handling:
         self.finished = Mark()
         self.count = count
         self.consumers = [
-            Consumer(TOPIC, CHANNEL, address, max_in_flight=IN_FLIGHT) for _ in range(CONSUMERS)
+            Consumer(
+                TOPIC,
+                CHANNEL,
+                address,
+                max_in_flight=IN_FLIGHT,
+                failure_backoff=FailureBackoff(max_s=0),  # one that fails says nothing of others
+            )
+            for _ in range(CONSUMERS)
         ]
         self._subscribed: AsyncExitStack
         self._failed = bytearray(count)
