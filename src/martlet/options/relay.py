@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from martlet.name import is_valid_name
+from martlet.options import sending
 from martlet.options.client import ClientOptions, client_options, without_effect
 from martlet.options.flag import Flag, Kind, OptionError, option
 from martlet.options.tools import SourceOptions
@@ -32,26 +33,15 @@ class RelayOptions(SourceOptions):
         (),
         "<addr>:<port> of a broker to publish to; may be given several times",
     )
-    mode: str = option(
-        "mode",
-        Kind.CHOICE,
-        "hostpool",
-        "of several destinations: hostpool, each in its turn of those that work; epsilon-greedy,"
-        " those that answer quickly more often; round-robin, each in its turn",
-        choices=tuple((mode, mode) for mode in ("hostpool", "epsilon-greedy", "round-robin")),
-    )
+    mode: str = sending.mode("destinations")
     producer_opts: tuple[str, ...] = option(
         "producer-opt",
         Kind.STRINGS,
         (),
         "KEY,VALUE for the destinations, as --consumer-opt",
     )
-    status_every: int = option(
-        "status-every",
-        Kind.INT,
-        250,
-        "log how long publishing takes after so many messages (0: never)",
-        limits=(0, 10**6),
+    status_every: int = sending.status_every(
+        "log how long publishing takes after so many messages (0: never)"
     )
     require_json_field: str = option(
         "require-json-field",

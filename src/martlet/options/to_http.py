@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from martlet.options import sending
 from martlet.options.flag import Kind, OptionError, option
 from martlet.options.http_client import connect_timeout, request_timeout
 from martlet.options.tools import SourceOptions
@@ -38,16 +39,7 @@ class ToHttpOptions(SourceOptions):
         (),
         "a URL to GET, with %s where the message is to stand; may be given several times",
     )
-    mode: str = option(
-        "mode",
-        Kind.CHOICE,
-        "hostpool",
-        "of several URLs: hostpool, each in its turn of those that work; epsilon-greedy, those that"
-        " answer quickly more often; round-robin, each in its turn; multicast, all of them",
-        choices=tuple(
-            (mode, mode) for mode in ("hostpool", "epsilon-greedy", "round-robin", "multicast")
-        ),
-    )
+    mode: str = sending.mode("URLs", multicast=True)
     publishers: int = option(
         "n", Kind.INT, 100, "how many messages are on their way at once", limits=(1, 100_000)
     )
@@ -59,13 +51,7 @@ class ToHttpOptions(SourceOptions):
     )
     connect_timeout_ns: int = connect_timeout()
     request_timeout_ns: int = request_timeout(seconds=20)
-    status_every: int = option(
-        "status-every",
-        Kind.INT,
-        250,
-        "log how long requests take after so many (0: never)",
-        limits=(0, 10**6),
-    )
+    status_every: int = sending.status_every("log how long requests take after so many (0: never)")
 
     def __post_init__(self) -> None:
         super().__post_init__()
