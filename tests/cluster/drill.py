@@ -122,7 +122,7 @@ class Drill:
         time.sleep(CALM_S)
         do, undo = {
             "kill": (host.kill, host.run_again),
-            "cut": (host.cut, host.mend),
+            "cut": (host.leave, host.come_back),
             "stop": (host.stop, host.go_on),
         }[deed]
         began_ns = time.time_ns()

@@ -58,6 +58,7 @@ class Host:
     Attributes:
         name: what it is called.
         address: where others reach it.
+        can_be_cut: whether it can be cut off from others, while its program goes on.
     """
 
     can_be_cut = False
@@ -101,21 +102,13 @@ class Host:
         self._send(signal.SIGTERM)
         return self.running.wait(_END_S)
 
-    def cut(self) -> None:
-        """Cut it off from all others."""
-        raise NotImplementedError
-
-    def mend(self) -> None:
-        """Join it to the others again."""
-        raise NotImplementedError
-
     def leave(self) -> None:
-        """Be of no use to others, who are not told: cut off, or else stopped."""
-        (self.cut if self.can_be_cut else self.stop)()
+        """Be of no use to others, who are not told: here, its program stands still."""
+        self.stop()
 
     def come_back(self) -> None:
         """Be of use again."""
-        (self.mend if self.can_be_cut else self.go_on)()
+        self.go_on()
 
     def close(self) -> None:
         """End whatever still runs."""
@@ -161,11 +154,11 @@ class Namespace(Host):
         _ip("address", "add", f"{self.address}/24", "dev", "eth0", inside=here)
         _ip("link", "set", "eth0", "up", inside=here)
 
-    def cut(self) -> None:
+    def leave(self) -> None:
         """Take its cable out of the switch: no packet passes, and no connection ends."""
         _ip("link", "set", self._link, "nomaster")
 
-    def mend(self) -> None:
+    def come_back(self) -> None:
         """Put it in again."""
         _ip("link", "set", self._link, "master", "bridge0")
 
