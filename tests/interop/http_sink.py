@@ -31,10 +31,14 @@ class HttpSink:
 
     Args:
         answer: the status for a request.
+
+    Attributes:
+        location: where redirects lead.
     """
 
     def __init__(self, answer: Callable[[Taken], int] = lambda taken: 200) -> None:
         self.answer = answer
+        self.location = ""
         self.asked: list[Taken] = []
         """All requests."""
         self.taken: list[Taken] = []
@@ -52,6 +56,8 @@ class HttpSink:
                 if 200 <= status < 300:
                     sink.taken.append(taken)
                 self.send_response(status)
+                if 300 <= status < 400:
+                    self.send_header("Location", sink.location)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
@@ -60,8 +66,11 @@ class HttpSink:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 1000  # with less the kernel drops some of many, for seconds
+
+        self._server = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     @property

@@ -124,6 +124,100 @@ async def test_an_answer_that_ends_early_is_none(
     assert len(errors[1]) < 400
 
 
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_of_a_post_has_the_message_with_it(
+    broker: BrokerProcess, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    """A 302 made it a GET of another page without a body, and that page's 200 finished it."""
+    topic = f"redirect{status}"
+    fill(broker, topic, [b"x"], "nsq_to_http")
+    with HttpSink() as to, HttpSink() as moved:
+        moved.answer = lambda taken: status if len(moved.asked) < 3 else 200
+        moved.location = to.url + "/moved"
+        async with at_work(to_http(broker, topic, post_urls=(moved.url,))):
+            await done(broker, topic, "nsq_to_http")
+        errors = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
+        if status in (307, 308):
+            assert [(one.method, one.path, one.body) for one in to.asked] == [
+                ("POST", "/moved", b"x")
+            ]
+            assert errors == []
+        else:
+            assert to.asked == []
+            assert moved.messages == [b"x"]
+            assert len(errors) == 2
+            told = f"POST {moved.url}: status {status} to '{to.url}/moved', which would get no"
+            assert errors[0].startswith(told)
+
+
+async def test_a_get_follows_redirects(broker: BrokerProcess) -> None:
+    fill(broker, "follow", [b"x"], "nsq_to_http")
+    with HttpSink() as to, HttpSink(lambda taken: 302) as moved:
+        moved.location = to.url + "/?m=x"
+        async with at_work(to_http(broker, "follow", get_urls=(moved.url + "/?m=%s",))):
+            await done(broker, "follow", "nsq_to_http")
+        assert to.messages == [b"x"]
+
+
+async def until_cut(writer: asyncio.StreamWriter, answer: bytes) -> int:
+    """Write this again and again; how many bytes were, until it cut the connection."""
+    sent = 0
+    with suppress(ConnectionError):
+        while sent < 1 << 26:
+            writer.write(answer * 1000)
+            await writer.drain()
+            sent += 1000 * len(answer)
+    writer.close()
+    return sent
+
+
+async def test_interim_answers_without_end_are_cut_off(
+    broker: BrokerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They were read for as long as a request may take, a hundred megabytes a connection."""
+    sent: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if len(sent) < 2:
+            sent.append(await until_cut(writer, b"HTTP/1.1 102 Processing\r\n\r\n"))
+            return
+        for _ in range(20):
+            writer.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        writer.close()
+
+    fill(broker, "interim", [b"x"], "nsq_to_http")
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        async with at_work(to_http(broker, "interim", post_urls=(url,))):
+            await done(broker, "interim", "nsq_to_http")
+    assert len(sent) == 2
+    assert max(sent) < 1 << 24
+    assert caplog.text.count(f"POST {url}: more than 100 answers to one request") == 2
+
+
+async def test_answers_that_nobody_asked_for_are_cut_off(broker: BrokerProcess) -> None:
+    """They were kept, for as long as the connection had nothing else to do."""
+    cut: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    is_taken = asyncio.Event()
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await is_taken.wait()
+        cut.set_result(await until_cut(writer, answer))
+
+    fill(broker, "unasked", [b"x"], "nsq_to_http")
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        async with at_work(to_http(broker, "unasked", post_urls=(url,))):
+            await done(broker, "unasked", "nsq_to_http")
+            is_taken.set()
+            assert await cut < 1 << 24
+
+
 async def test_each_message_is_posted_until_it_is_taken(broker: BrokerProcess) -> None:
     fill(broker, "post", LINES, "nsq_to_http")
     refused: set[bytes] = set()

@@ -3,6 +3,9 @@
 Whatever else happens, another status, no answer in time, nobody there, the message is requeued for
 a while that grows with its attempts, and the consumer backs off (see
 `martlet.client.failure_backoff`).  So a message may be sent twice, and none is lost.
+
+Redirects are followed, but for those that make a GET without a body of a POST (301, 302 and 303):
+whatever a URL answers that, it has not got the message.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from yarl import URL
 from martlet import __version__
 from martlet.client import Consumer, Message
 from martlet.options.to_http import ToHttpOptions
+from martlet.tools.bounded_answers import BoundedConnector
 from martlet.tools.client_settings import retry
 from martlet.tools.host_pool import HostPool
 from martlet.tools.source import consumer
@@ -28,12 +32,33 @@ log = logging.getLogger(__name__)
 
 _MOST_DRAINED_BYTES = 1 << 20
 """So much of an answer is read for the connection's sake; of a longer one it is closed."""
+_DROPS_BODY = frozenset({301, 302, 303})
+"""Redirects after which a POST is made a GET, as browsers do."""
 _MOST_TOLD = 200
 """So many characters of an error are logged: it may quote what came."""
 
 
 class NotTaken(Exception):
     """A URL did not take a message; the text says which and why."""
+
+
+class _MessageDropped(Exception):
+    """A redirect leads to where the message would not be; the text says which."""
+
+
+async def _keep_the_message(
+    request: aiohttp.ClientRequest, ask: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """Make a request, the first or one that a redirect leads to. Raises _MessageDropped."""
+    response = await ask(request)
+    if request.method == "POST" and response.status in _DROPS_BODY:
+        to = response.headers.get("Location", "")
+        response.release()
+        raise _MessageDropped(
+            f"status {response.status} to {to!r:.{_MOST_TOLD}}, which would get no message: name"
+            " the URL that takes it, or answer 307 or 308"
+        )
+    return response
 
 
 class ToHttp:
@@ -67,12 +92,12 @@ class ToHttp:
         timeout = aiohttp.ClientTimeout(
             total=options.request_timeout_ns / 1e9, connect=options.connect_timeout_ns / 1e9
         )
-        connector = aiohttp.TCPConnector(limit=0)
         async with (
             aiohttp.ClientSession(
                 timeout=timeout,
-                connector=connector,
+                connector=BoundedConnector(),
                 headers=self._headers,
+                middlewares=(_keep_the_message,),
                 cookie_jar=aiohttp.DummyCookieJar(),  # kept cookies would grow each request
             ) as self._session,
             asyncio.TaskGroup() as group,
@@ -135,6 +160,8 @@ class ToHttp:
             async with self._session.request(method, target, data=data) as response:
                 status = response.status
                 await response.content.read(_MOST_DRAINED_BYTES)
+        except _MessageDropped as error:
+            raise NotTaken(f"{method} {url}: {error}") from None
         except TimeoutError:
             raise NotTaken(f"{method} {url}: no answer in time") from None
         except aiohttp.ServerDisconnectedError:
