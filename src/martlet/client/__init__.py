@@ -24,6 +24,7 @@ from martlet.client.errors import (
     PublishLost,
     PublishRefused,
     PublishTimeout,
+    PublishUnclear,
     Refused,
     SubscribeRefused,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "PublishLost",
     "PublishRefused",
     "PublishTimeout",
+    "PublishUnclear",
     "Publishing",
     "Refused",
     "Requeue",

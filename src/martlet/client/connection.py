@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from martlet.client.address import Address
-from martlet.client.errors import ConnectFailed, ConnectionLost, Refused
+from martlet.client.errors import ConnectFailed, ConnectionLost, PublishUnclear, Refused
 from martlet.client.handshake import HEARTBEAT, Handshake
 from martlet.client.identity import Features, Identity
 from martlet.protocol import commands
@@ -37,7 +37,7 @@ class Reply(Protocol):
     """Something that waits for the reply to a command."""
 
     def answered(self, data: bytes) -> None:
-        """The broker answered this."""
+        """The broker answered this. Raises PublishUnclear where it should not have."""
 
     def refused(self, error: Refused) -> None:
         """The broker answered an error."""
@@ -249,7 +249,10 @@ class Connection(asyncio.BufferedProtocol):
         if data == HEARTBEAT:
             self.write(commands.NOP)
         elif self._replies:
-            self._replies.popleft().answered(data)
+            try:
+                self._replies.popleft().answered(data)
+            except PublishUnclear as error:
+                self.abort(ConnectionLost(str(error)))
         else:
             self.abort(ConnectionLost(f"{self.address}: an answer to nothing: {data[:80]!r}"))
 

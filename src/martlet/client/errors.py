@@ -72,6 +72,12 @@ class PublishLost(ClientError, ConnectionError):
     """The connection was lost, as often as may be; what was published may be stored or not."""
 
 
+class PublishUnclear(ClientError):
+    """A broker answered a publish neither with OK nor with an error, but with something that the
+    text quotes; what was to be published may be stored or not.
+    """
+
+
 class ProducerFull(ClientError):
     """As much is published and not answered as may be: nothing was taken."""
 

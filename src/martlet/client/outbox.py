@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain
 
-from martlet.client.errors import PublishLost, PublishRefused, Refused
+from martlet.client.errors import PublishLost, PublishRefused, PublishUnclear, Refused
 from martlet.client.lane import Lane
 from martlet.client.limits import Limits
 from martlet.client.order import Order
@@ -259,6 +259,13 @@ class Outbox:
                 publication.fail(final)
         if all(publication.future.done() for publication in publications):
             self.settle(shipment, is_stored=False)
+
+    def lost_track(self, shipment: Shipment, error: PublishUnclear) -> None:
+        """The oldest shipment of its lane was answered, but nobody knows what with."""
+        shipment.lane.lost_count += shipment.message_count
+        for publication in shipment.publications:
+            publication.fail(error)
+        self.settle(shipment, is_stored=False)
 
     def put_back(self, lane: Lane, reason: str) -> int:
         """The connection is gone: what was in flight waits again, before everything else.

@@ -184,6 +184,7 @@ class Producer:
             PublishTimeout: no answer within the timeout; it may be stored.
             ConnectRefused: no broker has this client any longer; it may be stored.
             PublishLost: it was sent once and ``retries`` times again in vain; it may be stored.
+            PublishUnclear: the answer was neither OK nor an error; it may be stored.
             Closed: the producer has been closed.
         """
         await self._publish(topic, body, defer_ms, order_key)
@@ -256,6 +257,7 @@ class Producer:
                 another iterable, those before it may be.
             PublishRefused: the broker answered an error to a piece; others may be stored.
             PublishTimeout, PublishLost: no answer to a piece; it and others may be stored.
+            PublishUnclear: a piece was answered neither with OK nor with an error; likewise.
             ConnectRefused: no broker has this client any longer; some may be stored.
             Closed: the producer has been closed.
         """

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from martlet.client.errors import ConnectionLost, Refused
+from martlet.client.errors import ConnectionLost, PublishUnclear, Refused
 from martlet.protocol import commands
 
 if TYPE_CHECKING:
     from martlet.client.lane import Lane
     from martlet.client.outbox import Outbox
 
+_OK = b"OK"
 OrderKey = tuple[str, str | bytes]
 """A topic and what else the messages have in common that are to stay in order."""
 
@@ -134,7 +135,17 @@ class Shipment:
         return commands.publish_many(first.topic, bodies)
 
     def answered(self, data: bytes) -> None:
-        """The broker has stored it."""
+        """The broker has stored it.
+
+        Raises:
+            PublishUnclear: it says something other than OK; whoever waits is told, and nothing that
+                it says from now on can be relied upon.
+        """
+        if data != _OK:
+            name = self.lane.name
+            error = PublishUnclear(f"{name} answered a publish with {data[:80]!r} instead of OK")
+            self._outbox.lost_track(self, error)
+            raise error
         for publication in self.publications:
             if not publication.future.done():
                 publication.future.set_result(None)

@@ -17,6 +17,7 @@ from martlet.client import (
     Producer,
     PublishRefused,
     PublishTimeout,
+    PublishUnclear,
 )
 
 FAST = Backoff(first_s=0.01, max_s=0.05)
@@ -140,6 +141,34 @@ async def test_a_refused_publish_is_told_and_the_next_one_works() -> None:
         assert refused.value.text == "PUB failed disk full"
         await producer.publish("t", b"good")
     assert broker.bodies() == [b"bad", b"good"]
+
+
+@pytest.mark.parametrize("answer", [b"CLOSE_WAIT", b'{"max_rdy_count":1}', b"", b"OKAY"])
+async def test_only_ok_is_an_ok(answer: bytes) -> None:
+    """Whatever came in the place of the answer was taken for one."""
+    is_strange = True
+
+    async def script(command: Command) -> bool:
+        nonlocal is_strange
+        if command.name == "PUB" and is_strange:
+            is_strange = False
+            command.peer.answer(answer)
+            return True
+        return False
+
+    async with ScriptedBroker(script) as broker, Producer(broker.address, backoff=FAST) as producer:
+        with pytest.raises(PublishUnclear) as raised:
+            await producer.publish("t", b"one")
+        assert (
+            str(raised.value)
+            == f"{broker.address} answered a publish with {answer!r} instead of OK"
+        )
+        await producer.publish("t", b"two")
+        assert len(broker.peers) == 2, "what it says next may be the answer to the one before"
+        assert producer.stats.pending_messages == 0
+        (told,) = producer.stats.brokers
+        assert (told.stored, told.refused, told.lost) == (1, 0, 1)
+    assert broker.bodies() == [b"one", b"two"]
 
 
 async def test_a_bad_message_does_not_fail_those_that_came_along() -> None:
