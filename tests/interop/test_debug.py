@@ -62,6 +62,7 @@ async def test_a_profile_tells_where_time_goes(http: aiohttp.ClientSession, tmp_
             assert second.status == 500
             assert "already in use" in await second.text()
     told = first.result()
+    functions: set[str] = set()
     at_work = ("Connection.", "Broker.", "Server.", "CommitLog.", "DiskSegment.")
     for _ in range(20):  # a busy machine may leave the load no time in one second
         read = read_profile(told)

@@ -110,14 +110,23 @@ class Channel(Delivery):
 
     # consumers
 
-    def add_consumer(self, client: Client, timeout_ns: int, sample_rate: int = 0) -> Consumer:
+    def add_consumer(
+        self,
+        client: Client,
+        timeout_ns: int,
+        sample_rate: int = 0,
+        *,
+        with_properties: bool = False,
+    ) -> Consumer:
         """Subscribe a client. Raises TooMany."""
         if self._most_consumers and len(self.consumers) >= self._most_consumers:
             raise TooMany(
                 f"consumers for {self.topic}:{self.name} exceeds limit of {self._most_consumers}"
             )
         self._last_number += 1
-        consumer = Consumer(client, self._last_number, timeout_ns, sample_rate)
+        consumer = Consumer(
+            client, self._last_number, timeout_ns, sample_rate, with_properties=with_properties
+        )
         self.consumers.append(consumer)
         self._by_number[consumer.number] = consumer
         return consumer

@@ -40,6 +40,7 @@ class Consumer:
         number: its number in the channel's window, from 1.
         timeout_ns: how long a message may stay in flight.
         sample_rate: the percentage of messages that it wants; 0 for all.
+        with_properties: whether it is told the properties of messages.
     """
 
     __slots__ = (
@@ -55,13 +56,23 @@ class Consumer:
         "requeue_count",
         "sample_rate",
         "timeout_ns",
+        "with_properties",
     )
 
-    def __init__(self, client: Client, number: int, timeout_ns: int, sample_rate: int = 0) -> None:
+    def __init__(
+        self,
+        client: Client,
+        number: int,
+        timeout_ns: int,
+        sample_rate: int = 0,
+        *,
+        with_properties: bool = False,
+    ) -> None:
         self.client = client
         self.number = number
         self.timeout_ns = timeout_ns
         self.sample_rate = sample_rate
+        self.with_properties = with_properties
         self.ready_count = 0
         self.in_flight_count = 0
         self.message_count = 0

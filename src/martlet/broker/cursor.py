@@ -19,7 +19,15 @@ from martlet.broker.straggler import Stragglers
 from martlet.broker.window import Window
 from martlet.log.commitlog import CommitLog
 from martlet.log.index import Entry
-from martlet.log.record import HEADER_BYTES, BadRecord, align8, payload_length, read_record
+from martlet.log.record import (
+    HEADER_BYTES,
+    BadRecord,
+    align8,
+    payload_length,
+    properties_of,
+    read_record,
+)
+from martlet.properties import Block, frame, pack_block
 
 if TYPE_CHECKING:
     from martlet.log.index import Rows
@@ -94,13 +102,16 @@ class Cursor:
             self.stragglers.wait(offset, 0, due_ns, now_ns)
         self.deferred_ahead += end - first
 
-    def take(self, holder: int, most: int, limit: int) -> tuple[list[memoryview], int]:
+    def take(
+        self, holder: int, most: int, limit: int, *, with_properties: bool = False
+    ) -> tuple[list[memoryview | bytes], int]:
         """Grant up to `most` messages below offset `limit` to a holder.
 
-        Returns their frames, as slices of the log, and how many they are.
+        Returns their frames, as slices of the log, and how many they are.  Where they have
+        properties that are wanted, those come in a frame of their own before them.
         """
         window = self.window
-        parts: list[memoryview] = []
+        parts: list[memoryview | bytes] = []
         taken = taken_bytes = 0
         while taken < most and window.next < limit and taken_bytes < MOST_GRANT_BYTES:
             entry = self._entry
@@ -113,6 +124,13 @@ class Cursor:
             begin = first - entry.first_offset
             end = min(entry.count, begin + most - taken)
             part = self._slice(entry, begin, end)
+            if with_properties:
+                block = properties_of(self._record)
+                if block is not None:
+                    whole = end - begin == entry.count
+                    told = block if whole else Block(block).cut(begin, end)
+                    if told:
+                        parts.append(frame(told))
             parts.append(part)
             window.grant(holder, entry.first_offset + end)
             taken += end - begin
@@ -205,6 +223,25 @@ class Cursor:
         told = min(attempts, MOST_ATTEMPTS)
         frame[_ATTEMPTS_AT : _ATTEMPTS_AT + 2] = told.to_bytes(2, "big")
         return frame
+
+    def properties(self, offset: int) -> bytes:
+        """The properties of one message, packed; empty where it has none, or has gone."""
+        index = self.queue.index
+        row = index.find(offset)
+        entry = index.row(row) if row < index.end_row else None
+        if entry is None or not entry.first_offset <= offset < entry.end_offset:
+            return b""
+        try:
+            _, record = self.read(entry)
+        except BadRecord:
+            return b""  # Who reads its frame is told.
+        block = properties_of(record)
+        return b"" if block is None else Block(block).of(offset - entry.first_offset)
+
+    def properties_frame(self, offset: int) -> bytes:
+        """The frame that tells one message's properties; empty where it has none."""
+        entry = self.properties(offset)
+        return frame(pack_block([(0, entry)])) if entry else b""
 
     @staticmethod
     def frame_of(entry: Entry, payload_end: int, record: memoryview, offset: int) -> memoryview:

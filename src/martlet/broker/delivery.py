@@ -211,7 +211,9 @@ class Delivery(ABC):
         if consumer.sample_rate:
             most = 1
         first = window.next
-        parts, taken = cursor.take(consumer.number, most, limit)
+        parts, taken = cursor.take(
+            consumer.number, most, limit, with_properties=consumer.with_properties
+        )
         if not self.dirty:
             self._changed()
         if not taken:
@@ -256,7 +258,8 @@ class Delivery(ABC):
         consumer.message_count += 1
         if len(self._line) > 1:
             self._line.rotate(-1)
-        consumer.client.send_messages((frame,))
+        told = self.cursor.properties_frame(offset) if consumer.with_properties else b""
+        consumer.client.send_messages((told, frame) if told else (frame,))
 
     def _thin_out(self, end: int) -> None:
         """Few of very many messages are unfinished: give each of the old ones its own place."""

@@ -163,6 +163,7 @@ class Queue:
                 first,
                 stored_at_ns,
                 deliver_at_ns,
+                batch.properties_length,
             )
         except WritesRefused as error:
             receipt.error = error

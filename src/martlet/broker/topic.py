@@ -191,16 +191,24 @@ class Topic:
 
     # messages
 
-    def stage(self, bodies: list[bytes] | Bytes, deliver_at_ns: int = 0) -> Receipt:
+    def stage(
+        self,
+        bodies: list[bytes] | Bytes,
+        deliver_at_ns: int = 0,
+        properties: Sequence[tuple[int, bytes]] = (),
+    ) -> Receipt:
         """Take messages, to be appended with all that this turn brings.
 
         Bodies are copied, so the caller may use their buffer again.  A matrix ``uint8[n, size]``
-        holds n of one size.
+        holds n of one size.  `properties` has the number, rising, of each message that has any,
+        and those, packed (see `martlet.properties`).
         """
         queue = self.queue
         batch = queue.batch
         if batch is None or deliver_at_ns or batch.end > MOST_BATCH_BYTES:
             batch = self._around.staged(self)
+        if properties:
+            batch.tell(batch.count, properties)
         if type(bodies) is list:
             if len(bodies) == 1:
                 batch.add(bodies[0])
@@ -211,6 +219,12 @@ class Topic:
         if deliver_at_ns:
             return self._around.commit_topic(self, deliver_at_ns)
         return queue.receipt
+
+    @property
+    def next_offset(self) -> int:
+        """The offset of the message that is staged next."""
+        batch = self.queue.batch
+        return self.queue.end_offset + (0 if batch is None else batch.count)
 
     def stored(self, first: int, deferred: bool) -> None:
         """A batch was appended that begins at offset `first`: hand it to the channels."""

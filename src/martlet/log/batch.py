@@ -21,6 +21,7 @@ from martlet.log.record import (
     HEADER_BYTES,
     Flag,
 )
+from martlet.properties import pack_block
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -79,6 +80,7 @@ class Batch:
 
     __slots__ = (
         "_ends",
+        "_properties",
         "_rows",
         "_size",
         "_sizes",
@@ -87,6 +89,7 @@ class Batch:
         "count",
         "end",
         "first_id",
+        "properties_length",
         "scratch",
         "stored_at_ns",
     )
@@ -120,6 +123,8 @@ class Batch:
         self.end = HEADER_BYTES
         self._size: int | None = None
         self._ends: list[int | npt.NDArray[np.uint32]] = []
+        self._properties: list[tuple[int, bytes]] = []
+        self.properties_length = 0
 
     def _reserve(self, length: int) -> None:
         """See that `length` more bytes of frames, and the trailer, fit."""
@@ -170,6 +175,12 @@ class Batch:
         self._of_size(size)
         self.count += 1
         self.end = end
+
+    def tell(self, first: int, entries: Sequence[tuple[int, bytes]]) -> None:
+        """Give messages their properties, packed (see `martlet.properties`), by their numbers,
+        rising, counted from message `first` of the batch, behind all that have any.
+        """
+        self._properties += [(first + number, entry) for number, entry in entries]
 
     def add_matrix(self, bodies: Bytes) -> None:
         """Add messages of one size: ``uint8[count, size]``, each body in one piece."""
@@ -257,16 +268,26 @@ class Batch:
 
     def finish(self) -> tuple[memoryview, int]:
         """Write the trailer. Returns the record's bytes, its header still to be sealed, and its
-        flags.
+        flags; `properties_length` tells then how long the properties are.
         """
         assert self.count > 0
         ends_at = (self.end + 7) & ~7
         trailer_end = ends_at + 4 * self.count
         length = (trailer_end + 7) & ~7
-        if length > len(self.scratch):
+        if self._properties:
+            block = pack_block(self._properties)
+            self.properties_length = len(block)
+            block_at, block_end = length, length + len(block)
+            length = (block_end + 7) & ~7
             self._reserve(length - self.end)
+            self._view[block_at:block_end] = block
+            self._view[block_end:length] = _PADDING[: length - block_end]
+            self._view[trailer_end:block_at] = _PADDING[: block_at - trailer_end]
+        else:
+            if length > len(self.scratch):
+                self._reserve(length - self.end)
+            self._view[trailer_end:length] = _PADDING[: length - trailer_end]
         self._view[self.end : ends_at] = _PADDING[: ends_at - self.end]
-        self._view[trailer_end:length] = _PADDING[: length - trailer_end]
         if self.count == 1 and isinstance(self._ends[0], int):
             _END.pack_into(self.scratch, ends_at, self._ends[0])
             return self._view[:length], _UNIFORM

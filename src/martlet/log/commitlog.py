@@ -126,6 +126,7 @@ class CommitLog:
         first_offset: int,
         stored_at_ns: int,
         deliver_at_ns: int,
+        properties_length: int = 0,
     ) -> int:
         """Seal a batch laid out in `record` and write it. Returns its position.
 
@@ -148,6 +149,7 @@ class CommitLog:
             first_offset,
             stored_at_ns,
             deliver_at_ns,
+            properties_length,
         )
         self._write(record)
         return position

@@ -16,7 +16,7 @@ big-endian, because they are the very bytes that an NSQ consumer gets.
     24 epoch u32      the broker's run     . padding to 8
     28 topic u32                           . count x u32: the end of each frame
     32 queue u32                           . padding to 8
-    36 count u32      messages             . properties, padding to 8
+    36 count u32      messages             . properties (martlet.properties), padding to 8
 
 A frame is ``size u32 | type u32 = 2 | timestamp i64 ns | attempts u16 | id 16 | body``, where size
 counts what follows it.  The frames of a batch are stored with one attempt, since that is what a
@@ -128,6 +128,11 @@ class Header(NamedTuple):
     def ends_at(self) -> int:
         """Where the frame ends stand, in bytes from the record's start."""
         return align8(HEADER_BYTES + self.payload_length)
+
+    @property
+    def properties_at(self) -> int:
+        """Where the properties stand, in bytes from the record's start."""
+        return align8(self.ends_at + 4 * self.count)
 
 
 def align8(length_bytes: int) -> int:
@@ -250,6 +255,25 @@ def read_record(data: Bytes, at: int, position: int) -> tuple[Header, memoryview
 def payload(header: Header, record: memoryview) -> memoryview:
     """The frames of a batch, or the entry of a journal record."""
     return record[HEADER_BYTES : HEADER_BYTES + header.payload_length]
+
+
+def properties(header: Header, record: memoryview) -> memoryview:
+    """The block of a batch's properties (see `martlet.properties`); nothing where it has none."""
+    at = header.properties_at
+    return record[at : at + header.properties_length]
+
+
+_PROPERTIES = struct.Struct("<36xI24xII")
+"""Of a header: count, payload length and properties length."""
+
+
+def properties_of(record: memoryview) -> memoryview | None:
+    """The block of properties of a batch record that is known to be good; None for none."""
+    count, payload_bytes, length = _PROPERTIES.unpack_from(record)
+    if not length:
+        return None
+    at = align8(align8(HEADER_BYTES + payload_bytes) + 4 * count)
+    return record[at : at + length]
 
 
 def frame_ends(header: Header, record: memoryview) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:

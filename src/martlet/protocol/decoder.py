@@ -6,11 +6,20 @@ import json
 import struct
 from collections.abc import Callable
 
-from martlet.protocol.bulk import finish_run, publish_run, split_bodies, uniform_bodies
+from martlet.properties import BadProperties, entries_of
+from martlet.protocol.bulk import (
+    Bytes,
+    finish_run,
+    publish_run,
+    split_bodies,
+    uniform_bodies,
+)
 from martlet.protocol.nsq_v2 import (
     ALLOWED,
+    EXTENSIONS,
     LONGEST_LINE_BYTES,
     Auth,
+    Call,
     Close,
     Command,
     Finish,
@@ -23,6 +32,7 @@ from martlet.protocol.nsq_v2 import (
     Publish,
     Ready,
     Requeue,
+    Send,
     State,
     Subscribe,
     Touch,
@@ -44,7 +54,8 @@ _F = ord("F")
 _P = ord("P")
 _FINISH_LINE_BYTES = 20
 _FINISHING = ALLOWED[b"FIN"]
-_WITH_BODY = frozenset({b"IDENTIFY", b"AUTH", b"PUB", b"MPUB", b"DPUB"})
+_WITH_BODY = frozenset({b"IDENTIFY", b"AUTH", b"PUB", b"MPUB", b"DPUB", b"SEND", b"CALL"})
+_LONGEST_METHOD = 64
 
 
 class Decoder:
@@ -64,6 +75,8 @@ class Decoder:
         self.state = State.INIT
         self.needs_tls = False
         """Whether nothing is allowed before the connection is in TLS, but to ask for it."""
+        self.extended = False
+        """Whether the client may say more than NSQ's do."""
         self.admit: Callable[[str, str], None] | None = None
         """Asked whether a client may publish (verb, topic) before the body is waited for."""
         self.wanted_bytes = 0
@@ -99,7 +112,7 @@ class Decoder:
             name = _text(words[0])
             raise ProtocolError("E_INVALID", f"cannot {name} in current state (TLS required)")
         allowed = ALLOWED.get(words[0])
-        if allowed is None:
+        if allowed is None or (words[0] in EXTENSIONS and not self.extended):
             raise ProtocolError("E_INVALID", f"invalid command {_text(words[0])}")
         if self.state not in allowed:
             name = words[0].decode()
@@ -161,6 +174,8 @@ class Decoder:
         self, words: list[bytes], line: bytes, buffer: bytearray, at: int, body_at: int, end: int
     ) -> tuple[Command, int] | None:
         verb = words[0].decode()
+        if verb == "CALL":
+            return self._call(words, buffer, at, body_at, end)
         if verb in ("IDENTIFY", "AUTH"):
             if verb == "AUTH" and len(words) != 1:
                 raise ProtocolError("E_INVALID", "AUTH invalid number of parameters")
@@ -179,6 +194,8 @@ class Decoder:
             )
         if verb == "DPUB":
             return self._deferred(words, topic, buffer, at, body_at, end)
+        if verb == "SEND":
+            return self._send(topic, buffer, at, body_at, end)
         if len(line) <= _LONGEST_KNOWN_LINE_BYTES:
             if len(self._known_lines) >= _MOST_KNOWN_LINES:
                 self._known_lines.clear()
@@ -245,6 +262,53 @@ class Decoder:
             raise self._bad_bodies(buffer, start + 4, stop, count)
         return Publish("MPUB", topic, bodies, 1, None), stop
 
+    def _send(
+        self, topic: str, buffer: bytearray, at: int, body_at: int, end: int
+    ) -> tuple[Command, int] | None:
+        body = self._body("SEND", "", self.limits.max_body_size, buffer, at, body_at, end)
+        if body is None:
+            self._ask("SEND", topic, body_at, end)
+            return None
+        start, stop = body
+        options, start = self._piece("SEND", "options", buffer, start, stop)
+        told, start = self._piece("SEND", "properties", buffer, start, stop)
+        count = self._message_count(buffer, start, stop, "SEND")
+        bodies: list[bytes] | Bytes | None = uniform_bodies(buffer, start + 4, stop, count)
+        if bodies is None:
+            bodies = split_bodies(buffer, start + 4, stop, count)
+        if bodies is None or not all(map(len, bodies)):
+            raise self._bad_bodies(buffer, start + 4, stop, count, "SEND")
+        if stop - start > self.limits.max_msg_size < max(map(len, bodies)):
+            raise self._bad_bodies(buffer, start + 4, stop, count, "SEND")
+        try:
+            properties = entries_of(told, count) if told else []
+        except BadProperties as error:
+            raise ProtocolError("E_BAD_MESSAGE", f"SEND {error}") from None
+        return Send(topic, _object("SEND", options), bodies, properties), stop
+
+    def _piece(
+        self, verb: str, what: str, buffer: bytearray, start: int, stop: int
+    ) -> tuple[bytes, int]:
+        """A piece of a body behind its size, and where the next one begins."""
+        size = _SIZE.unpack_from(buffer, start)[0] if start + 4 <= stop else -1
+        if not 0 <= size <= stop - start - 4:
+            raise ProtocolError("E_BAD_BODY", f"{verb} failed to read {what}")
+        return bytes(buffer[start + 4 : start + 4 + size]), start + 4 + size
+
+    def _call(
+        self, words: list[bytes], buffer: bytearray, at: int, body_at: int, end: int
+    ) -> tuple[Command, int] | None:
+        _at_least(words, 3, "CALL insufficient number of parameters")
+        number = _number(words[1], "CALL could not parse number")
+        if number > 0xFFFF_FFFF or len(words[2]) > _LONGEST_METHOD:
+            raise ProtocolError("E_INVALID", "CALL number or method out of range")
+        body = self._body("CALL", "", self.limits.max_body_size, buffer, at, body_at, end)
+        if body is None:
+            return None
+        start, stop = body
+        fields = _object("CALL", bytes(buffer[start:stop]))
+        return Call(number, _text(words[2]), fields), stop
+
     def _ask(self, verb: str, topic: str, body_at: int, end: int) -> None:
         """Whether it is worth waiting for a body whose size is known."""
         if self.admit is not None and end - body_at >= 4:
@@ -271,31 +335,33 @@ class Decoder:
         size = " size" if end < body_at + 4 else ""
         return ProtocolError(code, f"{verb} failed to read {what}{size}")
 
-    def _message_count(self, buffer: bytearray, start: int, stop: int) -> int:
+    def _message_count(self, buffer: bytearray, start: int, stop: int, verb: str = "MPUB") -> int:
         if stop - start < 4:
-            raise ProtocolError("E_BAD_BODY", "MPUB failed to read message count")
+            raise ProtocolError("E_BAD_BODY", f"{verb} failed to read message count")
         count: int = _SIZE.unpack_from(buffer, start)[0]
         if count <= 0 or count > (self.limits.max_body_size - 4) // 5:
-            raise ProtocolError("E_BAD_BODY", f"MPUB invalid message count {count}")
+            raise ProtocolError("E_BAD_BODY", f"{verb} invalid message count {count}")
         return count
 
-    def _bad_bodies(self, buffer: bytearray, at: int, end: int, count: int) -> ProtocolError:
+    def _bad_bodies(
+        self, buffer: bytearray, at: int, end: int, count: int, verb: str = "MPUB"
+    ) -> ProtocolError:
         """What is wrong with an MPUB's messages."""
         limit = self.limits.max_msg_size
         for number in range(count):
             if at + 4 > end:
-                text = f"MPUB failed to read message({number}) body size"
+                text = f"{verb} failed to read message({number}) body size"
                 return ProtocolError("E_BAD_MESSAGE", text)
             (size,) = _SIZE.unpack_from(buffer, at)
             if size <= 0:
-                text = f"MPUB invalid message({number}) body size {size}"
+                text = f"{verb} invalid message({number}) body size {size}"
                 return ProtocolError("E_BAD_MESSAGE", text)
             if size > limit:
-                return ProtocolError("E_BAD_MESSAGE", f"MPUB message too big {size} > {limit}")
+                return ProtocolError("E_BAD_MESSAGE", f"{verb} message too big {size} > {limit}")
             at += 4 + size
             if at > end:
-                return ProtocolError("E_BAD_MESSAGE", "MPUB failed to read message body")
-        return ProtocolError("E_BAD_BODY", f"MPUB has {end - at} bytes behind its messages")
+                return ProtocolError("E_BAD_MESSAGE", f"{verb} failed to read message body")
+        return ProtocolError("E_BAD_BODY", f"{verb} has {end - at} bytes behind its messages")
 
     def _body(
         self,
@@ -346,6 +412,17 @@ def _message_id(word: bytes) -> bytes:
     if len(word) != 16:
         raise ProtocolError("E_INVALID", "invalid message ID")
     return word
+
+
+def _object(verb: str, data: bytes) -> dict[str, object]:
+    """A JSON object; nothing stands for one without fields."""
+    try:
+        fields = json.loads(data.decode()) if data else {}
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise ProtocolError("E_BAD_BODY", f"{verb} failed to decode a JSON object")
+    return fields
 
 
 def _identify(data: bytes) -> Identify:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from martlet.options import BrokerOptions
-from martlet.protocol.nsq_v2 import ProtocolError
+from martlet.protocol.nsq_v2 import EXTENSION_VERSION, ProtocolError
 
 _MILLISECOND_NS = 1_000_000
 _SHORTEST_MS = 1000
@@ -27,7 +27,7 @@ _INTEGERS = (
     "sample_rate",
     "msg_timeout",
 )
-_BOOLEANS = ("feature_negotiation", "tls_v1", "deflate", "snappy")
+_BOOLEANS = ("feature_negotiation", "tls_v1", "deflate", "snappy", "martlet")
 
 
 @dataclass
@@ -44,6 +44,8 @@ class Identity:
     output_buffer_size: int = _DEFAULT_OUTPUT_BUFFER
     output_buffer_timeout_ns: int = 0
     sample_rate: int = 0
+    extended: bool = False
+    """Whether it speaks more than NSQ's protocol."""
 
 
 def default_identity(options: BrokerOptions, address: str) -> Identity:
@@ -145,6 +147,8 @@ def negotiate(
             "topology_region": options.topology_region,
             "topology_zone": options.topology_zone,
         }
+    identity.extended = bool(told["martlet"])
+    extensions = {"martlet": {"version": EXTENSION_VERSION}} if identity.extended else {}
     answer = json.dumps(
         {
             "max_rdy_count": options.max_rdy_count,
@@ -161,7 +165,8 @@ def negotiate(
             "output_buffer_size": identity.output_buffer_size,
             "output_buffer_timeout": identity.output_buffer_timeout_ns // _MILLISECOND_NS,
         }
-        | topology,
+        | topology
+        | extensions,
         separators=(",", ":"),
     ).encode()
     return Agreement(answer, tls, snappy, level if deflate else 0)

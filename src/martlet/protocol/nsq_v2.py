@@ -12,7 +12,16 @@ body behind its size::
     MPUB topic\n | size u32 | count u32 | count x (size u32 | body)
     AUTH\n | size u32 | secret
 
-and what is sent back is a frame, ``size u32 | type u32 | data``, size counting the type too.
+A client that has said ``"martlet": true`` in IDENTIFY may also say::
+
+    SEND topic\n | size u32 | options size u32 | JSON | properties size u32 | properties |
+        count u32 | count x (size u32 | body)
+    CALL number method\n | size u32 | JSON
+
+and gets frames of two more types: properties (see `martlet.properties`) before the messages that
+have them, and the answers to its calls, ``number u32 | JSON size u32 | JSON | data``.
+
+What is sent back is a frame, ``size u32 | type u32 | data``, size counting the type too.
 What a connection may say, and when, is the table `ALLOWED`.
 Errors carry nsqd's codes and texts; after a fatal one the connection is closed.
 Source: https://nsq.io/clients/tcp_protocol_spec.html and nsqd's behaviour.
@@ -42,6 +51,10 @@ class FrameType(IntEnum):
     RESPONSE = 0
     ERROR = 1
     MESSAGE = 2
+    PROPERTIES = 16
+    """What the messages right behind it carry."""
+    ANSWER = 17
+    """To a call."""
 
 
 def frame(type: FrameType, data: bytes) -> bytes:
@@ -75,7 +88,12 @@ ALLOWED: dict[bytes, frozenset[State]] = {
     b"PUB": frozenset(State),
     b"MPUB": frozenset(State),
     b"DPUB": frozenset(State),
+    b"SEND": frozenset(State),
+    b"CALL": frozenset(State),
 }
+EXTENSIONS = frozenset({b"SEND", b"CALL"})
+"""Commands of Martlet's own clients."""
+EXTENSION_VERSION = 1
 
 
 class ProtocolError(Exception):
@@ -168,6 +186,36 @@ class Publish(NamedTuple):
     delay_ms: int | None
 
 
+class Send(NamedTuple):
+    """SEND.
+
+    Attributes:
+        topic: whose name is valid.
+        options: how it is to be sent; not checked yet.
+        bodies: as of `Publish`.
+        properties: of the messages that have any, by their numbers, packed.
+    """
+
+    topic: str
+    options: dict[str, object]
+    bodies: list[bytes] | Bytes
+    properties: list[tuple[int, bytes]]
+
+
+class Call(NamedTuple):
+    """CALL.
+
+    Attributes:
+        number: by which the client knows the answer.
+        method: what is to be done; not checked yet.
+        fields: with what.
+    """
+
+    number: int
+    method: str
+    fields: dict[str, object]
+
+
 class Close(NamedTuple):
     """CLS."""
 
@@ -177,7 +225,7 @@ class Nop(NamedTuple):
 
 
 Answer = Finish | FinishRun | Requeue | Touch
-Command = Identify | Auth | Subscribe | Ready | Answer | Publish | Close | Nop
+Command = Identify | Auth | Subscribe | Ready | Answer | Publish | Send | Call | Close | Nop
 
 
 class Limits(NamedTuple):
@@ -187,6 +235,15 @@ class Limits(NamedTuple):
     max_msg_size: int
     max_body_size: int
     max_req_timeout_ms: int
+
+
+_ANSWER = struct.Struct(">IIII")
+
+
+def answer(number: int, told: bytes, data: bytes = b"") -> bytes:
+    """The frame that answers a call: JSON, and whatever bytes belong to it."""
+    size = 12 + len(told) + len(data)
+    return _ANSWER.pack(size, FrameType.ANSWER, number, len(told)) + told + data
 
 
 _ESCAPES = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 34: '"', 92: "\\"}

@@ -19,7 +19,9 @@ from martlet.protocol import nsq_v2 as v2
 from martlet.protocol.decoder import Decoder
 from martlet.protocol.negotiation import default_identity
 from martlet.server import answer, session
+from martlet.server.arguments import CallError
 from martlet.server.auth import Waits
+from martlet.server.calls import call
 from martlet.server.farewell import take_leave
 from martlet.server.heartbeat import Heartbeat
 from martlet.server.listener import shown_peer
@@ -27,6 +29,7 @@ from martlet.server.output_queue import OutputQueue
 from martlet.server.owed import Owed
 from martlet.server.pace import Pace
 from martlet.server.publishing import publish, publish_lone
+from martlet.server.sending import send
 from martlet.server.upgrade import Agreed, Upgrade
 
 if TYPE_CHECKING:
@@ -71,6 +74,8 @@ class Connection(asyncio.BufferedProtocol):
         self._upgrade: Upgrade | None = None
         self.message_counters: dict[str, int] = {}
         """How many messages it has published, by topic."""
+        self.calls: set[asyncio.Task[None]] = set()
+        """Those that wait for their answers."""
 
     # what it looks like
 
@@ -118,6 +123,8 @@ class Connection(asyncio.BufferedProtocol):
     def _let_go(self) -> None:
         """Expect no more of the client; what it held goes to others."""
         self.heartbeat.stop()
+        for waiting in self.calls:
+            waiting.cancel()
         if self.guard is not None:
             self.guard.close()
         self._output.close()
@@ -357,6 +364,28 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self.transport.writelines(frames)
 
+    # as a caller
+
+    @property
+    def connection(self) -> Connection:
+        """Itself."""
+        return self
+
+    def may(self, topic: str, channel: str = "") -> None:
+        """Whether the client may publish to a topic, or consume a channel. Raises CallError."""
+        if self.guard is not None:
+            try:
+                self.guard.check("SUB" if channel else "PUB", topic, channel)
+            except v2.ProtocolError as error:
+                raise CallError("FORBIDDEN", str(error)) from None
+            except Waits:
+                raise CallError("TRY_AGAIN", "the auth server is being asked again") from None
+
+    def send_answer(self, frame: bytes) -> None:
+        """Answer a call, whatever else is owed."""
+        if not self._closing:
+            self._send(frame)
+
     def channel_closed(self) -> None:
         """The channel was deleted."""
         self.transport.close()
@@ -391,6 +420,8 @@ _HANDLERS: dict[type, Callable[[Connection, Any], None]] = {
     v2.Requeue: answer.requeue,
     v2.Touch: answer.touch,
     v2.Publish: publish,
+    v2.Send: send,
+    v2.Call: call,
     v2.Close: session.stop_receiving,
     v2.Nop: Connection._ignore,
 }

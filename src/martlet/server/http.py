@@ -21,6 +21,7 @@ from urllib.parse import quote
 from aiohttp import web
 
 from martlet.duration import format_duration
+from martlet.server.call_api import CallApi
 from martlet.server.channel_api import ChannelApi
 from martlet.server.debug_api import DebugApi
 from martlet.server.http_request import BAD_ESCAPE, HttpError, Request
@@ -61,6 +62,7 @@ def broker_routes(server: Server) -> Routes:
         **NsqApi(server).routes(),
         **LogApi(server).routes(),
         **ChannelApi(server).routes(),
+        **CallApi(server).routes(),
         **MetricsApi(server).routes(),
         **DebugApi().routes(),
     }

@@ -6,14 +6,40 @@ answered behind it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 
 from martlet.broker.errors import WritesRefused
 from martlet.broker.queue import Receipt
 from martlet.protocol import nsq_v2 as v2
 
-Answer = tuple[Receipt | None, str, int | bytes]
-"""Of a publish its receipt, its verb and how many OKs it gets; else the bytes that wait."""
+
+class Promise(ABC):
+    """An answer that tells more than OK.
+
+    Args:
+        waits: whether it is given when its messages are durable, where PUB's is; or as soon as
+            they are written.
+    """
+
+    __slots__ = ("waits",)
+
+    def __init__(self, waits: bool) -> None:
+        self.waits = waits
+
+    @abstractmethod
+    def stored(self) -> bytes:
+        """The frame for messages that were stored."""
+
+    @abstractmethod
+    def refused(self, error: WritesRefused) -> bytes:
+        """The frame for those that were not; the connection goes on."""
+
+
+Answer = tuple[Receipt | None, str, int | bytes | Promise]
+"""Of a publish its receipt, its verb and how many OKs it gets, or what else is promised; of
+anything else the bytes that wait.
+"""
 
 
 class Owed(deque[Answer]):
@@ -39,14 +65,22 @@ class Owed(deque[Answer]):
                 assert isinstance(told, bytes)
                 parts.append(told)
             elif receipt.error is not None:
+                if isinstance(told, Promise):
+                    parts.append(told.refused(receipt.error))
+                    self.popleft()
+                    continue
                 text = f"{verb} failed {receipt.error}"
                 parts.append(v2.ProtocolError(f"E_{verb}_FAILED", text).frame())
                 self.clear()
                 return b"".join(parts), True
-            elif not receipt.position or receipt.position > reached:
-                break
-            else:
-                assert isinstance(told, int)
+            elif isinstance(told, int):
+                if not receipt.position or receipt.position > reached:
+                    break
                 parts.append(v2.OK * told if told > 1 else v2.OK)
+            else:
+                assert isinstance(told, Promise)
+                if not receipt.position or (told.waits and receipt.position > reached):
+                    break
+                parts.append(told.stored())
             self.popleft()
         return parts[0] if len(parts) == 1 else b"".join(parts), False

@@ -25,6 +25,7 @@ from martlet.layer.layer import SPACE_BYTES
 from martlet.options import BrokerOptions
 from martlet.protocol.nsq_v2 import Limits
 from martlet.server.auth import AuthServers, Guard
+from martlet.server.calls import Calls
 from martlet.server.clock import Clock
 from martlet.server.connection import Connection
 from martlet.server.data_folder import open_folder, refusal
@@ -108,6 +109,7 @@ class Server:
         self.disk = Disk(self.broker, self.log, self._durable)
         self.lookups = LookupPeers(self)
         self.events = EventLog(self.broker, self.log)
+        self.calls = Calls(self)
         self.eviction: Eviction | None = None
         if options.disk_full_policy != "refuse":
             keep = []

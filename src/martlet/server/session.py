@@ -26,6 +26,7 @@ def identify(connection: Connection, command: v2.Identify) -> None:
     if agreement.upgrades and (connection.tls or connection.snappy or connection.deflate):
         raise v2.ProtocolError("E_IDENTIFY_FAILED", "IDENTIFY failed: upgraded already")
     connection.heartbeat.start()
+    connection.decoder.extended = connection.identity.extended
     connection.reply(v2.frame(v2.FrameType.RESPONSE, agreement.answer))
     if agreement.upgrades:
         raise Agreed(agreement)
@@ -52,7 +53,10 @@ def subscribe(connection: Connection, command: v2.Subscribe) -> None:
         connection.topic = connection.broker.topic(command.topic)
         connection.channel = connection.topic.channel(command.channel)
         connection.consumer = connection.channel.add_consumer(
-            connection, connection.identity.msg_timeout_ns, connection.identity.sample_rate
+            connection,
+            connection.identity.msg_timeout_ns,
+            connection.identity.sample_rate,
+            with_properties=connection.identity.extended,
         )
     except (TooMany, WritesRefused) as error:
         raise v2.ProtocolError("E_SUB_FAILED", f"SUB failed {error}") from error

@@ -1,0 +1,135 @@
+"""Calls: what Martlet's own clients ask beside NSQ's commands, by the name of a method.
+
+A call has a number, a method and fields, and is answered with fields and perhaps bytes, or with an
+error: ``{"error": {"code": "NOT_FOUND", "text": "..."}}``.  Answers come when they are ready, in
+any order, since some wait for long.  The same methods are behind ``POST /call/<method>``, with the
+fields as the JSON body; there an answer's bytes come alone, with the fields in a header.
+
+Each room has its methods in a file of its own, as the HTTP endpoints are; here they are found, and
+called.  A method is a plain function, or a coroutine function where it has to wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from martlet.broker.errors import (
+    BrokerError,
+    InvalidName,
+    LimitReached,
+    NotFound,
+    TooMany,
+    WritesRefused,
+)
+from martlet.protocol import nsq_v2 as v2
+from martlet.server.arguments import Arguments, CallError
+from martlet.server.topic_calls import TopicCalls
+
+if TYPE_CHECKING:
+    from martlet.server.connection import Connection
+    from martlet.server.server import Server
+
+MOST_CALLS = 1000
+"""Of one connection that wait for their answer."""
+Told = tuple[Mapping[str, object], bytes]
+"""The fields of an answer, and its bytes."""
+Answer = Mapping[str, object] | Told | None
+
+
+class Caller(Protocol):
+    """Who calls."""
+
+    @property
+    def remote_address(self) -> str:
+        """As ``address:port``."""
+
+    @property
+    def connection(self) -> Connection | None:
+        """Where the caller is connected to the V2 door."""
+
+    def may(self, topic: str, channel: str = "") -> None:
+        """Whether the caller may publish to a topic, or consume a channel. Raises CallError."""
+
+
+Method = Callable[[Caller, Arguments], Answer | Awaitable[Answer]]
+Methods = Mapping[str, Method]
+
+_CODES: dict[type[Exception], str] = {
+    InvalidName: "BAD_NAME",
+    NotFound: "NOT_FOUND",
+    LimitReached: "LIMIT_REACHED",
+    TooMany: "LIMIT_REACHED",
+    WritesRefused: "REFUSED",
+}
+
+
+class Calls:
+    """The methods of a broker."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.methods: Methods = {
+            **TopicCalls(server).methods(),
+        }
+
+    async def call(self, caller: Caller, method: str, fields: Mapping[str, object]) -> Told:
+        """Do it. An error is told in the answer's fields."""
+        try:
+            return await self.run(caller, method, fields)
+        except CallError as error:
+            return {"error": {"code": error.code, "text": str(error), **error.fields}}, b""
+
+    async def run(self, caller: Caller, method: str, fields: Mapping[str, object]) -> Told:
+        """Do it. Raises CallError."""
+        found = self.methods.get(method)
+        if found is None:
+            raise CallError("UNKNOWN_METHOD", f"there is no method {method[:80]!r}")
+        try:
+            answer = found(caller, Arguments(fields))
+            if inspect.isawaitable(answer):
+                answer = await answer
+        except (BrokerError, WritesRefused) as error:
+            code = next((c for kind, c in _CODES.items() if isinstance(error, kind)), "REFUSED")
+            raise CallError(code, str(error)) from error
+        if isinstance(answer, tuple):
+            return answer
+        return answer or {}, b""
+
+    async def written_down(self) -> None:
+        """Wait until what was changed is as safe as a publish that is answered OK."""
+        from martlet.server.nsq_api import written_down
+
+        await written_down(self._server)
+
+
+def call(connection: Connection, command: v2.Call) -> None:
+    """CALL: answered when it has been done."""
+    calls = connection.calls
+    if len(calls) >= MOST_CALLS:
+        text = f"{MOST_CALLS} calls wait for their answers already; wait for some of them"
+        told: dict[str, Any] = {"error": {"code": "LIMIT_REACHED", "text": text}}
+        connection.send_answer(v2.answer(command.number, encoded(told)))
+        return
+    task = connection.server.loop.create_task(_answer(connection, command))
+    calls.add(task)
+    task.add_done_callback(calls.discard)
+
+
+async def _answer(connection: Connection, command: v2.Call) -> None:
+    try:
+        told, data = await connection.server.calls.call(connection, command.method, command.fields)
+    except asyncio.CancelledError:
+        raise
+    except Exception:
+        connection.server.log.exception("call %s of %s", command.method, connection.remote_address)
+        told, data = {"error": {"code": "INTERNAL_ERROR", "text": "see the broker's log"}}, b""
+    connection.send_answer(v2.answer(command.number, encoded(told), data))
+
+
+def encoded(told: Mapping[str, object]) -> bytes:
+    """An answer's fields as JSON."""
+    return json.dumps(told, separators=(",", ":")).encode()
