@@ -16,6 +16,7 @@ from martlet.broker.cursor import Cursor
 from martlet.broker.delivery import Delivery, Source, Surroundings
 from martlet.broker.errors import NotInFlight, TooMany
 from martlet.broker.finishes import Finishes
+from martlet.broker.policy import ChannelPolicy
 from martlet.broker.stretch import apart_from, distinct, inside
 from martlet.name import is_ephemeral
 
@@ -70,6 +71,7 @@ class Channel(Delivery):
         """To consumers that have left."""
         self.voids: Sequence[tuple[int, int]] = ()
         """Offsets of its topic that do not concern it."""
+        self.policy = ChannelPolicy()
         self._most_consumers = most_consumers
         self._max_timeout_ns = max_timeout_ns
         self._last_number = 0

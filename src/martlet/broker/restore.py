@@ -18,6 +18,7 @@ from martlet.broker.broker import Broker
 from martlet.broker.errors import WritesRefused
 from martlet.broker.eviction import settle
 from martlet.broker.journal import CursorState, Description, channel_of, unpack_topology
+from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.broker.queue import Queue
 from martlet.broker.topic import Topic
 from martlet.log import checkpoint
@@ -306,6 +307,7 @@ def _settle(broker: Broker, state: _State) -> None:
             seen += [told.get("limit", 0) for told in known.channels.values()]
             topic.paused_at = max(description["paused_at"], topic.backlog_offset, *seen)
         topic.voids = [(first, end) for first, end in description["voids"]]
+        topic.policy = TopicPolicy.read(description.get("policy", {}))
         if known.channels and all(is_ephemeral(c["name"]) for c in known.channels.values()):
             topic.backlog_offset = topic.limit
         broker.adopt(topic)
@@ -320,6 +322,7 @@ def _settle(broker: Broker, state: _State) -> None:
             voids = [(first, end) for first, end in told.get("voids", ()) if end > kept_from]
             channel = topic.restore_channel(channel_id, told["name"], cursor.next, voids)
             channel.paused = told["paused"]
+            channel.policy = ChannelPolicy.read(told.get("policy", {}))
             cursor.restore(channel.cursor, now_ns)
             channel.counted_from = topic.limit
             topic.schedule(channel, cursor.scheduled_end)

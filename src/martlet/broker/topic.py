@@ -18,6 +18,7 @@ from martlet.broker.delivery import Delivery, Surroundings
 from martlet.broker.errors import InvalidName, LimitReached, NotFound, WritesRefused
 from martlet.broker.journal import Description
 from martlet.broker.latency import Latency
+from martlet.broker.policy import ChannelPolicy, Policy, TopicPolicy
 from martlet.broker.queue import MOST_BATCH_BYTES, Queue, Receipt
 from martlet.broker.stretch import apart_from, with_stretch
 from martlet.broker.view import View
@@ -87,6 +88,7 @@ class Topic:
         self.paused_at: int | None = None
         self.voids: list[tuple[int, int]] = []
         """Offsets that were emptied before any channel had them: none gets them. By offset."""
+        self.policy = TopicPolicy()
         self._around = around
         self._waiting: dict[Delivery, None] = {}
 
@@ -181,7 +183,20 @@ class Topic:
             "paused_at": self.paused_at,
             "backlog_offset": backlog_offset,
             "voids": self.voids,
+            **_told(self.policy),
         }
+
+    def configure(self, policy: TopicPolicy) -> None:
+        """Set its policy. Raises WritesRefused."""
+        told = self.describe() | {"policy": policy.told()}
+        self._around.journal_topology("topic", self.id, topic=told)
+        self.policy = policy
+
+    def configure_channel(self, name: str, policy: ChannelPolicy) -> None:
+        """Set a channel's policy. Raises NotFound and WritesRefused."""
+        channel = self.find_channel(name)
+        self.journal_channel(channel, policy=policy.told())
+        channel.policy = policy
 
     def _change(self, **changes: object) -> None:
         """Write down what changes, and then change it: all stays as it is where that is refused."""
@@ -428,4 +443,10 @@ def describe_channel(topic: Topic, channel: Channel) -> Description:
         "start": channel.cursor.lowest_needed,
         **({"voids": list(channel.voids)} if channel.voids else {}),
         "limit": topic.limit,
+        **_told(channel.policy),
     }
+
+
+def _told(policy: Policy) -> Description:
+    told = policy.told()
+    return {"policy": told} if told else {}

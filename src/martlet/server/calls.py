@@ -99,12 +99,6 @@ class Calls:
             return answer
         return answer or {}, b""
 
-    async def written_down(self) -> None:
-        """Wait until what was changed is as safe as a publish that is answered OK."""
-        from martlet.server.nsq_api import written_down
-
-        await written_down(self._server)
-
 
 def call(connection: Connection, command: v2.Call) -> None:
     """CALL: answered when it has been done."""

@@ -22,7 +22,7 @@ from martlet.broker.peek import Frames, Peeked, State, peek
 from martlet.broker.replay import channel_from, first_entry, offset_at, replay
 from martlet.log.record import FRAME_HEADER_BYTES
 from martlet.server.http_request import HttpError, Request
-from martlet.server.nsq_api import written_down
+from martlet.server.settled import written_down
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel

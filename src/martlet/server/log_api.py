@@ -24,7 +24,7 @@ from martlet.broker.errors import NotFound, WritesRefused
 from martlet.log.index import ENTRY
 from martlet.name import is_valid_name
 from martlet.server.http_request import HttpError, Request
-from martlet.server.nsq_api import written_down
+from martlet.server.settled import written_down
 
 if TYPE_CHECKING:
     from martlet.broker.queue import Queue

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from martlet import __version__
 from martlet.broker.errors import NotFound, WritesRefused
-from martlet.broker.queue import Receipt
 from martlet.duration import MILLISECOND_NS, SECOND_NS
 from martlet.log.lone import LONGEST_BODY_BYTES
 from martlet.name import is_valid_name
@@ -25,6 +24,7 @@ from martlet.server import stats, stats_text
 from martlet.server.http_request import HttpError, Request
 from martlet.server.http_response import respond_json
 from martlet.server.pace import Pace
+from martlet.server.settled import written_down
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
@@ -314,17 +314,6 @@ class NsqApi:
         else:
             raise HttpError(400, "INVALID_OPTION")
         return await self.config(request)
-
-
-async def written_down(server: Server) -> None:
-    """Return when the flush mode's promise holds for all that was changed until now.
-
-    Raises:
-        WritesRefused: it never will.
-    """
-    receipt = Receipt()
-    receipt.position = server.broker.log.position
-    await server.settled(receipt)
 
 
 def _addresses(body: bytes) -> tuple[str, ...]:

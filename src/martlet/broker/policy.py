@@ -1,0 +1,108 @@
+"""Policies: what an operator has set for one topic or one channel, beyond NSQ's rules.
+
+They are told in the journal with their topic or channel, only what differs from the default, so
+that a default may change later.  Each field says in one place what it is, and within which limits;
+commands, calls and documentation are made of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+from martlet.name import is_valid_name
+
+PolicyT = TypeVar("PolicyT", bound="Policy")
+_LONGEST_MS = 400 * 24 * 3600 * 1000
+
+
+class BadPolicy(ValueError):
+    """A policy that cannot be set; the text names the field, its limits and what was given."""
+
+
+def number(default: int | None, help: str, least: int = 0, most: int = _LONGEST_MS) -> Any:
+    """A field that is a whole number; None where the broker's own setting counts."""
+    return field(default=default, metadata={"help": help, "least": least, "most": most})
+
+
+def numbers(help: str, least: int = 0, most: int = _LONGEST_MS, count: int = 64) -> Any:
+    """A field that is a list of whole numbers."""
+    limits = {"help": help, "least": least, "most": most, "count": count}
+    return field(default=(), metadata=limits)
+
+
+def topic_name(help: str) -> Any:
+    """A field that names a topic; empty for none."""
+    return field(default="", metadata={"help": help, "is_name": True})
+
+
+def choice(default: str, choices: tuple[str, ...], help: str) -> Any:
+    """A field that is one of some words."""
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the two kinds have in common."""
+
+    def told(self) -> dict[str, object]:
+        """What differs from the default, for the journal and for people."""
+        return {
+            each.name: list(value) if isinstance(value, tuple) else value
+            for each in fields(self)
+            if (value := getattr(self, each.name)) != each.default
+        }
+
+    @classmethod
+    def read(cls: type[PolicyT], told: Mapping[str, Any]) -> PolicyT:
+        """A policy as the journal has told it; what a later version has added is left out."""
+        known = {each.name for each in fields(cls)}
+        values = {name: value for name, value in told.items() if name in known}
+        return cls(**{n: tuple(v) if isinstance(v, list) else v for n, v in values.items()})
+
+    def changed(self: PolicyT, changes: Mapping[str, object]) -> PolicyT:
+        """The policy with other values; None stands for the default. Raises BadPolicy."""
+        known = {each.name: each for each in fields(self)}
+        values: dict[str, Any] = {}
+        for name, value in changes.items():
+            if name not in known:
+                raise BadPolicy(f"there is no policy {name!r}; there are {', '.join(known)}")
+            each = known[name]
+            values[name] = each.default if value is None else _checked(name, value, each.metadata)
+        return replace(self, **values)
+
+
+def _checked(name: str, value: object, limits: Mapping[str, Any]) -> object:
+    if "choices" in limits:
+        if value not in limits["choices"]:
+            raise BadPolicy(f"{name} must be one of {', '.join(limits['choices'])}, not {value!r}")
+        return value
+    if limits.get("is_name"):
+        if not isinstance(value, str) or (value and not is_valid_name(value)):
+            raise BadPolicy(f"{name} must be the name of a topic, not {str(value)[:80]!r}")
+        return value
+    if "count" in limits:
+        if not isinstance(value, list | tuple) or len(value) > limits["count"]:
+            raise BadPolicy(f"{name} must be a list of at most {limits['count']} numbers")
+        return tuple(_within(name, each, limits) for each in value)
+    return _within(name, value, limits)
+
+
+def _within(name: str, value: object, limits: Mapping[str, Any]) -> int:
+    if type(value) is not int or not limits["least"] <= value <= limits["most"]:
+        raise BadPolicy(
+            f"{name} must be a whole number from {limits['least']} to {limits['most']},"
+            f" not {str(value)[:40]}"
+        )
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPolicy(Policy):
+    """What is set for a topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelPolicy(Policy):
+    """What is set for a channel."""

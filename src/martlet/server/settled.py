@@ -1,0 +1,21 @@
+"""When what was changed is as safe as a publish that is answered OK."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from martlet.broker.queue import Receipt
+
+if TYPE_CHECKING:
+    from martlet.server.server import Server
+
+
+async def written_down(server: Server) -> None:
+    """Return when the flush mode's promise holds for all that was changed until now.
+
+    Raises:
+        WritesRefused: it never will.
+    """
+    receipt = Receipt()
+    receipt.position = server.broker.log.position
+    await server.settled(receipt)
