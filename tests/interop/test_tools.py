@@ -217,19 +217,19 @@ def test_a_rate_is_kept(broker: BrokerProcess) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("arguments", "code", "text"),
     [
-        (("pub", "--topic=t"), "--nsqd-tcp-address is missing"),
-        (("pub", "--nsqd-tcp-address=127.0.0.1:1"), "--topic is missing"),
-        (("pub", "--topic=$", "--nsqd-tcp-address=127.0.0.1:1"), "topic"),
-        (("tail", "--topic=t"), "say where the messages are"),
-        (("tail", "--nsqd-tcp-address=127.0.0.1:1"), "--topic is missing"),
-        (("to-file", "--nsqd-tcp-address=127.0.0.1:1"), "--topic or --topic-pattern"),
+        (("pub", "--topic=t"), 2, "--nsqd-tcp-address is missing"),
+        (("pub", "--nsqd-tcp-address=127.0.0.1:1"), 2, "--topic is missing"),
+        (("pub", "--topic=$", "--nsqd-tcp-address=127.0.0.1:1"), 1, "topic"),
+        (("tail", "--topic=t"), 2, "say where the messages are"),
+        (("tail", "--nsqd-tcp-address=127.0.0.1:1"), 2, "--topic is missing"),
+        (("to-file", "--nsqd-tcp-address=127.0.0.1:1"), 2, "--topic or --topic-pattern"),
     ],
 )
-def test_what_is_wrong_is_told(arguments: tuple[str, ...], text: str) -> None:
+def test_what_is_wrong_is_told(arguments: tuple[str, ...], code: int, text: str) -> None:
     done = martlet(*arguments, input=b"x\n")
-    assert done.returncode == 1
+    assert done.returncode == code
     assert text in done.stderr.decode()
     assert b"Traceback" not in done.stderr
 

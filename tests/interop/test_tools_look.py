@@ -43,7 +43,10 @@ def tool(capfd: pytest.CaptureFixture[str]) -> Iterator[Tool]:
 
     def run(*arguments: str) -> Said:
         capfd.readouterr()
-        code = main(arguments)
+        try:
+            code = main(arguments)
+        except SystemExit as ended:
+            code = int(ended.code or 0)
         return Said(code, *capfd.readouterr())
 
     yield run
@@ -134,33 +137,37 @@ def test_brokers_are_found_by_lookup(tool: Tool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("arguments", "code", "text"),
     [
-        ("peek t --nsqd-http-address=A", "--topic and --channel are needed"),
-        ("peek t c", "say which brokers to ask"),
-        ("peek t c --nsqd-http-address=A --state=lost", "--state=lost is none of in_flight"),
-        ("peek t none --nsqd-http-address=A", "CHANNEL_NOT_FOUND"),
-        ("peek none c --nsqd-http-address=A", "TOPIC_NOT_FOUND"),
-        ("peek t c --nsqd-http-address=127.0.0.1:1", "127.0.0.1:1"),
-        ("peek t c --lookupd-http-address=A", "it has no /lookup"),
-        ("replay t c --nsqd-http-address=A", "say where to"),
-        ("replay t c --nsqd-http-address=A --to-offset=1 --beginning", "say where to"),
-        ("replay t c --nsqd-http-address=A --to-time=soon", "--to-time=soon is no time"),
-        ("replay t c --nsqd-http-address=A --to-offset=99", "cannot be set back to 99"),
-        ("replay t c --lookupd-http-address=A --to-offset=9", "needs one --nsqd-http-address"),
-        ("replay t c --nsqd-http-address=A --beginning --new-channel", "there is a channel 'c'"),
-        ("stat --nsqd-http-address=A --channel=c", "--topic is missing"),
-        ("stat --nsqd-http-address=A", "--topic and --channel are needed for lines"),
-        ("stat --nsqd-http-address=A --topic=t --channel=x --count=1", "no broker has its channel"),
-        ("stat --nsqd-http-address=A --interval=0s --topic=t --channel=c", "--interval is 0s"),
+        ("peek t --nsqd-http-address=A", 2, "--topic and --channel are needed"),
+        ("peek t c", 2, "say which brokers to ask"),
+        ("peek t c --nsqd-http-address=A --state=lost", 2, "--state=lost is none of in_flight"),
+        ("peek t none --nsqd-http-address=A", 1, "CHANNEL_NOT_FOUND"),
+        ("peek none c --nsqd-http-address=A", 1, "TOPIC_NOT_FOUND"),
+        ("peek t c --nsqd-http-address=127.0.0.1:1", 1, "127.0.0.1:1"),
+        ("peek t c --lookupd-http-address=A", 1, "it has no /lookup"),
+        ("replay t c --nsqd-http-address=A", 2, "say where to"),
+        ("replay t c --nsqd-http-address=A --to-offset=1 --beginning", 2, "say where to"),
+        ("replay t c --nsqd-http-address=A --to-time=soon", 2, "--to-time=soon is no time"),
+        ("replay t c --nsqd-http-address=A --to-offset=99", 1, "cannot be set back to 99"),
+        ("replay t c --lookupd-http-address=A --to-offset=9", 2, "needs one --nsqd-http-address"),
+        ("replay t c --nsqd-http-address=A --beginning --new-channel", 1, "there is a channel 'c'"),
+        ("stat --nsqd-http-address=A --channel=c", 2, "--topic is missing"),
+        ("stat --nsqd-http-address=A", 2, "--topic and --channel are needed for lines"),
+        (
+            "stat --nsqd-http-address=A --topic=t --channel=x --count=1",
+            1,
+            "no broker has its channel",
+        ),
+        ("stat --nsqd-http-address=A --interval=0s --topic=t --channel=c", 2, "--interval is 0s"),
     ],
 )
 def test_what_is_wrong_is_told(
-    broker: BrokerProcess, tool: Tool, arguments: str, text: str
+    broker: BrokerProcess, tool: Tool, arguments: str, code: int, text: str
 ) -> None:
     fill(broker, "t", 1)
     said = tool(*arguments.replace("=A", f"={broker.http_address}").split())
-    assert said.code == 1
+    assert said.code == code
     assert text in said.err
 
 

@@ -229,10 +229,12 @@ def quiet_logger() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("quiet_logger")
-def test_an_option_that_cannot_be_ends_the_command_with_1(
+def test_an_option_that_cannot_be_ends_the_command_with_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["-max-deflate-level=12"]) == 1
+    with pytest.raises(SystemExit) as ended:
+        main(["-max-deflate-level=12"])
+    assert ended.value.code == 2
     line = capsys.readouterr().err
     assert line.startswith("[martlet] 2")
     assert line.endswith("FATAL: --max-deflate-level is 12; it must be between 1 and 9\n")

@@ -52,6 +52,23 @@ def test_there_are_units() -> None:
     assert [unit.name for unit in UNITS] == ["martlet-broker.service", "martlet-lookup.service"]
 
 
+@pytest.mark.parametrize("name", list(KINDS))
+def test_a_wrong_config_file_is_not_tried_again(name: str, tmp_path: Path) -> None:
+    """It ended with 1, and systemd started it every two seconds for ever."""
+    (unit,) = (unit for unit in UNITS if name in unit.name)
+    config = tmp_path / "config.toml"
+    config.write_text('log_level = "loud"', encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "martlet.apps.main", name, f"--config={config}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert f"{config}: log_level" in done.stderr
+    assert str(done.returncode) == dict(entries(unit))["RestartPreventExitStatus"]
+
+
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: str(unit.stem))
 def test_a_unit_starts_a_command_of_ours(unit: Path) -> None:
     known = dict(entries(unit))

@@ -6,7 +6,8 @@ dash.  argparse cannot read that, and only lays out the help.
 
 The command line goes before the config file, and the file before the default.  What the command
 line overrides in the file is not looked at, but for choices, which nsqd checks at once.  A command
-line that is wrong ends with exit code 2, and a wrong file or value with 1, each as nsqd ends.
+line, file or value that is wrong ends with exit code 2; nsqd ends with 1 where it is a file, or the
+value of a flag that it knows.
 """
 
 from __future__ import annotations

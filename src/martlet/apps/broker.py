@@ -1,7 +1,7 @@
 """``martlet broker``: runs a broker until it is told to stop.
 
-Exit codes: 0 after a clean stop (SIGTERM or SIGINT), 2 when the command line is wrong, 1 for
-everything else, with the reason as the last log line.
+Exit codes: 0 after a clean stop (SIGTERM or SIGINT), 2 when the command line or the config file
+is wrong, 1 for everything else, with the reason as the last log line.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ def arguments() -> Arguments:
 def main(argv: Sequence[str]) -> int:
     """Run a broker with the flags given; the result is the exit code of the process."""
     options = start.options(arguments(), BrokerOptions, argv, _hello)
-    if options is None:
-        return 1
     with asyncio.Runner(loop_factory=start.loop_factory()) as runner:
         return runner.run(_serve(options))
 

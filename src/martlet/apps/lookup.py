@@ -26,8 +26,6 @@ def main(argv: Sequence[str]) -> int:
     """Run a lookup daemon with the flags given; the result is the exit code of the process."""
     command = start.arguments("lookup", DESCRIPTION, LookupOptions)
     options = start.options(command, LookupOptions, argv, lambda _options: [start.version()])
-    if options is None:
-        return 1
     with asyncio.Runner(loop_factory=start.loop_factory()) as runner:
         return runner.run(_serve(options))
 

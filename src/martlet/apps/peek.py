@@ -23,8 +23,6 @@ def main(argv: Sequence[str]) -> int:
     """Show messages; the result is the exit code of the process."""
     found = tool.named(PeekOptions, argv, "topic", "channel")
     options = tool.options("peek", DESCRIPTION, PeekOptions, found, "TOPIC CHANNEL")
-    if options is None:
-        return 1
     if not options.json and find_spec("rich") is None:
         log.critical("needs the package rich: pip install 'martlet[cli]', or use --json")
         return 1

@@ -25,8 +25,6 @@ def main(argv: Sequence[str]) -> int:
     """Publish; the result is the exit code of the process."""
     found, paths = tool.split(PublishOptions, argv)
     options = tool.options("pub", DESCRIPTION, PublishOptions, found, "[FILE ...]")
-    if options is None:
-        return 1
     with ExitStack() as opened:
         files: list[FileIO] = []
         for path in paths:

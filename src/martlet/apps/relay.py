@@ -17,7 +17,5 @@ DESCRIPTION = (
 def main(argv: Sequence[str]) -> int:
     """Pass messages on; the result is the exit code of the process."""
     options = tool.options("relay", DESCRIPTION, RelayOptions, argv)
-    if options is None:
-        return 1
     relay = Relay(options)
     return tool.run(relay.run, relay.stop)

@@ -26,8 +26,6 @@ def main(argv: Sequence[str]) -> int:
     """Set the channel back; the result is the exit code of the process."""
     found = tool.named(ReplayOptions, argv, "topic", "channel")
     options = tool.options("replay", DESCRIPTION, ReplayOptions, found, "TOPIC CHANNEL")
-    if options is None:
-        return 1
     refused: list[NoAnswer] = []
 
     async def work() -> None:

@@ -13,6 +13,8 @@ from martlet.apps.arguments import Arguments
 from martlet.options import LogOptions, OptionError
 
 T = TypeVar("T", bound=LogOptions)
+WRONG = 2
+"""The exit code where the command line or the config file is wrong: another try would not help."""
 
 
 def version() -> str:
@@ -32,9 +34,8 @@ def options(
     kind: type[T],
     argv: Sequence[str],
     hello: Callable[[T], Iterable[str]] = lambda _options: (),
-) -> T | None:
-    """What a command line and its config file set; None where they are wrong, which has been told
-    then.  From then on the package logs as the options say.
+) -> T:
+    """What a command line and its config file set.  From then on the package logs as they say.
 
     Args:
         command: the command line.
@@ -43,7 +44,8 @@ def options(
         hello: the lines to log before any warning.
 
     Raises:
-        SystemExit: after ``--help`` or ``--version``, and for an unknown flag.
+        SystemExit: after ``--help`` or ``--version``, and with `WRONG` where they are wrong, which
+            has been told then.
     """
     try:
         values, warnings = command.read(argv)
@@ -51,7 +53,7 @@ def options(
     except OptionError as error:
         default = LogOptions()
         log_line.set_up(default.log_level, default.log_prefix).critical("%s", error)
-        return None
+        raise SystemExit(WRONG) from None
     log = log_line.set_up(found.log_level, found.log_prefix)
     for line in hello(found):
         log.info("%s", line)

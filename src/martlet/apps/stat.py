@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from importlib.util import find_spec
 
-from martlet.apps import tool
+from martlet.apps import start, tool
 from martlet.options.stat import StatOptions
 from martlet.tools.door import NoAnswer
 from martlet.tools.stat import HEAD, HEAD_EVERY, Look, Stat, line, table
@@ -24,12 +24,10 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str]) -> int:
     """Show counts; the result is the exit code of the process."""
     options = tool.options("stat", DESCRIPTION, StatOptions, argv)
-    if options is None:
-        return 1
     if options.count or not sys.stdout.isatty() or find_spec("rich") is None:
         if not options.channel:
             log.critical("--topic and --channel are needed for lines: which channel is it?")
-            return 1
+            return start.WRONG
         return tool.run_alone(lambda: print_lines(options))
     return tool.run_alone(lambda: show_table(options))
 

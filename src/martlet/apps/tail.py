@@ -15,7 +15,5 @@ DESCRIPTION = "Show the messages of topics as they come; takes the flags of nsq_
 def main(argv: Sequence[str]) -> int:
     """Show messages; the result is the exit code of the process."""
     options = tool.options("tail", DESCRIPTION, TailOptions, argv)
-    if options is None:
-        return 1
     tail = Tail(options, sys.stdout.fileno())
     return tool.run(tail.run, tail.stop)

@@ -18,8 +18,6 @@ DESCRIPTION = (
 def main(argv: Sequence[str]) -> int:
     """Write files; the result is the exit code of the process."""
     options = tool.options("to-file", DESCRIPTION, FileOptions, argv)
-    if options is None:
-        return 1
     writers = Writers(options)
     reopening: set[asyncio.Task[None]] = set()
 

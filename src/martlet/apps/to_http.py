@@ -17,7 +17,5 @@ DESCRIPTION = (
 def main(argv: Sequence[str]) -> int:
     """Send messages; the result is the exit code of the process."""
     options = tool.options("to-http", DESCRIPTION, ToHttpOptions, argv)
-    if options is None:
-        return 1
     sender = ToHttp(options)
     return tool.run(sender.run, sender.stop)

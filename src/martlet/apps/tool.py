@@ -20,13 +20,13 @@ _log = logging.getLogger(log_line.ROOT)
 
 def options(
     command: str, description: str, kind: type[T], argv: Sequence[str], others: str = ""
-) -> T | None:
-    """What a command line sets; None where it is wrong, which has been told then.
+) -> T:
+    """What a command line sets.
 
     ``others`` is what the command has taken out of it before, for usage.
 
     Raises:
-        SystemExit: after ``--help`` or ``--version``, and for an unknown flag.
+        SystemExit: after ``--help`` or ``--version``, and where it is wrong, which has been told.
     """
     return start.options(start.arguments(command, description, kind, others), kind, argv)
 

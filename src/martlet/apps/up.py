@@ -1,7 +1,7 @@
 """``martlet up``: the brokers and the lookup daemon of one machine, in one command.
 
-Exit codes: 0 after a clean stop, 2 when the command line is wrong, 1 when a server cannot start or
-does not stay up, with the reason as the last log line.
+Exit codes: 0 after a clean stop, 2 when the command line or a config file is wrong, 1 when a server
+cannot start or does not stay up, with the reason as the last log line.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ def main(argv: Sequence[str]) -> int:
     """Run the servers; the result is the exit code of the process."""
     at = list(argv).index("--") if "--" in argv else len(argv)
     options = tool.options("up", DESCRIPTION, UpOptions, argv[:at], "[-- --FLAG=VALUE ...]")
-    if options is None:
-        return 1
     try:
         found = plan(options, tuple(argv[at + 1 :]))
         _check(found, argv[at + 1 :])
@@ -45,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
             _make(server.folder)
     except (OptionError, OSError) as error:
         _log.critical("%s", error)
-        return 1
+        return start.WRONG if isinstance(error, OptionError) else 1
     for folder in _not_served(Path(options.data_path), found):
         _log.warning("%s holds messages of a broker that is not started: see --workers", folder)
     with tempfile.TemporaryDirectory(prefix="martlet-up-") as sockets:
