@@ -19,6 +19,7 @@ from tests.interop.asking import ask, until
 from tests.interop.lookup_process import LookupProcess
 from tests.interop.nsqd_process import NEEDS_NSQD, NSQD, NsqdProcess
 from tests.interop.test_tools import channels, command
+from tests.unit.tools.test_standard_output import waiting_bytes
 
 from martlet.apps.main import main
 from martlet.testing import BrokerProcess
@@ -134,6 +135,39 @@ def test_brokers_are_found_by_lookup(tool: Tool) -> None:
             assert said.code == 1
             assert "is set back" in said.err
             assert f"{two.http_address}: CHANNEL_NOT_FOUND" in said.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("peek", "full", "c", "--limit=0", "--json"),
+        ("stat", "--topic=full", "--channel=c", "--interval=1ms"),
+    ],
+    ids=["peek", "stat"],
+)
+def test_what_nobody_reads_can_be_stopped(
+    broker: BrokerProcess, arguments: tuple[str, ...]
+) -> None:
+    """It stood in a write to the pipe, and heard no signal."""
+    fill(broker, "full", 700)
+    with subprocess.Popen(
+        command(*arguments, f"--nsqd-http-address={broker.http_address}"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pipesize=1 << 14,
+    ) as process:
+        assert process.stderr is not None
+        try:
+            assert process.stdout is not None
+            held = [0, 1]
+            while held[-1] < 1 << 13 or held[-1] != held[-2]:
+                time.sleep(0.05)
+                held.append(waiting_bytes(process.stdout))
+            process.terminate()
+            process.wait(20)  # while the pipe is open
+        finally:
+            process.kill()
+        assert (process.returncode, process.stderr.read()) == (0, b"")
 
 
 @pytest.mark.parametrize(

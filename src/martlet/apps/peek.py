@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
 from martlet.apps import tool
 from martlet.options.peek import PeekOptions
 from martlet.tools.peek import Message, Peek, line, table
+from martlet.tools.standard_output import StandardOutput
 
 DESCRIPTION = (
     "Show the messages that a channel has yet to finish, in flight (with whom, until when),"
@@ -29,25 +31,28 @@ def main(argv: Sequence[str]) -> int:
     peek = Peek(options)
 
     async def show() -> None:
+        output = StandardOutput(sys.stdout.fileno())
         messages: list[Message] = []
-        async for message in peek.messages():
+        async for page in peek.pages():
             if options.json:
-                print(line(message))
+                await output.show([f"{line(message)}\n".encode() for message in page])
             else:
-                messages.append(message)
+                messages += page
         if messages:
-            print_table(messages)
+            await output.show([drawn(messages).encode()])
         elif not options.json:
             log.info("nothing of that is there")
 
     return tool.run_alone(show)
 
 
-def print_table(messages: list[Message]) -> None:
-    """Print messages for people."""
+def drawn(messages: list[Message]) -> str:
+    """Messages for people, as they are drawn on what standard output is."""
     from rich.console import Console
 
     console = Console()
     if not console.is_terminal:
         console.width = PIPE_WIDTH
-    console.print(table(messages))
+    with console.capture() as capture:
+        console.print(table(messages))
+    return capture.get()

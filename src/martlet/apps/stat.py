@@ -7,10 +7,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import aclosing
 from importlib.util import find_spec
+from io import StringIO
 
 from martlet.apps import start, tool
 from martlet.options.stat import StatOptions
 from martlet.tools.door import NoAnswer
+from martlet.tools.standard_output import StandardOutput
 from martlet.tools.stat import HEAD, HEAD_EVERY, Look, Stat, line, table
 
 DESCRIPTION = (
@@ -37,6 +39,7 @@ async def print_lines(options: StatOptions) -> None:
     name = (options.topic, options.channel)
     before: Look | None = None
     number = 0
+    output = StandardOutput(sys.stdout.fileno())
     async with aclosing(Stat(options).looks()) as looks:
         async for look in looks:
             if look.failed:
@@ -46,10 +49,11 @@ async def print_lines(options: StatOptions) -> None:
                     f"topic {options.topic}", f"no broker has its channel {options.channel}"
                 )
             if number % HEAD_EVERY == 0:
-                print(HEAD, flush=True)
+                await output.show([f"{HEAD}\n".encode()])
             if before is not None:
                 seconds = look.at_s - before.at_s
-                print(line(before.channels[name], look.channels[name], seconds), flush=True)
+                text = line(before.channels[name], look.channels[name], seconds)
+                await output.show([f"{text}\n".encode()])
             if number and number == options.count:
                 return
             before = look
@@ -58,11 +62,27 @@ async def print_lines(options: StatOptions) -> None:
 
 async def show_table(options: StatOptions) -> None:
     """Keep a table on the screen. Raises NoAnswer where no broker answers at first."""
+    from rich.console import Console
     from rich.live import Live
 
+    screen = StringIO()
+    output = StandardOutput(sys.stdout.fileno())
+
+    async def draw() -> None:
+        text = screen.getvalue()
+        screen.seek(0)
+        screen.truncate()
+        await output.show([text.encode()])
+
     before: Look | None = None
-    with Live(auto_refresh=False) as live:
-        async with aclosing(Stat(options).looks()) as looks:
-            async for look in looks:
-                live.update(table(before, look), refresh=True)
-                before = look
+    console = Console(file=screen, force_terminal=True)
+    try:
+        with Live(console=console, auto_refresh=False) as live:
+            async with aclosing(Stat(options).looks()) as looks:
+                async for look in looks:
+                    live.update(table(before, look), refresh=True)
+                    await draw()
+                    before = look
+    finally:
+        output.stop()
+        await draw()  # the end of it, with the cursor

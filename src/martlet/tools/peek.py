@@ -31,8 +31,8 @@ class Peek:
     def __init__(self, options: PeekOptions) -> None:
         self._options = options
 
-    async def messages(self) -> AsyncIterator[Message]:
-        """The messages of each broker, by offset. Raises NoAnswer."""
+    async def pages(self) -> AsyncIterator[list[Message]]:
+        """The messages of each broker, by offset, a few hundred at a time. Raises NoAnswer."""
         options = self._options
         async with Doors(options) as doors:
             for url in await doors.brokers(options.topic):
@@ -51,8 +51,8 @@ class Peek:
                             "max_body_bytes": str(options.max_body_bytes),
                         },
                     )
-                    for message in page["messages"]:
-                        yield {"broker": url, "now_ns": page["now_ns"], **message}
+                    told = {"broker": url, "now_ns": page["now_ns"]}
+                    yield [told | message for message in page["messages"]]
                     offset = page["next_offset"]
                     left = None if left is None else left - len(page["messages"])
 

@@ -18,11 +18,15 @@ from martlet.tools.standard_output import StandardOutput
 LINES = [b"%06d\n" % number for number in range(200_000)]
 
 
+def waiting_bytes(pipe: int | IO[bytes]) -> int:
+    """How much is in a pipe, and not read."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), "little")
+
+
 def is_full(pipe: int | IO[bytes] | None) -> bool:
     """Whether no more than a page fits into a pipe."""
     assert pipe is not None
-    waiting = int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), "little")
-    return waiting > fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) - select.PIPE_BUF
+    return waiting_bytes(pipe) > fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ) - select.PIPE_BUF
 
 
 @pytest.fixture
