@@ -6,8 +6,10 @@ same name, so none is ever written over.  Files may be written in one folder and
 when they are whole.
 
 A compressed file is a row of gzip members, or of zstd frames, and each is closed before its
-messages are finished: what a broker was told is done can be read, however the writer ended.  A
-plain file that is gone on with, and ends within a line, gets the line's end first.
+messages are finished: what a broker was told is done can be read, however the writer ended.  Where
+one cannot be written, as on a full disk, what there is of it is cut off again, since readers stop
+at what is torn.  So it is with lines of a plain file that nobody else may write.  Any other that is
+gone on with, and ends within a line, gets the line's end first.
 """
 
 from __future__ import annotations
@@ -88,6 +90,10 @@ class Output:
         self._opened_at_s = 0.0
         self._length_bytes = 0
         self._member: Member | None = None
+        self._whole_bytes = 0
+        self._is_torn = False
+        self._is_alone = bool(options.compresses or options.rotate_interval_ns)
+        """Nobody else writes its files."""
 
     # names
 
@@ -121,7 +127,8 @@ class Output:
             if self._member is None:
                 self._member = self._begin_member()
             data = self._member.compress(data)
-        _write_all(self._file, data, self._path)
+        with self._cut_where_torn():
+            _write_all(self._file, data, self._path)
 
     def _begin_member(self) -> Member:
         if self._options.zstd:
@@ -132,11 +139,28 @@ class Output:
         """Make what was written durable and readable."""
         if self._file is None:
             return
-        if self._member is not None:
-            member, self._member = self._member, None
-            _write_all(self._file, member.flush(), self._path)
-        with _told_of(self._path):
-            os.fsync(self._file)
+        with self._cut_where_torn():
+            if self._member is not None:
+                member, self._member = self._member, None
+                _write_all(self._file, member.flush(), self._path)
+            with _told_of(self._path):
+                os.fsync(self._file)
+        self._whole_bytes = os.lseek(self._file, 0, os.SEEK_CUR)
+
+    @contextmanager
+    def _cut_where_torn(self) -> Iterator[None]:
+        """Leave nothing behind of what cannot be written, or not be flushed. Raises OSError."""
+        try:
+            yield
+        except OSError:
+            self._member = None
+            if self._is_alone:
+                assert self._file is not None
+                self._is_torn = True
+                os.ftruncate(self._file, self._whole_bytes)
+                os.lseek(self._file, self._whole_bytes, os.SEEK_SET)
+                self._is_torn = False
+            raise
 
     def begin(self) -> None:
         """Begin the next file."""
@@ -158,8 +182,8 @@ class Output:
             target.parent.mkdir(parents=True, exist_ok=True)
             if target.exists():
                 return False
-        alone = options.compresses or options.rotate_interval_ns
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if alone else os.O_APPEND)
+        mode = os.O_EXCL if self._is_alone else os.O_APPEND
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | mode
         try:
             file = os.open(path, flags, 0o666)
         except FileExistsError:
@@ -171,16 +195,27 @@ class Output:
         if length_bytes and os.pread(file, 1, length_bytes - 1) != b"\n":
             _write_all(file, b"\n", path)
         self._file, self._path, self._length_bytes = file, path, length_bytes
+        self._whole_bytes, self._is_torn = 0, False
         self._log(f"opening {path}")
         return True
 
     def close(self) -> None:
-        """End the file, and move it to where finished ones are."""
+        """End the file, and move it to where finished ones are.
+
+        Raises:
+            OSError: it cannot be moved, or what was written last cannot be flushed, and is cut off.
+        """
         if self._file is None:
             return
-        self.sync()
-        os.close(self._file)
-        self._file = None
+        try:
+            self.sync()
+        finally:
+            os.close(self._file)
+            self._file = None
+            if not self._is_torn:
+                self._put_away()
+
+    def _put_away(self) -> None:
         options = self._options
         if options.work_path == options.output_dir:
             return

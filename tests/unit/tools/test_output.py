@@ -1,10 +1,13 @@
 """Output files: their names, when the next one is begun, and what can be read when."""
 
+import errno
 import gzip
 import random
 import resource
 import time
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -188,18 +191,101 @@ def test_what_does_not_go_together_is_refused(
 
 
 def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     world = World(tmp_path)
     world.output.write(b"whole\n")
     world.output.sync()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    try:
+    gone = World(tmp_path, gzip=True, filename_format="<TOPIC><REV>")
+    gone.output.write(random.randbytes(5000))
+    with files_of_at_most(4096):
         with pytest.raises(OSError, match=r"File too large: '.*/t\.here\."):
             world.output.write(b"x" * 5000)
-        gone = World(tmp_path, gzip=True, filename_format="<TOPIC><REV>")
-        gone.output.write(random.randbytes(5000))
         with pytest.raises(OSError, match=r"File too large: '.*/t-000000\.gz'"):
             gone.output.sync()
+    assert any(data.startswith(b"whole\n") for data in world.files().values())
+
+
+@contextmanager
+def files_of_at_most(size_bytes: int) -> Iterator[None]:
+    """No file may become larger, as on a full disk: what fits of a write is written."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, limits[1]))
+    try:
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert any(data.startswith(b"whole\n") for data in world.files().values())
+
+
+def torn(folder: Path, **changes: Any) -> tuple[World, Path]:
+    """An output whose file has a line that is whole, and where its files end."""
+    work, done = folder / "work", folder / "done"
+    names = {"work_dir": str(work), "output_dir": str(done), "filename_format": "<REV>"}
+    world = World(folder, **(names | changes))
+    world.output.write(b"whole\n")
+    world.output.sync()
+    return world, done / f"-000000{world.options.suffix}"
+
+
+@pytest.mark.parametrize("changes", [{"gzip": True}, {"rotate_interval_ns": 10**12}], ids=str)
+def test_what_a_full_disk_tore_is_cut_before_more_is_written(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """Nothing could be read behind a torn member."""
+    world, path = torn(tmp_path, **changes)
+    with files_of_at_most(4096), pytest.raises(OSError, match="File too large"):
+        world.output.write(random.randbytes(100_000))
+    world.output.write(b"after\n")
+    world.output.close()
+    assert read_whole(path) == b"whole\nafter\n"
+
+
+@pytest.mark.parametrize("kind", ["gzip", "zstd"])
+@pytest.mark.parametrize("ends", ["sync", "close"])
+def test_a_file_that_cannot_be_ended_is_whole_where_it_is_moved_to(
+    tmp_path: Path, kind: str, ends: str
+) -> None:
+    """It was moved with the torn member at its end, or not moved at all."""
+    world, path = torn(tmp_path, **{kind: True})
+    world.output.write(random.randbytes(5000))
+    with files_of_at_most(4096), pytest.raises(OSError, match="File too large"):
+        getattr(world.output, ends)()
+    world.output.close()
+    assert read_whole(path) == b"whole\n"
+    assert list(world.files()) == [f"done/{path.name}"]
+
+
+def test_what_cannot_be_cut_is_not_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, path = torn(tmp_path, gzip=True)
+    world.output.write(random.randbytes(5000))
+
+    def fails(_file: int, _size: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("martlet.tools.output.os.ftruncate", fails)
+    with files_of_at_most(4096), pytest.raises(OSError, match="Input/output error"):
+        world.output.close()
+    assert list(world.files()) == [f"work/{path.name}"]
+    assert whole_members(world.files()[f"work/{path.name}"]) == b"whole\n"
+
+
+def test_a_shared_file_is_not_cut(tmp_path: Path) -> None:
+    """What is at its end may be somebody else's."""
+    world = World(tmp_path)
+    world.output.write(b"whole\n")
+    (path,) = tmp_path.iterdir()
+    with path.open("ab") as other:
+        other.write(b"another's\n")
+    with files_of_at_most(4096), pytest.raises(OSError, match="File too large"):
+        world.output.write(b"x" * 5000)
+    world.output.close()
+    again = World(tmp_path)
+    again.output.write(b"after\n")
+    again.output.close()
+    assert path.read_bytes() == b"whole\nanother's\n".ljust(4096, b"x") + b"\nafter\n"
+
+
+def read_whole(path: Path) -> bytes:
+    """What a reader gets that stops at anything that is torn."""
+    data = path.read_bytes()
+    if path.suffix == ".gz":
+        return gzip.decompress(data)
+    return bytes(cramjam.zstd.decompress(data)) if path.suffix == ".zst" else data
