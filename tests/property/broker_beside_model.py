@@ -21,13 +21,14 @@ from martlet.broker.channel import Channel
 from martlet.broker.consumer import Consumer
 from martlet.broker.cursor import Cursor
 from martlet.broker.errors import WritesRefused
-from martlet.broker.eviction import Evicted, Eviction
+from martlet.broker.eviction import Eviction, Loss
 from martlet.broker.latency import quantiles
 from martlet.broker.queue import Receipt
 from martlet.broker.restore import Restored, restore
 from martlet.broker.topic import Topic
 from martlet.broker.upkeep import CheckpointJob
 from martlet.log.commitlog import FlushJob
+from martlet.log.storage import Segment
 from martlet.testing import SimulatedClock, SimulatedStorage
 
 MILLISECOND_NS = 10**6
@@ -96,7 +97,7 @@ class BesideModel(RuleBasedStateMachine):
             on_lost=lambda *what: self.lost.append(what),
         )
         if self.dropping:
-            eviction = Eviction(self.broker, self._flush_now, self._evicted)
+            eviction = Eviction(self.broker, self._flush_now, keep=self._given_up)
             self.broker.log.on_full = lambda: self._make_room(eviction)
             self.lost.clear()
         self.real.clear()
@@ -117,14 +118,18 @@ class BesideModel(RuleBasedStateMachine):
     def _flush_now(self) -> bool:
         return self.flush(self.broker.log.flush_job())
 
-    def _evicted(self, evicted: Evicted) -> None:
+    def _given_up(self, segment: Segment, losses: list[Loss]) -> None:
+        """A segment goes. That nobody had yet to finish anything in it, and so nobody is told of an
+        eviction, does not mean that it says nothing: what a paused topic holds back may be done for
+        each channel there is, which were advanced past it, and yet counts as waiting for new ones.
+        """
         self.take_in_stored()
         self.settle()
         assert self.storage.capacity_bytes is not None
         written = self.broker.log.segments[-1]
         # The next segment's head tells it.
         position = written.base + written.capacity + 8
-        for loss in evicted.losses:
+        for loss in losses:
             topic = self.topics[loss.topic.name]
             gone = [offset for first, end in loss.gone for offset in range(first, end)]
             lost = topic.give_up(gone, position)

@@ -25,3 +25,62 @@ def test_a_segment_goes_only_when_the_copies_out_of_it_are_durable() -> None:
     state.cut_power(seed=0)
     state.stands_where_the_model_stands()
     state.teardown()
+
+
+def test_what_a_paused_topic_holds_back_goes_though_each_channel_was_advanced_past_it() -> None:
+    """A new channel would still have got it, so the topic's depth counts it until it goes."""
+    state = BrokerMachine()
+    state.open(seed=0, dropping=True)
+    state.flood(delay_ms=1, name="a", segments=2)
+    state.pause_topic(name="a", paused=True)
+    state.flood(delay_ms=0, name="a", segments=3)
+    state.advance_channel(pick=0, share=81)
+    before = state.real_topic(state.topics["a"]).limit
+    state.flood(delay_ms=0, name="a", segments=1)
+    state.stands_where_the_model_stands()
+    assert state.real_topic(state.topics["a"]).limit > before
+    state.teardown()
+
+
+def test_what_a_failed_flush_left_in_memory_is_written_again_by_the_next_start() -> None:
+    """The next flush succeeded, of what it did not write the kernel having kept nothing."""
+    state = BrokerMachine()
+    state.open(seed=0, dropping=True)
+    state.break_disk(failing=0)
+    state.flood(delay_ms=1, name="b", segments=4)
+    state.kill()
+    state.stop_and_start()
+    state.cut_power(seed=0)
+    state.stands_where_the_model_stands()
+    state.teardown()
+
+
+def test_a_segment_that_finds_no_successor_is_not_ended() -> None:
+    """A clean stop then left one record to read: the end of a segment that went on."""
+    state = BrokerMachine()
+    state.open(seed=0, dropping=True)
+    state.flood(delay_ms=1, name="a", segments=4)
+    state.write_journal()
+    state.flood(delay_ms=0, name="b", segments=1)
+    state.stop_and_start()
+    state.stands_where_the_model_stands()
+    state.teardown()
+
+
+def test_offsets_that_were_lost_are_not_given_again_when_who_knew_of_them_is_deleted() -> None:
+    """A channel's cursor was all that told of them. Voids had gone over them, and later messages
+    would have been published into those.
+    """
+    state = BrokerMachine()
+    state.open(seed=0, dropping=True)
+    state.publish(parts=[("a", [91, 117, 47, 12, 59], 50, True)])
+    state.whole_checkpoint()
+    state.flood(delay_ms=0, name="a", segments=3)
+    state.create_channel_in_the_past(name="z", pick=0, share=0)
+    state.flood(delay_ms=0, name="a", segments=2)
+    state.publish(parts=[("b", [1, 1, 1, 1], 0, True)])
+    state.delete_channel(pick=1, rarely=False)
+    state.cut_power(seed=3432)
+    state.kill()
+    state.stands_where_the_model_stands()
+    state.teardown()

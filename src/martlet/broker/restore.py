@@ -7,7 +7,7 @@ which begins with the journal in full.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -21,7 +21,7 @@ from martlet.broker.journal import CursorState, Description, channel_of, unpack_
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.broker.queue import Queue
 from martlet.broker.topic import Topic
-from martlet.log import checkpoint
+from martlet.log import checkpoint, doubt
 from martlet.log.commitlog import CommitLog
 from martlet.log.index import ENTRY, Entry, Index
 from martlet.log.record import Flag, Header, Kind, payload
@@ -48,15 +48,47 @@ class _TopicState:
     description: Description
     index: Index
     end_offset: int = 0
+    """Behind the last batch that is known."""
+    told_end: int = 0
+    """Up to where it once was, by what else was told of it: messages may have been lost since, and
+    no later one may come under their offsets, which voids and cursors have gone over.
+    """
     channels: dict[int, Description] = field(default_factory=dict)
     cursors: dict[int, CursorState] = field(default_factory=dict)
 
+    def tell(self, description: Description) -> None:
+        """The topic itself has changed."""
+        self.description = description
+        ends = [end for _, end in description["voids"]]
+        self._was_at(description["backlog_offset"], description["paused_at"] or 0, *ends)
+
     def tell_channel(self, channel: Description) -> None:
-        """A channel is made or has changed. Its start counts where its cursor is not known."""
+        """A channel is made or has changed. Its start counts where its cursor is not known.
+
+        Where there is an older one of its name, what tells that it was deleted is lost.
+        """
+        for id in [i for i, c in self.channels.items() if c["name"] == channel["name"]]:
+            if id != channel["id"]:
+                self.forget_channel(id)
         self.channels[channel["id"]] = channel
         start = channel.get("start")
         if start is not None:
             self.cursors.setdefault(channel["id"], CursorState(start, start))
+        self._was_at(start or 0, channel.get("limit", 0))
+
+    def forget_channel(self, id: int) -> None:
+        """A channel is deleted."""
+        self.channels.pop(id, None)
+        self.cursors.pop(id, None)
+
+    def tell_cursor(self, channel: int, entry: bytes) -> None:
+        """A channel's cursor has moved."""
+        cursor = self.cursors[channel]
+        if cursor.apply(entry):
+            self._was_at(cursor.next, cursor.scheduled_end)
+
+    def _was_at(self, *offsets: int) -> None:
+        self.told_end = max(self.told_end, *offsets)
 
 
 class _State:
@@ -82,7 +114,7 @@ class _State:
             if full:
                 state.cursors[channel] = CursorState(0, 0)
             if channel in state.cursors:
-                state.cursors[channel].apply(entry)
+                state.tell_cursor(channel, entry)
         elif kind == Kind.TOPOLOGY:
             fields = unpack_topology(entry)
             getattr(self, f"_apply_{fields['op']}")(fields)
@@ -93,7 +125,7 @@ class _State:
         for description in fields["topics"]:
             id = description["id"]
             state = before.get(id) or self._begin(description)
-            state.description = description
+            state.tell(description)
             state.end_offset = max(state.end_offset, description["end_offset"])
             cursors, state.channels, state.cursors = state.cursors, {}, {}
             for channel in description.pop("channels"):
@@ -112,11 +144,15 @@ class _State:
 
     def _apply_topic(self, fields: Description) -> None:
         description = fields["topic"]
-        state = self.topics.get(description["id"])
-        if state is None:
-            self.topics[description["id"]] = self._begin(description)
-        else:
-            state.description = description
+        id = description["id"]
+        if id not in self.topics:
+            # Where there is an older one of its name, what tells that it was deleted is lost.
+            name = description["name"]
+            older = [i for i, t in self.topics.items() if t.description["name"] == name]
+            for number in older:
+                del self.topics[number]
+            self.topics[id] = self._begin(description)
+        self.topics[id].tell(description)
 
     def _apply_topic_deleted(self, fields: Description) -> None:
         self.topics.pop(fields["id"], None)
@@ -131,11 +167,10 @@ class _State:
     def _apply_channel_deleted(self, fields: Description) -> None:
         state = self.topics.get(fields["topic_id"])
         if state is not None:
-            state.channels.pop(fields["id"], None)
-            state.cursors.pop(fields["id"], None)
+            state.forget_channel(fields["id"])
             # It stands here since both are one entry; before, a topic's entry came first.
             if "backlog_offset" in fields:
-                state.description["backlog_offset"] = fields["backlog_offset"]
+                state.tell(state.description | {"backlog_offset": fields["backlog_offset"]})
 
     def _apply_channel_replayed(self, fields: Description) -> None:
         state = self.topics.get(fields["topic_id"])
@@ -190,6 +225,13 @@ def restore(
         storage.retire(segments.pop())
     if segments and end > segments[-1].base + segments[-1].capacity:
         notes.append(f"the log ends before the checkpoint's position {end}, where it goes on")
+    doubtful = doubt.found(storage)
+    if doubtful is not None:
+        doubt.settle(segments, doubtful, end)
+        notes.append(
+            f"a flush had failed: what is behind position {doubtful} was written to the disk again"
+        )
+    doubt.prepare(storage)
     epoch = max(state.epoch, report.last_epoch) + 1
     log = CommitLog(storage, segments, end, epoch, segment_bytes, position or 0)
     broker = Broker(log, clock, random, **options)
@@ -227,7 +269,7 @@ def _from_checkpoint(
     if isinstance(loaded, str):
         if segments:
             notes.append(f"{loaded}; reading the whole log")
-            _rebuild(state, segments, None, _NO_POSITION)
+            _rebuild(state, segments, None, _NO_POSITION, {})
         return state, None, notes
     fields = unpack_topology(loaded.entries[0][2])
     position = int(fields["position"])
@@ -242,22 +284,33 @@ def _from_checkpoint(
             notes.append(f"the index {index.name} is missing or wrong; it is made from the log")
             missing.add(id)
     if missing:
-        _rebuild(state, segments, missing, position)
+        ends = {told["id"]: int(told["end_offset"]) for told in fields["topics"]}
+        _rebuild(state, segments, missing, position, ends)
     for kind, topic, entry in loaded.entries:
         state.apply(kind, topic, entry)
     return state, position, notes
 
 
 def _rebuild(
-    state: _State, segments: list[Segment], topics: set[int] | None, end_position: int
+    state: _State,
+    segments: list[Segment],
+    topics: set[int] | None,
+    end_position: int,
+    ends: Mapping[int, int],
 ) -> None:
-    """Make indexes from the log below a position: those of some topics, or of all."""
+    """Make indexes from the log below a position: those of some topics, or of all.
+
+    Copies behind the position count too, where a topic's end says that their batches were stored
+    before it: the segments that they were copied out of may have gone since.
+    """
     rows: dict[int, list[tuple[int, ...]]] = {}
     packed: dict[int, list[Any]] = {}
     for header, _ in scan(segments, 0, Report()):
-        if header.position >= end_position:
-            break
         if header.kind != Kind.BATCH or (topics is not None and header.topic not in topics):
+            continue
+        if header.position >= end_position and not (
+            header.flags & Flag.RELOCATED and header.first_offset < ends.get(header.topic, 0)
+        ):
             continue
         some = rows.setdefault(header.topic, [])
         some.append(
@@ -288,16 +341,12 @@ def _settle(broker: Broker, state: _State) -> None:
     now_ns = broker.clock()
     broker.last_id = state.last_id
     kept = set()
-    newest = {state.topics[id].description["name"]: id for id in sorted(state.topics)}
     for id, known in state.topics.items():
         description = known.description
-        # Of two of one name, what tells that the older one was deleted is lost.
-        if is_ephemeral(description["name"]) or newest[description["name"]] != id:
+        if is_ephemeral(description["name"]):
             continue
         kept.add(known.index.name)
-        ends = [max(told.next, told.scheduled_end) for told in known.cursors.values()]
-        marks = [description["paused_at"] or 0, description["backlog_offset"]]
-        end_offset = max(known.end_offset, *ends, *marks)
+        end_offset = max(known.end_offset, known.told_end)
         queue = Queue(broker.log, id, 0, description["id_base"], known.index, end_offset)
         topic = Topic(broker, id, description["name"], queue)
         topic.backlog_offset = description["backlog_offset"]
@@ -311,9 +360,8 @@ def _settle(broker: Broker, state: _State) -> None:
         if known.channels and all(is_ephemeral(c["name"]) for c in known.channels.values()):
             topic.backlog_offset = topic.limit
         broker.adopt(topic)
-        newest_channels = {known.channels[i]["name"]: i for i in sorted(known.channels)}
         for channel_id, told in known.channels.items():
-            if is_ephemeral(told["name"]) or newest_channels[told["name"]] != channel_id:
+            if is_ephemeral(told["name"]):
                 continue
             # Its place was lost with a damaged record: everything that is stored comes again.
             start = queue.first_stored_offset if channel_id not in known.cursors else 0

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from martlet.log import doubt
 from martlet.log.lone import Lone, lone_length
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
@@ -108,7 +109,7 @@ class CommitLog:
         self._head_end = -1
         """Up to where the last segment begun tells the whole journal, where that is known."""
         if not segments or position > segments[-1].base + segments[-1].capacity:
-            self._begin_segment(position, segment_bytes)
+            self._begin_segment(storage.create(position, segment_bytes))
         self._current = self.segments[-1]
         self._end = self._current.base + self._current.capacity
         assert self._current.base <= position <= self._current.base + self._current.capacity
@@ -239,8 +240,8 @@ class CommitLog:
             try:
                 if not journal:
                     self._reserve()
-                self._close_segment()
-                self._begin_segment(self._current.base + self._current.capacity, capacity)
+                base = self._current.base + self._current.capacity
+                segment = self.storage.create(base, capacity)
                 break
             except StorageFull as error:
                 reason = error.strerror
@@ -261,6 +262,9 @@ class CommitLog:
                     f"no segment could be begun: {error}; it is tried again with each message"
                 )
                 raise self._refuse(self.full) from error
+        # Not before: while there is none, the segment that is written may go on.
+        self._close_segment()
+        self._begin_segment(segment)
         self.full = None
         if not self._rolling:
             base = self.position
@@ -301,14 +305,13 @@ class CommitLog:
             self._write(end)
             self.position -= len(end)
 
-    def _begin_segment(self, base: int, capacity: int) -> None:
-        segment = self.storage.create(base, capacity)
+    def _begin_segment(self, segment: Segment) -> None:
         self.begun_count += 1
         self.segments.append(segment)
-        self._bases.append(base)
+        self._bases.append(segment.base)
         self._current = segment
-        self._end = base + segment.capacity
-        self.position = base
+        self._end = segment.base + segment.capacity
+        self.position = segment.base
         self._head_end = -1
 
     def _write(self, record: memoryview | bytearray) -> None:
@@ -355,10 +358,19 @@ class CommitLog:
 
     def flush_failed(self, error: OSError) -> None:
         """A flush job has failed: what it would have kept is in doubt; nothing more is taken."""
-        self.failed = (
-            f"flushing the log failed: {error}; what was not yet flushed may be lost in a power"
-            " cut, and no more messages are taken: check the disk, then start the broker again"
-        )
+        way_out = "check the disk, then start the broker again"
+        try:
+            doubt.leave(self.storage, self.durable_position)
+        except OSError as worse:
+            way_out = (
+                f"check the disk, then start the machine, and with it the broker, again: the note"
+                f" for the next start that this has happened could not be written ({worse})"
+            )
+        if self.failed is None:
+            self.failed = (
+                f"flushing the log failed: {error}; what was not yet flushed may be lost in a power"
+                f" cut, and no more messages are taken: {way_out}"
+            )
 
     @property
     def closed_segments(self) -> list[Segment]:

@@ -49,7 +49,9 @@ class Damage:
 
 @dataclass
 class Report:
-    """What a scan has found beside good records."""
+    """What a scan has found beside good records, and how many those are: ends of segments, which
+    tell nothing, are not counted.
+    """
 
     records: int = 0
     end_position: int = 0
@@ -85,18 +87,19 @@ def scan(
             if doubt is not None:
                 report.damaged.append(Damage(doubt.start, position, doubt.reason))
                 doubt = None
-            report.records += 1
             report.last_epoch = max(report.last_epoch, header.epoch)
             if header.kind == Kind.SEGMENT_END:
                 report.end_position = position
-                # No room was found for the next one, and this one went on: what then stood here
-                # is lost, and what is behind would be found again by a later start.
+                # The next one was lost, or, as was possible once, found no room, and this one went
+                # on: what then stood here is lost, and what is behind would be found again by a
+                # later start.
                 behind = _next_good(segment, at + header.length)
                 if behind is None:
                     break
                 doubt = Damage(position, segment.base + segment.capacity, "a stale end of segment")
                 at = behind
                 continue
+            report.records += 1
             report.end_position = header.next_position
             yield header, record
             at += header.length

@@ -124,9 +124,11 @@ class Disk:
             raise
 
     def _fail(self, error: OSError) -> None:
-        if self._broker.log.failed is None:
-            self._broker.log.flush_failed(error)
-            self._log.critical("%s", self._broker.log.failed)
+        log = self._broker.log
+        known = log.failed is not None
+        log.flush_failed(error)
+        if not known:
+            self._log.critical("%s", log.failed)
 
     async def checkpoint(self) -> bool:
         """Save the broker's state and let go of what is not needed. False where it failed."""

@@ -30,7 +30,7 @@ A disk promises less than one thinks, and this one promises no more than a disk:
 - A file that was removed, and a segment that was retired, may be back, until the folder was made
   durable too, which `create` does.
 - A flush that failed has made nothing durable, and another flush that succeeds afterwards does not
-  make up for it (https://lwn.net/Articles/752063/).
+  make up for it (https://lwn.net/Articles/752063/), unless the same bytes were written once more.
 
 A process that is killed loses nothing of all that: what it wrote is with the kernel.  It is not
 durable by that either, and may be lost when the power fails later.
@@ -102,6 +102,8 @@ class _File:
     def flush(self) -> None:
         for at, data in self.unflushed:
             _lay(self.stable, at, data)
+            if self.doubtful:
+                self.doubtful = [left for old in self.doubtful for left in _beside(old, at, data)]
         self.unflushed.clear()
 
     def flush_failed(self) -> None:
@@ -143,6 +145,14 @@ def _lay(file: bytearray, at: int, data: bytes) -> None:
     if end > len(file):
         file.extend(bytes(end - len(file)))
     file[at:end] = data
+
+
+def _beside(write: Write, at: int, data: bytes) -> list[Write]:
+    """What of an older write a later one, of some data at a place, leaves as it is."""
+    begin, old = write
+    end, stop = begin + len(old), at + len(data)
+    pieces = [(begin, old[: max(0, at - begin)]), (max(begin, stop), old[max(0, stop - begin) :])]
+    return [write] if end <= at or stop <= begin else [piece for piece in pieces if piece[1]]
 
 
 def _lay_sectors(file: bytearray, at: int, data: bytes, random: Random) -> None:

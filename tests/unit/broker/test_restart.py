@@ -213,6 +213,77 @@ def test_of_two_topics_of_one_name_the_newer_one_counts() -> None:
     assert len(core.broker.by_id) == 1
 
 
+def test_what_is_deleted_is_not_back_because_an_older_one_of_its_name_was_never_seen_to_go() -> (
+    None
+):
+    core = Core()
+    core.channel("t", "kept")
+    core.checkpoint()
+    deleted: list[int] = []
+
+    def delete(act: Callable[[], None]) -> None:
+        act()
+        deleted.append(record_positions(core.broker, Kind.TOPOLOGY)[-1])
+
+    core.channel("t", "c")
+    delete(lambda: core.broker.topics["t"].delete_channel("c"))
+    core.channel("t", "c")
+    core.channel("u", "c")
+    delete(lambda: core.broker.delete_topic("u"))
+    core.channel("u", "c")
+    for lost in deleted:
+        damage(core, lost)
+    core.kill()
+    core.broker.topics["t"].delete_channel("c")
+    core.broker.delete_topic("u")
+    core.kill()
+    assert list(core.broker.topics) == ["t"]
+    assert list(core.broker.topics["t"].channels) == ["kept"]
+
+
+def test_an_index_made_from_the_log_knows_a_copy_behind_the_checkpoint() -> None:
+    """Its first place has gone since, to make room, and the index file was lost in a power cut."""
+    core = Core()
+    client = core.client("t").ready(1000)
+    core.publish("t", b"precious")
+    client.requeue(0, 100 * SECOND_NS)
+    core.fill("t", 6)
+    client.finish(*range(1, len(client.got)))
+    core.broker.write_journal()
+    core.checkpoint()
+    core.flush()
+    first = core.broker.log.segments[0]
+    assert core.broker.log.is_told_later(first)
+    core.broker.log.retire(first)
+    core.storage.write_at(core.broker.topics["t"].queue.index.name, b"lost", 0)
+    core.kill()
+    assert any("is missing or wrong" in note for note in core.restored.notes)
+    core.wait(100 * SECOND_NS)
+    assert core.client("t").ready(1000).bodies == [b"precious"]
+
+
+def test_a_new_message_is_never_published_under_an_offset_that_was_lost() -> None:
+    core = Core()
+    client = core.client("t").ready(10)
+    core.channel("t", "d")
+    core.publish("t", b"1")
+    client.finish()
+    core.checkpoint()
+    core.publish("t", b"lost")
+    lost = record_positions(core.broker, Kind.BATCH)[-1]
+    client.finish(1)
+    core.broker.write_journal()
+    damage(core, lost)
+    core.kill()
+    core.broker.topics["t"].set_paused(True)
+    core.broker.topics["t"].set_paused(False)
+    core.broker.topics["t"].delete_channel("c")
+    core.kill()
+    core.publish("t", b"2")
+    assert core.client("t", "d").ready(10).bodies == [b"1", b"2"]
+    assert core.broker.topics["t"].queue.end_offset == 3
+
+
 def test_a_record_that_does_not_fit_behind_a_segments_head_gets_a_segment_of_its_size() -> None:
     core = Core()
     for name in "abcdefgh":
@@ -349,6 +420,62 @@ def test_a_failed_flush_is_final_and_a_checkpoint_on_its_way_lets_nothing_go() -
     assert all(segment in core.broker.log.segments for segment in job.free)
     assert core.publish("t", b"1").error is not None
     assert core.broker.health.startswith("NOK - flushing the log failed")
+
+
+def fail_to_flush(core: Core) -> None:
+    core.storage.flush_error = OSError(errno.EIO, "Input/output error")
+    with pytest.raises(OSError, match="Input/output") as raised:
+        core.flush()
+    core.broker.log.flush_failed(raised.value)
+    core.storage.flush_error = None
+
+
+def test_a_copy_in_doubt_takes_the_place_of_nothing_durable() -> None:
+    """The flush of a copy failed. The next broker saw it in memory, and its flushes succeeded."""
+    core = Core()
+    client = core.client("t").ready(1000)
+    core.publish("t", b"precious")
+    client.requeue(0, 100 * SECOND_NS)
+    core.fill("t", 6)
+    client.finish(*range(1, len(client.got)))
+    core.checkpoint()
+    assert core.broker.log.position > core.broker.log.durable_position, "it was copied"
+    fail_to_flush(core)
+    core.kill()
+    assert any("a flush had failed" in note for note in core.restored.notes)
+    core.stop()
+    assert core.restored.notes == []
+    assert core.broker.log.segments[0].base > 0, "its first place has gone"
+    core.kill(power=True)
+    core.wait(100 * SECOND_NS)
+    assert b"precious" in core.client("t").ready(1000).bodies
+
+
+def test_a_flush_that_fails_on_a_full_disk_leaves_its_note_all_the_same() -> None:
+    core = Core()
+    core.publish("t", b"1")
+    core.storage.capacity_bytes = core.storage.used_bytes
+    fail_to_flush(core)
+    assert "start the broker again" in core.broker.health
+    core.kill()
+    core.flush()
+    core.kill(power=True)
+    assert core.client("t").ready(1).bodies == [b"1"]
+
+
+def test_where_no_note_can_be_left_the_machine_is_to_be_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = Core()
+    core.publish("t", b"1")
+
+    def refused(name: str, data: bytes, at: int) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(core.storage, "write_at", refused)
+    fail_to_flush(core)
+    assert core.broker.health.endswith("could not be written ([Errno 30] Read-only file system)")
+    assert "check the disk, then start the machine" in core.broker.health
 
 
 def test_what_a_dropped_flush_job_covered_is_flushed_by_the_next() -> None:
