@@ -13,6 +13,7 @@ from martlet.client.errors import (
     AlreadyAnswered,
     AuthRefused,
     BadBody,
+    CallRefused,
     ClientError,
     Closed,
     ConnectFailed,
@@ -20,6 +21,7 @@ from martlet.client.errors import (
     ConnectRefused,
     HandlerFailed,
     InvalidName,
+    NotSupported,
     ProducerFull,
     PublishLost,
     PublishRefused,
@@ -38,6 +40,7 @@ from martlet.client.producer import Producer
 from martlet.client.readiness import Rotation
 from martlet.client.stats import BrokerStats, Health, ProducerStats
 from martlet.client.tls import Tls
+from martlet.properties import Properties
 
 __all__ = [
     "AlreadyAnswered",
@@ -46,6 +49,7 @@ __all__ = [
     "BadBody",
     "Batch",
     "BrokerStats",
+    "CallRefused",
     "ClientError",
     "Closed",
     "ConnectFailed",
@@ -66,9 +70,11 @@ __all__ = [
     "LinearDelay",
     "Message",
     "MessageView",
+    "NotSupported",
     "Producer",
     "ProducerFull",
     "ProducerStats",
+    "Properties",
     "PublishLost",
     "PublishRefused",
     "PublishTimeout",

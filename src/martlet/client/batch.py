@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from martlet.client.answers import Answers
 from martlet.client.errors import AlreadyAnswered
 from martlet.client.message import check_delay_ms
+from martlet.properties import NONE, Properties
 from martlet.protocol.message_run import FRAME_HEADER_BYTES, MessageRun
 
 if TYPE_CHECKING:
@@ -61,6 +62,14 @@ class Batch:
     def bodies(self) -> list[bytes]:
         """The body of each message, made when first asked for."""
         return self._run.bodies()
+
+    @cached_property
+    def properties(self) -> list[Properties]:
+        """The properties of each message, made when first asked for."""
+        told = self._run.properties
+        return [
+            Properties.unpack(told[place]) if place in told else NONE for place in range(self.count)
+        ]
 
     def arrow(self) -> pa.BinaryArray:
         """The bodies as one Arrow array, made without a step for each message.

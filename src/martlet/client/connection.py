@@ -11,16 +11,26 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from martlet.client.address import Address
-from martlet.client.errors import ConnectFailed, ConnectionLost, PublishUnclear, Refused
+from martlet.client.calls import Answer, Calls
+from martlet.client.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    NotSupported,
+    PublishUnclear,
+    Refused,
+)
 from martlet.client.handshake import HEARTBEAT, Handshake
 from martlet.client.identity import Features, Identity
+from martlet.properties import BadProperties, Block
 from martlet.protocol import commands
 from martlet.protocol.frames import (
     MAX_FRAME_BYTES,
     BadFrame,
+    CallAnswer,
+    Carried,
     ErrorReply,
     FrameSplitter,
     Response,
@@ -99,6 +109,10 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = loop
         self._splitter = FrameSplitter(max_frame_bytes=max_frame_bytes)
         self._replies: deque[Reply] = deque()
+        self._calls = Calls(self.write)
+        self._carried: Block | None = None
+        self._carried_from = 0
+        """How many messages have come since the block that tells their properties."""
         self._transport: asyncio.Transport | None = None
         self._error: ConnectionLost | None = None
         self._can_write = asyncio.Event()
@@ -182,6 +196,20 @@ class Connection(asyncio.BufferedProtocol):
         self.send(data, waiter)
         return await waiter.future
 
+    async def call(self, method: str, **fields: Any) -> Answer:
+        """Ask a Martlet broker for something; see `martlet.client.calls`.
+
+        Raises:
+            NotSupported: the broker is none.
+            CallRefused: it did not do it.
+            ConnectionLost: it did not answer; it may have done it or not.
+        """
+        if not self.features.extensions:
+            raise NotSupported(f"{self.address} is no Martlet broker, which has no call {method!r}")
+        if self.lost.done():
+            raise self.lost.result()
+        return await self._calls.call(method, fields)
+
     def close(self) -> None:
         """Hang up once everything written is sent."""
         if self._transport is not None:
@@ -209,17 +237,21 @@ class Connection(asyncio.BufferedProtocol):
         """So many bytes were received."""
         self._received_at = self._loop.time()
         try:
-            pieces = self._splitter.received(nbytes)
-        except BadFrame as error:
+            for piece in self._splitter.received(nbytes):
+                if type(piece) is MessageRun:
+                    if self._carried is not None:
+                        self._carry(piece, self._carried)
+                    self.on_run(piece)
+                elif type(piece) is Response:
+                    self._respond(piece.data)
+                elif type(piece) is ErrorReply:
+                    self._refuse(piece)
+                elif type(piece) is Carried:
+                    self._carried, self._carried_from = Block(piece.data), 0
+                elif type(piece) is CallAnswer:
+                    self._calls.answered(piece.data)
+        except (BadFrame, BadProperties) as error:
             self.abort(ConnectionLost(f"{self.address}: {error}"))
-            return
-        for piece in pieces:
-            if type(piece) is MessageRun:
-                self.on_run(piece)
-            elif type(piece) is Response:
-                self._respond(piece.data)
-            elif type(piece) is ErrorReply:
-                self._refuse(piece)
 
     def pause_writing(self) -> None:
         """The broker does not read as fast as we write."""
@@ -242,8 +274,22 @@ class Connection(asyncio.BufferedProtocol):
         self.lost.set_result(error)
         while self._replies:
             self._replies.popleft().lost(error)
+        self._calls.lost(error)
 
     # What came.
+
+    def _carry(self, run: MessageRun, block: Block) -> None:
+        """Give messages the properties that came before them."""
+        first, end = self._carried_from, self._carried_from + run.count
+        start, stop = block.numbers.searchsorted((first, end)).tolist()
+        if start < stop:
+            places = (block.numbers[start:stop] - first).tolist()
+            run.properties = {
+                place: bytes(block.entry(at)) for at, place in enumerate(places, start)
+            }
+        self._carried_from = end
+        if stop == len(block):
+            self._carried = None
 
     def _respond(self, data: bytes) -> None:
         if data == HEARTBEAT:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class ClientError(Exception):
     """Anything that the client raises on its own account."""
@@ -54,6 +57,26 @@ class Refused(ClientError):
         super().__init__(f"{code} {text}")
         self.code = code
         self.text = text
+
+
+class NotSupported(ClientError):
+    """The broker is no Martlet, or an older one, and cannot do that; the text says what."""
+
+
+class CallRefused(ClientError):
+    """A Martlet broker did not do what it was asked.
+
+    Attributes:
+        code: one word in capitals, such as ``NOT_FOUND``.
+        text: why.
+        fields: what else it said.
+    """
+
+    def __init__(self, code: str, text: str, fields: Mapping[str, Any]) -> None:
+        super().__init__(f"{code} {text}")
+        self.code = code
+        self.text = text
+        self.fields = fields
 
 
 class PublishRefused(Refused):

@@ -90,7 +90,9 @@ class HandlerPool:
             HandlerFailed: it failed in a process, or ended the thread or process.
             Exception: what it raised in a thread.
         """
-        view = MessageView(message.id, message.timestamp_ns, message.attempts, message.body)
+        view = MessageView(
+            message.id, message.timestamp_ns, message.attempts, message.body, message.properties
+        )
         loop = asyncio.get_running_loop()
         try:
             if self._place == "threads":

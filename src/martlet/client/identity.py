@@ -126,6 +126,7 @@ class Identity:
             "tls_v1": self.tls is not False,
             "deflate": self.compression == "deflate",
             "snappy": self.compression == "snappy",
+            "martlet": True,
         }
         if self.compression == "deflate":
             fields["deflate_level"] = self.deflate_level
@@ -157,6 +158,7 @@ class Features:
         auth_required: whether it wants AUTH before anything else.
         tls_version: such as ``TLSv1.3``; empty without TLS.
         auth_identity, auth_identity_url: who the auth server says that this client is.
+        extensions: the version of what it speaks beside NSQ's protocol, 0 for an NSQ broker.
     """
 
     version: str = ""
@@ -172,6 +174,7 @@ class Features:
     tls_version: str = ""
     auth_identity: str = ""
     auth_identity_url: str = ""
+    extensions: int = 0
 
     @classmethod
     def parse(cls, data: bytes) -> Features:
@@ -209,6 +212,7 @@ class Features:
             deflate=answer.get("deflate") is True,
             deflate_level=number("deflate_level", default.deflate_level, -2, 9),
             auth_required=bool(answer.get("auth_required", False)),
+            extensions=_extensions(answer.get("martlet")),
         )
 
     def authorized(self, data: bytes) -> Features:
@@ -219,6 +223,11 @@ class Features:
             auth_identity=str(answer.get("identity", "")),
             auth_identity_url=str(answer.get("identity_url", "")),
         )
+
+
+def _extensions(told: object) -> int:
+    version = told.get("version") if isinstance(told, dict) else 0
+    return version if type(version) is int and version > 0 else 0
 
 
 def _object(command: str, data: bytes) -> dict[str, Any]:

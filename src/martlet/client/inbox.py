@@ -147,7 +147,11 @@ class Inbox:
         self.expires_at_s = delivery.expires_at_s
         self.touch_at_s = delivery.expires_at_s - answers.touch_before_s
         self._current = delivery
-        self.ready.extend([Message(answers, *fields) for fields in delivery.run.fields()])
+        run = delivery.run
+        messages = [Message(answers, *fields) for fields in run.fields()]
+        for place, packed in run.properties.items():
+            messages[place].carries(packed)
+        self.ready.extend(messages)
         return True
 
     def forget(self, answers: Answers) -> None:

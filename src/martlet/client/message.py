@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from martlet.client.answers import Answers
 from martlet.client.errors import AlreadyAnswered
+from martlet.properties import NONE, Properties
 
 
 def check_delay_ms(delay_ms: int) -> int:
@@ -29,7 +30,7 @@ class Message:
         body: what was published.
     """
 
-    __slots__ = ("_answers", "attempts", "body", "id", "timestamp_ns")
+    __slots__ = ("_answers", "_packed", "attempts", "body", "id", "timestamp_ns")
 
     def __init__(
         self,
@@ -44,6 +45,16 @@ class Message:
         self.attempts = attempts
         self.id = id
         self.body = body
+        self._packed = b""
+
+    @property
+    def properties(self) -> Properties:
+        """Its tag, keys, headers and whatever else was published beside the body."""
+        return Properties.unpack(self._packed) if self._packed else NONE
+
+    def carries(self, packed: bytes) -> None:
+        """These are its properties."""
+        self._packed = packed
 
     def __repr__(self) -> str:
         return (
@@ -111,9 +122,11 @@ class MessageView:
         timestamp_ns: when it was published, in nanoseconds since 1970.
         attempts: how often it has been delivered, this time included.
         body: what was published.
+        properties: what was published beside it.
     """
 
     id: bytes
     timestamp_ns: int
     attempts: int
     body: bytes
+    properties: Properties = NONE

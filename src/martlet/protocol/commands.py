@@ -8,6 +8,12 @@ A command is a line, and some are followed by a body with its size before it, bi
     FIN id\n   REQ id milliseconds\n   TOUCH id\n          count x (size u32 | body)
     NOP\n      CLS\n                                      AUTH\n size u32 | secret
 
+and to a broker that speaks more than NSQ's protocol (see `martlet.protocol.nsq_v2`)::
+
+    SEND topic\n size u32 | options size u32 | JSON | properties size u32 | properties |
+        count u32 | count x (size u32 | body)
+    CALL number method\n size u32 | JSON
+
 Names and numbers are the caller's to check: a name with a space in it would be another command.
 """
 
@@ -72,6 +78,26 @@ def publish_many(topic: str, bodies: Sequence[bytes]) -> bytes:
     if sizes.count(sizes[0]) == count:
         return _u32(sizes[0]).join([head, *bodies])
     return b"".join([head, *chain.from_iterable(zip(map(_u32, sizes), bodies, strict=True))])
+
+
+def send(
+    topic: str, bodies: Sequence[bytes], options: Mapping[str, Any], properties: bytes = b""
+) -> bytes:
+    """Publish several messages, all or none, with options and a block of properties."""
+    told = _json(options)
+    rest = [_u32(len(told)), told, _u32(len(properties)), properties, _u32(len(bodies))]
+    rest += chain.from_iterable(zip(map(_u32, map(len, bodies)), bodies, strict=True))
+    return b"".join([b"SEND %b\n" % topic.encode(), _u32(sum(map(len, rest))), *rest])
+
+
+def call(number: int, method: str, fields: Mapping[str, Any]) -> bytes:
+    """Ask for anything else."""
+    told = _json(fields)
+    return b"CALL %d %b\n%b%b" % (number, method.encode(), _u32(len(told)), told)
+
+
+def _json(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def finish(ids: Sequence[bytes]) -> bytes:

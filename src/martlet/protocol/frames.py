@@ -3,7 +3,8 @@
 Everything that an NSQ broker sends is a frame, big-endian::
 
     size u32 | type u32 | data            size counts the type and the data
-               0 = response, 1 = error, 2 = message
+               0 = response, 1 = error, 2 = message; of Martlet's brokers alone, where a client
+               has asked for that: 16 = properties of the messages behind it, 17 = answer to a call
 
 and a message frame's data is::
 
@@ -27,6 +28,8 @@ import numpy as np
 from martlet.protocol.message_run import FRAME_HEADER_BYTES, FRAME_SIZE_EXTRA, MessageRun
 
 RESPONSE, ERROR, MESSAGE = range(3)
+PROPERTIES, ANSWER = 16, 17
+_KNOWN = frozenset({RESPONSE, ERROR, MESSAGE, PROPERTIES, ANSWER})
 HEADER_BYTES = 8
 SPACE_BYTES = 256 * 1024
 """What a splitter offers to be received into, unless a frame needs more."""
@@ -67,7 +70,27 @@ class ErrorReply:
         return self.data.partition(b" ")[2].decode("utf-8", "replace")
 
 
-Piece = Response | ErrorReply | MessageRun
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """The properties of messages that come right behind: a block of `martlet.properties`."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CallAnswer:
+    """The answer to a call: ``number u32 | JSON size u32 | JSON | bytes``."""
+
+    data: bytes
+
+
+Piece = Response | ErrorReply | MessageRun | Carried | CallAnswer
+_PIECES: dict[int, type[Response | ErrorReply | Carried | CallAnswer]] = {
+    RESPONSE: Response,
+    ERROR: ErrorReply,
+    PROPERTIES: Carried,
+    ANSWER: CallAnswer,
+}
 
 
 class FrameSplitter:
@@ -125,7 +148,7 @@ class FrameSplitter:
         needed = 0
         while end - position >= HEADER_BYTES:
             size, kind = _unpack_header(buffer, position)
-            if kind > MESSAGE or not 4 <= size <= self._max_frame_bytes:
+            if (kind > MESSAGE and kind not in _KNOWN) or not 4 <= size <= self._max_frame_bytes:
                 raise BadFrame(self._what_is_wrong(size, kind))
             if kind == MESSAGE and size < FRAME_SIZE_EXTRA:
                 raise BadFrame(f"a message frame of size {size}: {FRAME_SIZE_EXTRA} is the least")
@@ -137,13 +160,13 @@ class FrameSplitter:
                 position = self._cut_messages(pieces, position, end)
             else:
                 data = bytes(self._view[position + HEADER_BYTES : stop])
-                pieces.append(Response(data) if kind == RESPONSE else ErrorReply(data))
+                pieces.append(_PIECES[kind](data))
                 position = stop
         self._keep(position, end, needed)
         return pieces
 
     def _what_is_wrong(self, size: int, kind: int) -> str:
-        if kind > MESSAGE:
+        if kind not in _KNOWN:
             return (
                 f"a frame of unknown type {kind} (size {size}): is this an NSQ broker's TCP port?"
             )

@@ -10,9 +10,10 @@ strided views of the bytes, and ``struct`` cuts it in C.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,9 @@ Fields = tuple[int, int, bytes, bytes]
 _unpack_fields = Struct(">8xqH16s").unpack_from
 
 
+_NONE: Mapping[int, bytes] = MappingProxyType({})
+
+
 @lru_cache(maxsize=1024)
 def _whole_frame(length: int) -> Struct:
     return Struct(f">8xqH16s{length - FRAME_HEADER_BYTES}s")
@@ -59,14 +63,16 @@ class MessageRun:
         raw: the frames' bytes.
         count: how many there are.
         length: bytes of each frame if all have one length, else 0.
+        properties: by their places in the run, of the messages that have any, packed.
     """
 
-    __slots__ = ("_ends", "count", "length", "raw")
+    __slots__ = ("_ends", "count", "length", "properties", "raw")
 
     def __init__(self, raw: bytes, ends: Sequence[int], length: int = 0) -> None:
         self.raw = raw
         self.length = length
         self.count = len(ends)
+        self.properties: Mapping[int, bytes] = _NONE
         self._ends = ends
 
     @classmethod
@@ -82,13 +88,17 @@ class MessageRun:
         raw = b"".join([run.raw for run in runs])
         length = runs[0].length
         if length and all(run.length == length for run in runs):
-            return cls.uniform(raw, length)
+            return cls.uniform(raw, length)._with(_joined(runs))
         ends: list[int] = []
         base = 0
         for run in runs:
             ends += [base + end for end in run._ends]
             base += len(run.raw)
-        return cls(raw, ends)
+        return cls(raw, ends)._with(_joined(runs))
+
+    def _with(self, properties: Mapping[int, bytes]) -> MessageRun:
+        self.properties = properties
+        return self
 
     def split(self, count: int) -> tuple[MessageRun, MessageRun]:
         """The first so many messages and the others; a negative count is that of the others."""
@@ -99,11 +109,17 @@ class MessageRun:
         cut = self._ends[count - 1]
         first, rest = self.raw[:cut], self.raw[cut:]
         if self.length:
-            return self.uniform(first, self.length), self.uniform(rest, self.length)
-        return (
-            MessageRun(first, self._ends[:count]),
-            MessageRun(rest, [end - cut for end in self._ends[count:]]),
-        )
+            both = self.uniform(first, self.length), self.uniform(rest, self.length)
+        else:
+            both = (
+                MessageRun(first, self._ends[:count]),
+                MessageRun(rest, [end - cut for end in self._ends[count:]]),
+            )
+        if self.properties:
+            told = self.properties.items()
+            both[0].properties = {place: entry for place, entry in told if place < count}
+            both[1].properties = {place - count: entry for place, entry in told if place >= count}
+        return both
 
     def fields(self) -> Iterable[Fields]:
         """Timestamp, attempts, id and body of each message, in order."""
@@ -150,3 +166,15 @@ class MessageRun:
         """The id of each message: 16 bytes each."""
         ids: NDArray[np.void] = self.heads()["id"]
         return ids
+
+
+def _joined(runs: Sequence[MessageRun]) -> Mapping[int, bytes]:
+    """The properties of several runs, as of one."""
+    if not any(run.properties for run in runs):
+        return _NONE
+    joined: dict[int, bytes] = {}
+    base = 0
+    for run in runs:
+        joined |= {base + place: entry for place, entry in run.properties.items()}
+        base += run.count
+    return joined

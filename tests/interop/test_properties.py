@@ -1,0 +1,163 @@
+"""Messages with properties: sent, kept, told to those who asked for them, and to nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from martlet.client import CallRefused, Consumer, Identity, NotSupported, Producer, Properties
+from martlet.client.address import Address
+from martlet.client.connection import Connection
+from martlet.properties import pack_block
+from martlet.protocol import commands
+from martlet.protocol.frames import FrameSplitter, Piece, Response
+from martlet.protocol.message_run import MessageRun
+from martlet.testing import Broker
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    async with Broker() as broker:
+        yield broker
+
+
+@pytest.fixture
+async def connection(broker: Broker) -> AsyncIterator[Connection]:
+    connection = await Connection.open(_address(broker), Identity())
+    yield connection
+    connection.close()
+    await connection.wait_lost()
+
+
+def _address(broker: Broker) -> Address:
+    host, _, port = broker.tcp_address.rpartition(":")
+    return Address(host, int(port))
+
+
+def block(*told: tuple[int, Properties]) -> bytes:
+    return pack_block([(number, each.pack()) for number, each in told])
+
+
+RED = Properties(tag="red", keys=("a-1", "a-2"), headers={"trace": "00-ab-01", "empty": ""})
+ORDERED = Properties(order_key="customer 7")
+
+
+async def test_what_is_sent_with_properties_comes_with_them(
+    broker: Broker, connection: Connection
+) -> None:
+    bodies = [b"plain", b"red", b"ordered", b"plain too"]
+    told = block((1, RED), (2, ORDERED))
+    answer = json.loads(await connection.ask(commands.send("t", bodies, {}, told)))
+    assert answer["status"] == "OK"
+    assert (answer["queue"], answer["offset"], answer["count"]) == (0, 0, 4)
+    async with Producer(broker.tcp_address) as producer:
+        await producer.publish("t", b"by PUB")
+    async with Consumer("t", "c", broker.tcp_address) as consumer:
+        messages = [await anext(consumer) for _ in range(5)]
+        assert [each.body for each in messages] == [*bodies, b"by PUB"]
+        none = Properties()
+        assert [each.properties for each in messages] == [none, RED, ORDERED, none, none]
+        assert messages[0].id == answer["id"].encode()
+        messages[1].requeue(backoff=False)
+        messages[3].requeue(backoff=False)
+        again = [await anext(consumer), await anext(consumer)]
+        assert [(each.body, each.attempts, each.properties) for each in again] == [
+            (b"red", 2, RED),
+            (b"plain too", 2, none),
+        ]
+
+
+async def test_they_are_told_right_where_a_batch_goes_out_in_pieces(
+    broker: Broker, connection: Connection
+) -> None:
+    bodies = [b"%d" % number for number in range(100)]
+    told = block(*((n, Properties(keys=(f"k{n}",))) for n in range(0, 100, 3)))
+    await connection.ask(commands.send("t", bodies, {}, told))
+    async with Consumer("t", "c", broker.tcp_address, max_in_flight=7) as consumer:
+        for number in range(100):
+            message = await anext(consumer)
+            assert message.body == b"%d" % number
+            assert message.properties.keys == ((f"k{number}",) if number % 3 == 0 else ())
+            message.finish()
+
+
+async def test_batches_have_them_too(broker: Broker, connection: Connection) -> None:
+    for start in (0, 3):
+        bodies = [b"%d" % (start + number) for number in range(3)]
+        await connection.ask(commands.send("t", bodies, {}, block((start // 3, RED))))
+    async with Consumer("t", "c", broker.tcp_address) as consumer:
+        tags: list[str] = []
+        async for batch in consumer.batches(max_messages=2):
+            tags += [each.tag for each in batch.properties]
+            await batch.finish()
+            if len(tags) == 6:
+                break
+    assert tags == ["red", "", "", "", "red", ""]
+
+
+async def test_a_client_of_nsq_gets_none_and_may_not_ask(broker: Broker) -> None:
+    own = await Connection.open(_address(broker), Identity())
+    await own.ask(commands.send("t", [b"red"], {}, block((0, RED))))
+    reader, writer = await asyncio.open_connection(*_address(broker))
+    writer.write(b"  V2" + commands.subscribe("t", "c") + commands.ready(1))
+    splitter = FrameSplitter()
+    pieces: list[Piece] = []
+    while not any(isinstance(piece, MessageRun) for piece in pieces):
+        pieces += splitter.feed(await reader.read(4096))
+    assert isinstance(pieces[0], Response)
+    assert isinstance(pieces[1], MessageRun)
+    assert pieces[1].bodies() == [b"red"]
+    assert len(pieces) == 2
+    writer.write(commands.call(1, "topic.describe", {"topic": "t"}))
+    assert b"E_INVALID invalid command CALL" in await reader.read(4096)
+    writer.close()
+    own.close()
+
+
+async def test_what_is_wrong_with_a_send_is_told_and_stores_nothing(
+    broker: Broker, connection: Connection
+) -> None:
+    sent = [await connection.ask(commands.send("t", [b"x"], {"no": 1}))]
+    sent.append(await connection.ask(commands.send("t", [b"x"], {"wait": "yes"})))
+    for answer in map(json.loads, sent):
+        assert answer["status"] == "BAD_ARGUMENT"
+    assert b"'no'" in sent[0]
+    with pytest.raises(CallRefused, match="NOT_FOUND"):
+        await connection.call("topic.describe", topic="t")
+
+
+async def test_a_call_is_answered_or_refused_by_name(
+    broker: Broker, connection: Connection
+) -> None:
+    with pytest.raises(CallRefused, match="NOT_FOUND there is no topic 'none'"):
+        await connection.call("topic.describe", topic="none")
+    with pytest.raises(CallRefused, match="UNKNOWN_METHOD"):
+        await connection.call("topic.explode", topic="none")
+    with pytest.raises(CallRefused, match="MISSING_ARGUMENT the argument 'topic' is missing"):
+        await connection.call("topic.describe")
+    async with aiohttp.ClientSession(f"http://{broker.http_address}") as http:
+        async with http.post("/call/topic.describe", json={"topic": "none"}) as response:
+            assert response.status == 404
+            assert (await response.json())["code"] == "NOT_FOUND"
+        async with http.post("/call/topic.describe", data=b"[]") as response:
+            assert response.status == 400
+
+
+async def test_a_broker_of_nsq_has_no_calls(broker: Broker, connection: Connection) -> None:
+    connection.features = type(connection.features)()
+    with pytest.raises(NotSupported, match="is no Martlet broker"):
+        await connection.call("topic.describe", topic="t")
+
+
+async def test_properties_are_there_after_a_restart(tmp_path: Path) -> None:
+    async with Broker(tmp_path) as broker:
+        connection = await Connection.open(_address(broker), Identity())
+        await connection.ask(commands.send("t", [b"red", b"plain"], {}, block((0, RED))))
+    async with Broker(tmp_path) as broker, Consumer("t", "c", broker.tcp_address) as consumer:
+        assert (await anext(consumer)).properties == RED
+        assert not (await anext(consumer)).properties

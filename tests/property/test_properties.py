@@ -1,0 +1,57 @@
+"""Properties come out of a block as they went in, whole or cut."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from martlet.properties import NONE, Block, Properties, Sent, entries_of, pack_block
+
+texts = st.text(st.characters(codec="utf-8"), max_size=20)
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=10)
+tags = st.text("abcdefg-._é", max_size=8)
+some = st.builds(
+    Properties,
+    tag=tags,
+    keys=st.lists(names, max_size=3).map(tuple),
+    headers=st.dictionaries(names, texts, max_size=3),
+    order_key=texts,
+    system=st.just({}),
+)
+batches = st.lists(st.one_of(st.just(NONE), some), min_size=1, max_size=20)
+
+
+def packed(batch: list[Properties]) -> bytes:
+    return pack_block([(n, each.pack()) for n, each in enumerate(batch) if each])
+
+
+@given(
+    some, st.one_of(st.none(), st.builds(Sent, st.binary(min_size=16, max_size=16), names.map(len)))
+)
+def test_an_entry_tells_what_was_packed(properties: Properties, sent: Sent | None) -> None:
+    whole = Properties(
+        properties.tag,
+        properties.keys,
+        properties.headers,
+        properties.order_key,
+        {"reason": "x"},
+        sent,
+    )
+    assert Properties.unpack(whole.pack()) == whole
+
+
+@given(batches, st.data())
+def test_a_block_tells_each_and_so_does_any_cut_of_it(
+    batch: list[Properties], data: st.DataObject
+) -> None:
+    block = Block(packed(batch))
+    assert [Properties.unpack(block.of(n)) for n in range(len(batch))] == batch
+    begin = data.draw(st.integers(0, len(batch)))
+    end = data.draw(st.integers(begin, len(batch)))
+    cut = Block(block.cut(begin, end))
+    assert [Properties.unpack(cut.of(n)) for n in range(end - begin)] == batch[begin:end]
+    assert (cut.tags == Block(packed(batch[begin:end])).tags).all()
+
+
+@given(batches)
+def test_what_a_client_may_send_is_taken_as_it_is(batch: list[Properties]) -> None:
+    told = entries_of(packed(batch), len(batch))
+    assert told == [(n, each.pack()) for n, each in enumerate(batch) if each]
