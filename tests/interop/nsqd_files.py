@@ -133,6 +133,9 @@ class _Client:
     def channel_closed(self) -> None:
         raise AssertionError("a channel was closed")
 
+    def channel_grown(self, channel: object, consumer: object) -> None:
+        raise AssertionError("a channel has grown")
+
 
 class Imported:
     """A broker's core on a folder."""

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from martlet.broker.group import Group
+from martlet.broker.whole import WholeChannel
+
 NEVER = 1 << 63
 """A position that no log reaches: what is not written down anywhere."""
 
@@ -81,6 +84,9 @@ class ModelConsumer:
     def channel_closed(self) -> None:
         """The channel was deleted."""
         self.closed = True
+
+    def channel_grown(self, channel: WholeChannel, consumer: Group) -> None:
+        """It has several queues now."""
 
     @property
     def in_flight(self) -> list[int]:

@@ -42,12 +42,12 @@ class ReplayRules(ConsumerRules):
         start, end = real_topic.queue.start_offset, real.cursor.next
         for offset in (start - 1, end + 1):
             with pytest.raises(OutOfReach) as refused:
-                replay(self.broker, real_topic, channel.name, offset)
+                replay(real_topic, channel.name, {0: offset})
             assert refused.value.gone == (offset < start)
         if start > end:  # all that it has yet to get is lost
             return
         offset = start + (end - start) * share // 100
-        if self.refused(lambda: replay(self.broker, real_topic, channel.name, offset)):
+        if self.refused(lambda: replay(real_topic, channel.name, {0: offset})):
             assert real.cursor.next == end
             return
         self._know_what_was_emptied(channel.topic)
@@ -65,12 +65,12 @@ class ReplayRules(ConsumerRules):
         offset = start + (end - start) * share // 100
         if name in topic.channels or start > end:
             with pytest.raises(OutOfReach):
-                channel_from(real, name, offset if name in topic.channels else end)
+                channel_from(real, name, {0: offset if name in topic.channels else end})
             return
         if not topic.channels and end < topic.limit:
             with pytest.raises(OutOfReach):
-                channel_from(real, name, end + 1)
-        if self.refused(lambda: channel_from(real, name, offset)):
+                channel_from(real, name, {0: end + 1})
+        if self.refused(lambda: channel_from(real, name, {0: offset})):
             assert name not in real.channels
             return
         self._know_what_was_emptied(topic)

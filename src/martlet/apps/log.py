@@ -102,11 +102,12 @@ class TopicNames:
         """Take a journal entry in."""
         if kind == Kind.TOPOLOGY:
             fields = unpack_topology(entry)
-            if fields["op"] == "topic_deleted":
-                self._deleted.add(fields["id"])
-            for topic in [*fields.get("topics", ()), fields.get("topic")]:
-                if topic:
-                    self._names[topic["id"]] = topic["name"]
+            for op in fields.get("ops", [fields]):
+                if op["op"] == "topic_deleted":
+                    self._deleted.add(op["id"])
+                for topic in [*op.get("topics", ()), op.get("topic")]:
+                    if topic:
+                        self._names[topic["id"]] = topic["name"]
 
     def __contains__(self, name: str) -> bool:
         return name in self._names.values()

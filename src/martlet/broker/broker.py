@@ -11,19 +11,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from random import Random
+from typing import TYPE_CHECKING
 
 from martlet.broker.channel import Channel
+from martlet.broker.description import describe_channel
 from martlet.broker.errors import BrokerError, InvalidName, LimitReached, NotFound, WritesRefused
+from martlet.broker.growth import check_count, grow
 from martlet.broker.journal import Description, pack_cursor, pack_topology
 from martlet.broker.queue import Queue, Receipt
 from martlet.broker.schedule import Schedule
-from martlet.broker.topic import Topic, describe_channel
+from martlet.broker.topic import Topic
 from martlet.log.batch import Batch
 from martlet.log.checkpoint import JournalEntry
 from martlet.log.commitlog import CommitLog
 from martlet.log.index import Index
 from martlet.log.record import Kind
 from martlet.name import is_valid_name
+
+if TYPE_CHECKING:
+    from martlet.broker.whole import WholeChannel
 
 MOST_SCRATCH = 8
 """How many batches are kept to be used again."""
@@ -79,7 +85,9 @@ class Broker:
         self._on_put_off = on_put_off
         self.schedule = Schedule()
         self.topics: dict[str, Topic] = {}
+        """By name: each topic's queue number 0, which stands for all of it."""
         self.by_id: dict[int, Topic] = {}
+        """By number in the log: all topics at all their queues."""
         self.last_id = 0
         self.stored_count = 0
         """Messages stored since the start."""
@@ -137,9 +145,22 @@ class Broker:
         return topic
 
     def adopt(self, topic: Topic) -> None:
-        """Put a topic in place."""
-        self.topics[topic.name] = topic
+        """Put a topic in place, at one of its queues."""
+        if not topic.number:
+            self.topics[topic.name] = topic
         self.by_id[topic.id] = topic
+
+    def set_queues(self, name: str, count: int) -> Topic:
+        """Give a topic so many queues, made if it is new; it never gets fewer.
+
+        Raises:
+            QueuesRefused: it has more, or none can have so many.
+            InvalidName, LimitReached, WritesRefused: as `topic`.
+        """
+        check_count(count)
+        topic = self.topic(name)
+        grow(self, topic, count)
+        return topic
 
     def find_topic(self, name: str) -> Topic:
         """The topic of that name. Raises NotFound."""
@@ -153,14 +174,17 @@ class Broker:
         topic = self.find_topic(name)
         self.commit()
         try:
-            self.journal_topology("topic_deleted", topic.id, id=topic.id)
+            ops = [{"op": "topic_deleted", "id": part.id} for part in topic.parts]
+            topic.journal(ops)
         except WritesRefused:
             if not topic.ephemeral:
                 raise
-        del self.topics[name], self.by_id[topic.id]
+        del self.topics[name]
         channels = list(topic.channels.values())
-        topic.close()
-        self.dropped_names.append(topic.queue.index.name)
+        for part in topic.parts:
+            del self.by_id[part.id]
+            part.close()
+            self.dropped_names.append(part.queue.index.name)
         for channel in channels:
             self.on_channel(topic, channel)
         self.on_topic(topic)
@@ -170,14 +194,15 @@ class Broker:
         self.last_id += 1
         return self.last_id
 
-    def left(self, topic: Topic, channel: Channel) -> None:
+    def left(self, topic: Topic, channel: Channel | WholeChannel) -> None:
         """A consumer has left a channel: an ephemeral one goes with its last consumer.
 
         That needs no disk: what is ephemeral is not looked for after a restart.
         """
         if not channel.ephemeral or channel.consumers:
             return
-        if topic.channels.get(channel.name) is channel:
+        known = topic.channels.get(channel.name)
+        if known is not None and known.whole is channel:
             self.delete_channel(topic, channel.name)
 
     def delete_channel(self, topic: Topic, name: str) -> None:
@@ -279,7 +304,7 @@ class Broker:
         now_ns = self.clock()
         while left and self._dirty:
             channel = self._dirty[0]
-            topic = self.topics.get(channel.topic)
+            topic = self.by_id.get(channel.queue.topic)
             if topic is not None and topic.channels.get(channel.name) is channel:
                 entry = pack_cursor(channel.id, channel.cursor, topic.limit, full=False)
                 self.log.append_journal(Kind.CURSOR, entry, topic=topic.id, stored_at_ns=now_ns)
@@ -297,7 +322,7 @@ class Broker:
         """The whole journal in its shortest form."""
         topics: list[Description] = []
         cursors: list[JournalEntry] = []
-        for topic in self.topics.values():
+        for topic in self.by_id.values():
             if topic.ephemeral:
                 continue
             kept = [channel for channel in topic.channels.values() if not channel.ephemeral]

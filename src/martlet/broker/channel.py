@@ -7,7 +7,7 @@ with a message in flight.  How messages get to the consumers is `martlet.broker.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -16,8 +16,10 @@ from martlet.broker.cursor import Cursor
 from martlet.broker.delivery import Delivery, Source, Surroundings
 from martlet.broker.errors import NotInFlight, TooMany
 from martlet.broker.finishes import Finishes
+from martlet.broker.group import Group, Share
 from martlet.broker.policy import ChannelPolicy
 from martlet.broker.stretch import apart_from, distinct, inside
+from martlet.broker.whole import WholeChannel
 from martlet.name import is_ephemeral
 
 if TYPE_CHECKING:
@@ -25,11 +27,12 @@ if TYPE_CHECKING:
     from martlet.broker.stretch import Stretch
     from martlet.broker.window import Offsets
 
+ConsumerT = TypeVar("ConsumerT", bound=Consumer)
 _NO_OFFSETS: Offsets = np.empty(0, np.int64)
 
 
 class Channel(Delivery):
-    """A channel of a topic.
+    """A channel of a topic, at one of its queues.
 
     Args:
         around: the broker's clock, schedule and journal.
@@ -59,6 +62,11 @@ class Channel(Delivery):
         self.topic = topic
         self.name = name
         self.ephemeral = is_ephemeral(name)
+        self.queue = cursor.queue
+        self.parts: list[Channel] = [self]
+        """The channel at each queue of the topic, by number."""
+        self.whole: Channel | WholeChannel = self
+        """What clients subscribe to."""
         self.consumers: list[Consumer] = []
         self.requeue_count = 0
         self.timeout_count = 0
@@ -121,17 +129,47 @@ class Channel(Delivery):
         with_properties: bool = False,
     ) -> Consumer:
         """Subscribe a client. Raises TooMany."""
+        self._last_number = self._next_number()
+        return self._add(
+            Consumer(
+                client, self._last_number, timeout_ns, sample_rate, with_properties=with_properties
+            )
+        )
+
+    def _next_number(self) -> int:
         if self._most_consumers and len(self.consumers) >= self._most_consumers:
             raise TooMany(
                 f"consumers for {self.topic}:{self.name} exceeds limit of {self._most_consumers}"
             )
-        self._last_number += 1
-        consumer = Consumer(
-            client, self._last_number, timeout_ns, sample_rate, with_properties=with_properties
-        )
+        return self._last_number + 1
+
+    def _add(self, consumer: ConsumerT) -> ConsumerT:
         self.consumers.append(consumer)
         self._by_number[consumer.number] = consumer
         return consumer
+
+    def add_share(self, group: Group) -> None:
+        """Subscribe a client that consumes other queues too. Raises TooMany."""
+        self._last_number = self._next_number()
+        group.shares.append(self._add(Share(group, self, self._last_number)))
+
+    def regroup(self, consumer: Consumer) -> Group:
+        """A consumer of one queue will be one of several: its group, which goes on for it."""
+        group = Group(
+            consumer.client,
+            consumer.timeout_ns,
+            consumer.sample_rate,
+            with_properties=consumer.with_properties,
+        )
+        share = Share.instead_of(consumer, group, self)
+        group.shares.append(share)
+        self.consumers[self.consumers.index(consumer)] = share
+        self._by_number[consumer.number] = share
+        if consumer.is_ready:
+            self._line[self._line.index(consumer)] = share
+        for _, straggler in self.cursor.stragglers.owned_by(consumer):
+            straggler.owner = share
+        return group
 
     def remove_consumer(self, consumer: Consumer) -> None:
         """The client has gone: what it held is delivered to others at once."""
@@ -385,6 +423,8 @@ class Channel(Delivery):
         """The channel is deleted: its clients are told, and get no more messages."""
         self._alarm.cancel()
         self.paused = True
+        if self.queue.number:
+            return  # Number 0 has told them.
         for consumer in list(self.consumers):
             consumer.client.channel_closed()
 

@@ -6,7 +6,11 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from martlet.broker.group import Group
+    from martlet.broker.whole import WholeChannel
 
 
 class Client(Protocol):
@@ -17,6 +21,9 @@ class Client(Protocol):
 
     def channel_closed(self) -> None:
         """The channel or its topic was deleted: close the connection."""
+
+    def channel_grown(self, channel: WholeChannel, consumer: Group) -> None:
+        """The channel has several queues from now on: answer to this one, as this one."""
 
 
 class Lease(NamedTuple):
@@ -88,6 +95,9 @@ class Consumer:
     def room(self) -> int:
         """How many more messages may be sent to it now."""
         return 0 if self.blocked else self.ready_count - self.in_flight_count
+
+    def offer_room(self) -> None:
+        """There may be room that no answer of the client has made: others may use it too."""
 
     def lease_of(self, offset: int) -> Lease:
         """The lease under which it holds an offset."""

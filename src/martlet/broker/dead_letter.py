@@ -6,7 +6,8 @@ and the channel (which none of them has an ``@`` in), a line of JSON each::
     00000000000104857600@orders@mail.jsonl
     {"offset":17,"id":"1f...","timestamp_ns":1760...,"deliver_at_ns":0,"body_base64":"aGVsbG8="}
 
-Without a channel the name ends behind the topic: they waited for a first one.  A name is the same
+Without a channel the name ends behind the topic: they waited for a first one.  A queue's number
+stands behind the position, ``00000000000104857600.2@orders``, but for number 0.  A name is the same
 when a segment is evicted once more after a crash, so nothing is kept twice for that.
 """
 
@@ -28,13 +29,17 @@ from martlet.log.record import (
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
     from martlet.broker.eviction import Loss
+    from martlet.broker.topic import Topic
     from martlet.broker.window import Offsets
     from martlet.log.storage import Segment
 
 
-def file_name(base: int, topic: str, channel: Channel | None) -> str:
+def file_name(base: int, topic: Topic, channel: Channel | None) -> str:
     """The file of a channel's dead letters from the segment that begins at a position."""
-    return "@".join([f"{base:020d}", topic, *([channel.name] if channel else [])]) + ".jsonl"
+    queue = f".{topic.number}" if topic.number else ""
+    return "@".join([f"{base:020d}{queue}", topic.name, *([channel.name] if channel else [])]) + (
+        ".jsonl"
+    )
 
 
 def lines(

@@ -139,6 +139,7 @@ class Delivery(ABC):
         for consumer in consumers:
             if not consumer.is_ready and consumer.room > 0:
                 self._enter_line(consumer)
+            consumer.offer_room()
 
     # delivery
 

@@ -11,6 +11,7 @@ __all__ = [
     "NotFound",
     "NotInFlight",
     "OutOfReach",
+    "QueuesRefused",
     "TooMany",
     "WritesRefused",
 ]
@@ -37,15 +38,21 @@ class OutOfReach(BrokerError):
 
     Attributes:
         gone: whether the messages there were let go.
+        queue: of which queue.
     """
 
-    def __init__(self, text: str, *, gone: bool = False) -> None:
+    def __init__(self, text: str, *, gone: bool = False, queue: int = 0) -> None:
         super().__init__(text)
         self.gone = gone
+        self.queue = queue
 
 
 class LimitReached(WritesRefused):
     """Nothing new may be made: the operator has set a limit; the text names it and the way out."""
+
+
+class QueuesRefused(BrokerError):
+    """A topic can not have that many queues; the text says why."""
 
 
 class TooMany(BrokerError):

@@ -181,7 +181,7 @@ class Eviction:
         broker.left_alone.discard(victim.base)
         for loss in losses:
             loss.leave_voids()
-        for topic in broker.topics.values():
+        for topic in broker.by_id.values():
             topic.queue.tally.forget(victim.base)
         if any(len(loss.offsets) for loss in losses):
             self.evicted_count += 1
@@ -201,7 +201,7 @@ class Eviction:
 
     def _losses(self, segment: Segment, needed_by: list[Need]) -> list[Loss]:
         losses = []
-        for topic, need in zip(self._broker.topics.values(), needed_by, strict=True):
+        for topic, need in zip(self._broker.by_id.values(), needed_by, strict=True):
             rows = need.rows_in(segment)
             if len(rows):
                 losses.append(Loss(topic, _stretches(rows), rows))
@@ -220,7 +220,7 @@ def settle(broker: Broker) -> list[Loss]:
     """
     places = Places(broker.log.segments)
     losses = []
-    for topic in broker.topics.values():
+    for topic in broker.by_id.values():
         gone = _gone(topic, places)
         if gone:
             loss = Loss(topic, gone, topic.queue.index.array(0, 0))

@@ -12,6 +12,11 @@ Topology entries are JSON, because they are few and people read them in a dump:
   from an offset on, the channel has them before it again
 - ``{"op": "channel_deleted", "topic_id": n, "id": n, "backlog_offset": n}``: and where the topic's
   backlog begins without it
+- ``{"op": "together", "ops": [...]}``: all of these at once: what concerns all queues of a topic
+
+Each queue of a topic is told like a topic of its own, with a number of its own: ``queue`` says
+which one it is, and ``of`` the number of the topic's first.  A channel has the same number at all
+of them.  Whatever tells of a topic at one queue tells of all, so no start finds some of them.
 
 A power cut may take any of the entries that are not yet durable, and leave later ones.  So each
 tells all that it stands for, and what must happen together is one entry.

@@ -103,7 +103,7 @@ class Together:
         self.some = False
         self._counts: Counts | None = None
 
-    def add(self, latency: Latency) -> None:
+    def add(self, latency: Latency | Together) -> None:
         """Take one channel's."""
         self.some = True
         counts = latency.counts()

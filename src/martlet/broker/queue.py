@@ -21,6 +21,11 @@ from martlet.log.retention import Places, Tally
 _entry = partial(tuple.__new__, Entry)
 """Makes one of a tuple, without a call in Python."""
 ID_MASK = (1 << 64) - 1
+OFFSET_BITS = 54
+"""So much of an id's distance from number 0's `id_base` is the offset; above it is the queue."""
+OFFSET_MASK = (1 << OFFSET_BITS) - 1
+MOST_QUEUES = 1 << (64 - OFFSET_BITS)
+"""Of one topic."""
 _ROWS_AT_ONCE = 1 << 16
 MOST_BATCH_BYTES = 1 << 20
 """A batch that has grown this large is appended at once."""
@@ -47,7 +52,8 @@ class Queue:
     Args:
         log: where batches go.
         topic, number: its place.
-        id_base: a random number of 64 bits; a message's id is its offset added to it.
+        id_base: a message's id is its offset added to it: a random number of 64 bits, to which
+            number times 2^54 was added.
         index: the queue's index.
         end_offset: the next message's offset.
     """

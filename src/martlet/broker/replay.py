@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING
 from martlet.broker.errors import OutOfReach
 
 if TYPE_CHECKING:
-    from martlet.broker.broker import Broker
+    from collections.abc import Mapping
+
     from martlet.broker.channel import Channel
     from martlet.broker.queue import Queue
     from martlet.broker.topic import Topic
@@ -55,8 +56,9 @@ def offset_at(topic: Topic, time_ns: int) -> int:
     if start and (first is None or time_ns < first.stored_at_ns):
         since = " of them" if first is None else f" up to {start}"
         raise OutOfReach(
-            f"what topic {topic.name!r} got at that time may have gone: all{since} was let go",
+            f"what {_told(topic)} got at that time may have gone: all{since} was let go",
             gone=True,
+            queue=topic.number,
         )
     row = queue.index.find_time(time_ns)
     if row >= queue.index.end_row:
@@ -64,58 +66,84 @@ def offset_at(topic: Topic, time_ns: int) -> int:
     return max(queue.index.row(row).first_offset, start)
 
 
-def replay(broker: Broker, topic: Topic, name: str, offset: int) -> Channel:
-    """Set a channel back to an offset.
+def replay(topic: Topic, name: str, offsets: Mapping[int, int]) -> None:
+    """Set a channel back to an offset at some queues of a topic, by their numbers.
 
     Raises:
-        NotFound: there is no such channel.
-        OutOfReach: the offset has gone, or the channel has not come so far yet.
+        NotFound: there is no such channel, or queue.
+        OutOfReach: an offset has gone, or the channel has not come so far yet.
         WritesRefused: it could not be written down, and nothing is done.
     """
+    parts = [(topic.part(number), offset) for number, offset in offsets.items()]
+    for part, offset in parts:
+        channel = part.find_channel(name)
+        _check_is_stored(part, offset)
+        if offset > channel.cursor.next:
+            raise OutOfReach(
+                f"channel {name!r} of {_told(part)} has come to offset"
+                f" {channel.cursor.next} and cannot be set back to {offset}",
+                queue=part.number,
+            )
     channel = topic.find_channel(name)
-    _check_is_stored(topic, offset)
-    if offset > channel.cursor.next:
-        raise OutOfReach(
-            f"channel {name!r} of topic {topic.name!r} has come to offset {channel.cursor.next} and"
-            f" cannot be set back to {offset}"
-        )
     if not channel.ephemeral:
-        broker.journal_topology(
-            "channel_replayed", topic.id, topic_id=topic.id, id=channel.id, offset=offset
+        topic.journal(
+            [
+                {
+                    "op": "channel_replayed",
+                    "topic_id": part.id,
+                    "id": channel.id,
+                    "offset": offset,
+                }
+                for part, offset in parts
+            ]
         )
-    channel.go_back(offset)
-    topic.schedule(channel, offset)
-    channel.cursor.deferred_ahead = topic.deferred_from(offset)
-    channel.pump()
-    return channel
+    for part, offset in parts:
+        channel = part.channels[name]
+        channel.go_back(offset)
+        part.schedule(channel, offset)
+        channel.cursor.deferred_ahead = part.deferred_from(offset)
+    for part, _ in parts:
+        part.channels[name].pump()
 
 
-def channel_from(topic: Topic, name: str, offset: int) -> Channel:
-    """A new channel that begins at an offset.
+def channel_from(topic: Topic, name: str, offsets: Mapping[int, int]) -> Channel:
+    """A new channel that begins at an offset of some queues, by their numbers; at the others it
+    begins as any new channel does.
 
     Raises:
         InvalidName: no channel can have that name.
-        OutOfReach: there is such a channel already, the offset has gone or is yet to come, or the
+        NotFound: there is no such queue.
+        OutOfReach: there is such a channel already, an offset has gone or is yet to come, or the
             topic's backlog, which waits for its first channel, begins before it.
         WritesRefused: it could not be written down.
     """
     if name in topic.channels:
         raise OutOfReach(f"there is a channel {name!r} of topic {topic.name!r} already")
-    _check_is_stored(topic, offset)
-    if offset > topic.limit:
-        raise OutOfReach(f"topic {topic.name!r} ends at offset {topic.limit}, before {offset}")
-    if not topic.channels and offset > topic.backlog_offset:
-        raise OutOfReach(
-            f"the first channel of topic {topic.name!r} gets all from offset {topic.backlog_offset}"
-            f" on, and none of it would be left for others behind {offset}"
-        )
-    return topic.channel(name, start=offset)
+    for number, offset in offsets.items():
+        part = topic.part(number)
+        _check_is_stored(part, offset)
+        if offset > part.limit:
+            raise OutOfReach(
+                f"{_told(part)} ends at offset {part.limit}, before {offset}", queue=part.number
+            )
+        if not part.channels and offset > part.backlog_offset:
+            raise OutOfReach(
+                f"the first channel of {_told(part)} gets all from offset {part.backlog_offset}"
+                f" on, and none of it would be left for others behind {offset}",
+                queue=part.number,
+            )
+    return topic.channel(name, start=offsets)
 
 
-def _check_is_stored(topic: Topic, offset: int) -> None:
-    start = topic.queue.start_offset
+def _check_is_stored(part: Topic, offset: int) -> None:
+    start = part.queue.start_offset
     if offset < start:
         raise OutOfReach(
-            f"offset {offset} of topic {topic.name!r} has gone: what is stored begins at {start}",
+            f"offset {offset} of {_told(part)} has gone: what is stored begins at {start}",
             gone=True,
+            queue=part.number,
         )
+
+
+def _told(part: Topic) -> str:
+    return f"topic {part.name!r}" + (f", queue {part.number}" if part.several else "")

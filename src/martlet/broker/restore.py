@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from martlet.broker.broker import Broker
+from martlet.broker.channel import Channel
 from martlet.broker.errors import WritesRefused
 from martlet.broker.eviction import settle
 from martlet.broker.journal import CursorState, Description, channel_of, unpack_topology
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.broker.queue import Queue
-from martlet.broker.topic import Topic
+from martlet.broker.topic import Topic, join
 from martlet.log import checkpoint, doubt
 from martlet.log.commitlog import CommitLog
 from martlet.log.index import ENTRY, Entry, Index
@@ -137,18 +138,21 @@ class _State:
     def _begin(self, description: Description) -> _TopicState:
         id = description["id"]
         self.last_id = max(self.last_id, id)
-        index = self.indexes.get(id) or Index(self.storage, id, 0)
+        index = self.indexes.get(id) or Index(self.storage, id, description.get("queue", 0))
         has_rows = index.end_row > index.first_row
         end_offset = index.row(index.end_row - 1).end_offset if has_rows else 0
         return _TopicState(description, index, end_offset)
+
+    def _apply_together(self, fields: Description) -> None:
+        for op in fields["ops"]:
+            getattr(self, f"_apply_{op['op']}")(op)
 
     def _apply_topic(self, fields: Description) -> None:
         description = fields["topic"]
         id = description["id"]
         if id not in self.topics:
             # Where there is an older one of its name, what tells that it was deleted is lost.
-            name = description["name"]
-            older = [i for i, t in self.topics.items() if t.description["name"] == name]
+            older = [i for i, t in self.topics.items() if _excludes(t.description, description)]
             for number in older:
                 del self.topics[number]
             self.topics[id] = self._begin(description)
@@ -197,6 +201,26 @@ class _State:
         elif header.flags & Flag.RELOCATED:
             state.index.move(header.first_offset, header.position)
         state.end_offset = max(state.end_offset, end_offset)
+
+    def kept(self) -> list[_TopicState]:
+        """Those that stay, each topic's queues by number behind one another."""
+        places = sorted((_place(self.topics[id].description), id) for id in self.topics)
+        return [
+            self.topics[id]
+            for (first, _), id in places
+            if first in self.topics and not is_ephemeral(self.topics[id].description["name"])
+        ]
+
+
+def _place(topic: Description) -> tuple[int, int]:
+    """The number of a topic's first queue, and which of its queues this is."""
+    return topic.get("of", topic["id"]), topic.get("queue", 0)
+
+
+def _excludes(known: Description, new: Description) -> bool:
+    """Whether there can not be both: another topic of the same name, or the same queue of one."""
+    same_topic = _place(known)[0] == _place(new)[0]
+    return bool(known["name"] == new["name"]) and (not same_topic or _place(known) == _place(new))
 
 
 def restore(
@@ -275,9 +299,10 @@ def _from_checkpoint(
     position = int(fields["position"])
     state.epoch = int(fields["epoch"])
     missing: set[int] = set()
+    numbers = {topic["id"]: topic.get("queue", 0) for topic in fields["topics"]}
     for told, (first_row, stored, crc) in fields["indexes"].items():
         id = int(told)
-        index = Index(storage, id, 0, first_row, stored, crc)
+        index = Index(storage, id, numbers.get(id, 0), first_row, stored, crc)
         if index.verify():
             state.indexes[id] = index
         else:
@@ -304,6 +329,7 @@ def _rebuild(
     before it: the segments that they were copied out of may have gone since.
     """
     rows: dict[int, list[tuple[int, ...]]] = {}
+    numbers: dict[int, int] = {}
     packed: dict[int, list[Any]] = {}
     for header, _ in scan(segments, 0, Report()):
         if header.kind != Kind.BATCH or (topics is not None and header.topic not in topics):
@@ -313,6 +339,7 @@ def _rebuild(
         ):
             continue
         some = rows.setdefault(header.topic, [])
+        numbers[header.topic] = header.queue
         some.append(
             (
                 header.first_offset,
@@ -331,51 +358,92 @@ def _rebuild(
         found = found[np.lexsort((found["position"], found["first_offset"]))]
         last = np.append(found["first_offset"][1:] != found["first_offset"][:-1], True)
         found = found[last]
-        index = Index(state.storage, topic, 0)
+        index = Index(state.storage, topic, numbers[topic])
         index.fill(found)
         state.indexes[topic] = index
 
 
 def _settle(broker: Broker, state: _State) -> None:
     """Make topics and channels of what the journal has told."""
-    now_ns = broker.clock()
     broker.last_id = state.last_id
     kept = set()
-    for id, known in state.topics.items():
-        description = known.description
-        if is_ephemeral(description["name"]):
-            continue
+    for known in state.kept():
         kept.add(known.index.name)
-        end_offset = max(known.end_offset, known.told_end)
-        queue = Queue(broker.log, id, 0, description["id_base"], known.index, end_offset)
-        topic = Topic(broker, id, description["name"], queue)
-        topic.backlog_offset = description["backlog_offset"]
-        if description["paused_at"] is not None:
-            # Where a channel saw more than that, what tells that the topic went on is lost.
-            seen = [told.limit for told in known.cursors.values()]
-            seen += [told.get("limit", 0) for told in known.channels.values()]
-            topic.paused_at = max(description["paused_at"], topic.backlog_offset, *seen)
-        topic.voids = [(first, end) for first, end in description["voids"]]
-        topic.policy = TopicPolicy.read(description.get("policy", {}))
-        if known.channels and all(is_ephemeral(c["name"]) for c in known.channels.values()):
-            topic.backlog_offset = topic.limit
+        topic = _topic(broker, known)
         broker.adopt(topic)
-        for channel_id, told in known.channels.items():
-            if is_ephemeral(told["name"]):
-                continue
-            # Its place was lost with a damaged record: everything that is stored comes again.
-            start = queue.first_stored_offset if channel_id not in known.cursors else 0
-            cursor = known.cursors.get(channel_id) or CursorState(start, start)
-            kept_from = min(cursor.next, queue.start_offset)
-            voids = [(first, end) for first, end in told.get("voids", ()) if end > kept_from]
-            channel = topic.restore_channel(channel_id, told["name"], cursor.next, voids)
-            channel.paused = told["paused"]
-            channel.policy = ChannelPolicy.read(told.get("policy", {}))
-            cursor.restore(channel.cursor, now_ns)
-            channel.counted_from = topic.limit
-            topic.schedule(channel, cursor.scheduled_end)
-            channel.cursor.deferred_ahead = topic.deferred_from(cursor.next)
-            channel.arm()
+        if topic.number:
+            first = broker.topics[topic.name]
+            topic.parts = first.parts
+            topic.parts.append(topic)
+            first.several = topic.several = True
+        _restore_channels(broker, topic, known)
+    for topic in broker.topics.values():
+        _harmonise(topic)
+        for name in topic.channels:
+            join(topic, name)
     for name in broker.log.storage.names("index"):
         if f"index/{name}" not in kept:
             broker.log.storage.remove(f"index/{name}")
+
+
+def _topic(broker: Broker, known: _TopicState) -> Topic:
+    description = known.description
+    end_offset = max(known.end_offset, known.told_end)
+    id, number = description["id"], description.get("queue", 0)
+    queue = Queue(broker.log, id, number, description["id_base"], known.index, end_offset)
+    topic = Topic(broker, id, description["name"], queue)
+    topic.backlog_offset = description["backlog_offset"]
+    if description["paused_at"] is not None:
+        # Where a channel saw more than that, what tells that the topic went on is lost.
+        seen = [told.limit for told in known.cursors.values()]
+        seen += [told.get("limit", 0) for told in known.channels.values()]
+        topic.paused_at = max(description["paused_at"], topic.backlog_offset, *seen)
+    topic.voids = [(first, end) for first, end in description["voids"]]
+    topic.policy = TopicPolicy.read(description.get("policy", {}))
+    if known.channels and all(is_ephemeral(c["name"]) for c in known.channels.values()):
+        topic.backlog_offset = topic.limit
+    return topic
+
+
+def _restore_channels(broker: Broker, topic: Topic, known: _TopicState) -> None:
+    now_ns = broker.clock()
+    queue = topic.queue
+    for channel_id, told in known.channels.items():
+        if is_ephemeral(told["name"]):
+            continue
+        # Its place was lost with a damaged record: everything that is stored comes again.
+        start = queue.first_stored_offset if channel_id not in known.cursors else 0
+        cursor = known.cursors.get(channel_id) or CursorState(start, start)
+        kept_from = min(cursor.next, queue.start_offset)
+        voids = [(first, end) for first, end in told.get("voids", ()) if end > kept_from]
+        channel = topic.restore_channel(channel_id, told["name"], cursor.next, voids)
+        channel.paused = told["paused"]
+        channel.policy = ChannelPolicy.read(told.get("policy", {}))
+        cursor.restore(channel.cursor, now_ns)
+        _wake(topic, channel, cursor.scheduled_end)
+
+
+def _wake(topic: Topic, channel: Channel, scheduled_end: int) -> None:
+    channel.counted_from = topic.limit
+    topic.schedule(channel, scheduled_end)
+    channel.cursor.deferred_ahead = topic.deferred_from(channel.cursor.next)
+    channel.arm()
+
+
+def _harmonise(topic: Topic) -> None:
+    """See that each channel is at all queues.
+
+    One entry tells of all of them, so a channel can be missing at one only where a power cut took
+    the entry of the growth, and left a later one that tells of the new queues, as of a pause.  The
+    channel was there when they were made, so all that is stored in them is for it; some of it may
+    come again.
+    """
+    channels = {name: channel for part in topic.parts for name, channel in part.channels.items()}
+    for part in topic.parts:
+        missing = channels.keys() - part.channels.keys()
+        start = part.queue.first_stored_offset if part.channels else part.backlog_offset
+        for name in sorted(missing):
+            channel = part.restore_channel(channels[name].id, name, start)
+            channel.paused = channels[name].paused
+            channel.policy = channels[name].policy
+            _wake(part, channel, start)

@@ -3,6 +3,11 @@
 While a topic has no channel, its messages wait for the first one, which begins where the backlog
 does.  While it is paused, messages are stored and handed to no channel: each channel sees the
 topic end at the offset where it was paused.
+
+A topic of several queues is a `Topic` for each, its parts.  The first, number 0, is the one that
+has the name in the broker; what is asked of it in the name of the topic (channels, pauses, being
+emptied) it does for all parts, told by one entry of the journal.  What is asked of offsets, and of
+messages, is each part's own.
 """
 
 from __future__ import annotations
@@ -10,30 +15,28 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, cast
 
-import numpy as np
+from crc32c import crc32c
 
 from martlet.broker.channel import Channel
 from martlet.broker.cursor import Cursor
 from martlet.broker.delivery import Delivery, Surroundings
+from martlet.broker.description import channel_op, told
 from martlet.broker.errors import InvalidName, LimitReached, NotFound, WritesRefused
 from martlet.broker.journal import Description
 from martlet.broker.latency import Latency
-from martlet.broker.policy import ChannelPolicy, Policy, TopicPolicy
+from martlet.broker.part import Part
+from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.broker.queue import MOST_BATCH_BYTES, Queue, Receipt
-from martlet.broker.stretch import apart_from, with_stretch
+from martlet.broker.stretch import with_stretch
 from martlet.broker.view import View
+from martlet.broker.whole import WholeChannel, WholeTopic
 from martlet.log.commitlog import CommitLog
 from martlet.name import is_ephemeral, is_valid_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    import numpy.typing as npt
-
-    from martlet.broker.stretch import Stretch
     from martlet.log.batch import Batch, Bytes
-
-_NO_OFFSETS = np.empty(0, np.uint64)
 
 
 class TopicSurroundings(Surroundings, Protocol):
@@ -64,8 +67,8 @@ class TopicSurroundings(Surroundings, Protocol):
         """Messages of a channel can not be read any more."""
 
 
-class Topic:
-    """A topic and its channels.
+class Topic(Part):
+    """A topic and its channels, at one of its queues.
 
     Args:
         around: the broker.
@@ -75,97 +78,26 @@ class Topic:
     """
 
     def __init__(self, around: TopicSurroundings, id: int, name: str, queue: Queue) -> None:
+        super().__init__(queue)
         self.id = id
         self.name = name
         self.ephemeral = is_ephemeral(name)
-        self.queue = queue
-        self.channels: dict[str, Channel] = {}
+        self.parts: list[Topic] = [self]
+        """The topic at each of its queues, by number."""
+        self.several = False
+        """Whether it has more queues than one."""
+        self._turn = self
         self.message_count = 0
         self.dropped_count = 0
         """Messages that were given up, to make room, before every channel had finished them."""
-        self.backlog_offset = queue.start_offset
-        """Where the first channel will begin."""
-        self.paused_at: int | None = None
-        self.voids: list[tuple[int, int]] = []
-        """Offsets that were emptied before any channel had them: none gets them. By offset."""
         self.policy = TopicPolicy()
         self._around = around
         self._waiting: dict[Delivery, None] = {}
 
     @property
-    def paused(self) -> bool:
-        """Whether messages are kept from the channels."""
-        return self.paused_at is not None
-
-    @property
-    def limit(self) -> int:
-        """The offset up to which channels see the topic."""
-        return self.queue.end_offset if self.paused_at is None else self.paused_at
-
-    def limit_of(self, cursor: Cursor) -> int:
-        """The offset up to which a cursor may go from where it is; it is taken over a void."""
-        voids = self.voids
-        number = len(voids)
-        while number and cursor.next < voids[number - 1][1]:
-            number -= 1
-        for first, end in voids[number:]:
-            if cursor.next < first:
-                return min(first, self.limit)
-            cursor.skip_to(end, self.deferred_from(end))
-        return self.limit
-
-    def stretches(self, first: int, end: int | None = None) -> Iterator[Stretch]:
-        """What the channels get of the offsets from `first` on, up to `end` or the limit."""
-        return apart_from(self.voids, first, self.limit if end is None else end)
-
-    def count_from(self, offset: int) -> int:
-        """How many messages the channels get of those from an offset on."""
-        return sum(end - first for first, end in self.stretches(offset))
-
-    def deferred_from(self, offset: int) -> int:
-        """How many of them are deferred ones."""
-        index = self.queue.index
-        return sum(index.count_deferred(first, end) for first, end in self.stretches(offset))
-
-    @property
-    def message_bytes(self) -> int:
-        """The bytes of all bodies stored since the start."""
-        return self.queue.message_bytes
-
-    @property
-    def depth(self) -> int:
-        """How many messages wait for a channel, or for the topic to go on."""
-        waiting = 0 if self.channels else self.count_from(self.backlog_offset)
-        hidden = self.stretches(self.limit, self.queue.end_offset)
-        return waiting + sum(end - first for first, end in hidden)
-
-    @property
-    def lowest_needed(self) -> int:
-        """Below this offset, no channel needs a message any more, and no new one will."""
-        if not self.channels:
-            return self.backlog_offset
-        lowest = min(channel.cursor.lowest_needed for channel in self.channels.values())
-        return min(lowest, self.limit)
-
-    @property
-    def floor(self) -> int:
-        """From this offset on the channels, and new ones, need every message."""
-        if not self.channels:
-            return self.backlog_offset
-        floors = [channel.cursor.window.floor for channel in self.channels.values()]
-        return min(*floors, self.limit)
-
-    def stragglers_below(self, floor: int) -> npt.NDArray[np.uint64]:
-        """The offsets below a floor that some channel has yet to finish, rising."""
-        some = [
-            np.fromiter(by_offset, np.uint64, len(by_offset))
-            for channel in self.channels.values()
-            if (by_offset := channel.cursor.stragglers.by_offset)
-        ]
-        if not some:
-            return _NO_OFFSETS
-        offsets = np.unique(np.concatenate(some))
-        return offsets[: np.searchsorted(offsets, floor)]
+    def whole(self) -> Topic | WholeTopic:
+        """The topic over all its queues, for those who look at it."""
+        return WholeTopic(self.parts) if self.several else self
 
     def describe(self) -> Description:
         """The topic as the journal tells it, without its channels.
@@ -176,33 +108,74 @@ class Topic:
         backlog_offset = self.backlog_offset
         if self.channels and all(channel.ephemeral for channel in self.channels.values()):
             backlog_offset = self.limit
+        place = {"queue": self.number, "of": self.parts[0].id} if self.number else {}
         return {
             "id": self.id,
             "name": self.name,
+            **place,
             "id_base": self.queue.id_base,
             "paused_at": self.paused_at,
             "backlog_offset": backlog_offset,
             "voids": self.voids,
-            **_told(self.policy),
+            **told(self.policy),
         }
 
     def configure(self, policy: TopicPolicy) -> None:
         """Set its policy. Raises WritesRefused."""
-        told = self.describe() | {"policy": policy.told()}
-        self._around.journal_topology("topic", self.id, topic=told)
-        self.policy = policy
+        told = [part.describe() | {"policy": policy.told()} for part in self.parts]
+        self.journal([{"op": "topic", "topic": each} for each in told])
+        for part in self.parts:
+            part.policy = policy
 
     def configure_channel(self, name: str, policy: ChannelPolicy) -> None:
         """Set a channel's policy. Raises NotFound and WritesRefused."""
         channel = self.find_channel(name)
-        self.journal_channel(channel, policy=policy.told())
-        channel.policy = policy
+        self.journal_channel(name, policy=policy.told())
+        for part in channel.parts:
+            part.policy = policy
 
-    def _change(self, **changes: object) -> None:
-        """Write down what changes, and then change it: all stays as it is where that is refused."""
-        self._around.journal_topology("topic", self.id, topic=self.describe() | changes)
-        for name, value in changes.items():
-            setattr(self, name, value)
+    def _change(self, changes: Sequence[Description]) -> None:
+        """Write down what changes of each part, and then change it: all stays as it is where that
+        is refused.
+        """
+        parts = list(zip(self.parts, changes, strict=True))
+        self.journal([{"op": "topic", "topic": p.describe() | some} for p, some in parts])
+        for part, some in parts:
+            for name, value in some.items():
+                setattr(part, name, value)
+
+    def journal(self, ops: Sequence[Description]) -> None:
+        """Write down what happens at once, an op for each part. Raises WritesRefused."""
+        if len(ops) == 1:
+            fields = dict(ops[0])
+            self._around.journal_topology(fields.pop("op"), self.id, **fields)
+        else:
+            self._around.journal_topology("together", self.id, ops=ops)
+
+    # queues
+
+    def part(self, number: int) -> Topic:
+        """The topic at the queue of that number. Raises NotFound."""
+        if not 0 <= number < len(self.parts):
+            raise NotFound(
+                f"topic {self.name!r} has no queue {number}: they are 0 to {len(self.parts) - 1}"
+            )
+        return self.parts[number]
+
+    def part_for_key(self, key: bytes) -> Topic:
+        """The topic at the queue that all messages with a key go to: the CRC-32C of the key, modulo
+        the count of queues. It stays the same until the topic gets more queues.
+        """
+        return self.parts[crc32c(key) % len(self.parts)]
+
+    def next_part(self) -> Topic:
+        """The topic at the queue whose turn it is to take a message without a wish: one after the
+        other, but what comes in one turn of the loop stays together.
+        """
+        part = self._turn
+        if part.queue.batch is None:
+            self._turn = part = self.parts[(part.number + 1) % len(self.parts)]
+        return part
 
     # messages
 
@@ -263,13 +236,16 @@ class Topic:
     # channels
 
     def channel(
-        self, name: str, start: int | None = None, voids: Sequence[tuple[int, int]] = ()
+        self,
+        name: str,
+        start: int | Mapping[int, int] | None = None,
+        voids: Sequence[tuple[int, int]] = (),
     ) -> Channel:
         """The channel of that name, made if it is new.
 
         A new one begins at the topic's end, the first of a topic where its backlog does, unless
-        an offset to start at is given.  It passes over the offsets in `voids` (see
-        `martlet.broker.view`).
+        an offset to start at is given, or some by the queue's number.  It passes over the offsets
+        in `voids` (see `martlet.broker.view`).
 
         Raises:
             InvalidName: no channel can have it.
@@ -287,21 +263,32 @@ class Topic:
                     f" {len(self.channels)}, and --max-channels-per-topic is {most}; delete one"
                     " that is not needed"
                 )
-            if start is None:
-                start = self.limit if self.channels else self.backlog_offset
-            channel = self.restore_channel(self._around.next_id(), name, start, voids)
+            starts = {0: start} if isinstance(start, int) else start or {}
+            id = self._around.next_id()
             try:
                 # Before it is written down: that may begin a segment, whose head tells all of it.
-                self.schedule(channel, start)
-                channel.counted_from = self.limit - self.count_from(start)
+                for part in self.parts:
+                    part._begin_channel(id, name, starts.get(part.number), voids)
+                channel = self.channels[name]
+                join(self, name)
                 with self._unless_refused(channel):
-                    self.journal_channel(channel)
+                    self.journal_channel(name)
             except Exception:
-                del self.channels[name]
-                channel.close()
+                for part in self.parts:
+                    if name in part.channels:
+                        part.channels.pop(name).close()
                 raise
             self._around.on_channel(self, channel)
         return channel
+
+    def _begin_channel(
+        self, id: int, name: str, start: int | None, voids: Sequence[tuple[int, int]]
+    ) -> None:
+        if start is None:
+            start = self.limit if self.channels else self.backlog_offset
+        channel = self.restore_channel(id, name, start, voids)
+        self.schedule(channel, start)
+        channel.counted_from = self.limit - self.count_from(start)
 
     @contextmanager
     def _unless_refused(self, channel: Channel) -> Iterator[None]:
@@ -328,7 +315,10 @@ class Topic:
         """Put a channel in place that begins at an offset, and passes over voids."""
         around = self._around
         cursor = Cursor(around.log, self.queue, start)
-        cursor.on_lost = lambda first, end, why: around.lost(self.name, name, first, end, why)
+        where = f"queue {self.number}: " if self.number else ""
+        cursor.on_lost = lambda first, end, why: around.lost(
+            self.name, name, first, end, where + why
+        )
         channel = Channel(
             around,
             id,
@@ -346,11 +336,9 @@ class Topic:
         self.channels[name] = channel
         return channel
 
-    def journal_channel(self, channel: Channel, **fields: object) -> None:
+    def journal_channel(self, name: str, **fields: object) -> None:
         """Write down that a channel is there, or has changed."""
-        self._around.journal_topology(
-            "channel", self.id, topic_id=self.id, channel=describe_channel(self, channel) | fields
-        )
+        self.journal([channel_op(part, part.channels[name], **fields) for part in self.parts])
 
     def find_channel(self, name: str) -> Channel:
         """The channel of that name. Raises NotFound."""
@@ -362,18 +350,22 @@ class Topic:
     def delete_channel(self, name: str) -> None:
         """Delete a channel and disconnect its consumers. Raises NotFound and WritesRefused."""
         channel = self.find_channel(name)
-        backlog_offset = self.limit if len(self.channels) == 1 else self.backlog_offset
+        last = len(self.channels) == 1
+        offsets = [part.limit if last else part.backlog_offset for part in self.parts]
+        ops = [
+            {
+                "op": "channel_deleted",
+                "topic_id": part.id,
+                "id": channel.id,
+                "backlog_offset": offset,
+            }
+            for part, offset in zip(self.parts, offsets, strict=True)
+        ]
         with self._unless_refused(channel):
-            self._around.journal_topology(
-                "channel_deleted",
-                self.id,
-                topic_id=self.id,
-                id=channel.id,
-                backlog_offset=backlog_offset,
-            )
-        self.backlog_offset = backlog_offset
-        del self.channels[name]
-        channel.close()
+            self.journal(ops)
+        for part, offset in zip(self.parts, offsets, strict=True):
+            part.backlog_offset = offset
+            part.channels.pop(name).close()
         self._around.on_channel(self, channel)
 
     # what the operator does
@@ -382,46 +374,42 @@ class Topic:
         """Keep messages from the channels, or hand them on again."""
         if paused == self.paused:
             return
-        before = self.paused_at
-        self._change(paused_at=self.queue.end_offset if paused else None)
-        if before is not None:
-            for channel in self.channels.values():
-                self.schedule(channel, before)
-                channel.pump()
+        before = [part.paused_at for part in self.parts]
+        self._change([{"paused_at": p.queue.end_offset if paused else None} for p in self.parts])
+        for part, offset in zip(self.parts, before, strict=True):
+            if offset is not None:
+                for channel in part.channels.values():
+                    part.schedule(channel, offset)
+                    channel.pump()
 
     def pause_channel(self, name: str, paused: bool) -> None:
         """Stop a channel's delivery, or let it go on. Raises NotFound."""
         channel = self.find_channel(name)
         if channel.paused != paused:
-            self.journal_channel(channel, paused=paused)
-            channel.set_paused(paused)
+            self.journal_channel(name, paused=paused)
+            for part in channel.parts:
+                part.set_paused(paused)
 
     def empty(self) -> None:
         """Drop the messages that no channel has got yet."""
+        changes = [part._emptied() for part in self.parts]
+        if any(changes):
+            before = [part.limit for part in self.parts]
+            self._change(changes)
+            for part, limit in zip(self.parts, before, strict=True):
+                for channel in part.channels.values():
+                    channel.counted_from += part.limit - limit
+
+    def _emptied(self) -> Description:
+        """What changes of a part that is emptied."""
         end = self.queue.end_offset
         if not self.channels:
             voids = with_stretch(self.voids, self.backlog_offset, end)
             paused_at = end if self.paused else None
-            self._change(backlog_offset=end, paused_at=paused_at, voids=voids)
-        elif self.paused_at is not None and self.paused_at < end:
-            dropped = end - self.paused_at
-            self._change(voids=with_stretch(self.voids, self.paused_at, end), paused_at=end)
-            for channel in self.channels.values():
-                channel.counted_from += dropped
-
-    @property
-    def passed(self) -> int:
-        """Every channel has come to this offset, and none can begin, or go back, below it."""
-        nexts = [channel.cursor.next for channel in self.channels.values()]
-        return min([self.queue.start_offset, *nexts])
-
-    def drop_voids(self, passed: int) -> None:
-        """Forget the voids below an offset that every channel has passed for good.
-
-        Only where a checkpoint says so: of entries behind it, any may be lost in a power cut, and
-        a cursor's that had passed a void more easily than what tells of the void.
-        """
-        self.voids = [void for void in self.voids if void[1] > passed]
+            return {"backlog_offset": end, "paused_at": paused_at, "voids": voids}
+        if self.paused_at is None or self.paused_at == end:
+            return {}
+        return {"voids": with_stretch(self.voids, self.paused_at, end), "paused_at": end}
 
     def close(self) -> None:
         """The topic is deleted: so are its channels."""
@@ -430,23 +418,14 @@ class Topic:
         self.channels.clear()
 
 
-def describe_channel(topic: Topic, channel: Channel) -> Description:
-    """A channel as the journal tells it.
-
-    Where it began, or has come to, and how much of its topic it has seen is always told: what else
-    tells it may be lost in a power cut.
-    """
-    return {
-        "id": channel.id,
-        "name": channel.name,
-        "paused": channel.paused,
-        "start": channel.cursor.lowest_needed,
-        **({"voids": list(channel.voids)} if channel.voids else {}),
-        "limit": topic.limit,
-        **_told(channel.policy),
-    }
-
-
-def _told(policy: Policy) -> Description:
-    told = policy.told()
-    return {"policy": told} if told else {}
+def join(topic: Topic, name: str) -> None:
+    """Let the channels of one name know that they are one, at all queues of a topic."""
+    if topic.several:
+        channels = [part.channels[name] for part in topic.parts]
+        whole = channels[0].whole
+        if isinstance(whole, WholeChannel):
+            whole.parts[:] = channels  # Whoever is subscribed has it already.
+        else:
+            whole = WholeChannel(channels)
+        for channel in channels:
+            channel.parts, channel.whole = whole.parts, whole

@@ -66,7 +66,7 @@ def count_needs(broker: Broker) -> Iterator[None]:
     `begin_checkpoint` has few left: there may be millions.
     """
     places = Places(broker.log.segments)
-    for topic in list(broker.topics.values()):
+    for topic in list(broker.by_id.values()):
         queue, floor = topic.queue, topic.floor
         index = queue.index
         row = index.end_row if floor >= queue.end_offset else index.find(floor)
@@ -79,7 +79,7 @@ def needs(broker: Broker) -> list[Need]:
         pass
     return [
         Need(topic.queue.index, topic.queue.tally, topic.stragglers_below(topic.floor))
-        for topic in broker.topics.values()
+        for topic in broker.by_id.values()
     ]
 
 
@@ -90,7 +90,7 @@ def write_some_indexes(broker: Broker) -> Iterator[None]:
     Raises OSError.
     """
     written = 0
-    for topic in list(broker.topics.values()):
+    for topic in list(broker.by_id.values()):
         index = topic.queue.index
         if index.has_unwritten and not topic.ephemeral and broker.by_id.get(topic.id) is topic:
             index.write_new()
@@ -124,7 +124,7 @@ def begin_checkpoint(broker: Broker) -> CheckpointJob:
                     topic.queue.index.stored,
                     topic.queue.index.crc,
                 )
-                for topic in broker.topics.values()
+                for topic in broker.by_id.values()
                 if not topic.ephemeral
             },
         ),
@@ -139,15 +139,15 @@ def begin_checkpoint(broker: Broker) -> CheckpointJob:
         free,
         to_clean,
         broker.dropped_names.copy(),
-        {topic: topic.passed for topic in broker.topics.values() if topic.voids},
-        {topic: topic.floor for topic in broker.topics.values()},
+        {topic: topic.passed for topic in broker.by_id.values() if topic.voids},
+        {topic: topic.floor for topic in broker.by_id.values()},
     )
 
 
 def _write_indexes(broker: Broker) -> list[str]:
     """Write all rows of the indexes to their files. Returns some files to be made durable."""
     names: list[str] = []
-    for topic in broker.topics.values():
+    for topic in broker.by_id.values():
         index = topic.queue.index
         if not topic.ephemeral:
             index.write()
@@ -164,7 +164,7 @@ def _shorten_indexes(broker: Broker, free: list[Segment]) -> list[str]:
     broker.shortened_at = log.retired_count + len(free)
     oldest = next((s.base for s in log.segments if s.base not in going), log.position)
     dropped = []
-    for topic in broker.topics.values():
+    for topic in broker.by_id.values():
         index = topic.queue.index
         row = index.find(topic.lowest_needed)
         rows_gone = row - index.first_row

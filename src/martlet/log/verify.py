@@ -335,9 +335,11 @@ def _checkpoint(
         return 0, []
     fields = json.loads(loaded.entries[0][2])
     needed = needed_by(loaded)
+    queues = {told["id"]: told.get("queue", 0) for told in fields["topics"]}
     indexes: list[_StoredIndex] = []
     for topic, (first_row, stored, _) in fields["indexes"].items():
-        index = _index(folder, int(topic), first_row, stored, needed.get(int(topic), _NOTHING))
+        place = int(topic), queues.get(int(topic), 0)
+        index = _index(folder, *place, first_row, stored, needed.get(int(topic), _NOTHING))
         if isinstance(index, _StoredIndex):
             indexes.append(index)
         elif not (found.in_use and checkpoint.load(folder) != loaded):
@@ -369,15 +371,15 @@ def _newest_head(segments: list[Segment], position: int) -> Checkpoint | None:
 
 
 def _index(
-    folder: Folder, topic: int, first_row: int, stored: int, needed_by: Needed
+    folder: Folder, topic: int, queue: int, first_row: int, stored: int, needed_by: Needed
 ) -> _StoredIndex | str:
-    name = index_name(topic, 0, first_row)
+    name = index_name(topic, queue, first_row)
     data = folder.read(name) if stored else b""
     if data is None:
         return f"the index {name} is missing"
     if len(data) < stored * ENTRY.itemsize:
         return f"the index {name} is cut: {len(data)} bytes hold no {stored} rows"
-    return _StoredIndex(topic, 0, name, np.frombuffer(data, ENTRY, stored), needed_by)
+    return _StoredIndex(topic, queue, name, np.frombuffer(data, ENTRY, stored), needed_by)
 
 
 def _index_rows(index: _StoredIndex, segments: list[Segment], found: Found) -> None:

@@ -1,5 +1,8 @@
 """Answers of consumers to the messages that they hold: FIN, REQ and TOUCH.
 
+An id less the first queue's base is an offset, or of a topic of several queues a place (see
+`martlet.broker.whole`).
+
 What cannot be done is refused by an error that is not fatal, which names the message.
 """
 
@@ -21,7 +24,7 @@ _MILLISECOND_NS = 1_000_000
 def finish_run(connection: Connection, command: v2.FinishRun) -> None:
     """FIN of many messages."""
     channel, consumer = connection.subscription()
-    base = np.uint64(channel.cursor.queue.id_base)
+    base = np.uint64(channel.queue.id_base)
     left = channel.finish_run(consumer, (command.ids - base).view(np.int64))
     if not len(left):
         return
@@ -30,7 +33,7 @@ def finish_run(connection: Connection, command: v2.FinishRun) -> None:
         try:
             channel.finish(consumer, offset)
         except NotInFlight as error:
-            refusal = _not_done("FIN", channel.cursor.queue.message_id(offset), error)
+            refusal = _not_done("FIN", channel.queue.message_id(offset), error)
             connection.server.events.refused(connection.remote_address, refusal)
             errors.append(refusal.frame())
     if errors:
@@ -41,7 +44,7 @@ def finish(connection: Connection, command: v2.Finish) -> None:
     """FIN."""
     channel, consumer = connection.subscription()
     try:
-        channel.finish(consumer, channel.cursor.queue.offset_of(command.id))
+        channel.finish(consumer, channel.queue.offset_of(command.id))
     except (NotInFlight, ValueError) as error:
         connection.refuse(_not_done("FIN", command.id, error))
 
@@ -55,7 +58,7 @@ def requeue(connection: Connection, command: v2.Requeue) -> None:
         connection.server.events.shortened(connection.remote_address, delay_ns, longest_ns)
         delay_ns = longest_ns
     try:
-        channel.requeue(consumer, channel.cursor.queue.offset_of(command.id), delay_ns)
+        channel.requeue(consumer, channel.queue.offset_of(command.id), delay_ns)
     except (NotInFlight, ValueError) as error:
         connection.refuse(_not_done("REQ", command.id, error))
 
@@ -64,7 +67,7 @@ def touch(connection: Connection, command: v2.Touch) -> None:
     """TOUCH."""
     channel, consumer = connection.subscription()
     try:
-        channel.touch(consumer, channel.cursor.queue.offset_of(command.id))
+        channel.touch(consumer, channel.queue.offset_of(command.id))
     except (NotInFlight, ValueError) as error:
         connection.refuse(_not_done("TOUCH", command.id, error))
 

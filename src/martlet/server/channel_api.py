@@ -2,10 +2,12 @@
 
 ===============================  ==================================================================
 ``GET /channel/peek``            messages that the channel has yet to finish, by offset: up to
-                                 ``limit`` from ``offset`` on, in the states of ``state``
+                                 ``limit`` from ``offset`` on, in the states of ``state``, of one
+                                 ``queue``, 0 by default; ``queue_count`` says how many there are
 ``POST /channel/replay``         the channel goes on from ``offset``, or from what was stored at or
                                  after ``timestamp_ns``; with ``new=true`` a channel is made that
-                                 begins there; 410 with ``start_offset`` where that has gone
+                                 begins there; 410 with ``start_offset`` where that has gone.
+                                 Without a ``queue`` a time is looked for in all of them
 ===============================  ==================================================================
 
 A body is told as text where it is UTF-8, else as ``body_base64``; no more of it than
@@ -55,8 +57,9 @@ class ChannelApi:
     async def peek(self, request: Request) -> object:
         """What a channel has yet to finish."""
         topic, name = self._topic_and_name(request)
+        part = _part(request, topic)
         try:
-            channel = topic.find_channel(name)
+            channel = part.find_channel(name)
         except NotFound:
             raise HttpError(404, "CHANNEL_NOT_FOUND") from None
         most = request.number("limit", DEFAULT_MESSAGES)
@@ -78,6 +81,8 @@ class ChannelApi:
         return {
             "topic": topic.name,
             "channel": name,
+            "queue": part.number,
+            "queue_count": len(topic.parts),
             "paused": channel.paused,
             "topic_paused": topic.paused,
             "depth": channel.depth,
@@ -94,36 +99,57 @@ class ChannelApi:
         is_new = request.query.get("new", "false")
         if is_new not in ("true", "false"):
             raise HttpError(400, f"INVALID_ARG_NEW: {is_new!r} is neither true nor false")
-        broker = self._server.broker
         try:
-            offset = self._wanted(request, topic)
+            offsets = self._wanted(request, topic)
             if is_new == "true":
-                channel = channel_from(topic, name, offset)
+                channel_from(topic, name, offsets)
             else:
-                channel = replay(broker, topic, name, offset)
+                channel = topic.find_channel(name)
+                if len(offsets) > 1:
+                    # A queue where it has not come to that time yet has it before it anyway.
+                    there = {n: o for n, o in offsets.items() if o <= channel.parts[n].cursor.next}
+                    offsets = there or offsets
+                replay(topic, name, offsets)
             await written_down(self._server)
         except NotFound:
             raise HttpError(404, "CHANNEL_NOT_FOUND") from None
         except InvalidName:
             raise HttpError(400, "INVALID_ARG_CHANNEL") from None
         except OutOfReach as error:
-            raise HttpError(410 if error.gone else 409, str(error), _beginning(topic)) from None
+            told = _beginning(topic.parts[error.queue])
+            raise HttpError(410 if error.gone else 409, str(error), told) from None
         except WritesRefused as error:
             raise HttpError(503, f"REFUSED {error}") from None
-        return {"offset": offset, "end_offset": topic.limit, "depth": channel.depth}
+        if not topic.several:
+            depth = topic.channels[name].depth
+            return {"offset": offsets[0], "end_offset": topic.limit, "depth": depth}
+        queues = [
+            {"queue": number, "offset": offset, "end_offset": topic.parts[number].limit}
+            for number, offset in offsets.items()
+        ]
+        return {"queues": queues, "depth": topic.channels[name].whole.depth}
 
-    def _wanted(self, request: Request, topic: Topic) -> int:
-        """The offset that is asked for, one way or the other."""
+    def _wanted(self, request: Request, topic: Topic) -> dict[int, int]:
+        """The offset that is asked for in each queue, one way or the other."""
         given = [each for each in ("offset", "timestamp_ns", "beginning") if each in request.query]
         if len(given) != 1:
             raise HttpError(400, "MISSING_ARG_OFFSET: give one of offset, timestamp_ns, beginning")
+        one = "queue" in request.query or not topic.several
+        parts = [_part(request, topic)] if one else topic.parts
         if given == ["offset"]:
-            return request.number("offset")
+            if not one:
+                raise HttpError(
+                    400,
+                    f"MISSING_ARG_QUEUE: topic {topic.name} has {len(parts)} queues, and an offset"
+                    " is one of a queue",
+                )
+            return {parts[0].number: request.number("offset")}
         if given == ["timestamp_ns"]:
-            return offset_at(topic, request.number("timestamp_ns"))
+            time_ns = request.number("timestamp_ns")
+            return {part.number: offset_at(part, time_ns) for part in parts}
         if request.query["beginning"] != "true":
             raise HttpError(400, "INVALID_ARG_BEGINNING: it can only be true")
-        return topic.queue.start_offset
+        return {part.number: part.queue.start_offset for part in parts}
 
     def _topic_and_name(self, request: Request) -> tuple[Topic, str]:
         topic, channel = request.topic_and_channel()
@@ -131,6 +157,14 @@ class ChannelApi:
             return self._server.broker.find_topic(topic), channel
         except NotFound:
             raise HttpError(404, "TOPIC_NOT_FOUND") from None
+
+
+def _part(request: Request, topic: Topic) -> Topic:
+    """The topic at the queue that is named, number 0 by default."""
+    try:
+        return topic.part(request.number("queue", 0))
+    except NotFound:
+        raise HttpError(404, "QUEUE_NOT_FOUND") from None
 
 
 def _beginning(topic: Topic) -> dict[str, object]:

@@ -35,7 +35,9 @@ from martlet.server.upgrade import Agreed, Upgrade
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
     from martlet.broker.consumer import Consumer
+    from martlet.broker.group import Group
     from martlet.broker.topic import Topic
+    from martlet.broker.whole import WholeChannel
     from martlet.layer.tls import TlsLayer
     from martlet.server.server import Server
 
@@ -101,8 +103,8 @@ class Connection(asyncio.BufferedProtocol):
         self.remote_address = shown_peer(transport)
         self.connected_at_ns = self.broker.clock()
         self.identity = default_identity(self.server.options, self.remote_address)
-        self.consumer: Consumer | None = None
-        self.channel: Channel | None = None
+        self.consumer: Consumer | Group | None = None
+        self.channel: Channel | WholeChannel | None = None
         self.topic: Topic | None = None
         self._output = OutputQueue(
             self.server.loop, self.transport, partial(self.drop, "reads nothing")
@@ -130,7 +132,7 @@ class Connection(asyncio.BufferedProtocol):
         self._output.close()
         if self.consumer is not None and self.channel is not None and self.topic is not None:
             consumer, self.consumer = self.consumer, None
-            self.channel.remove_consumer(consumer)
+            self.channel.remove_consumer(cast(Any, consumer))
             self.server.left(self.topic, self.channel)
 
     def close(self) -> None:
@@ -288,8 +290,8 @@ class Connection(asyncio.BufferedProtocol):
     def _ignore(self, command: v2.Nop) -> None:
         """That it was sent says all."""
 
-    def subscription(self) -> tuple[Channel, Consumer]:
-        """What it consumes, and as whom."""
+    def subscription(self) -> tuple[Channel | WholeChannel, Any]:
+        """What it consumes, and as whom: a consumer, or of several queues a group."""
         assert self.channel is not None
         assert self.consumer is not None
         return self.channel, self.consumer
@@ -390,6 +392,10 @@ class Connection(asyncio.BufferedProtocol):
         """The channel was deleted."""
         self.transport.close()
 
+    def channel_grown(self, channel: WholeChannel, consumer: Group) -> None:
+        """The channel has several queues from now on."""
+        self.channel, self.consumer = channel, consumer
+
     def pause_writing(self) -> None:
         """The client does not read as fast as it is sent to: its output queue is full."""
         self.brief = False
@@ -397,7 +403,7 @@ class Connection(asyncio.BufferedProtocol):
         longest_ns = self.server.options.client_timeout_ns
         self._output.filled(min(interval_ns or longest_ns, longest_ns))
         if self.consumer is not None and self.channel is not None:
-            self.channel.set_blocked(self.consumer, True)
+            self.channel.set_blocked(cast(Any, self.consumer), True)
         else:
             self.transport.pause_reading()
 
@@ -406,7 +412,7 @@ class Connection(asyncio.BufferedProtocol):
         self.brief = self.may_be_brief and self.greeted and self.guard is None
         self._output.emptied()
         if self.consumer is not None and self.channel is not None:
-            self.channel.set_blocked(self.consumer, False)
+            self.channel.set_blocked(cast(Any, self.consumer), False)
         self._read_on()
 
 

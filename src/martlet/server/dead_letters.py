@@ -57,7 +57,7 @@ class DeadLetters:
                 ) -> None:
                     self._on_lost(topic, name, first, end, why)
 
-                path = self.folder / file_name(segment.base, topic, channel)
+                path = self.folder / file_name(segment.base, loss.topic, channel)
                 self._write(path, lines(segment, loss, offsets, bad))
         self._sync(self.folder)
 

@@ -71,10 +71,12 @@ class LogApi:
                     "topic_id": topic.id,
                     "queues": [
                         {
-                            "queue": topic.queue.number,
-                            "start_offset": topic.queue.start_offset,
-                            "end_offset": topic.queue.end_offset,
+                            "queue": part.number,
+                            "topic_id": part.id,
+                            "start_offset": part.queue.start_offset,
+                            "end_offset": part.queue.end_offset,
                         }
+                        for part in topic.parts
                     ],
                 }
                 for topic in sorted(broker.topics.values(), key=lambda topic: topic.name)
@@ -150,7 +152,7 @@ class LogApi:
 
     async def advance(self, request: Request) -> object:
         """Let a channel go forward, and with it what the log must keep."""
-        topic = self._topic(request)
+        topic = self._part(request)
         name = request.argument("channel")
         if not is_valid_name(name):
             raise HttpError(400, "INVALID_ARG_CHANNEL")
@@ -162,8 +164,9 @@ class LogApi:
                 f" {topic.queue.end_offset}",
             )
         try:
-            channel = topic.channel(name, start=topic.queue.start_offset)
-            channel.advance(offset)
+            starts = {part.number: part.queue.start_offset for part in topic.parts}
+            topic.parts[0].channel(name, start=starts)
+            topic.channels[name].advance(offset)
             await written_down(self._server)
         except WritesRefused as error:
             raise HttpError(503, f"REFUSED {error}") from None
@@ -179,7 +182,12 @@ class LogApi:
             raise HttpError(404, "TOPIC_NOT_FOUND") from None
 
     def _queue(self, request: Request) -> Queue:
-        queue = self._topic(request).queue
-        if request.number("queue", 0) != queue.number:
-            raise HttpError(404, "QUEUE_NOT_FOUND")
-        return queue
+        return self._part(request).queue
+
+    def _part(self, request: Request) -> Topic:
+        """The topic at the queue that is named, number 0 by default."""
+        topic = self._topic(request)
+        try:
+            return topic.part(request.number("queue", 0))
+        except NotFound:
+            raise HttpError(404, "QUEUE_NOT_FOUND") from None

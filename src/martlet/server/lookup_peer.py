@@ -226,13 +226,15 @@ class LookupPeers:
 
     async def _adopt_channels(self, topic: Topic, asked: list[str]) -> None:
         """Make the channels that a new topic has elsewhere; they get all its messages."""
-        start = topic.backlog_offset
+        starts = {part.number: part.backlog_offset for part in topic.parts}
         answers = await asyncio.gather(*(self._channels(topic.name, address) for address in asked))
         for name in dict.fromkeys(name for names in answers for name in names):
             known = self._server.broker.topics.get(topic.name) is topic
             if known and name not in topic.channels:
                 try:
-                    topic.channel(name, start)
+                    # A queue that has come meanwhile is as new as the topic.
+                    starts = {part.number: starts.get(part.number, 0) for part in topic.parts}
+                    topic.channel(name, starts)
                 except WritesRefused as error:
                     log.error("TOPIC(%s): channel(%s) is not made: %s", topic.name, name, error)
 

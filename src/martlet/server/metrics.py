@@ -28,6 +28,7 @@ from martlet.server.process_metrics import process_metrics
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
     from martlet.broker.topic import Topic
+    from martlet.broker.whole import WholeChannel, WholeTopic
     from martlet.server.http import Routes
     from martlet.server.http_request import Request
     from martlet.server.server import Server
@@ -162,7 +163,8 @@ class MetricsApi:
 
     async def _parts(self) -> AsyncIterator[str]:
         most = self._server.options.metrics_max_channels
-        topics = sorted(self._server.broker.topics.values(), key=attrgetter("id"))
+        topics = [topic.whole for topic in self._server.broker.topics.values()]
+        topics.sort(key=attrgetter("id"))
         channels = sorted(
             (channel for topic in topics for channel in topic.channels.values()),
             key=attrgetter("id"),
@@ -176,11 +178,11 @@ class MetricsApi:
             yield part
 
 
-def _topic_labels(topic: Topic | None) -> str:
+def _topic_labels(topic: Topic | WholeTopic | None) -> str:
     return prometheus.label_text({"topic": topic.name if topic else OTHER})
 
 
-def _channel_labels(channel: Channel | None) -> str:
+def _channel_labels(channel: Channel | WholeChannel | None) -> str:
     names = (channel.topic, channel.name) if channel else (OTHER, OTHER)
     return prometheus.label_text(dict(zip(("topic", "channel"), names, strict=True)))
 
@@ -211,7 +213,7 @@ async def _table(
         await asyncio.sleep(0)
 
 
-async def _latencies(channels: Sequence[Channel], most: int) -> AsyncIterator[str]:
+async def _latencies(channels: Sequence[Channel | WholeChannel], most: int) -> AsyncIterator[str]:
     yield prometheus.head(
         _LATENCY, "histogram", "From when a message was published until it was finished."
     )

@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from martlet import __version__
-from martlet.broker.errors import NotFound, WritesRefused
+from martlet.broker.errors import NotFound, QueuesRefused, WritesRefused
+from martlet.broker.growth import check_count
 from martlet.duration import MILLISECOND_NS, SECOND_NS
 from martlet.log.lone import LONGEST_BODY_BYTES
 from martlet.name import is_valid_name
@@ -134,7 +135,7 @@ class NsqApi:
         body = await request.read(options.max_msg_size, "MSG_TOO_BIG")
         if not body:
             raise HttpError(400, "MSG_EMPTY")
-        topic = self._topic_to_fill(request)
+        topic = self._topic_to_fill(request).next_part()
         deliver_at_ns = 0
         if "defer" in request.query:
             text = request.query["defer"]
@@ -165,7 +166,7 @@ class NsqApi:
             if bodies and max(map(len, bodies)) > options.max_msg_size:
                 raise HttpError(413, "MSG_TOO_BIG")
         # Reading the body took time, in which the topic may have been deleted.
-        topic = self._topic_to_fill(request)
+        topic = self._topic_to_fill(request).next_part()
         if bodies:
             await self._store(topic, bodies, 0)
         return "OK"
@@ -221,8 +222,22 @@ class NsqApi:
         return change
 
     def create_topic(self, request: Request) -> None:
-        """Make a topic, unless it is there."""
-        self._topic_to_fill(request)
+        """Make a topic, unless it is there; with ``queues``, so many, which are never fewer."""
+        if "queues" not in request.query:
+            self._topic_to_fill(request)
+            return
+        count = request.number("queues")
+        name = request.query.get("topic", "")
+        if not is_valid_name(name):
+            raise HttpError(400, "INVALID_TOPIC" if name else "MISSING_ARG_TOPIC")
+        try:
+            check_count(count)
+        except QueuesRefused as error:
+            raise HttpError(400, f"INVALID_ARG_QUEUES: {error}") from None
+        try:
+            self._server.broker.set_queues(name, count)
+        except QueuesRefused as error:
+            raise HttpError(409, f"QUEUES_REFUSED {error}") from None
 
     def delete_topic(self, request: Request) -> None:
         """Delete a topic with its channels and messages."""
@@ -257,7 +272,8 @@ class NsqApi:
 
     def empty_channel(self, request: Request) -> None:
         """Finish all that is stored for a channel."""
-        self._channel(request).empty()
+        for part in self._channel(request).parts:
+            part.empty()
 
     def pause_channel(self, request: Request) -> None:
         """Stop a channel's delivery, or let it go on."""

@@ -27,6 +27,8 @@ def publish_lone(connection: Connection, nbytes: int) -> bool:
     topic = connection.broker.topics.get(name)
     if topic is None:
         return False
+    if topic.several:
+        topic = topic.next_part()
     connection.heard = True
     try:
         connection.broker.append(topic, server.receive_view[start:nbytes])
@@ -47,7 +49,10 @@ def publish(connection: Connection, command: v2.Publish) -> None:
     if command.delay_ms:
         deliver_at_ns = connection.broker.clock() + command.delay_ms * MILLISECOND_NS
     try:
-        receipt = connection.broker.topic(command.topic).stage(command.bodies, deliver_at_ns)
+        topic = connection.broker.topic(command.topic)
+        if topic.several:
+            topic = topic.next_part()
+        receipt = topic.stage(command.bodies, deliver_at_ns)
     except WritesRefused as error:
         raise v2.ProtocolError(
             f"E_{command.verb}_FAILED", f"{command.verb} failed {error}"

@@ -88,7 +88,7 @@ def _stage(connection: Connection, command: v2.Send) -> None:
     arguments.only(*_OPTIONS)
     deliver_at_ns = arguments.number("deliver_at_ms", 0, most=1 << 42) * MILLISECOND_NS
     waits = arguments.flag("wait", True)
-    topic = connection.broker.topic(command.topic)
+    topic = connection.broker.topic(command.topic).next_part()
     if deliver_at_ns:
         connection.broker.commit()
     offset = topic.next_offset

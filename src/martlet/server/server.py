@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from martlet.broker.channel import Channel
     from martlet.broker.topic import Topic
+    from martlet.broker.whole import WholeChannel
     from martlet.server.http import Routes
 
 RECEIVE_BYTES = 1 << 18
@@ -300,7 +301,7 @@ class Server:
         if connection.greeted:
             self.events.closed(connection.remote_address, error)
 
-    def left(self, topic: Topic, channel: Channel) -> None:
+    def left(self, topic: Topic, channel: Channel | WholeChannel) -> None:
         """A consumer has left."""
         self.broker.left(topic, channel)
 

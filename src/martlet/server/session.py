@@ -51,7 +51,7 @@ def subscribe(connection: Connection, command: v2.Subscribe) -> None:
         raise Waits
     try:
         connection.topic = connection.broker.topic(command.topic)
-        connection.channel = connection.topic.channel(command.channel)
+        connection.channel = connection.topic.channel(command.channel).whole
         connection.consumer = connection.channel.add_consumer(
             connection,
             connection.identity.msg_timeout_ns,

@@ -2,8 +2,9 @@
 
 One difference is of meaning: every message that waits is in the log, so ``backend_depth``, what
 lies on the disk, is the whole depth.  What is not measured (latency, without a flag for it) says
-so, as nsqd's does where it is not used.  One field is Martlet's own: ``dropped_count``, the
-messages that were given up to make room, as ``--disk-full-policy`` asks for.
+so, as nsqd's does where it is not used.  Two fields are Martlet's own: ``dropped_count``, the
+messages that were given up to make room, as ``--disk-full-policy`` asks for; and ``queues``, of a
+topic that has several.
 
 Thousands of channels take long to be counted, so it is done in slices (`martlet.server.pace`), and
 the numbers of one report may lie some milliseconds apart.
@@ -20,6 +21,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from martlet.broker.latency import Latency, Together, quantiles
+from martlet.broker.whole import WholeTopic
 from martlet.duration import SECOND_NS
 from martlet.protocol.nsq_v2 import NSQD_VERSION
 from martlet.server.pace import Pace
@@ -28,13 +30,15 @@ from martlet.server.tls import suite_name, version_name
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
     from martlet.broker.consumer import Consumer
+    from martlet.broker.group import Group
     from martlet.broker.topic import Topic
+    from martlet.broker.whole import WholeChannel
     from martlet.server.connection import Connection
     from martlet.server.server import Server
 
 Report = dict[str, Any]
 """What ``/stats?format=json`` answers, or a part of it."""
-_Thing = TypeVar("_Thing", "Topic", "Channel")
+_Thing = TypeVar("_Thing")
 
 
 def head(server: Server) -> Report:
@@ -56,7 +60,7 @@ async def topic_reports(
     levels = server.options.e2e_processing_latency_percentiles
     for each in [topics[topic]] if topic else _by_name(topics):
         if topics.get(each.name) is each and (not channel or channel in each.channels):
-            yield await _topic(each, channel, include_clients, topic, levels, pace)
+            yield await _topic(each.whole, channel, include_clients, topic, levels, pace)
         await pace.rest()
 
 
@@ -65,7 +69,7 @@ def _by_name(named: Mapping[str, _Thing]) -> list[_Thing]:
 
 
 async def _topic(
-    topic: Topic,
+    topic: Topic | WholeTopic,
     channel: str,
     include_clients: bool,
     published: str,
@@ -93,15 +97,36 @@ async def _topic(
         "dropped_count": topic.dropped_count,
         "paused": topic.paused,
         "e2e_processing_latency": _latency(latencies if latencies.some else None, levels),
+        **(_queues(topic) if isinstance(topic, WholeTopic) else {}),
     }
 
 
+def _queues(topic: WholeTopic) -> Report:
+    """Martlet's own: the queues of a topic that has several."""
+    queues = [
+        {
+            "queue": part.number,
+            "start_offset": part.queue.start_offset,
+            "end_offset": part.queue.end_offset,
+            "depth": part.depth,
+            "channels": {name: channel.depth for name, channel in part.channels.items()},
+        }
+        for part in topic.parts
+    ]
+    return {"queues": queues}
+
+
 async def _channel(
-    channel: Channel, include_clients: bool, published: str, levels: Sequence[float], pace: Pace
+    channel: Channel | WholeChannel,
+    include_clients: bool,
+    published: str,
+    levels: Sequence[float],
+    pace: Pace,
 ) -> Report:
     depth = channel.depth
     clients: list[Report] = []
-    for consumer in list(channel.consumers) if include_clients else ():
+    consumers: list[Consumer] | list[Group] = channel.consumers
+    for consumer in consumers.copy() if include_clients else ():
         clients.append(_client(consumer.client, consumer, published))
         await pace.rest()
     return {
@@ -132,7 +157,7 @@ def _latency(measured: Latency | Together | None, levels: Sequence[float]) -> Re
     return {"count": count, "percentiles": percentiles}
 
 
-def _client(connection: object, consumer: Consumer | None, published: str) -> Report:
+def _client(connection: object, consumer: Consumer | Group | None, published: str) -> Report:
     """One client; of what it has published only the named topic, if one is named."""
     client = cast("Connection", connection)
     identity = client.identity

@@ -36,10 +36,11 @@ class TopicCalls:
             "topic": topic.name,
             "queues": [
                 {
-                    "queue": topic.queue.number,
-                    "start_offset": topic.queue.start_offset,
-                    "end_offset": topic.queue.end_offset,
+                    "queue": part.number,
+                    "start_offset": part.queue.start_offset,
+                    "end_offset": part.queue.end_offset,
                 }
+                for part in topic.parts
             ],
             "channels": sorted(topic.channels),
             "policy": topic.policy.told(),

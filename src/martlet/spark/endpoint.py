@@ -104,7 +104,7 @@ class Endpoint:
             queues=tuple(
                 QueueRange(
                     topic=topic["topic"],
-                    topic_id=topic["topic_id"],
+                    topic_id=queue.get("topic_id", topic["topic_id"]),
                     queue=queue["queue"],
                     start_offset=queue["start_offset"],
                     end_offset=queue["end_offset"],

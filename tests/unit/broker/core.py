@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 from martlet.broker.broker import Broker
 from martlet.broker.channel import Channel
 from martlet.broker.consumer import Consumer
+from martlet.broker.group import Group
 from martlet.broker.queue import Receipt
 from martlet.broker.restore import Restored, restore
 from martlet.broker.upkeep import begin_checkpoint, end_checkpoint
+from martlet.broker.whole import WholeChannel
 from martlet.testing import SimulatedClock, SimulatedStorage
 
 SECOND_NS = 10**9
@@ -54,6 +56,9 @@ class Client:
 
     def channel_closed(self) -> None:
         self.closed = True
+
+    def channel_grown(self, channel: WholeChannel, consumer: Group) -> None:
+        self.grown = channel, consumer
 
     @property
     def bodies(self) -> list[bytes]:

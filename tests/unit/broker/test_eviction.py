@@ -399,7 +399,7 @@ def test_dead_letters_tell_what_each_channel_had_not_finished() -> None:
         for loss in losses:
             for channel, offsets in loss.unfinished.items():
                 text = b"".join(lines(segment, loss, offsets, lambda *bad: None))
-                name = file_name(segment.base, loss.topic.name, channel)
+                name = file_name(segment.base, loss.topic, channel)
                 kept.setdefault(name, []).extend(map(json.loads, text.splitlines()))
                 bodies = [body_of(line) for line in text.splitlines()]
                 assert len(bodies) == len(offsets)

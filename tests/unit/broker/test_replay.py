@@ -15,7 +15,7 @@ TEN = [b"%d" % number for number in range(10)]
 
 
 def set_back(core: Core, offset: int, channel: str = "c") -> None:
-    replay(core.broker, core.broker.topics["t"], channel, offset)
+    replay(core.broker.topics["t"], channel, {0: offset})
 
 
 def published() -> Core:
@@ -168,7 +168,7 @@ def test_what_a_paused_topic_was_emptied_of_does_not_come_and_what_a_channel_was
     core.checkpoint()
     set_back(core, 0)
     assert client.bodies == [b"3", b"1", b"3"]
-    assert channel_from(topic, "past", 0).depth == 2
+    assert channel_from(topic, "past", {0: 0}).depth == 2
 
 
 def test_what_a_topic_without_channels_was_emptied_of_does_not_come() -> None:
@@ -178,7 +178,7 @@ def test_what_a_topic_without_channels_was_emptied_of_does_not_come() -> None:
     topic.empty()
     core.publish("t", b"2")
     assert topic.depth == 1
-    channel_from(topic, "c", 0)
+    channel_from(topic, "c", {0: 0})
     assert core.client("t").ready(10).bodies == [b"2"]
 
 
@@ -256,14 +256,14 @@ def test_the_offset_of_a_time() -> None:
 def test_a_new_channel_begins_in_the_past() -> None:
     core = published()
     topic = core.broker.topics["t"]
-    channel_from(topic, "past", 4)
+    channel_from(topic, "past", {0: 4})
     core.kill()
     topic = core.broker.topics["t"]
     assert core.client("t", "past").ready(20).bodies == TEN[4:]
     with pytest.raises(OutOfReach, match="there is a channel 'past'"):
-        channel_from(topic, "past", 4)
+        channel_from(topic, "past", {0: 4})
     with pytest.raises(OutOfReach, match="ends at offset 10, before 11"):
-        channel_from(topic, "future", 11)
+        channel_from(topic, "future", {0: 11})
 
 
 def test_the_first_channel_leaves_no_backlog_behind() -> None:
@@ -271,5 +271,5 @@ def test_the_first_channel_leaves_no_backlog_behind() -> None:
     core.publish("t", *TEN)
     topic = core.broker.topics["t"]
     with pytest.raises(OutOfReach, match="gets all from offset 0 on"):
-        channel_from(topic, "past", 1)
-    assert channel_from(topic, "past", 0).depth == 10
+        channel_from(topic, "past", {0: 1})
+    assert channel_from(topic, "past", {0: 0}).depth == 10

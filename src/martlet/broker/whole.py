@@ -1,0 +1,260 @@
+"""The whole: a topic, or a channel, of several queues, seen as one.
+
+A queue has a `Topic` and `Channel`s of its own, the parts.  Their whole is what clients and people
+mean by the name: it takes a client's answers to the part that they concern, and its numbers are
+the sums.  A topic of one queue needs none of this.
+
+The ids of a topic's messages follow from the queue and the offset alone::
+
+    id   =  id_base + (queue << 54) + offset          modulo 2^64
+    place = id - id_base:   | queue 10 bits | offset 54 bits |
+
+so an id leads to both without a table, and a run of them by two operations on an array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from martlet.broker.errors import NotInFlight
+from martlet.broker.group import Group, Share
+from martlet.broker.latency import Latency, Together
+from martlet.broker.queue import ID_MASK, OFFSET_BITS, OFFSET_MASK
+
+if TYPE_CHECKING:
+    from martlet.broker.channel import Channel
+    from martlet.broker.consumer import Client
+    from martlet.broker.topic import Topic
+    from martlet.broker.window import Offsets
+
+_NO_PLACES: Offsets = np.empty(0, np.int64)
+
+
+class WholeChannel:
+    """A channel at all queues of its topic.
+
+    Where a `Channel` says offset, this says place: the queue's number and the offset.
+
+    Args:
+        parts: the channel at each queue, by number.
+    """
+
+    def __init__(self, parts: list[Channel]) -> None:
+        first = parts[0]
+        self.parts = parts
+        self.id = first.id
+        self.topic = first.topic
+        self.name = first.name
+        self.ephemeral = first.ephemeral
+        self.queue = first.queue
+        """Number 0: an id less its `id_base` is a place."""
+
+    # consumers
+
+    def add_consumer(
+        self,
+        client: Client,
+        timeout_ns: int,
+        sample_rate: int = 0,
+        *,
+        with_properties: bool = False,
+    ) -> Group:
+        """Subscribe a client at all queues. Raises TooMany."""
+        group = Group(client, timeout_ns, sample_rate, with_properties=with_properties)
+        for part in self.parts:
+            part.add_share(group)
+        return group
+
+    def remove_consumer(self, group: Group) -> None:
+        """The client has gone: what it held is delivered to others at once."""
+        group.blocked = True
+        for part, share in zip(self.parts, group.shares, strict=True):
+            part.remove_consumer(share)
+
+    def set_ready(self, group: Group, count: int) -> None:
+        """RDY: the client takes up to so many messages at a time."""
+        group.ready_count = count
+        group.go_on()
+
+    def set_blocked(self, group: Group, blocked: bool) -> None:
+        """The client has stopped, or begun again, to read what it is sent."""
+        group.blocked = blocked
+        group.go_on()
+
+    # what they answer
+
+    def finish(self, group: Group, place: int) -> None:
+        """FIN. Raises NotInFlight."""
+        self._answer(group, place, lambda part, share, offset: part.finish(share, offset))
+
+    def requeue(self, group: Group, place: int, delay_ns: int) -> None:
+        """REQ: the message is delivered again, after a delay. Raises NotInFlight."""
+        self._answer(
+            group, place, lambda part, share, offset: part.requeue(share, offset, delay_ns)
+        )
+
+    def touch(self, group: Group, place: int) -> None:
+        """TOUCH: the message's timeout begins anew. Raises NotInFlight."""
+        self._answer(group, place, lambda part, share, offset: part.touch(share, offset))
+
+    def _answer(
+        self, group: Group, place: int, answer: Callable[[Channel, Share, int], None]
+    ) -> None:
+        number, offset = (place & ID_MASK) >> OFFSET_BITS, place & OFFSET_MASK
+        if number >= len(group.shares):
+            raise NotInFlight("ID not in flight")
+        group.held = True
+        try:
+            answer(self.parts[number], group.shares[number], offset)
+        finally:
+            group.held = False
+            group.go_on()
+
+    def finish_run(self, group: Group, places: Offsets) -> Offsets:
+        """FIN for many places, in any order. Returns those that must be finished one by one."""
+        numbers = places.view(np.uint64) >> np.uint64(OFFSET_BITS)
+        first = int(numbers[0])
+        group.held = True
+        try:
+            if (numbers == first).all():
+                return self._finish_some(group, first, places)
+            left = [
+                self._finish_some(group, number, places[numbers == number])
+                for number in np.unique(numbers).tolist()
+            ]
+            return np.concatenate(left)
+        finally:
+            group.held = False
+            group.go_on()
+
+    def _finish_some(self, group: Group, number: int, places: Offsets) -> Offsets:
+        """Those of one queue."""
+        if number >= len(group.shares):
+            return places
+        offsets = places & OFFSET_MASK
+        left = self.parts[number].finish_run(group.shares[number], offsets)
+        if not len(left):
+            return _NO_PLACES
+        return left if not number else places[np.isin(offsets, left)]
+
+    # what it looks like
+
+    @property
+    def consumers(self) -> list[Group]:
+        """The clients."""
+        return [share.group for share in self.parts[0].consumers if isinstance(share, Share)]
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is delivered."""
+        return self.parts[0].paused
+
+    @property
+    def depth(self) -> int:
+        """How many messages wait to be delivered, deferred ones aside."""
+        return sum(part.depth for part in self.parts)
+
+    @property
+    def message_count(self) -> int:
+        """How many messages have come to it since the broker was started."""
+        return sum(part.message_count for part in self.parts)
+
+    @property
+    def delivered_count(self) -> int:
+        """How many messages have gone to consumers since the start, those delivered again too."""
+        return sum(part.delivered_count for part in self.parts)
+
+    @property
+    def in_flight_count(self) -> int:
+        """How many messages are with consumers."""
+        return sum(part.in_flight_count for part in self.parts)
+
+    @property
+    def deferred_count(self) -> int:
+        """How many messages wait for a time."""
+        return sum(part.deferred_count for part in self.parts)
+
+    @property
+    def requeue_count(self) -> int:
+        """How many were given back."""
+        return sum(part.requeue_count for part in self.parts)
+
+    @property
+    def timeout_count(self) -> int:
+        """How many were taken back because their timeout was over."""
+        return sum(part.timeout_count for part in self.parts)
+
+    @property
+    def dropped_count(self) -> int:
+        """How many were given up, to make room, before they were finished."""
+        return sum(part.dropped_count for part in self.parts)
+
+    @property
+    def latency(self) -> Latency | Together | None:
+        """From publish to finish, where percentiles of it are wanted."""
+        together = Together()
+        for part in self.parts:
+            if part.latency is not None:
+                together.add(part.latency)
+        return together if together.some else None
+
+    @property
+    def finishes(self) -> WholeFinishes:
+        """How long finished messages had been stored."""
+        return WholeFinishes(self.parts)
+
+
+class WholeFinishes:
+    """The counts of `martlet.broker.finishes` of several channels, added up as they are now."""
+
+    def __init__(self, parts: list[Channel]) -> None:
+        each = [part.finishes for part in parts]
+        self.counts = [sum(counts) for counts in zip(*(one.counts for one in each), strict=True)]
+        self.sum_ns = sum(one.sum_ns for one in each)
+        self.count = sum(self.counts)
+
+
+class WholeTopic:
+    """A topic over all its queues, for those who look at it.
+
+    Args:
+        parts: the topic at each queue, by number.
+    """
+
+    def __init__(self, parts: list[Topic]) -> None:
+        self.parts = parts
+        self.id = parts[0].id
+        self.name = parts[0].name
+
+    @property
+    def channels(self) -> dict[str, Channel | WholeChannel]:
+        """Its channels."""
+        return {name: channel.whole for name, channel in self.parts[0].channels.items()}
+
+    @property
+    def paused(self) -> bool:
+        """Whether messages are kept from the channels."""
+        return self.parts[0].paused
+
+    @property
+    def depth(self) -> int:
+        """How many messages wait for a channel, or for the topic to go on."""
+        return sum(part.depth for part in self.parts)
+
+    @property
+    def message_count(self) -> int:
+        """Messages stored since the start."""
+        return sum(part.message_count for part in self.parts)
+
+    @property
+    def message_bytes(self) -> int:
+        """The bytes of their bodies."""
+        return sum(part.message_bytes for part in self.parts)
+
+    @property
+    def dropped_count(self) -> int:
+        """Messages given up, to make room, before every channel had finished them."""
+        return sum(part.dropped_count for part in self.parts)
