@@ -96,6 +96,7 @@ class Share(Consumer):
         self.group = group
         self.channel = channel
         self._in_flight_count = 0
+        before = group.ready_count, group.blocked
         super().__init__(
             group.client,
             number,
@@ -103,6 +104,7 @@ class Share(Consumer):
             group.sample_rate,
             with_properties=group.with_properties,
         )
+        group.ready_count, group.blocked = before
 
     @classmethod
     def instead_of(cls, consumer: Consumer, group: Group, channel: Delivery) -> Share:

@@ -1,0 +1,477 @@
+"""Topics of several queues: what belongs to one queue, and what to all of them together."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from tests.unit.broker.core import SECOND_NS, Core, Got, parse
+
+from martlet.broker.broker import Broker
+from martlet.broker.errors import NotFound, NotInFlight, QueuesRefused, WritesRefused
+from martlet.broker.group import Group
+from martlet.broker.queue import MOST_QUEUES
+from martlet.broker.replay import channel_from, replay
+from martlet.broker.whole import WholeChannel
+from martlet.log.record import Kind
+
+
+class Client:
+    """A client of a whole channel."""
+
+    def __init__(
+        self, core: Core, topic: str = "t", channel: str = "c", timeout_ns: int = 60 * SECOND_NS
+    ) -> None:
+        self.got: list[Got] = []
+        self.closed = 0
+        self.channel: Any = core.broker.topic(topic).channel(channel).whole
+        self.consumer: Any = self.channel.add_consumer(self, timeout_ns)
+
+    def send_messages(self, frames: Any) -> None:
+        for frame in frames:
+            self.got += parse(bytes(frame))
+
+    def channel_closed(self) -> None:
+        self.closed += 1
+
+    def channel_grown(self, channel: WholeChannel, consumer: Group) -> None:
+        self.channel, self.consumer = channel, consumer
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message.body for message in self.got]
+
+    def ready(self, count: int) -> Client:
+        self.channel.set_ready(self.consumer, count)
+        return self
+
+    def place(self, got: Got) -> int:
+        return cast(int, self.channel.queue.offset_of(got.id))
+
+    def finish(self, *some: Got) -> None:
+        for got in some:
+            self.channel.finish(self.consumer, self.place(got))
+
+    def finish_all(self) -> None:
+        places = np.array([self.place(got) for got in self.got], np.uint64).view(np.int64)
+        self.got.clear()
+        assert not len(self.channel.finish_run(self.consumer, places))
+
+    def leave(self) -> None:
+        self.channel.remove_consumer(self.consumer)
+
+
+def publish(broker: Broker, name: str, queue: int, *bodies: bytes, due_ns: int = 0) -> None:
+    assert broker.topics[name].part(queue).stage(list(bodies), due_ns).error is None
+    broker.commit()
+
+
+def four(**options: Any) -> Core:
+    core = Core(**options)
+    core.broker.set_queues("t", 4)
+    return core
+
+
+def test_each_queue_has_offsets_of_its_own_and_ids_that_lead_back() -> None:
+    core = four()
+    topic = core.broker.topics["t"]
+    assert [part.number for part in topic.parts] == [part.queue.number for part in topic.parts]
+    assert len({part.id for part in topic.parts}) == 4
+    client = Client(core).ready(100)
+    for queue in (2, 0, 2, 3):
+        publish(core.broker, "t", queue, b"%d" % queue)
+    assert client.bodies == [b"2", b"0", b"2", b"3"]
+    places = [client.place(got) for got in client.got]
+    assert [(p >> 54, p & (1 << 54) - 1) for p in places] == [(2, 0), (0, 0), (2, 1), (3, 0)]
+    assert [part.queue.end_offset for part in topic.parts] == [1, 0, 2, 1]
+
+
+def test_what_has_no_wish_goes_to_the_queues_in_turn() -> None:
+    core = four()
+    topic = core.broker.topics["t"]
+    for _ in range(2):
+        topic.next_part().stage([b"a"])
+        assert topic.next_part().stage([b"b"]) is topic.next_part().queue.receipt
+        core.broker.commit()
+    for _ in range(6):
+        core.broker.append(topic.next_part(), b"lone")
+    assert sorted(part.queue.end_offset for part in topic.parts) == [2, 2, 3, 3]
+
+
+def test_a_key_always_leads_to_the_same_queue() -> None:
+    core = four()
+    topic = core.broker.topics["t"]
+    # CRC-32C as RFC 3720 has it: 0xE3069283 for these nine digits.
+    assert topic.part_for_key(b"123456789").number == 0xE3069283 % 4
+    assert {topic.part_for_key(b"%d" % n).number for n in range(100)} == {0, 1, 2, 3}
+    with pytest.raises(NotFound, match="'t' has no queue 4: they are 0 to 3"):
+        topic.part(4)
+
+
+def test_ready_counts_for_all_queues_together_and_they_take_turns() -> None:
+    core = four()
+    for queue in range(3):
+        publish(core.broker, "t", queue, *(b"%d" % queue for _ in range(50)))
+    client = Client(core).ready(1)
+    seen = []
+    for _ in range(30):
+        assert len(client.got) == 1
+        seen.append(client.bodies[0])
+        message = client.got.pop()
+        client.finish(message)
+    assert [seen.count(b"%d" % queue) for queue in range(3)] == [10, 10, 10]
+    client.ready(7)
+    assert client.consumer.in_flight_count == 7
+    assert core.broker.topics["t"].channels["c"].whole.in_flight_count == 7
+
+
+def test_a_run_of_fins_of_several_queues() -> None:
+    core = four()
+    for queue in range(4):
+        publish(core.broker, "t", queue, *(b"x" * 20 for _ in range(10)))
+    client = Client(core).ready(25)
+    assert len(client.got) == 25
+    client.finish_all()
+    assert len(client.got) == 15
+    whole = client.channel
+    assert client.consumer.finish_count == 25
+    assert whole.finishes.count == 25
+    base = client.channel.queue.id_base
+    wrong = np.array([(5 << 54), (1 << 54) + 400, (1 << 64) - 1], np.uint64).view(np.int64)
+    assert sorted(whole.finish_run(client.consumer, wrong).tolist()) == sorted(wrong.tolist())
+    for place in wrong.tolist():
+        with pytest.raises(NotInFlight):
+            whole.finish(client.consumer, place)
+    assert client.channel.queue.message_id(5 << 54) == b"%016x" % ((base + (5 << 54)) % (1 << 64))
+    client.finish_all()
+    assert whole.in_flight_count == whole.depth == 0
+
+
+def test_room_that_a_timeout_makes_is_there_for_all_queues() -> None:
+    """The one message of queue 0 is taken back for good; what waits in queue 1 must come."""
+    core = four()
+    publish(core.broker, "t", 0, b"0")
+    first = Client(core, timeout_ns=SECOND_NS).ready(1)
+    assert first.bodies == [b"0"]
+    publish(core.broker, "t", 1, b"1")
+    core.wait(SECOND_NS)
+    assert sorted(first.bodies) in ([b"0", b"0"], [b"0", b"1"])
+    first.got.clear()
+    core.wait(SECOND_NS)
+    core.wait(SECOND_NS)
+    assert b"1" in first.bodies
+
+
+def test_room_that_an_operator_makes_is_there_for_all_queues() -> None:
+    core = four()
+    publish(core.broker, "t", 0, b"0")
+    client = Client(core).ready(1)
+    publish(core.broker, "t", 3, b"3")
+    assert client.bodies == [b"0"]
+    client.channel.parts[0].empty()
+    assert client.bodies == [b"0", b"3"]
+
+
+def test_what_a_client_held_goes_to_others_when_it_leaves() -> None:
+    core = four()
+    for queue in range(4):
+        publish(core.broker, "t", queue, b"%d" % queue)
+    first = Client(core).ready(10)
+    second = Client(core).ready(10)
+    assert not second.got
+    first.leave()
+    assert sorted(second.bodies) == [b"0", b"1", b"2", b"3"]
+    assert {got.attempts for got in second.got} == {2}
+    assert not first.channel.parts[0]._by_number.keys() & {1}
+
+
+def test_a_client_that_is_blocked_gets_nothing_from_any_queue() -> None:
+    core = four()
+    client = Client(core).ready(10)
+    client.channel.set_blocked(client.consumer, True)
+    for queue in range(4):
+        publish(core.broker, "t", queue, b"%d" % queue)
+    assert not client.got
+    client.channel.set_blocked(client.consumer, False)
+    assert len(client.got) == 4
+
+
+def test_requeue_and_touch_reach_the_right_queue() -> None:
+    core = four()
+    publish(core.broker, "t", 2, b"2")
+    client = Client(core).ready(1)
+    client.channel.touch(client.consumer, client.place(client.got[0]))
+    client.channel.requeue(client.consumer, client.place(client.got[0]), SECOND_NS)
+    publish(core.broker, "t", 1, b"1")
+    assert client.bodies == [b"2", b"1"]
+    client.finish(client.got[1])
+    core.wait(SECOND_NS)
+    assert client.bodies == [b"2", b"1", b"2"]
+    assert client.channel.requeue_count == client.consumer.requeue_count == 1
+
+
+def test_channels_pauses_and_emptying_concern_all_queues() -> None:
+    core = four()
+    topic = core.broker.topics["t"]
+    for queue in range(4):
+        publish(core.broker, "t", queue, b"gone")
+    topic.empty()
+    assert topic.whole.depth == 0
+    topic.channel("c")
+    topic.pause_channel("c", True)
+    topic.set_paused(True)
+    for queue in range(4):
+        publish(core.broker, "t", queue, b"%d" % queue)
+    assert topic.whole.depth == 4
+    for life in (lambda: None, core.kill, core.stop, lambda: core.kill(power=True)):
+        core.flush()
+        life()
+        topic = core.broker.topics["t"]
+        assert len(topic.parts) == 4
+        assert all(part.paused and part.channels["c"].paused for part in topic.parts)
+        assert topic.whole.depth == 4
+    topic.set_paused(False)
+    topic.pause_channel("c", False)
+    client = Client(core).ready(10)
+    assert sorted(client.bodies) == [b"0", b"1", b"2", b"3"]
+    topic.delete_channel("c")
+    assert client.closed == 1
+    assert not any(part.channels for part in topic.parts)
+    core.broker.delete_topic("t")
+    assert not core.broker.by_id
+    core.kill()
+    assert not core.broker.topics
+    assert not core.broker.by_id
+
+
+def test_what_is_not_finished_comes_again_after_a_restart_and_nothing_else() -> None:
+    core = four()
+    client = Client(core).ready(1000)
+    for queue in range(4):
+        publish(core.broker, "t", queue, *(b"%d %d" % (queue, n) for n in range(20)))
+    kept = {got.body for got in client.got[::3]}
+    client.finish(*(got for got in client.got if got.body not in kept))
+    core.broker.write_journal()
+    for life in (core.kill, core.stop):
+        life()
+        again = Client(core).ready(1000)
+        assert sorted(again.bodies) == sorted(kept)
+
+
+def test_deferred_messages_of_all_queues_come_at_their_time() -> None:
+    core = four()
+    topic = core.broker.topics["t"]
+    topic.channel("c")
+    for queue in range(4):
+        publish(core.broker, "t", queue, b"%d" % queue, due_ns=core.clock.now_ns + SECOND_NS)
+    core.kill()
+    client = Client(core).ready(10)
+    assert not client.got
+    core.wait(SECOND_NS)
+    assert sorted(client.bodies) == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_topic_grows_under_its_consumers() -> None:
+    core = Core()
+    client = Client(core).ready(3)
+    other = Client(core, channel="d").ready(1)
+    core.publish("t", b"a", b"b", b"c", b"d")
+    assert client.bodies == [b"a", b"b", b"c"]
+    core.broker.set_queues("t", 2)
+    assert isinstance(client.channel, WholeChannel)
+    assert client.consumer.in_flight_count == 3
+    publish(core.broker, "t", 1, b"e")
+    client.finish(client.got[0], client.got[1])
+    assert sorted(client.bodies) == [b"a", b"b", b"c", b"d", b"e"]
+    whole = client.channel
+    core.broker.set_queues("t", 5)
+    assert client.channel is whole
+    assert len(whole.parts) == 5
+    client.ready(10)
+    publish(core.broker, "t", 4, b"f")
+    assert client.bodies[-1] == b"f"
+    client.finish(*client.got[2:])
+    assert whole.depth == whole.in_flight_count == 0
+    other.ready(100)
+    assert sorted(other.bodies) == [b"a", b"b", b"c", b"d", b"e", b"f"]
+    client.leave()
+    assert not core.broker.topics["t"].channels["c"].consumers
+
+
+def test_a_grown_topic_is_there_after_a_restart_with_its_channels() -> None:
+    core = Core()
+    core.broker.topic("t").channel("c")
+    core.broker.topic("t").channel("d")
+    core.broker.topic("t").pause_channel("d", True)
+    core.publish("t", b"0")
+    core.broker.set_queues("t", 3)
+    publish(core.broker, "t", 2, b"2")
+    ids = [part.id for part in core.broker.topics["t"].parts]
+    bases = [part.queue.id_base for part in core.broker.topics["t"].parts]
+    for life in (core.kill, core.stop):
+        life()
+        topic = core.broker.topics["t"]
+        assert [part.id for part in topic.parts] == ids
+        assert [part.queue.id_base for part in topic.parts] == bases
+        assert all(part.channels["d"].paused for part in topic.parts)
+        assert topic.channels["c"].whole.depth == 2
+    assert sorted(Client(core).ready(10).bodies) == [b"0", b"2"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_power_cut_leaves_all_new_queues_or_none(seed: int) -> None:
+    core = Core()
+    core.storage.random = Random(seed)
+    core.broker.topic("t").channel("c")
+    core.flush()
+    core.broker.set_queues("t", 3)
+    for queue in range(3):
+        publish(core.broker, "t", queue, b"%d" % queue)
+    core.broker.topics["t"].set_paused(True)
+    core.kill(power=True)
+    topic = core.broker.topics["t"]
+    assert len(topic.parts) in (1, 3)
+    assert all("c" in part.channels for part in topic.parts)
+    for part in topic.parts:
+        assert part.channels["c"].parts == [p.channels["c"] for p in topic.parts]
+
+
+def test_a_channel_that_is_missing_at_a_queue_is_made_and_skips_nothing() -> None:
+    """A power cut took what told of the growth, and left a pause that tells of the new queues."""
+    core = Core()
+    topic = core.broker.topic("t")
+    topic.channel("c")
+    append, entries = core.broker.log.append_journal, []
+
+    def lose(kind: Kind, payload: bytes, **more: Any) -> int:
+        entries.append(payload)
+        return core.broker.log.position
+
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(core.broker.log, "append_journal", lose)
+        core.broker.set_queues("t", 2)
+    assert entries
+    assert core.broker.log.append_journal == append
+    topic.set_paused(True)
+    topic.set_paused(False)
+    publish(core.broker, "t", 1, b"1")
+    core.kill()
+    assert len(core.broker.topics["t"].parts) == 2
+    assert Client(core).ready(10).bodies == [b"1"]
+
+
+def test_a_topic_never_gets_fewer_queues_and_none_has_too_many() -> None:
+    core = four()
+    with pytest.raises(QueuesRefused, match="'t' has 4 queues and can not have 3"):
+        core.broker.set_queues("t", 3)
+    for count in (0, -1, MOST_QUEUES + 1):
+        with pytest.raises(QueuesRefused, match=f"1 to 1024 queues, not {count}"):
+            core.broker.set_queues("other", count)
+    assert "other" not in core.broker.topics
+    position = core.broker.log.position
+    core.broker.set_queues("t", 4)
+    assert core.broker.log.position == position
+
+
+def test_queues_that_can_not_be_written_down_are_not_there() -> None:
+    core = Core()
+    client = Client(core).ready(1)
+
+    def refuse(*_: Any, **__: Any) -> int:
+        raise WritesRefused("the disk is full")
+
+    with pytest.MonkeyPatch.context() as context:
+        context.setattr(core.broker.log, "append_journal", refuse)
+        with pytest.raises(WritesRefused):
+            core.broker.set_queues("t", 3)
+    topic = core.broker.topics["t"]
+    assert topic.parts == [topic]
+    assert not topic.several
+    assert client.channel is topic.channels["c"]
+    with pytest.MonkeyPatch.context() as context:
+        core.broker.set_queues("t", 3)
+        context.setattr(core.broker.log, "append_journal", refuse)
+        with pytest.raises(WritesRefused):
+            topic.channel("d")
+        with pytest.raises(WritesRefused):
+            topic.set_paused(True)
+        with pytest.raises(WritesRefused):
+            topic.delete_channel("c")
+    assert all(part.channels.keys() == {"c"} and not part.paused for part in topic.parts)
+
+
+def test_an_ephemeral_channel_goes_from_all_queues_with_its_last_consumer() -> None:
+    core = four()
+    topic = core.broker.topics["t"]
+    client = Client(core, channel="e#ephemeral")
+    client.leave()
+    core.broker.left(topic, client.channel)
+    assert not any(part.channels for part in topic.parts)
+
+
+def test_segments_are_kept_for_every_queue_and_go_when_all_have_passed() -> None:
+    core = four()
+    topic = core.broker.topics["t"]
+    client = Client(core)
+    published = []
+    for number in range(200):
+        body = b"%d " % number * 40
+        published.append(body)
+        core.broker.append(topic.next_part(), body)
+    core.checkpoint()
+    segments = len(core.broker.log.segments)
+    assert segments > 4
+    core.stop()
+    client = Client(core).ready(1000)
+    assert sorted(client.bodies) == sorted(published)
+    client.finish_all()
+    core.broker.write_journal()
+    core.checkpoint()
+    core.checkpoint()
+    assert len(core.broker.log.segments) < segments / 2
+    core.kill()
+    assert core.broker.topics["t"].channels["c"].whole.depth == 0
+
+
+def test_indexes_of_all_queues_are_made_anew_from_the_log() -> None:
+    core = four()
+    topic = core.broker.topics["t"]
+    for number in range(40):
+        core.broker.append(topic.next_part(), b"%d" % number)
+    core.checkpoint()
+    names = [part.queue.index.name for part in topic.parts]
+    assert len(set(names)) == 4
+    core.storage.remove(names[2])
+    core.kill()
+    assert any(names[2] in note for note in core.restored.notes)
+    assert len(Client(core).ready(100).got) == 40
+
+
+def test_a_channel_is_set_back_at_each_queue() -> None:
+    core = four()
+    topic = core.broker.topics["t"]
+    client = Client(core).ready(100)
+    for queue in range(4):
+        publish(core.broker, "t", queue, *(b"%d %d" % (queue, n) for n in range(5)))
+    client.finish_all()
+    replay(topic, "c", {1: 3, 2: 4})
+    assert sorted(client.bodies) == [b"1 3", b"1 4", b"2 4"]
+    core.kill()
+    topic = core.broker.topics["t"]
+    channel_from(topic, "past", {3: 1})
+    assert Client(core, channel="past").ready(10).bodies == [b"3 1", b"3 2", b"3 3", b"3 4"]
+    with pytest.raises(NotFound):
+        replay(topic, "c", {4: 0})
+
+
+def test_a_queue_that_never_got_anything_costs_a_client_nothing() -> None:
+    """It stays in the line there, and is not lined up again by each answer."""
+    core = Core(segment_bytes=1 << 20)
+    core.broker.set_queues("t", MOST_QUEUES)
+    client = Client(core).ready(2)
+    for _ in range(10):
+        publish(core.broker, "t", 7, b"x")
+        client.finish_all()
+    assert len(client.consumer.out) <= 1
