@@ -5,13 +5,16 @@ whole batch records, the very bytes of the log, each of which it can verify by i
 that the reader advances keeps what it has not read yet from being thrown away.
 
 ===============================  ==================================================================
-``GET /log/topics``              all topics with their queues and the offsets that those hold
+``GET /log/topics``              all topics with their queues and the offsets that those hold; a
+                                 queue's records name its ``topic_id``, where it has its own
 ``GET /log/offset``              the first offset stored at or after ``timestamp_ns``
 ``GET /log/index``               index rows of 40 bytes of the batches from ``start`` up to ``end``
 ``GET /log/batches``             batch records from the one that holds ``offset``; 204 at the end,
                                  410 with ``start_offset`` where the offset has gone
 ``POST /channel/advance``        a channel is done with all below ``offset``; made where missing
 ===============================  ==================================================================
+
+All but the first are of one ``queue``, 0 by default.
 """
 
 from __future__ import annotations
@@ -72,7 +75,7 @@ class LogApi:
                     "queues": [
                         {
                             "queue": part.number,
-                            "topic_id": part.id,
+                            **({"topic_id": part.id} if part.number else {}),
                             "start_offset": part.queue.start_offset,
                             "end_offset": part.queue.end_offset,
                         }
