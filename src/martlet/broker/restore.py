@@ -214,7 +214,8 @@ class _State:
 
 def _place(topic: Description) -> tuple[int, int]:
     """The number of a topic's first queue, and which of its queues this is."""
-    return topic.get("of", topic["id"]), topic.get("queue", 0)
+    id: int = topic["id"]
+    return topic.get("of", id), topic.get("queue", 0)
 
 
 def _excludes(known: Description, new: Description) -> bool:
