@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any, cast
 
@@ -225,7 +227,8 @@ def test_channels_pauses_and_emptying_concern_all_queues() -> None:
     for queue in range(4):
         publish(core.broker, "t", queue, b"%d" % queue)
     assert topic.whole.depth == 4
-    for life in (lambda: None, core.kill, core.stop, lambda: core.kill(power=True)):
+    lives: list[Callable[[], None]] = [core.kill, core.stop, partial(core.kill, power=True)]
+    for life in lives:
         core.flush()
         life()
         topic = core.broker.topics["t"]
