@@ -19,6 +19,7 @@ from martlet.broker.finishes import Finishes
 from martlet.broker.group import Group, Share
 from martlet.broker.policy import ChannelPolicy
 from martlet.broker.stretch import apart_from, distinct, inside
+from martlet.broker.tag_filter import TagFilter
 from martlet.broker.whole import WholeChannel
 from martlet.name import is_ephemeral
 
@@ -83,6 +84,11 @@ class Channel(Delivery):
         self._most_consumers = most_consumers
         self._max_timeout_ns = max_timeout_ns
         self._last_number = 0
+
+    def configure(self, policy: ChannelPolicy) -> None:
+        """Go by a policy from now on."""
+        self.policy = policy
+        self.wanted = TagFilter(policy.tags) if policy.tags else None
 
     # what it looks like
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from martlet.broker.consumer import Consumer
 from martlet.broker.queue import Queue
 from martlet.broker.straggler import Stragglers
+from martlet.broker.tag_filter import TagFilter, runs
 from martlet.broker.window import Window
 from martlet.log.commitlog import CommitLog
 from martlet.log.index import Entry
@@ -37,6 +38,8 @@ _ATTEMPTS_AT = 16
 MOST_ATTEMPTS = 0xFFFF
 _SCHEDULE_ROWS = 4096
 _NOTHING = memoryview(b"")
+MOST_LOOKED = 1024
+"""So many batches are searched at a time for messages that a filter lets through."""
 MOST_GRANT_BYTES = 1 << 19
 """A grant ends with the batch that passes this, so that one consumer never gets all at once."""
 
@@ -125,12 +128,7 @@ class Cursor:
             end = min(entry.count, begin + most - taken)
             part = self._slice(entry, begin, end)
             if with_properties:
-                block = properties_of(self._record)
-                if block is not None:
-                    whole = end - begin == entry.count
-                    told = block if whole else Block(block).cut(begin, end)
-                    if told:
-                        parts.append(frame(told))
+                self._tell(entry, begin, end, parts)
             parts.append(part)
             window.grant(holder, entry.first_offset + end)
             taken += end - begin
@@ -139,6 +137,55 @@ class Cursor:
         if entry is not None and window.next >= entry.end_offset:
             self._let_record_go()
         return parts, taken
+
+    def take_matching(
+        self, holder: int, most: int, limit: int, wanted: TagFilter, *, with_properties: bool
+    ) -> tuple[list[memoryview | bytes], int]:
+        """The same of messages that a filter lets through; it goes over the others.
+
+        It may return none though there are some: it looks at so many batches and no more.
+        """
+        window = self.window
+        parts: list[memoryview | bytes] = []
+        taken = taken_bytes = looked = 0
+        while taken < most and window.next < limit and taken_bytes < MOST_GRANT_BYTES:
+            entry = self._entry
+            first = window.next
+            if entry is None or not entry.first_offset <= first < entry.end_offset:
+                looked += 1
+                if looked > MOST_LOOKED:
+                    break
+                if not self._move(first, limit):
+                    continue
+                entry = self._entry
+                assert entry is not None
+            base = entry.first_offset
+            numbers = wanted.numbers(properties_of(self._record), first - base, entry.count)
+            for begin, end in runs(numbers[: most - taken]):
+                if base + begin > window.next:
+                    self._skip(base + begin)
+                if with_properties:
+                    self._tell(entry, begin, end, parts)
+                part = self._slice(entry, begin, end)
+                parts.append(part)
+                taken_bytes += len(part)
+                window.grant(holder, base + end)
+            if len(numbers) <= most - taken and window.next < entry.end_offset:
+                self._skip(entry.end_offset)
+            taken += min(len(numbers), most - taken)
+        entry = self._entry
+        if entry is not None and window.next >= entry.end_offset:
+            self._let_record_go()
+        return parts, taken
+
+    def _tell(self, entry: Entry, begin: int, end: int, parts: list[memoryview | bytes]) -> None:
+        """Add the frame with the properties of some of the current batch's messages."""
+        block = properties_of(self._record)
+        if block is not None:
+            whole = end - begin == entry.count
+            told = block if whole else Block(block).cut(begin, end)
+            if told:
+                parts.append(frame(told))
 
     def _let_record_go(self) -> None:
         """Keep no bytes of a batch that is through: an idle channel would hold its segment's room

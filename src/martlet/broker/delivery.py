@@ -21,6 +21,7 @@ from martlet.broker.window import COMFORTABLE_SPAN
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
     from martlet.broker.stretch import Stretch
+    from martlet.broker.tag_filter import TagFilter
 
 
 class Surroundings(Protocol):
@@ -58,6 +59,8 @@ class Source(Protocol):
 
 
 _PUT_OFF_NS = 1_000_000_000
+_LOOK_ON_NS = 100_000
+"""So much later a filter looks at the next batches."""
 _lease = partial(tuple.__new__, Lease)
 """Makes one of a tuple, without a call in Python."""
 
@@ -88,6 +91,8 @@ class Delivery(ABC):
         self._waiting = waiting
         self._line: deque[Consumer] = deque()
         self._fresh_turn = False
+        self.wanted: TagFilter | None = None
+        """Which messages it gets; None for all."""
         self._by_number: dict[int, Consumer] = {}
         self._alarm: Alarm = around.schedule.alarm(self._expire)
 
@@ -173,7 +178,9 @@ class Delivery(ABC):
                     elif len(line) > 1:
                         room = min(room, -(-available // len(line)))
                         line.rotate(-1)
-                    self._grant(consumer, room, limit)
+                    if not self._grant(consumer, room, limit):
+                        self._alarm.at(self._around.clock() + _LOOK_ON_NS)
+                        return
         except OSError as error:
             self._put_off(error)
             self._alarm.at(self._around.clock() + _PUT_OFF_NS)
@@ -186,7 +193,7 @@ class Delivery(ABC):
         cursor = self.cursor
         window = cursor.window
         line = self._line
-        free = window.next == offset and line and not self.paused
+        free = window.next == offset and line and not self.paused and self.wanted is None
         if not free or cursor.stragglers.by_offset or line[0].sample_rate or line[0].room <= 0:
             self.pump()
             return
@@ -201,28 +208,34 @@ class Delivery(ABC):
         self._lend(consumer, offset, 1)
         consumer.client.send_messages((frame,))
 
-    def _grant(self, consumer: Consumer, most: int, limit: int) -> None:
+    def _grant(self, consumer: Consumer, most: int, limit: int) -> bool:
+        """Deliver fresh messages. False where a filter has let none of very many through."""
         cursor = self.cursor
         window = cursor.window
         if consumer.sample_rate and self._sampled_out(consumer):
             if cursor.take(0, 1, limit)[1]:
                 window.advance()
                 self._changed()
-            return
+            return True
         if consumer.sample_rate:
             most = 1
         first = window.next
-        parts, taken = cursor.take(
-            consumer.number, most, limit, with_properties=consumer.with_properties
-        )
+        told = consumer.with_properties
+        if self.wanted is None:
+            parts, taken = cursor.take(consumer.number, most, limit, with_properties=told)
+        else:
+            parts, taken = cursor.take_matching(
+                consumer.number, most, limit, self.wanted, with_properties=told
+            )
         if not self.dirty:
             self._changed()
         if not taken:
-            return
+            return self.wanted is None or window.next >= limit
         self._lend(consumer, first, taken)
         consumer.client.send_messages(parts)
         if window.next - window.floor > COMFORTABLE_SPAN:
             self._thin_out(window.floor + window.crowd())
+        return True
 
     def _lend(self, consumer: Consumer, first: int, count: int) -> None:
         """Note that a consumer has what the window says since offset `first`."""
@@ -248,7 +261,8 @@ class Delivery(ABC):
         attempts = stragglers.by_offset[offset].attempts + 1
         frame = self.cursor.frame(offset, attempts)
         self._changed()
-        if frame is None or (consumer.sample_rate and self._sampled_out(consumer)):
+        sampled_out = consumer.sample_rate and self._sampled_out(consumer)
+        if frame is None or sampled_out or not self._wants(offset):
             stragglers.remove(offset)
             return
         now_ns = self._around.clock()
@@ -261,6 +275,9 @@ class Delivery(ABC):
             self._line.rotate(-1)
         told = self.cursor.properties_frame(offset) if consumer.with_properties else b""
         consumer.client.send_messages((told, frame) if told else (frame,))
+
+    def _wants(self, offset: int) -> bool:
+        return self.wanted is None or self.wanted.lets(self.cursor.properties(offset))
 
     def _thin_out(self, end: int) -> None:
         """Few of very many messages are unfinished: give each of the old ones its own place."""

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from martlet.name import is_valid_name
+from martlet.properties import BadProperties, Properties
 
 PolicyT = TypeVar("PolicyT", bound="Policy")
+MOST_TAGS = 256
 _LONGEST_MS = 400 * 24 * 3600 * 1000
 
 
@@ -35,6 +37,11 @@ def numbers(help: str, least: int = 0, most: int = _LONGEST_MS, count: int = 64)
 def topic_name(help: str) -> Any:
     """A field that names a topic; empty for none."""
     return field(default="", metadata={"help": help, "is_name": True})
+
+
+def tags(help: str) -> Any:
+    """A field that is a list of tags; empty for none."""
+    return field(default=(), metadata={"help": help, "is_tags": True})
 
 
 def choice(default: str, choices: tuple[str, ...], help: str) -> Any:
@@ -82,11 +89,26 @@ def _checked(name: str, value: object, limits: Mapping[str, Any]) -> object:
         if not isinstance(value, str) or (value and not is_valid_name(value)):
             raise BadPolicy(f"{name} must be the name of a topic, not {str(value)[:80]!r}")
         return value
+    if limits.get("is_tags"):
+        return _tags(name, value)
     if "count" in limits:
         if not isinstance(value, list | tuple) or len(value) > limits["count"]:
             raise BadPolicy(f"{name} must be a list of at most {limits['count']} numbers")
         return tuple(_within(name, each, limits) for each in value)
     return _within(name, value, limits)
+
+
+def _tags(name: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or len(value) > MOST_TAGS:
+        raise BadPolicy(f"{name} must be a list of at most {MOST_TAGS} tags")
+    for tag in value:
+        if not isinstance(tag, str) or not tag:
+            raise BadPolicy(f"{name}: {str(tag)[:80]!r} is no tag")
+        try:
+            Properties(tag=tag).pack()
+        except BadProperties as error:
+            raise BadPolicy(f"{name}: {error}") from None
+    return tuple(dict.fromkeys(value))
 
 
 def _within(name: str, value: object, limits: Mapping[str, Any]) -> int:
@@ -106,3 +128,5 @@ class TopicPolicy(Policy):
 @dataclass(frozen=True, slots=True)
 class ChannelPolicy(Policy):
     """What is set for a channel."""
+
+    tags: tuple[str, ...] = tags("it gets only messages with one of these tags")

@@ -419,7 +419,7 @@ def _restore_channels(broker: Broker, topic: Topic, known: _TopicState) -> None:
         voids = [(first, end) for first, end in told.get("voids", ()) if end > kept_from]
         channel = topic.restore_channel(channel_id, told["name"], cursor.next, voids)
         channel.paused = told["paused"]
-        channel.policy = ChannelPolicy.read(told.get("policy", {}))
+        channel.configure(ChannelPolicy.read(told.get("policy", {})))
         cursor.restore(channel.cursor, now_ns)
         _wake(topic, channel, cursor.scheduled_end)
 
@@ -446,5 +446,5 @@ def _harmonise(topic: Topic) -> None:
         for name in sorted(missing):
             channel = part.restore_channel(channels[name].id, name, start)
             channel.paused = channels[name].paused
-            channel.policy = channels[name].policy
+            channel.configure(channels[name].policy)
             _wake(part, channel, start)

@@ -132,7 +132,8 @@ class Topic(Part):
         channel = self.find_channel(name)
         self.journal_channel(name, policy=policy.told())
         for part in channel.parts:
-            part.policy = policy
+            part.configure(policy)
+            part.pump()
 
     def _change(self, changes: Sequence[Description]) -> None:
         """Write down what changes of each part, and then change it: all stays as it is where that

@@ -24,7 +24,7 @@ from martlet.client.flow import Flow
 from martlet.client.hooked_subscription import tell
 from martlet.client.hooks import NO_HOOKS, Hooks
 from martlet.client.identity import Compression, Identity, TlsChoice
-from martlet.client.name import check_name
+from martlet.client.name import check_name, check_tags
 from martlet.client.readiness import Rotation
 from martlet.client.receiver import Receiver
 from martlet.client.subscription import Subscription
@@ -62,6 +62,7 @@ class Consumer(Receiver):
         *,
         lookup: str | Iterable[str] | None = None,
         lookup_poll_s: float = 60.0,
+        tags: str | Iterable[str] = (),
         max_in_flight: int = 200,
         rotation: Rotation | None = None,
         failure_backoff: FailureBackoff | None = None,
@@ -91,6 +92,9 @@ class Consumer(Receiver):
                 every broker that they know to have the topic, now or later.
             lookup_poll_s: how many seconds may pass until they are asked again; when a connection
                 is lost, they are asked at once.
+            tags: take messages with one of these tags alone, as ``["red", "blue"]`` or
+                ``"red || blue"``.  The broker keeps that for the channel, and lets go of the
+                others; all consumers of a channel must want the same.  It must be a Martlet broker.
             max_in_flight: how many messages may be here and not be answered, from all brokers
                 together.
             rotation: how brokers take turns where there are more of them than ``max_in_flight``.
@@ -123,6 +127,7 @@ class Consumer(Receiver):
         )
         self._topic = check_name(topic, "topic")
         self._channel = check_name(channel, "channel")
+        self._tags = check_tags(tags)
         self._hooks = hooks.guarded() if hooks is not None else NO_HOOKS
         if self._hooks.has_handling:
             self._crew.wrap = partial(self._hooks.handler, topic, channel)
@@ -178,7 +183,7 @@ class Consumer(Receiver):
             connect_timeout_s=self._connect_timeout_s,
         )
         subscription = Subscription(
-            address, self._topic, self._channel, dialer, self._connect_timeout_s
+            address, self._topic, self._channel, dialer, self._connect_timeout_s, self._tags
         )
         subscription.on_delivery = self._inbox.put
         subscription.on_ready = self._on_ready

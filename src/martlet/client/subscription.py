@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from martlet.client.address import Address
 from martlet.client.answers import Answers
 from martlet.client.connection import Connection
 from martlet.client.consumer_stats import ConnectionStats
 from martlet.client.dialer import Dialer
-from martlet.client.errors import ConnectionLost, Refused, SubscribeRefused
+from martlet.client.errors import (
+    CallRefused,
+    ConnectionLost,
+    NotSupported,
+    Refused,
+    SubscribeRefused,
+)
 from martlet.client.failure_backoff import Event
 from martlet.client.inbox import Delivery
 from martlet.protocol import commands
@@ -22,6 +28,8 @@ logger = logging.getLogger("martlet.client")
 
 HOPELESS = frozenset({"E_INVALID", "E_BAD_TOPIC", "E_BAD_CHANNEL", "E_UNAUTHORIZED"})
 """Errors of SUB that another attempt would only get again."""
+PASSING = frozenset({"REFUSED", "TRY_AGAIN"})
+"""Errors of calls that another attempt may not get."""
 TOUCH_PART = 1 / 3
 """When less of its time is left, a message is touched before it is worked on."""
 
@@ -34,6 +42,7 @@ class Subscription:
         topic, channel: what is subscribed to.
         dialer: connects.
         timeout_s: how long the broker may take to answer SUB.
+        tags: the channel is to get messages with one of these alone; empty for all.
 
     Attributes:
         connection: the connection, while it is subscribed.
@@ -48,7 +57,13 @@ class Subscription:
     """
 
     def __init__(
-        self, address: Address, topic: str, channel: str, dialer: Dialer, timeout_s: float
+        self,
+        address: Address,
+        topic: str,
+        channel: str,
+        dialer: Dialer,
+        timeout_s: float,
+        tags: Sequence[str] = (),
     ) -> None:
         self.address = address
         self.last_message_s = 0.0
@@ -65,6 +80,7 @@ class Subscription:
         self._channel = channel
         self._dialer = dialer
         self._timeout_s = timeout_s
+        self._tags = tags
         self._dialer.on_failure = self.mark_attempted
         self._answers: Answers | None = None
         self._received = 0
@@ -131,6 +147,8 @@ class Subscription:
                 error = await connection.wait_lost()
             except ConnectionLost as lost:
                 error = lost
+            except SubscribeRefused:
+                raise
             except Refused as refused:
                 if refused.code in HOPELESS:
                     raise SubscribeRefused(refused.code, refused.text) from refused
@@ -147,6 +165,8 @@ class Subscription:
     async def _subscribe(self, connection: Connection) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
+                if self._tags:
+                    await self._filter(connection)
                 await connection.ask(commands.subscribe(self._topic, self._channel))
         except TimeoutError as error:
             raise ConnectionLost(
@@ -172,6 +192,22 @@ class Subscription:
         self._answers = answers
         self.on_ready(self)
         self.mark_attempted()
+
+    async def _filter(self, connection: Connection) -> None:
+        """Have the channel get messages with some tags alone."""
+        try:
+            await connection.call(
+                "channel.filter",
+                topic=self._topic,
+                channel=self._channel,
+                tags=list(self._tags),
+            )
+        except NotSupported as error:
+            raise SubscribeRefused("NO_TAGS", str(error)) from error
+        except CallRefused as error:
+            if error.code in PASSING:
+                raise ConnectionLost(f"{connection.address}: {error}") from error
+            raise SubscribeRefused(error.code, error.text) from error
 
     def _leave(self, connection: Connection) -> None:
         answers, self._answers = self._answers, None

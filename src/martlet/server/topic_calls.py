@@ -26,6 +26,7 @@ class TopicCalls:
             "topic.describe": self.describe,
             "topic.configure": self.configure_topic,
             "channel.configure": self.configure_channel,
+            "channel.filter": self.filter_channel,
         }
 
     def describe(self, caller: Caller, arguments: Arguments) -> Answer:
@@ -64,6 +65,34 @@ class TopicCalls:
         topic.configure_channel(name, _changed(channel.policy, arguments))
         await written_down(self._server)
         return {"policy": channel.policy.told()}
+
+    async def filter_channel(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Have a channel, made where it is missing, get messages with some tags alone.
+
+        That is one consumer's wish: it is refused while others are there who want something else.
+        """
+        arguments.only("topic", "channel", "tags")
+        broker = self._server.broker
+        topic_name, name = arguments.name("topic"), arguments.name("channel")
+        caller.may(topic_name, name)
+        topic = broker.topic(topic_name)
+        channel = topic.channel(name)
+        try:
+            wanted = channel.policy.changed({"tags": arguments.sequence("tags")})
+        except BadPolicy as error:
+            raise CallError("BAD_ARGUMENT", str(error)) from None
+        if set(wanted.tags) != set(channel.policy.tags):
+            if channel.consumers:
+                has = " || ".join(channel.policy.tags) or "*"
+                raise CallError(
+                    "CONFLICT",
+                    f"channel {name!r} of topic {topic_name!r} has consumers that want the tags"
+                    f" {has}; all of a channel must want the same: take another channel, or stop"
+                    " those first",
+                )
+            topic.configure_channel(name, wanted)
+            await written_down(self._server)
+        return {"tags": list(wanted.tags)}
 
 
 def _changed(policy: PolicyT, arguments: Arguments) -> PolicyT:

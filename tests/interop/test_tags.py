@@ -1,0 +1,110 @@
+"""A channel that wants some tags gets messages with those, each once, and lets the others go."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from martlet.client import Consumer, Identity, Properties, SubscribeRefused
+from martlet.client.address import Address
+from martlet.client.connection import Connection
+from martlet.properties import BadProperties, pack_block
+from martlet.protocol import commands
+from martlet.testing import Broker
+
+TAGS = ("red", "blue", "green", "Aa", "BB", "")
+"""Aa and BB have one hash."""
+
+
+async def connect(broker: Broker) -> Connection:
+    host, _, port = broker.tcp_address.rpartition(":")
+    return await Connection.open(Address(host, int(port)), Identity())
+
+
+async def send(connection: Connection, tags: list[str], start: int = 0) -> None:
+    entries = [(n, Properties(tag=tag).pack()) for n, tag in enumerate(tags) if tag]
+    bodies = [b"%d %s" % (start + n, tag.encode()) for n, tag in enumerate(tags)]
+    await connection.ask(commands.send("t", bodies, {}, pack_block(entries)))
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    async with Broker() as broker:
+        yield broker
+
+
+@pytest.mark.parametrize("in_flight", [1, 7, 1000])
+@pytest.mark.parametrize("wanted", ["red || blue", "Aa"])
+async def test_a_consumer_gets_those_tags_alone(
+    broker: Broker, in_flight: int, wanted: str
+) -> None:
+    random = Random(in_flight)
+    connection = await connect(broker)
+    sent: list[str] = []
+    for _ in range(20):
+        tags = random.choices(TAGS, k=random.randrange(1, 30))
+        await send(connection, tags, len(sent))
+        sent += tags
+    sent.append(wanted.split(" || ", maxsplit=1)[0])
+    await send(connection, sent[-1:], len(sent) - 1)
+    expected = [
+        b"%d %s" % (n, tag.encode()) for n, tag in enumerate(sent) if tag in wanted.split(" || ")
+    ]
+    got: list[bytes] = []
+    consumer = Consumer("t", "c", broker.tcp_address, tags=wanted, max_in_flight=in_flight)
+    async with consumer:
+        async for message in consumer:
+            got.append(message.body)
+            message.finish()
+            if message.body == expected[-1]:
+                break
+    assert got == expected
+    connection.close()
+
+
+async def test_others_are_let_go_and_what_comes_again_is_wanted(broker: Broker) -> None:
+    connection = await connect(broker)
+    await send(connection, ["blue"] * 500 + ["red"])
+    async with Consumer("t", "c", broker.tcp_address, tags=["red"]) as consumer:
+        message = await anext(consumer)
+        message.requeue(backoff=False)
+        message = await anext(consumer)
+        assert (message.body, message.attempts) == (b"500 red", 2)
+        message.finish()
+        await send(connection, ["blue", "red"])
+        assert (await anext(consumer)).body == b"1 red"
+    channel = broker.server.broker.find_topic("t").find_channel("c")
+    assert (channel.depth, channel.cursor.next) == (1, 503)  # the one that was not finished
+    connection.close()
+
+
+async def test_the_filter_is_the_channels_and_outlives_a_restart(tmp_path: Path) -> None:
+    async with Broker(tmp_path) as broker, Consumer("t", "c", broker.tcp_address, tags="red"):
+        async with Consumer("t", "other", broker.tcp_address):
+            pass
+        with pytest.raises(SubscribeRefused, match=r"CONFLICT .* want the tags red"):
+            async with Consumer("t", "c", broker.tcp_address, tags="blue"):
+                pass
+        async with Consumer("t", "c", broker.tcp_address, tags="red||red"):
+            pass
+    async with Broker(tmp_path) as broker:
+        connection = await connect(broker)
+        await send(connection, ["blue", "red"])
+        async with Consumer("t", "c", broker.tcp_address) as consumer:
+            assert (await anext(consumer)).properties.tag == "red"
+        async with Consumer("t", "other", broker.tcp_address) as consumer:
+            assert (await anext(consumer)).properties.tag == "blue"
+        answer = await connection.call(
+            "channel.configure", topic="t", channel="c", policy={"tags": None}
+        )
+        assert answer.fields == {"policy": {}}
+        connection.close()
+
+
+@pytest.mark.parametrize("tags", ["a|b", ["*"], [""], "a || "])
+def test_what_is_no_tag_is_said_at_once(tags: str | list[str]) -> None:
+    with pytest.raises(BadProperties):
+        Consumer("t", "c", tags=tags)
