@@ -285,6 +285,28 @@ async def test_the_broker_refuses_one_message_and_takes_the_others(start: Start)
             assert len(await take(consumer, 10)) == 10
 
 
+@pytest.mark.slow
+async def test_one_message_that_always_fails_stops_the_others_once(start: Start) -> None:
+    """It did for twenty seconds: each time, it was the one that was tried."""
+    broker = start()
+    bodies = {b"%d" % number for number in range(5000)}
+    async with Producer(broker.tcp_address) as producer:
+        await producer.publish_many("t", sorted(bodies))
+    handled: set[bytes] = set()
+
+    async def handle(message: Message) -> None:
+        if message.body == b"1500":
+            raise ValueError
+        handled.add(message.body)
+        if len(handled) == len(bodies) - 1:
+            consumer.stop()
+
+    async with Consumer("t", "c", broker.tcp_address) as consumer:
+        began_s = time.monotonic()
+        await consumer.run(handle, concurrency=10)
+        assert time.monotonic() - began_s < 8
+
+
 async def test_what_was_not_handed_out_goes_to_another_at_once(start: Start) -> None:
     broker = start()
     async with Producer(broker.tcp_address) as producer:

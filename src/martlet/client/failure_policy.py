@@ -21,8 +21,11 @@ from martlet.client.message import Message
 
 logger = logging.getLogger("martlet.client")
 
-RETRY = Backoff(first_s=1.0, max_s=600.0, jitter=0.25)
-"""How long a message that failed waits, by its attempts."""
+RETRY = Backoff(first_s=4.0, max_s=600.0, jitter=0.25)
+"""How long a message that failed waits, by its attempts: for longer than nothing is asked for after
+one failure (see `martlet.client.failure_backoff`).  Else the message that is tried then is the same
+again, and one that always fails holds up all others for minutes.
+"""
 NO_LIMIT = 65_535
 """More attempts than a message can tell of."""
 

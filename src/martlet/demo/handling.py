@@ -11,7 +11,7 @@ import json
 from contextlib import AsyncExitStack
 from types import TracebackType
 
-from martlet.client import Consumer, FailureBackoff, Message
+from martlet.client import Backoff, Consumer, FailureBackoff, Message
 from martlet.demo.flights import KEY
 from martlet.demo.mark import Mark
 from martlet.demo.report import CarrierLine, Report
@@ -52,6 +52,7 @@ class Handling:
                 address,
                 max_in_flight=IN_FLIGHT,
                 failure_backoff=FailureBackoff(max_s=0),  # one that fails says nothing of others
+                retry=Backoff(first_s=1, max_s=60),
             )
             for _ in range(CONSUMERS)
         ]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from tests.unit.client.scripted_broker import ScriptedBroker, eventually
 
 from martlet.client import Consumer, FailureBackoff, LinearDelay, Message, Requeue
+from martlet.client.failure_policy import RETRY
 
 NEVER = FailureBackoff(max_s=0)
 
@@ -27,6 +29,12 @@ async def handling(
 
 async def fail(_message: Message) -> None:
     raise RuntimeError("bad")
+
+
+def test_a_message_that_failed_is_not_the_one_that_is_tried_next() -> None:
+    """It came again before, was tried, failed again, and so on, while all others waited."""
+    nothing_comes_s = FailureBackoff().wait_s(1, random.random)
+    assert RETRY.delay_s(1, chance=1) >= 1.5 * nothing_comes_s
 
 
 async def test_nothing_is_given_up_unless_asked_for() -> None:
