@@ -161,3 +161,35 @@ async def test_properties_are_there_after_a_restart(tmp_path: Path) -> None:
     async with Broker(tmp_path) as broker, Consumer("t", "c", broker.tcp_address) as consumer:
         assert (await anext(consumer)).properties == RED
         assert not (await anext(consumer)).properties
+
+
+async def test_http_takes_and_tells_them(broker: Broker) -> None:
+    async with aiohttp.ClientSession(f"http://{broker.http_address}") as http:
+        headers = [
+            ("X-Martlet-Tag", "rød"),
+            ("X-Martlet-Key", "a"),
+            ("X-Martlet-Key", "b"),
+            ("X-Martlet-Order-Key", "customer 7"),
+            ("X-Martlet-Header", "trace=00=01"),
+        ]
+        async with http.post("/pub?topic=t", data=b"one", headers=headers) as response:
+            assert response.status == 200
+        async with http.post("/mpub?topic=t", data=b"two\nthree", headers=headers[1:2]) as response:
+            assert response.status == 200
+        for wrong in (("X-Martlet-Tag", "a|b"), ("X-Martlet-Header", "no value")):
+            async with http.post("/pub?topic=t", data=b"x", headers=[wrong]) as response:
+                assert response.status == 400
+                assert "INVALID_PROPERTIES" in await response.text()
+        await http.post("/channel/create?topic=t&channel=c")
+        async with http.get("/channel/peek?topic=t&channel=c") as response:
+            messages = (await response.json())["messages"]
+    assert [message.get("properties") for message in messages] == [
+        {
+            "tag": "rød",
+            "keys": ["a", "b"],
+            "order_key": "customer 7",
+            "headers": {"trace": "00=01"},
+        },
+        {"keys": ["a"]},
+        {"keys": ["a"]},
+    ]

@@ -23,6 +23,7 @@ from martlet.broker.errors import InvalidName, NotFound, OutOfReach, WritesRefus
 from martlet.broker.peek import Frames, Peeked, State, peek
 from martlet.broker.replay import channel_from, first_entry, offset_at, replay
 from martlet.log.record import FRAME_HEADER_BYTES
+from martlet.server.http_properties import told_properties
 from martlet.server.http_request import HttpError, Request
 from martlet.server.settled import written_down
 
@@ -201,10 +202,13 @@ def _message(channel: Channel, peeked: Peeked, frames: Frames, most_bytes: int) 
         "body": None,
     }
     read = frames.read(peeked.offset)
+    entry = channel.cursor.properties(peeked.offset)
+    if entry:
+        message["properties"] = told_properties(entry)
     if read is not None:
-        entry, frame = read
+        row, frame = read
         body = bytes(frame[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + most_bytes])
-        message["timestamp_ns"] = entry.stored_at_ns
+        message["timestamp_ns"] = row.stored_at_ns
         message["body_bytes"] = len(frame) - FRAME_HEADER_BYTES
         try:
             message["body"] = _decoded(body, len(body) < message["body_bytes"])

@@ -110,6 +110,14 @@ class Request:
             )
         return int(text)
 
+    def headers(self, name: str) -> list[str]:
+        """The values of a header, in order; what aiohttp took for other bytes is UTF-8."""
+        values = self._request.headers.getall(name, ())
+        try:
+            return [value.encode("utf-8", "surrogateescape").decode() for value in values]
+        except UnicodeDecodeError:
+            raise HttpError(400, f"INVALID_HEADER: {name} is not UTF-8") from None
+
     def topic_and_channel(self) -> tuple[str, str]:
         """The two valid names of the query.
 

@@ -22,6 +22,7 @@ from martlet.name import is_valid_name
 from martlet.options import BrokerOptions, LogLevel, OptionError
 from martlet.protocol.nsq_v2 import NSQD_VERSION
 from martlet.server import stats, stats_text
+from martlet.server.http_properties import asked_properties
 from martlet.server.http_request import HttpError, Request
 from martlet.server.http_response import respond_json
 from martlet.server.pace import Pace
@@ -30,6 +31,7 @@ from martlet.server.settled import written_down
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
     from martlet.broker.topic import Topic
+    from martlet.properties import Properties
     from martlet.server.http import Routes
     from martlet.server.server import Server
 
@@ -144,8 +146,9 @@ class NsqApi:
                 raise HttpError(400, "INVALID_DEFER")
             if defer_ns:
                 deliver_at_ns = self._server.broker.clock() + defer_ns
-        if deliver_at_ns or not self._append(topic, body):
-            await self._store(topic, [body], deliver_at_ns)
+        properties = asked_properties(request)
+        if deliver_at_ns or properties or not self._append(topic, body):
+            await self._store(topic, [body], deliver_at_ns, properties)
         return "OK"
 
     async def publish_many(self, request: Request) -> object:
@@ -168,7 +171,7 @@ class NsqApi:
         # Reading the body took time, in which the topic may have been deleted.
         topic = self._topic_to_fill(request).next_part()
         if bodies:
-            await self._store(topic, bodies, 0)
+            await self._store(topic, bodies, 0, asked_properties(request))
         return "OK"
 
     def _append(self, topic: Topic, body: bytes) -> bool:
@@ -186,9 +189,15 @@ class NsqApi:
             raise HttpError(503, f"PUB_FAILED {error}") from None
         return True
 
-    async def _store(self, topic: Topic, bodies: list[bytes], deliver_at_ns: int) -> None:
+    async def _store(
+        self, topic: Topic, bodies: list[bytes], deliver_at_ns: int, properties: Properties
+    ) -> None:
+        entry = properties.pack()
+        entries = [(number, entry) for number in range(len(bodies))] if entry else []
+        if properties.order_key:
+            topic = topic.part_for_key(properties.order_key.encode())
         try:
-            await self._server.settled(topic.stage(bodies, deliver_at_ns))
+            await self._server.settled(topic.stage(bodies, deliver_at_ns, entries))
         except WritesRefused as error:
             raise HttpError(503, f"PUB_FAILED {error}") from None
 
