@@ -84,3 +84,58 @@ def test_offsets_that_were_lost_are_not_given_again_when_who_knew_of_them_is_del
     state.kill()
     state.stands_where_the_model_stands()
     state.teardown()
+
+
+def test_what_has_gone_behind_the_backlog_is_not_forgotten_while_that_begins_before_it() -> None:
+    """What waited for a first channel had been copied to newer segments, in part; what went behind
+    it counted as waiting again after a checkpoint, since no channel was on its way there.
+    """
+    state = BrokerMachine()
+    state.open(dropping=True, seed=0)
+    large = [2500]
+    many = [90, 32, 98, 12, 94, 7, 93, 100, 62, 100, 88, 73, 30, 16, 60, 9, 79, 79, 80, 98]
+    few = [14, 103, 93, 25, 49, 38]
+    both = [("b", many, 1, True), ("a", large, 3000, True), ("a", few, 50, True)]
+    some = [100, 98, 63, 78, 74, 25, 105, 107, 49, 17, 75]
+    state.publish(
+        parts=[
+            ("b", large, 0, False),
+            ("a", [9], 0, False),
+            ("a", [17], 50, False),
+            ("a", some, 9, True),
+        ]
+    )
+    state.create_channel_in_the_past(name="y", pick=0, share=0)
+    state.publish(
+        parts=[
+            ("a", large, 1, False),
+            ("b", large, 50, False),
+            ("b", large, 0, True),
+            ("a", [9], 0, True),
+        ]
+    )
+    state.publish(parts=both)
+    state.empty_channel(pick=0)
+    state.whole_checkpoint()
+    state.publish(parts=both)
+    state.publish(
+        parts=[
+            ("a", [9], 9, False),
+            ("b", [100], 0, True),
+            ("a", [8, 55], 7, True),
+            ("a", large, 9, True),
+        ]
+    )
+    state.empty_channel(pick=0)
+    state.publish(
+        parts=[
+            ("a", [44, 57, 84, 119, 22], 3000, True),
+            ("b", large, 0, True),
+            ("b", [51, 60, 80], 0, False),
+            ("b", [1] * 16, 0, True),
+        ]
+    )
+    state.stands_where_the_model_stands()
+    state.whole_checkpoint()
+    state.stands_where_the_model_stands()
+    state.teardown()

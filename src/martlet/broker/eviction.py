@@ -153,7 +153,8 @@ class Eviction:
         broker.log.on_full = self.make_room
 
     def make_room(self) -> bool:
-        """Take the segment away that costs least. False where none can go.
+        """Take the segment away that costs least. False where none can go, which after a power
+        cut that has left damage may be so up to the next checkpoint.
 
         Raises StorageFull where what is lost with it can not be kept.
         """
@@ -166,7 +167,8 @@ class Eviction:
         closed = log.closed_segments
         unneeded = [s for s, n in zip(log.segments, needed, strict=True) if not n and s in closed]
         victim = next(iter(unneeded or closed), None)
-        if victim is None or not (log.is_told_later(victim) or self._flush()):
+        told = log.is_told_later
+        if victim is None or not (told(victim) or (self._flush() and told(victim))):
             return False
         losses = [] if unneeded else self._losses(victim, needed_by)
         try:

@@ -125,9 +125,12 @@ class Part:
 
     @property
     def passed(self) -> int:
-        """Every channel has come to this offset, and none can begin, or go back, below it."""
+        """Every channel has come to this offset, and none can begin, or go back, below it.
+
+        The first one begins where the backlog does: that may be before what has gone since.
+        """
         nexts = [channel.cursor.next for channel in self.channels.values()]
-        return min([self.queue.start_offset, *nexts])
+        return min([self.queue.start_offset, *(nexts or [self.backlog_offset])])
 
     def drop_voids(self, passed: int) -> None:
         """Forget the voids below an offset that every channel has passed for good.

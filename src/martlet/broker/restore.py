@@ -88,6 +88,24 @@ class _TopicState:
         if cursor.apply(entry):
             self._was_at(cursor.next, cursor.scheduled_end)
 
+    def add_batch(self, header: Header) -> None:
+        """A batch was stored, or appended again."""
+        end_offset = header.first_offset + header.count
+        if header.first_offset >= self.end_offset:
+            self.index.add(
+                Entry(
+                    header.first_offset,
+                    header.position,
+                    header.count,
+                    header.length,
+                    header.stored_at_ns,
+                    header.deliver_at_ns,
+                )
+            )
+        elif header.flags & Flag.RELOCATED:
+            self.index.move(header.first_offset, header.position)
+        self.end_offset = max(self.end_offset, end_offset)
+
     def _was_at(self, *offsets: int) -> None:
         self.told_end = max(self.told_end, *offsets)
 
@@ -102,6 +120,10 @@ class _State:
         self.epoch = 0
         self.indexes: dict[int, Index] = {}
         """By topic id: what the checkpoint vouches for, or what was made from the log."""
+        self.orphans: dict[int, list[Header]] = {}
+        """By topic id: batches of topics that are not known, since what told of them, the head of
+        their segment for one, is damaged.  A later head may tell of the topic, but of no batch.
+        """
 
     def apply(self, kind: int, topic: int, entry: bytes) -> None:
         # A topic or channel may be unknown because its own entry was lost: its number is taken.
@@ -134,6 +156,7 @@ class _State:
                     state.cursors[channel["id"]] = cursors[channel["id"]]
                 state.tell_channel(channel)
             self.topics[id] = state
+        self.orphans.clear()
 
     def _begin(self, description: Description) -> _TopicState:
         id = description["id"]
@@ -141,7 +164,10 @@ class _State:
         index = self.indexes.get(id) or Index(self.storage, id, description.get("queue", 0))
         has_rows = index.end_row > index.first_row
         end_offset = index.row(index.end_row - 1).end_offset if has_rows else 0
-        return _TopicState(description, index, end_offset)
+        state = _TopicState(description, index, end_offset)
+        for header in self.orphans.pop(id, ()):
+            state.add_batch(header)
+        return state
 
     def _apply_together(self, fields: Description) -> None:
         for op in fields["ops"]:
@@ -185,22 +211,9 @@ class _State:
         self.last_id = max(self.last_id, header.topic)
         state = self.topics.get(header.topic)
         if state is None:
-            return
-        end_offset = header.first_offset + header.count
-        if header.first_offset >= state.end_offset:
-            state.index.add(
-                Entry(
-                    header.first_offset,
-                    header.position,
-                    header.count,
-                    header.length,
-                    header.stored_at_ns,
-                    header.deliver_at_ns,
-                )
-            )
-        elif header.flags & Flag.RELOCATED:
-            state.index.move(header.first_offset, header.position)
-        state.end_offset = max(state.end_offset, end_offset)
+            self.orphans.setdefault(header.topic, []).append(header)
+        else:
+            state.add_batch(header)
 
     def kept(self) -> list[_TopicState]:
         """Those that stay, each topic's queues by number behind one another."""
@@ -271,6 +284,8 @@ def restore(
                     int(lost[-1]) + 1,
                     f"{len(lost)} of them were not finished, and are stored nowhere any more",
                 )
+    if report.damaged or report.cut is not None:
+        log.distrust_heads()
     try:
         log.append_journal(Kind.EPOCH, b"", topic=0, stored_at_ns=clock())
         if position is None:

@@ -108,8 +108,14 @@ class CommitLog:
         self._head_bytes = 0
         self._head_end = -1
         """Up to where the last segment begun tells the whole journal, where that is known."""
+        self._heads_from = 0
+        """Before this position, what segments begin with is in doubt."""
+        self.told_position = durable_position
+        """Up to where the newest checkpoint tells everything; its owner counts it up."""
         if not segments or position > segments[-1].base + segments[-1].capacity:
             self._begin_segment(storage.create(position, segment_bytes))
+        else:
+            self._head_end = position
         self._current = self.segments[-1]
         self._end = self._current.base + self._current.capacity
         assert self._current.base <= position <= self._current.base + self._current.capacity
@@ -217,6 +223,15 @@ class CommitLog:
         self._write(record)
         self._copied_to = self.position
         return position
+
+    def distrust_heads(self) -> None:
+        """What is there is damaged, and what a segment began with may be among that: count on none
+        that is there, and begin one anew, if there is room.
+        """
+        self._heads_from = self.position
+        self._head_end = -1
+        with suppress(WritesRefused):
+            self._roll(0, journal=True)
 
     def end_segment(self) -> None:
         """See that the next record begins a segment, so that what could not be written down stands
@@ -378,18 +393,21 @@ class CommitLog:
         return [segment for segment in self.segments if segment is not self._current]
 
     def is_told_later(self, segment: Segment) -> bool:
-        """Whether a segment may be taken away before the next checkpoint is durable: the journal
-        stands whole, and durable, at the head of one behind it, and so do the copies of batches
-        that were needed of it.
+        """Whether a segment may be taken away before the next checkpoint is durable: the last one
+        tells all of it, or the journal stands whole, and durable, at the head of a segment behind
+        it; and the copies of batches that were needed of it are durable.
         """
         durable = self.durable_position
         if durable < self._copied_to:
             return False
+        if segment.base + segment.capacity <= self.told_position:
+            return True
         if 0 <= self._head_end <= durable:
             return True
         return any(
             later.base > segment.base and later.base + later.capacity <= durable
             for later in self.closed_segments
+            if later.base >= self._heads_from
         )
 
     def retire(self, segment: Segment) -> None:

@@ -16,6 +16,7 @@ from martlet.broker.errors import NotInFlight
 from martlet.broker.eviction import Evicted, Eviction, Loss
 from martlet.broker.restore import restore
 from martlet.broker.upkeep import begin_checkpoint, end_checkpoint
+from martlet.log.record import HEADER_BYTES
 from martlet.log.storage import DiskStorage, Segment
 from martlet.testing import SimulatedClock
 from martlet.tools.dead_letter import body_of
@@ -260,6 +261,33 @@ def test_a_power_cut_finds_what_was_durable_in_a_segment_that_went(seed: int) ->
     core.overflow("t")
     core.kill(power=True)
     assert list(core.broker.topics["early"].channels) == ["c"]
+
+
+def test_a_segment_whose_head_was_damaged_tells_nothing_for_the_one_before_it() -> None:
+    core = SmallCore()
+    core.checkpoint()
+    core.channel("early")
+    core.publish("early", b"precious")
+    core.fill("t", 2)
+    core.flush()
+    log = core.broker.log
+    first, second = log.segments[:2]
+    assert log.is_told_later(first)
+    core.storage.segment_bytes_of(second.base)[HEADER_BYTES] ^= 1
+    core.kill()
+    log = core.broker.log
+    assert core.restored.report.damaged
+    assert log.durable_position < first.base + first.capacity
+    job = log.flush_job()
+    core.storage.capacity_bytes = core.storage.used_bytes + SEGMENT_BYTES // 2
+    log.flushed(job)
+    assert log.is_told_later(log.segments[0]), "the start has told all anew"
+    while log.full is None:  # until there is no room for a segment that tells all anew
+        log.distrust_heads()
+    assert not log.is_told_later(log.segments[0])
+    core.checkpoint()
+    core.flush()  # what was copied
+    assert log.is_told_later(log.segments[0])
 
 
 def test_a_flush_that_fails_lets_nothing_go() -> None:

@@ -262,6 +262,18 @@ def test_an_index_made_from_the_log_knows_a_copy_behind_the_checkpoint() -> None
     assert core.client("t").ready(1000).bodies == [b"precious"]
 
 
+def test_a_batch_is_known_though_its_topic_is_told_of_behind_it() -> None:
+    """What told of the topic before is damaged; the head of the next segment tells of it."""
+    core = Core()
+    core.checkpoint()
+    core.channel("t")
+    damage(core, record_positions(core.broker, Kind.TOPOLOGY)[-2])
+    bodies = core.fill("t", 2)
+    core.kill()
+    assert [str(d.reason) for d in core.restored.report.damaged]
+    assert core.client("t").ready(1000).bodies == bodies
+
+
 def test_a_new_message_is_never_published_under_an_offset_that_was_lost() -> None:
     core = Core()
     client = core.client("t").ready(10)
