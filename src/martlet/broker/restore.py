@@ -18,14 +18,15 @@ from martlet.broker.broker import Broker
 from martlet.broker.channel import Channel
 from martlet.broker.errors import WritesRefused
 from martlet.broker.eviction import settle
-from martlet.broker.journal import CursorState, Description, channel_of, unpack_topology
+from martlet.broker.journal import CursorState, unpack_topology
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.broker.queue import Queue
+from martlet.broker.told import Told, ToldTopic
 from martlet.broker.topic import Topic, join
 from martlet.log import checkpoint, doubt
 from martlet.log.commitlog import CommitLog
-from martlet.log.index import ENTRY, Entry, Index
-from martlet.log.record import Flag, Header, Kind, payload
+from martlet.log.index import ENTRY, Index
+from martlet.log.record import Flag, Kind, payload
 from martlet.log.recovery import Report, scan
 from martlet.log.storage import Segment, Storage
 from martlet.name import is_ephemeral
@@ -42,199 +43,6 @@ class Restored:
     report: Report
     checkpoint_position: int | None
     notes: list[str] = field(default_factory=list)
-
-
-@dataclass
-class _TopicState:
-    description: Description
-    index: Index
-    end_offset: int = 0
-    """Behind the last batch that is known."""
-    told_end: int = 0
-    """Up to where it once was, by what else was told of it: messages may have been lost since, and
-    no later one may come under their offsets, which voids and cursors have gone over.
-    """
-    channels: dict[int, Description] = field(default_factory=dict)
-    cursors: dict[int, CursorState] = field(default_factory=dict)
-
-    def tell(self, description: Description) -> None:
-        """The topic itself has changed."""
-        self.description = description
-        ends = [end for _, end in description["voids"]]
-        self._was_at(description["backlog_offset"], description["paused_at"] or 0, *ends)
-
-    def tell_channel(self, channel: Description) -> None:
-        """A channel is made or has changed. Its start counts where its cursor is not known.
-
-        Where there is an older one of its name, what tells that it was deleted is lost.
-        """
-        for id in [i for i, c in self.channels.items() if c["name"] == channel["name"]]:
-            if id != channel["id"]:
-                self.forget_channel(id)
-        self.channels[channel["id"]] = channel
-        start = channel.get("start")
-        if start is not None:
-            self.cursors.setdefault(channel["id"], CursorState(start, start))
-        self._was_at(start or 0, channel.get("limit", 0))
-
-    def forget_channel(self, id: int) -> None:
-        """A channel is deleted."""
-        self.channels.pop(id, None)
-        self.cursors.pop(id, None)
-
-    def tell_cursor(self, channel: int, entry: bytes) -> None:
-        """A channel's cursor has moved."""
-        cursor = self.cursors[channel]
-        if cursor.apply(entry):
-            self._was_at(cursor.next, cursor.scheduled_end)
-
-    def add_batch(self, header: Header) -> None:
-        """A batch was stored, or appended again."""
-        end_offset = header.first_offset + header.count
-        if header.first_offset >= self.end_offset:
-            self.index.add(
-                Entry(
-                    header.first_offset,
-                    header.position,
-                    header.count,
-                    header.length,
-                    header.stored_at_ns,
-                    header.deliver_at_ns,
-                )
-            )
-        elif header.flags & Flag.RELOCATED:
-            self.index.move(header.first_offset, header.position)
-        self.end_offset = max(self.end_offset, end_offset)
-
-    def _was_at(self, *offsets: int) -> None:
-        self.told_end = max(self.told_end, *offsets)
-
-
-class _State:
-    """Topics as the journal has told them so far."""
-
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
-        self.topics: dict[int, _TopicState] = {}
-        self.last_id = 0
-        self.epoch = 0
-        self.indexes: dict[int, Index] = {}
-        """By topic id: what the checkpoint vouches for, or what was made from the log."""
-        self.orphans: dict[int, list[Header]] = {}
-        """By topic id: batches of topics that are not known, since what told of them, the head of
-        their segment for one, is damaged.  A later head may tell of the topic, but of no batch.
-        """
-
-    def apply(self, kind: int, topic: int, entry: bytes) -> None:
-        # A topic or channel may be unknown because its own entry was lost: its number is taken.
-        self.last_id = max(self.last_id, topic)
-        if kind == Kind.CURSOR:
-            channel, full = channel_of(entry)
-            self.last_id = max(self.last_id, channel)
-            state = self.topics.get(topic)
-            if state is None:
-                return
-            if full:
-                state.cursors[channel] = CursorState(0, 0)
-            if channel in state.cursors:
-                state.tell_cursor(channel, entry)
-        elif kind == Kind.TOPOLOGY:
-            fields = unpack_topology(entry)
-            getattr(self, f"_apply_{fields['op']}")(fields)
-
-    def _apply_snapshot(self, fields: Description) -> None:
-        before, self.topics = self.topics, {}
-        self.last_id = max(self.last_id, fields["last_id"])
-        for description in fields["topics"]:
-            id = description["id"]
-            state = before.get(id) or self._begin(description)
-            state.tell(description)
-            state.end_offset = max(state.end_offset, description["end_offset"])
-            cursors, state.channels, state.cursors = state.cursors, {}, {}
-            for channel in description.pop("channels"):
-                if channel["id"] in cursors:
-                    state.cursors[channel["id"]] = cursors[channel["id"]]
-                state.tell_channel(channel)
-            self.topics[id] = state
-        self.orphans.clear()
-
-    def _begin(self, description: Description) -> _TopicState:
-        id = description["id"]
-        self.last_id = max(self.last_id, id)
-        index = self.indexes.get(id) or Index(self.storage, id, description.get("queue", 0))
-        has_rows = index.end_row > index.first_row
-        end_offset = index.row(index.end_row - 1).end_offset if has_rows else 0
-        state = _TopicState(description, index, end_offset)
-        for header in self.orphans.pop(id, ()):
-            state.add_batch(header)
-        return state
-
-    def _apply_together(self, fields: Description) -> None:
-        for op in fields["ops"]:
-            getattr(self, f"_apply_{op['op']}")(op)
-
-    def _apply_topic(self, fields: Description) -> None:
-        description = fields["topic"]
-        id = description["id"]
-        if id not in self.topics:
-            # Where there is an older one of its name, what tells that it was deleted is lost.
-            older = [i for i, t in self.topics.items() if _excludes(t.description, description)]
-            for number in older:
-                del self.topics[number]
-            self.topics[id] = self._begin(description)
-        self.topics[id].tell(description)
-
-    def _apply_topic_deleted(self, fields: Description) -> None:
-        self.topics.pop(fields["id"], None)
-
-    def _apply_channel(self, fields: Description) -> None:
-        state = self.topics.get(fields["topic_id"])
-        if state is None:
-            return
-        self.last_id = max(self.last_id, fields["channel"]["id"])
-        state.tell_channel(fields["channel"])
-
-    def _apply_channel_deleted(self, fields: Description) -> None:
-        state = self.topics.get(fields["topic_id"])
-        if state is not None:
-            state.forget_channel(fields["id"])
-            # It stands here since both are one entry; before, a topic's entry came first.
-            if "backlog_offset" in fields:
-                state.tell(state.description | {"backlog_offset": fields["backlog_offset"]})
-
-    def _apply_channel_replayed(self, fields: Description) -> None:
-        state = self.topics.get(fields["topic_id"])
-        if state is not None and fields["id"] in state.cursors:
-            state.cursors[fields["id"]].go_back(fields["offset"])
-
-    def apply_batch(self, header: Header) -> None:
-        self.last_id = max(self.last_id, header.topic)
-        state = self.topics.get(header.topic)
-        if state is None:
-            self.orphans.setdefault(header.topic, []).append(header)
-        else:
-            state.add_batch(header)
-
-    def kept(self) -> list[_TopicState]:
-        """Those that stay, each topic's queues by number behind one another."""
-        places = sorted((_place(self.topics[id].description), id) for id in self.topics)
-        return [
-            self.topics[id]
-            for (first, _), id in places
-            if first in self.topics and not is_ephemeral(self.topics[id].description["name"])
-        ]
-
-
-def _place(topic: Description) -> tuple[int, int]:
-    """The number of a topic's first queue, and which of its queues this is."""
-    id: int = topic["id"]
-    return topic.get("of", id), topic.get("queue", 0)
-
-
-def _excludes(known: Description, new: Description) -> bool:
-    """Whether there can not be both: another topic of the same name, or the same queue of one."""
-    same_topic = _place(known)[0] == _place(new)[0]
-    return bool(known["name"] == new["name"]) and (not same_topic or _place(known) == _place(new))
 
 
 def restore(
@@ -298,12 +106,12 @@ def restore(
 
 def _from_checkpoint(
     storage: Storage, segments: list[Segment]
-) -> tuple[_State, int | None, list[str]]:
+) -> tuple[Told, int | None, list[str]]:
     """The state by the checkpoint, the position behind which the log goes on, and what was found.
 
     Without a usable checkpoint, the indexes are made from the whole log and there is no position.
     """
-    state = _State(storage)
+    state = Told(storage)
     notes: list[str] = []
     loaded = checkpoint.load(storage)
     if isinstance(loaded, str):
@@ -333,7 +141,7 @@ def _from_checkpoint(
 
 
 def _rebuild(
-    state: _State,
+    state: Told,
     segments: list[Segment],
     topics: set[int] | None,
     end_position: int,
@@ -379,7 +187,7 @@ def _rebuild(
         state.indexes[topic] = index
 
 
-def _settle(broker: Broker, state: _State) -> None:
+def _settle(broker: Broker, state: Told) -> None:
     """Make topics and channels of what the journal has told."""
     broker.last_id = state.last_id
     kept = set()
@@ -402,7 +210,7 @@ def _settle(broker: Broker, state: _State) -> None:
             broker.log.storage.remove(f"index/{name}")
 
 
-def _topic(broker: Broker, known: _TopicState) -> Topic:
+def _topic(broker: Broker, known: ToldTopic) -> Topic:
     description = known.description
     end_offset = max(known.end_offset, known.told_end)
     id, number = description["id"], description.get("queue", 0)
@@ -421,7 +229,7 @@ def _topic(broker: Broker, known: _TopicState) -> Topic:
     return topic
 
 
-def _restore_channels(broker: Broker, topic: Topic, known: _TopicState) -> None:
+def _restore_channels(broker: Broker, topic: Topic, known: ToldTopic) -> None:
     now_ns = broker.clock()
     queue = topic.queue
     for channel_id, told in known.channels.items():
