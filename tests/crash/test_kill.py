@@ -124,12 +124,21 @@ async def finish_all(broker: BrokerProcess, ledger: Ledger, topic: str, channel:
     assert ledger.missing(topic, channel) == set(), f"{topic}:{channel}"
 
 
-async def torture(folder: Path, rounds: int, seed: int, *arguments: str) -> None:
+async def grow(broker: BrokerProcess, topic: str, queues: int) -> None:
+    """Give a topic more queues, and see that none has gone."""
+    told = json.loads(await http(broker.http_address, "/log/topics"))
+    counts = {each["topic"]: len(each["queues"]) for each in told["topics"]}
+    assert counts[topic] == max(1, queues - 1)
+    await http(broker.http_address, f"/topic/create?topic={topic}&queues={queues}", b"")
+
+
+async def torture(folder: Path, rounds: int, seed: int, *arguments: str, queues: int = 1) -> None:
+    """Lives and deaths. Where topics have several queues, one of them gets more in each life."""
     ledger, topology = Ledger(seed), Topology()
     chance = ledger.random
     with broker_on(folder, *arguments) as broker:
         for target in (
-            "/topic/create?topic=work",
+            "/topic/create?topic=work" + (f"&queues={queues}" if queues > 1 else ""),
             "/topic/create?topic=quiet",
             "/channel/create?topic=work&channel=all",
             "/channel/create?topic=work&channel=some",
@@ -139,6 +148,8 @@ async def torture(folder: Path, rounds: int, seed: int, *arguments: str) -> None
             await http(broker.http_address, target, b"")
         for number in range(rounds):
             topology.change(broker.http_address, chance, number)
+            if queues > 1:
+                await grow(broker, "quiet", number + 1)
             await live(broker, ledger, chance.uniform(*LOAD_S))
             if number % 4 == 1:
                 kill_while_starting(broker, chance.uniform(0.2, START_S))
@@ -167,9 +178,13 @@ async def test_kills_with_sync_flush(tmp_path: Path) -> None:
     await torture(tmp_path, 6, 6, "--flush=sync")
 
 
+async def test_kills_with_several_queues(tmp_path: Path) -> None:
+    await torture(tmp_path, 4, 4, queues=4)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("flush", ["async", "sync"])
 @pytest.mark.parametrize("seed", range(3))
 async def test_many_kills(tmp_path: Path, flush: str, seed: int) -> None:
-    await torture(tmp_path, 60, seed, f"--flush={flush}")
+    await torture(tmp_path, 60, seed, f"--flush={flush}", queues=1 + 2 * seed)
