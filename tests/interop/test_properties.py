@@ -10,8 +10,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from martlet.address import Address
 from martlet.client import CallRefused, Consumer, Identity, NotSupported, Producer, Properties
-from martlet.client.address import Address
 from martlet.client.connection import Connection
 from martlet.properties import pack_block
 from martlet.protocol import commands

@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
+from martlet.address import Address
 from martlet.client import Consumer, Identity, Properties, SubscribeRefused
-from martlet.client.address import Address
 from martlet.client.connection import Connection
 from martlet.properties import BadProperties, pack_block
 from martlet.protocol import commands

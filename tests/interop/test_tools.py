@@ -216,12 +216,19 @@ def test_a_rate_is_kept(broker: BrokerProcess) -> None:
     assert time.monotonic() - began_s > 1.5
 
 
+A = ("--nsqd-tcp-address=127.0.0.1:1",)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
         (("pub", "--topic=t"), 2, "--nsqd-tcp-address is missing"),
         (("pub", "--nsqd-tcp-address=127.0.0.1:1"), 2, "--topic is missing"),
-        (("pub", "--topic=$", "--nsqd-tcp-address=127.0.0.1:1"), 1, "topic"),
+        (("pub", "--topic=$", "--nsqd-tcp-address=127.0.0.1:1"), 2, "--topic=$ is not valid"),
+        (("tail", "--topic=$", "--nsqd-tcp-address=127.0.0.1:1"), 2, "--topic=$ is not valid"),
+        (("to-http", "--topic=t", "--channel=$", *A, "--post=http://a"), 2, "--channel=$ is not"),
+        (("to-http", "--topic=t", "--nsqd-tcp-address=a:x", "--post=http://a"), 2, "no address"),
+        (("relay", "--topic=t", *A, "--destination-nsqd-tcp-address=a:x"), 2, "no address"),
         (("tail", "--topic=t"), 2, "say where the messages are"),
         (("tail", "--nsqd-tcp-address=127.0.0.1:1"), 2, "--topic is missing"),
         (("to-file", "--nsqd-tcp-address=127.0.0.1:1"), 2, "--topic or --topic-pattern"),

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.client.scripted_broker import frame
 
+from martlet.address import Address
 from martlet.client import Identity
-from martlet.client.address import Address
 from martlet.client.handshake import Handshake
 from martlet.client.identity import Features
 from martlet.protocol.deflate import Deflate

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from martlet.client.address import Address
+from martlet.address import Address
 from martlet.client.discovery import Discovery
 from martlet.client.errors import ConnectRefused
 from martlet.client.subscription import Subscription

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
-from martlet.client.address import Address
+from martlet.address import Address
 from martlet.client.calls import Answer, Calls
 from martlet.client.errors import (
     ConnectFailed,

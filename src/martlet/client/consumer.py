@@ -10,7 +10,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from martlet.client.address import Address, Addresses, parse_addresses
+from martlet.address import Address
+from martlet.client.address import Addresses, parse_addresses
 from martlet.client.answers import Answers
 from martlet.client.backoff import Backoff
 from martlet.client.brokers import Brokers

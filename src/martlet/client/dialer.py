@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from martlet.client.address import Address
+from martlet.address import Address
 from martlet.client.backoff import Backoff
 from martlet.client.connection import Connection
 from martlet.client.errors import ConnectFailed, ConnectionLost, ConnectRefused

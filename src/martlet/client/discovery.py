@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from martlet.client.address import Address
+from martlet.address import Address
 from martlet.http_answer import read_json
 
 logger = logging.getLogger("martlet.client")

@@ -21,7 +21,7 @@ import ssl
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from martlet.client.address import Address
+from martlet.address import Address
 from martlet.client.errors import AuthRefused, ConnectionLost, ConnectRefused, Refused
 from martlet.client.identity import Features, Identity
 from martlet.layer.layer import SPACE_BYTES, BrokenLayer

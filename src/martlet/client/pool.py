@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from martlet.client.address import Address
+from martlet.address import Address
 from martlet.client.backoff import Backoff
 from martlet.client.dialer import Dialer
 from martlet.client.discovery import Discovery

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from martlet.client.address import Address
+from martlet.address import Address
 from martlet.client.answers import Answers
 from martlet.client.connection import Connection
 from martlet.client.consumer_stats import ConnectionStats

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from martlet.name import is_valid_name
 from martlet.options import sending
 from martlet.options.client import ClientOptions, client_options, without_effect
 from martlet.options.flag import Flag, Kind, OptionError, option
-from martlet.options.tools import SourceOptions
+from martlet.options.tools import SourceOptions, require_addresses, require_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +83,8 @@ class RelayOptions(SourceOptions):
             raise OptionError("--topic and --channel are needed: which messages are to be passed?")
         if not self.destination_addresses:
             raise OptionError("--destination-nsqd-tcp-address is missing: where are they to go?")
-        for flag, name in (
-            *(("topic", topic) for topic in self.topics),
-            *([("destination-topic", self.destination_topic)] if self.destination_topic else ()),
-            ("channel", self.channel),
-        ):
-            if not is_valid_name(name):
-                raise OptionError(f"--{flag}={name} is not valid: 1 to 64 of .a-zA-Z0-9_-")
+        require_names("destination-topic", filter(None, [self.destination_topic]))
+        require_addresses("destination-nsqd-tcp-address", self.destination_addresses)
         if self.require_json_value and not self.require_json_field:
             raise OptionError("--require-json-value needs a --require-json-field: of which field?")
         same_topic = not self.destination_topic or self.destination_topic in self.topics

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from martlet.address import Address
 from martlet.duration import SECOND_NS
+from martlet.name import is_valid_name
 from martlet.options.client import ClientOptions, client_options, without_effect
 from martlet.options.flag import Flag, Kind, OptionError, option
 from martlet.options.options import LogOptions
+
+
+def require_names(flag: str, names: Iterable[str]) -> None:
+    """See that topics or channels may be called that. Raises OptionError."""
+    for name in names:
+        if not is_valid_name(name):
+            raise OptionError(f"--{flag}={name} is not valid: 1 to 64 of .a-zA-Z0-9_-")
+
+
+def require_addresses(flag: str, addresses: Iterable[str]) -> None:
+    """See that brokers can have these addresses. Raises OptionError."""
+    for address in addresses:
+        try:
+            Address.parse(address)
+        except ValueError as error:
+            raise OptionError(f"--{flag}={address}: {error}") from None
+
 
 _KEEPS = {"max_attempts": "a message comes again until it is finished"}
 
@@ -73,6 +93,9 @@ class SourceOptions(LogOptions):
                 "say where the messages are, either with --nsqd-tcp-address or with"
                 " --lookupd-http-address"
             )
+        require_names("topic", self.topics)
+        require_names("channel", filter(None, [getattr(self, "channel", "")]))
+        require_addresses("nsqd-tcp-address", self.nsqd_tcp_addresses)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,5 +177,7 @@ class PublishOptions(LogOptions):
             raise OptionError("--topic is missing: where are the messages to go?")
         if not self.nsqd_tcp_addresses:
             raise OptionError("--nsqd-tcp-address is missing: which broker is to have them?")
+        require_names("topic", [self.topic])
+        require_addresses("nsqd-tcp-address", self.nsqd_tcp_addresses)
         if len(self.delimiter.encode()) != 1:
             raise OptionError(f"--delimiter={self.delimiter!r} must be one byte")

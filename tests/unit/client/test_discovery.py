@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 from tests.unit.client.scripted_broker import eventually
 
+from martlet.address import Address
 from martlet.client import discovery
-from martlet.client.address import Address
 from martlet.client.discovery import Discovery
 
 Answer = Callable[[web.StreamResponse], Awaitable[object]]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.unit.client.scripted_broker import Command, Script, ScriptedBroker, frame
 
+from martlet.address import Address
 from martlet.client import (
     AuthRefused,
     Backoff,
@@ -24,7 +25,6 @@ from martlet.client import (
     Tls,
     dialer,
 )
-from martlet.client.address import Address
 from martlet.client.connection import Connection
 from martlet.client.discovery import Discovery, _Answer
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from tests.unit.client.scripted_broker import ScriptedBroker, message_frame
 
+from martlet.address import Address
 from martlet.client import Identity
-from martlet.client.address import Address
 from martlet.client.answers import Answers
 from martlet.client.connection import Connection
 from martlet.client.inbox import Delivery, Inbox

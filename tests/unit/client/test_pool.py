@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.unit.client.scripted_broker import Command, ScriptedBroker, eventually
 
+from martlet.address import Address
 from martlet.client import (
     Backoff,
     Health,
@@ -17,7 +18,6 @@ from martlet.client import (
     PublishTimeout,
     pool,
 )
-from martlet.client.address import Address
 from martlet.client.discovery import Discovery
 
 FAST = Backoff(first_s=0.01, max_s=0.05)

@@ -2,8 +2,9 @@
 
 import pytest
 
+from martlet.address import Address
 from martlet.client import Backoff, Identity, InvalidName, Limits
-from martlet.client.address import Address, parse_addresses
+from martlet.client.address import parse_addresses
 from martlet.client.identity import Features
 from martlet.client.name import check_name
 
