@@ -4,6 +4,7 @@
 
     DIR/martlet.lock               held by flock while a broker runs
     DIR/checkpoint                 the state as of a position
+    DIR/doubt                      from where on a failed flush left the log in doubt, if one did
     DIR/log/<base position>.log    segments: preallocated, their size is their capacity
     DIR/log/<number>.spare         segments waiting to be used (again)
     DIR/index/<topic>-<queue>.idx  index entries
