@@ -118,7 +118,9 @@ def test_a_second_broker_on_the_folder_is_refused(
 def test_a_port_in_use_is_told_by_its_flag(start: Callable[..., Command], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        command = start("-tcp-address=127.0.0.1:0", f"-http-address={address}", "-data-path", ".")
+        command = start(
+            "-tcp-address=127.0.0.1:0", f"-http-address={address}", "-data-path", str(tmp_path)
+        )
         assert command.end() == 1
     assert f"FATAL: listen ({address}) failed" in command.lines[-1]
     assert "--http-address" in command.lines[-1]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from martlet.apps import up
+from martlet.apps import start, up
 from martlet.apps.broker import arguments
 from martlet.options import OptionError
 from martlet.options.up import UpOptions
@@ -85,16 +85,20 @@ def test_what_is_refused(settings: dict[str, object], complaint: str) -> None:
         (["--", "--max-rdy-count=0"], "--max-rdy-count is 0; it must be"),
         (["--broker-config=/nowhere/at.all"], "--config=/nowhere/at.all: No such file"),
         (["--lookup-config=/nowhere/at.all"], "--config=/nowhere/at.all: No such file"),
-        (["--data-path=/dev/null/x"], "/dev/null/x"),
     ],
 )
 def test_nothing_starts_on_a_wrong_command_line(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert up.main(arguments) == 1
+    assert up.main(arguments) == start.WRONG
     said = capsys.readouterr().err
     assert complaint in said
     assert "is process" not in said
+
+
+def test_nothing_starts_without_a_folder_for_its_data(capsys: pytest.CaptureFixture[str]) -> None:
+    assert up.main(["--data-path=/dev/null/x"]) == 1
+    assert "/dev/null/x" in capsys.readouterr().err
 
 
 def test_an_unknown_flag_for_brokers_is_found_at_once(capsys: pytest.CaptureFixture[str]) -> None:
