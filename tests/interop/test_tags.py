@@ -85,7 +85,7 @@ async def test_the_filter_is_the_channels_and_outlives_a_restart(tmp_path: Path)
     async with Broker(tmp_path) as broker, Consumer("t", "c", broker.tcp_address, tags="red"):
         async with Consumer("t", "other", broker.tcp_address):
             pass
-        with pytest.raises(SubscribeRefused, match=r"CONFLICT .* want the tags red"):
+        with pytest.raises(SubscribeRefused, match=r"CONFLICT .* to be .*red"):
             async with Consumer("t", "c", broker.tcp_address, tags="blue"):
                 pass
         async with Consumer("t", "c", broker.tcp_address, tags="red||red"):

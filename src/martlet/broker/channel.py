@@ -17,10 +17,12 @@ from martlet.broker.delivery import Delivery, Source, Surroundings
 from martlet.broker.errors import NotInFlight, TooMany
 from martlet.broker.finishes import Finishes
 from martlet.broker.group import Group, Share
+from martlet.broker.order import Order
 from martlet.broker.policy import ChannelPolicy
 from martlet.broker.stretch import apart_from, distinct, inside
 from martlet.broker.tag_filter import TagFilter
 from martlet.broker.whole import WholeChannel
+from martlet.duration import MILLISECOND_NS
 from martlet.name import is_ephemeral
 
 if TYPE_CHECKING:
@@ -87,8 +89,15 @@ class Channel(Delivery):
 
     def configure(self, policy: ChannelPolicy) -> None:
         """Go by a policy from now on."""
-        self.policy = policy
+        before, self.policy = self.policy, policy
         self.wanted = TagFilter(policy.tags) if policy.tags else None
+        if (policy.order, policy.lock_ms) != (before.order, before.lock_ms):
+            if self.order is not None:
+                self.order.end()
+                self.order = None
+            if policy.order != "none":
+                by_key = policy.order == "key"
+                self.order = Order(self, by_key, policy.lock_ms * MILLISECOND_NS)
 
     # what it looks like
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Protocol
@@ -20,6 +20,7 @@ from martlet.broker.window import COMFORTABLE_SPAN
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
+    from martlet.broker.order import Order
     from martlet.broker.stretch import Stretch
     from martlet.broker.tag_filter import TagFilter
 
@@ -93,6 +94,8 @@ class Delivery(ABC):
         self._fresh_turn = False
         self.wanted: TagFilter | None = None
         """Which messages it gets; None for all."""
+        self.order: Order | None = None
+        """In which order messages go out; None for NSQ's."""
         self._by_number: dict[int, Consumer] = {}
         self._alarm: Alarm = around.schedule.alarm(self._expire)
 
@@ -157,6 +160,10 @@ class Delivery(ABC):
         """
         line = self._line
         try:
+            if self.order is not None:
+                if not self.paused:
+                    self.order.pump()
+                return
             while line and not self.paused:
                 consumer = line[0]
                 room = consumer.room
@@ -179,7 +186,7 @@ class Delivery(ABC):
                         room = min(room, -(-available // len(line)))
                         line.rotate(-1)
                     if not self._grant(consumer, room, limit):
-                        self._alarm.at(self._around.clock() + _LOOK_ON_NS)
+                        self.look_again_soon()
                         return
         except OSError as error:
             self._put_off(error)
@@ -193,7 +200,8 @@ class Delivery(ABC):
         cursor = self.cursor
         window = cursor.window
         line = self._line
-        free = window.next == offset and line and not self.paused and self.wanted is None
+        plain = self.wanted is None and self.order is None
+        free = window.next == offset and line and not self.paused and plain
         if not free or cursor.stragglers.by_offset or line[0].sample_rate or line[0].room <= 0:
             self.pump()
             return
@@ -258,11 +266,16 @@ class Delivery(ABC):
         stragglers = self.cursor.stragglers
         offset = stragglers.next_ready()
         assert offset is not None
+        self.deliver_straggler(consumer, offset)
+
+    def deliver_straggler(self, consumer: Consumer, offset: int) -> None:
+        """Deliver one that is ready; one that has gone, or is not wanted, is let go of."""
+        stragglers = self.cursor.stragglers
         attempts = stragglers.by_offset[offset].attempts + 1
         frame = self.cursor.frame(offset, attempts)
         self._changed()
         sampled_out = consumer.sample_rate and self._sampled_out(consumer)
-        if frame is None or sampled_out or not self._wants(offset):
+        if frame is None or sampled_out or not self.wants(offset):
             stragglers.remove(offset)
             return
         now_ns = self._around.clock()
@@ -276,8 +289,52 @@ class Delivery(ABC):
         told = self.cursor.properties_frame(offset) if consumer.with_properties else b""
         consumer.client.send_messages((told, frame) if told else (frame,))
 
-    def _wants(self, offset: int) -> bool:
+    def wants(self, offset: int) -> bool:
+        """Whether its filter lets a message through."""
         return self.wanted is None or self.wanted.lets(self.cursor.properties(offset))
+
+    # what its order asks
+
+    @property
+    def numbers(self) -> Mapping[int, Consumer]:
+        """Its consumers by their numbers."""
+        return self._by_number
+
+    def now_ns(self) -> int:
+        """The time."""
+        return self._around.clock()
+
+    def limit(self) -> int:
+        """The offset up to which the cursor may go."""
+        return self._limit(self.cursor)
+
+    def moved(self) -> None:
+        """The cursor has moved."""
+        if not self.dirty:
+            self._changed()
+
+    def first_in_line(self) -> Consumer | None:
+        """The consumer whose turn it is; who has no room leaves the line."""
+        while self._line:
+            consumer = self._line[0]
+            if consumer.room > 0:
+                return consumer
+            self._leave_line(consumer)
+        return None
+
+    def spread(self) -> None:
+        """Give each message in flight its own place."""
+        window = self.cursor.window
+        if window.floor < window.next:
+            self._thin_out(window.next)
+
+    def look_again_at(self, time_ns: int) -> None:
+        """Pump then."""
+        self._alarm.at(time_ns)
+
+    def look_again_soon(self) -> None:
+        """Pump when others have had their turn."""
+        self._alarm.at(self._around.clock() + _LOOK_ON_NS)
 
     def _thin_out(self, end: int) -> None:
         """Few of very many messages are unfinished: give each of the old ones its own place."""

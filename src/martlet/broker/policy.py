@@ -108,7 +108,7 @@ def _tags(name: str, value: object) -> tuple[str, ...]:
             Properties(tag=tag).pack()
         except BadProperties as error:
             raise BadPolicy(f"{name}: {error}") from None
-    return tuple(dict.fromkeys(value))
+    return tuple(sorted(set(value)))
 
 
 def _within(name: str, value: object, limits: Mapping[str, Any]) -> int:
@@ -130,3 +130,14 @@ class ChannelPolicy(Policy):
     """What is set for a channel."""
 
     tags: tuple[str, ...] = tags("it gets only messages with one of these tags")
+    order: str = choice(
+        "none",
+        ("none", "queue", "key"),
+        "whether messages are dealt with one after the other: of each queue, or of each order key",
+    )
+    lock_ms: int = number(
+        60_000,
+        "how long a queue stays with a consumer that does not go on, where order is queue",
+        least=1,
+        most=3_600_000,
+    )

@@ -8,6 +8,7 @@ A heap orders the times; an entry that no longer fits its straggler is passed ov
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
@@ -45,6 +46,8 @@ class Stragglers(Generic[OwnerT]):
         self.in_flight_count = 0
         self.changed: set[int] = set()
         self.removed: set[int] = set()
+        self.on_removed: Callable[[int], None] | None = None
+        """Told of each that is finished."""
         self._times: list[tuple[int, int]] = []
         self._ready_set: set[int] = set()
 
@@ -118,6 +121,18 @@ class Stragglers(Generic[OwnerT]):
         del self.by_offset[offset]
         self.changed.discard(offset)
         self.removed.add(offset)
+        if self.on_removed is not None:
+            self.on_removed(offset)
+
+    def take_ready(self) -> list[int]:
+        """Those that have become ready since the last time, for who orders them by himself."""
+        offsets = [offset for offset in self.ready if offset in self._ready_set]
+        self.ready.clear()
+        return offsets
+
+    def line_up_ready(self) -> None:
+        """All that are ready stand in line again, by offset."""
+        self.ready = deque(sorted(self._ready_set))
 
     def _leave(self, offset: int) -> None:
         straggler = self.by_offset.get(offset)
@@ -127,7 +142,7 @@ class Stragglers(Generic[OwnerT]):
             self.in_flight_count -= 1
         elif offset in self._ready_set:
             self._ready_set.discard(offset)
-            if self.ready[0] == offset:
+            if self.ready and self.ready[0] == offset:
                 self.ready.popleft()
 
     def earliest_ns(self) -> int | None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from martlet.address import Address
 from martlet.client.address import Addresses, parse_addresses
@@ -64,6 +64,7 @@ class Consumer(Receiver):
         lookup: str | Iterable[str] | None = None,
         lookup_poll_s: float = 60.0,
         tags: str | Iterable[str] = (),
+        order: Literal["key", "queue"] | None = None,
         max_in_flight: int = 200,
         rotation: Rotation | None = None,
         failure_backoff: FailureBackoff | None = None,
@@ -96,6 +97,8 @@ class Consumer(Receiver):
             tags: take messages with one of these tags alone, as ``["red", "blue"]`` or
                 ``"red || blue"``.  The broker keeps that for the channel, and lets go of the
                 others; all consumers of a channel must want the same.  It must be a Martlet broker.
+            order: deal with the messages of each order key, or of each queue, one after the other;
+                one that fails comes again before any later one.  It too is the channel's.
             max_in_flight: how many messages may be here and not be answered, from all brokers
                 together.
             rotation: how brokers take turns where there are more of them than ``max_in_flight``.
@@ -128,7 +131,13 @@ class Consumer(Receiver):
         )
         self._topic = check_name(topic, "topic")
         self._channel = check_name(channel, "channel")
-        self._tags = check_tags(tags)
+        self._wanted: dict[str, Any] = {}
+        if found := check_tags(tags):
+            self._wanted["tags"] = list(found)
+        if order is not None:
+            if order not in ("key", "queue"):
+                raise ValueError(f"order={order!r} must be 'key' or 'queue', or None for no order")
+            self._wanted["order"] = order
         self._hooks = hooks.guarded() if hooks is not None else NO_HOOKS
         if self._hooks.has_handling:
             self._crew.wrap = partial(self._hooks.handler, topic, channel)
@@ -184,7 +193,7 @@ class Consumer(Receiver):
             connect_timeout_s=self._connect_timeout_s,
         )
         subscription = Subscription(
-            address, self._topic, self._channel, dialer, self._connect_timeout_s, self._tags
+            address, self._topic, self._channel, dialer, self._connect_timeout_s, self._wanted
         )
         subscription.on_delivery = self._inbox.put
         subscription.on_ready = self._on_ready

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 from martlet.address import Address
 from martlet.client.answers import Answers
@@ -42,7 +44,7 @@ class Subscription:
         topic, channel: what is subscribed to.
         dialer: connects.
         timeout_s: how long the broker may take to answer SUB.
-        tags: the channel is to get messages with one of these alone; empty for all.
+        wanted: what the channel is to be like; empty for what it is.
 
     Attributes:
         connection: the connection, while it is subscribed.
@@ -63,7 +65,7 @@ class Subscription:
         channel: str,
         dialer: Dialer,
         timeout_s: float,
-        tags: Sequence[str] = (),
+        wanted: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.address = address
         self.last_message_s = 0.0
@@ -80,7 +82,7 @@ class Subscription:
         self._channel = channel
         self._dialer = dialer
         self._timeout_s = timeout_s
-        self._tags = tags
+        self._wanted = wanted
         self._dialer.on_failure = self.mark_attempted
         self._answers: Answers | None = None
         self._received = 0
@@ -165,8 +167,8 @@ class Subscription:
     async def _subscribe(self, connection: Connection) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
-                if self._tags:
-                    await self._filter(connection)
+                if self._wanted:
+                    await self._want(connection)
                 await connection.ask(commands.subscribe(self._topic, self._channel))
         except TimeoutError as error:
             raise ConnectionLost(
@@ -193,17 +195,17 @@ class Subscription:
         self.on_ready(self)
         self.mark_attempted()
 
-    async def _filter(self, connection: Connection) -> None:
-        """Have the channel get messages with some tags alone."""
+    async def _want(self, connection: Connection) -> None:
+        """See that the channel is as it is wanted."""
         try:
             await connection.call(
-                "channel.filter",
+                "channel.want",
                 topic=self._topic,
                 channel=self._channel,
-                tags=list(self._tags),
+                policy=dict(self._wanted),
             )
         except NotSupported as error:
-            raise SubscribeRefused("NO_TAGS", str(error)) from error
+            raise SubscribeRefused("NOT_SUPPORTED", str(error)) from error
         except CallRefused as error:
             if error.code in PASSING:
                 raise ConnectionLost(f"{connection.address}: {error}") from error

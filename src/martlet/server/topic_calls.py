@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from martlet.broker.policy import BadPolicy, PolicyT
@@ -26,7 +27,7 @@ class TopicCalls:
             "topic.describe": self.describe,
             "topic.configure": self.configure_topic,
             "channel.configure": self.configure_channel,
-            "channel.filter": self.filter_channel,
+            "channel.want": self.want_channel,
         }
 
     def describe(self, caller: Caller, arguments: Arguments) -> Answer:
@@ -66,33 +67,30 @@ class TopicCalls:
         await written_down(self._server)
         return {"policy": channel.policy.told()}
 
-    async def filter_channel(self, caller: Caller, arguments: Arguments) -> Answer:
-        """Have a channel, made where it is missing, get messages with some tags alone.
+    async def want_channel(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Have a channel, made where it is missing, be as a consumer wants it.
 
-        That is one consumer's wish: it is refused while others are there who want something else.
+        That is refused while others are there who want something else.
         """
-        arguments.only("topic", "channel", "tags")
+        arguments.only("topic", "channel", "policy")
         broker = self._server.broker
         topic_name, name = arguments.name("topic"), arguments.name("channel")
         caller.may(topic_name, name)
         topic = broker.topic(topic_name)
         channel = topic.channel(name)
-        try:
-            wanted = channel.policy.changed({"tags": arguments.sequence("tags")})
-        except BadPolicy as error:
-            raise CallError("BAD_ARGUMENT", str(error)) from None
-        if set(wanted.tags) != set(channel.policy.tags):
-            if channel.consumers:
-                has = " || ".join(channel.policy.tags) or "*"
+        wanted = _changed(channel.policy, arguments)
+        if wanted != channel.policy:
+            if channel.whole.consumers:
+                has = json.dumps(channel.policy.told())
                 raise CallError(
                     "CONFLICT",
-                    f"channel {name!r} of topic {topic_name!r} has consumers that want the tags"
+                    f"channel {name!r} of topic {topic_name!r} has consumers that want it to be"
                     f" {has}; all of a channel must want the same: take another channel, or stop"
                     " those first",
                 )
             topic.configure_channel(name, wanted)
             await written_down(self._server)
-        return {"tags": list(wanted.tags)}
+        return {"policy": wanted.told()}
 
 
 def _changed(policy: PolicyT, arguments: Arguments) -> PolicyT:

@@ -1,0 +1,70 @@
+"""Ordered channels as the client sees them: several queues, many handlers, failures in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+
+import pytest
+
+from martlet.client import Consumer, FailureBackoff, Message, SubscribeRefused
+from martlet.properties import Properties
+from martlet.testing import Broker
+
+KEYS = [f"customer {number}" for number in range(10)]
+
+
+def send(broker: Broker, count: int) -> None:
+    """Messages of each key in turn, each key in the queue that is its own."""
+    topic = broker.server.broker.topic("t")
+    for number in range(count):
+        for key in KEYS:
+            part = topic.part_for_key(key.encode())
+            entry = Properties(order_key=key).pack()
+            part.stage([b"%d" % number], 0, [(0, entry)])
+    broker.server.broker.commit()
+
+
+@pytest.mark.parametrize("queues", [1, 4])
+async def test_each_key_is_handled_in_order_by_many_handlers(queues: int) -> None:
+    async with Broker() as broker:
+        broker.server.broker.topic("t")
+        broker.server.broker.set_queues("t", queues)
+        send(broker, 30)
+        done: dict[str, list[int]] = defaultdict(list)
+        at_work: set[str] = set()
+        finished = asyncio.Event()
+
+        async def handle(message: Message) -> None:
+            key = message.properties.order_key
+            assert key not in at_work, "two messages of one key at once"
+            at_work.add(key)
+            try:
+                await asyncio.sleep(0)
+                if int(message.body) % 10 == 3 and message.attempts == 1:
+                    message.requeue(10, backoff=False)
+                    return
+                done[key].append(int(message.body))
+            finally:
+                at_work.discard(key)
+            if sum(map(len, done.values())) == 30 * len(KEYS):
+                finished.set()
+
+        settings = {"order": "key", "failure_backoff": FailureBackoff(max_s=0)}
+        async with (
+            Consumer("t", "c", broker.tcp_address, **settings) as one,  # type: ignore[arg-type]
+            Consumer("t", "c", broker.tcp_address, **settings) as other,  # type: ignore[arg-type]
+        ):
+            tasks = [asyncio.create_task(each.run(handle, concurrency=8)) for each in (one, other)]
+            await finished.wait()
+        await asyncio.gather(*tasks)
+    assert done == {key: list(range(30)) for key in KEYS}
+
+
+async def test_who_wants_no_order_is_told_that_others_do() -> None:
+    async with Broker() as broker, Consumer("t", "c", broker.tcp_address, order="queue"):
+        with pytest.raises(SubscribeRefused, match=r"CONFLICT .*queue"):
+            async with Consumer("t", "c", broker.tcp_address, order="key"):
+                pass
+    with pytest.raises(ValueError, match="order='no' must be"):
+        Consumer("t", "c", order="no")  # type: ignore[arg-type]

@@ -1,0 +1,230 @@
+"""Ordered channels: whatever consumers and crashes do, no message overtakes one of its key.
+
+Random consumers take messages of random keys, finish them, give them back, let their time run out,
+leave, and the broker is killed or loses its power.  The rule that is checked at each delivery: all
+earlier messages of the same key have been finished, or were in what a crash made come again.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.broker.core import SECOND_NS, Client, Core
+
+from martlet.broker.order import MOST_PARKED
+from martlet.properties import Properties
+
+TIMEOUT_NS = 5 * SECOND_NS
+
+
+class Ordered:
+    """A broker with one ordered channel, and all that was published and finished."""
+
+    def __init__(self, order: str, seed: int) -> None:
+        self.random = Random(seed)
+        self.core = Core(segment_bytes=1 << 16)
+        self.order = order
+        self.keys: list[str] = []
+        self.finished: set[int] = set()
+        self.durable: set[int] = set()
+        self.clients: list[Client] = []
+        self.seen: dict[Client, int] = {}
+        self.held: dict[Client, list[tuple[int, int]]] = {}
+        """By client the numbers of what it has, and the messages."""
+        self.core.channel("t")
+        self.configure()
+
+    def configure(self) -> None:
+        topic = self.core.broker.topic("t")
+        policy = topic.channels["c"].policy.changed({"order": self.order, "lock_ms": 3000})
+        topic.configure_channel("c", policy)
+
+    def publish(self, keys: list[str]) -> None:
+        topic = self.core.broker.topic("t")
+        bodies = [b"%d" % (len(self.keys) + n) for n in range(len(keys))]
+        entries = [(n, Properties(order_key=key).pack()) for n, key in enumerate(keys) if key]
+        topic.stage(bodies, 0, entries)
+        self.core.broker.commit()
+        self.keys += keys
+        self.look()
+
+    def subscribe(self, ready: int) -> None:
+        client = self.core.client("t", timeout_ns=TIMEOUT_NS)
+        self.clients.append(client)
+        self.seen[client], self.held[client] = 0, []
+        client.ready(ready)
+        self.look()
+
+    def key(self, message: int) -> str | None:
+        return "queue" if self.order == "queue" else self.keys[message] or None
+
+    def look(self) -> None:
+        """Check what was delivered since the last time."""
+        for client in self.clients:
+            for number in range(self.seen[client], len(client.got)):
+                message = int(client.got[number].body)
+                key = self.key(message)
+                before = [
+                    m for m in range(message) if self.key(m) == key and m not in self.finished
+                ]
+                assert key is None or not before, (message, before)
+                self.held[client].append((number, message))
+            self.seen[client] = len(client.got)
+
+    def answer(self, *, fail: bool) -> None:
+        some = [(client, each) for client in self.clients for each in self.held[client]]
+        if not some:
+            return
+        client, (number, message) = self.random.choice(some)
+        self.held[client].remove((number, message))
+        if fail:
+            client.requeue(number, self.random.choice([0, SECOND_NS]))
+        else:
+            self.finished.add(message)
+            client.finish(number)
+        self.look()
+
+    def leave(self) -> None:
+        if self.clients:
+            client = self.clients.pop(self.random.randrange(len(self.clients)))
+            client.leave()
+            self.look()
+
+    def wait(self) -> None:
+        duration_ns = self.random.choice([SECOND_NS // 2, 2 * SECOND_NS, TIMEOUT_NS])
+        if duration_ns == TIMEOUT_NS:
+            for held in self.held.values():
+                held.clear()
+        self.core.wait(duration_ns)
+        self.look()
+
+    def crash(self, *, power: bool) -> None:
+        if power:
+            self.core.flush()
+        self.core.broker.write_journal()
+        if power:
+            self.core.flush()
+        self.core.kill(power=power)
+        self.clients.clear()
+        self.core.broker.topic("t").channel("c")
+
+    def drain(self) -> None:
+        while self.clients:
+            self.leave()
+        self.subscribe(3)
+        client = self.clients[0]
+        for _ in range(10 * len(self.keys) + 100):
+            if len(self.finished) == len(self.keys):
+                return
+            if self.held[client]:
+                self.answer(fail=False)
+            else:
+                self.core.wait(SECOND_NS)
+                self.look()
+        missing = sorted(set(range(len(self.keys))) - self.finished)
+        raise AssertionError(f"never delivered: {missing}")
+
+
+STEPS = [
+    "publish",
+    "publish",
+    "subscribe",
+    "finish",
+    "finish",
+    "finish",
+    "fail",
+    "leave",
+    "wait",
+    "kill",
+    "power",
+]
+steps = st.lists(st.sampled_from(STEPS + MORE_STEPS), max_size=60)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(["queue", "key"]), steps, st.integers(0, 2**32))
+def test_nothing_overtakes_its_key_and_all_arrives(order: str, todo: list[str], seed: int) -> None:
+    ordered = Ordered(order, seed)
+    for step in todo:
+        if step == "publish":
+            keys = ordered.random.choices(["a", "b", "c", ""], k=ordered.random.randrange(1, 6))
+            ordered.publish(keys)
+        elif step == "subscribe" and len(ordered.clients) < 4:
+            ordered.subscribe(ordered.random.randrange(1, 5))
+        elif step in ("finish", "fail"):
+            ordered.answer(fail=step == "fail")
+        elif step == "leave":
+            ordered.leave()
+        elif step == "wait":
+            ordered.wait()
+        elif step in ("kill", "power"):
+            ordered.crash(power=step == "power")
+    ordered.drain()
+
+
+def test_other_keys_go_on_while_one_fails() -> None:
+    ordered = Ordered("key", 1)
+    ordered.publish(["a", "a", "b", "", "a", "b"])
+    ordered.subscribe(10)
+    client = ordered.clients[0]
+    assert client.bodies == [b"0", b"2", b"3"]
+    client.requeue(0, SECOND_NS)
+    client.finish(1)
+    assert client.bodies[3:] == [b"5"]
+    ordered.core.wait(SECOND_NS)
+    assert [(got.body, got.attempts) for got in client.got[4:]] == [(b"0", 2)]
+
+
+def test_a_queue_stays_with_its_consumer_until_its_lock_runs_out() -> None:
+    ordered = Ordered("queue", 1)
+    ordered.publish(["", ""])
+    one = ordered.core.client("t").ready(1)
+    other = ordered.core.client("t").ready(1)
+    assert (one.bodies, other.bodies) == ([b"0"], [])
+    one.channel.set_ready(one.consumer, 0)
+    one.finish(0)
+    assert not other.bodies  # It is the first one's for three seconds more.
+    ordered.core.wait(3 * SECOND_NS)
+    assert other.bodies == [b"1"]
+    other.leave()
+    one.ready(1)
+    assert [(got.body, got.attempts) for got in one.got[1:]] == [(b"1", 2)]
+
+
+def test_parked_messages_have_a_limit_and_the_cursor_waits() -> None:
+    ordered = Ordered("key", 1)
+    for _ in range(30):
+        ordered.publish(["a"] * 100)
+    ordered.publish(["b"])
+    client = ordered.core.client("t").ready(10)
+    ordered.core.wait(SECOND_NS)
+    channel = ordered.core.channel("t")
+    assert client.bodies == [b"0"]
+    assert channel.cursor.next == MOST_PARKED + 1
+    assert channel.depth == 3000
+    for number in range(3000):
+        client.finish(number)
+    ordered.core.wait(SECOND_NS)
+    assert [body for body in client.bodies if body != b"3000"] == [b"%d" % n for n in range(3000)]
+    assert b"3000" in client.bodies
+
+
+@pytest.mark.parametrize("order", ["queue", "key"])
+def test_what_is_in_flight_when_order_is_asked_for_keeps_its_place(order: str) -> None:
+    ordered = Ordered("none", 1)
+    ordered.publish(["a", "a", "a", "a"])
+    client = ordered.core.client("t").ready(2)
+    assert client.bodies == [b"0", b"1"]
+    ordered.order = order
+    ordered.configure()
+    client.finish(1)
+    assert client.bodies == [b"0", b"1"]
+    client.finish(0)
+    assert client.bodies[2:] == [b"2"]
+    ordered.order = "none"
+    ordered.configure()
+    client.channel.pump()
+    assert client.bodies[2:] == [b"2", b"3"]
