@@ -16,6 +16,11 @@ def is_valid_name(name: str) -> bool:
     return len(name) <= LONGEST_NAME and _VALID.fullmatch(name) is not None
 
 
+def is_system(name: str) -> bool:
+    """Whether it names a topic of the broker's own, which no client can name."""
+    return name.startswith("%")
+
+
 def is_ephemeral(name: str) -> bool:
     """Whether the name says that nothing of it is kept."""
     return name.endswith(EPHEMERAL)

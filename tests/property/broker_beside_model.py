@@ -22,8 +22,11 @@ from martlet.broker.consumer import Consumer
 from martlet.broker.cursor import Cursor
 from martlet.broker.errors import WritesRefused
 from martlet.broker.eviction import Eviction, Loss
+from martlet.broker.history import Retention
 from martlet.broker.latency import quantiles
+from martlet.broker.policy import TopicPolicy
 from martlet.broker.queue import Receipt
+from martlet.broker.relief import Relief
 from martlet.broker.restore import Restored, restore
 from martlet.broker.topic import Topic
 from martlet.broker.upkeep import CheckpointJob
@@ -75,9 +78,14 @@ class BesideModel(RuleBasedStateMachine):
         """So far all went well: it makes sense to look at the end."""
         self.broker: Broker
 
-    @initialize(seed=st.integers(0, 1000), dropping=st.booleans())
-    def open(self, seed: int, dropping: bool) -> None:
+    @initialize(
+        seed=st.integers(0, 1000),
+        dropping=st.booleans(),
+        retention_ms=st.sampled_from([0, 4000, 10_000_000]),
+    )
+    def open(self, seed: int, dropping: bool, retention_ms: int = 0) -> None:
         self.storage.random.seed(seed)
+        self.retention_ms = retention_ms
         self.seed = seed
         self.dropping = dropping
         if dropping:
@@ -94,12 +102,15 @@ class BesideModel(RuleBasedStateMachine):
             segment_bytes=SEGMENT_BYTES,
             max_timeout_ns=MAX_TIMEOUT_NS,
             latency_window_ns=10**18,
+            retention=Retention(self.retention_ms * MILLISECOND_NS),
             on_lost=lambda *what: self.lost.append(what),
         )
         if self.dropping:
             eviction = Eviction(self.broker, self._flush_now, keep=self._given_up)
             self.broker.log.on_full = lambda: self._make_room(eviction)
             self.lost.clear()
+        else:
+            Relief(self.broker)
         self.real.clear()
         self.sent.clear()
         self.flushes.clear()
@@ -138,6 +149,12 @@ class BesideModel(RuleBasedStateMachine):
             if not topic.has_holes:
                 told = {c.name if c else "": list(o) for c, o in loss.unfinished.items() if len(o)}
                 assert told == lost
+
+    def kept_ms(self, policy: TopicPolicy) -> int:
+        """How long a topic of that policy keeps what is finished, whatever bytes that are."""
+        if policy.retention_bytes:
+            return 0
+        return self.retention_ms if policy.retention_ms is None else policy.retention_ms
 
     # what is where
 
@@ -231,6 +248,7 @@ class BesideModel(RuleBasedStateMachine):
                 topic.paused_at = real.paused_at
                 topic.backlog_offset = real.backlog_offset
                 topic.emptied = {o for first, end in real.voids for o in range(first, end)}
+                topic.keep(self.kept_ms(real.policy))
             self._compare_messages(topic, real, power, durable)
             topic.pass_over_lost()
             assert topic.paused_at == real.paused_at

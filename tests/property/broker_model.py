@@ -53,6 +53,9 @@ class Message:
     """Behind its batch in the log."""
     lost: bool = False
     """A power cut took it, as it may before it is flushed."""
+    stored_at_ns: int = 0
+    kept_ms: int = 0
+    """How long it is kept though it is finished: the shortest time that was set since."""
 
 
 @dataclass(eq=False)
@@ -222,6 +225,8 @@ class ModelTopic:
     message_bytes: int = 0
     message_count: int = 0
     dropped_count: int = 0
+    retention_ms: int = 0
+    """How long finished messages are kept."""
     has_holes: bool = False
     """A power cut took messages out of its middle: counts of what is left are not exact."""
 
@@ -240,13 +245,23 @@ class ModelTopic:
         """A batch is stored, with the log's position behind it."""
         for body in bodies:
             offset = len(self.messages)
-            self.messages.append(Message(body, deliver_at_ns, position))
+            self.messages.append(
+                Message(
+                    body, deliver_at_ns, position, stored_at_ns=now_ns, kept_ms=self.retention_ms
+                )
+            )
             self.message_bytes += len(body)
             self.message_count += 1
             for channel in self.channels.values():
                 channel.messages[offset] = ChannelMessage()
                 if self.paused_at is None:
                     channel.show(offset, now_ns)
+
+    def keep(self, retention_ms: int) -> None:
+        """What is finished is kept so long from now on; what was let go does not come back."""
+        self.retention_ms = retention_ms
+        for message in self.messages:
+            message.kept_ms = min(message.kept_ms, retention_ms)
 
     def create_channel(
         self, name: str, id: int, position: int, now_ns: int, start: int | None = None

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from tests.property.broker_beside_model import MILLISECOND_NS, SEGMENT_BYTES, SMALL_DISK_BYTES
 from tests.property.broker_consumers import delays_ms, picks
+from tests.property.broker_history import HistoryRules
 from tests.property.broker_model import NEVER, ModelChannel, ModelConsumer, ModelTopic, Place
-from tests.property.broker_replay import ReplayRules
 
 from martlet.broker import cursor as cursor_module
 from martlet.broker import delivery as delivery_module
@@ -50,7 +50,7 @@ bodies = st.one_of(
 """The sizes of some bodies."""
 
 
-class BrokerMachine(ReplayRules):
+class BrokerMachine(HistoryRules):
     """Drives a broker and its model side by side."""
 
     # publishing
@@ -94,7 +94,7 @@ class BrokerMachine(ReplayRules):
             )
         self.staged.clear()
 
-    @precondition(lambda self: self.dropping)
+    @precondition(lambda self: self.dropping or self.retention_ms)
     @rule(name=names, segments=st.integers(1, 4), delay_ms=st.sampled_from([0, 0, 1000]))
     def flood(self, name: str, segments: int, delay_ms: int) -> None:
         """So much that the oldest may have to go."""
@@ -129,7 +129,8 @@ class BrokerMachine(ReplayRules):
             if self.refused(lambda: self.broker.topic(name)):
                 assert name not in self.broker.topics
                 return None
-            self.topics[name] = ModelTopic(name, self.broker.topics[name].id, self.position)
+            id = self.broker.topics[name].id
+            self.topics[name] = ModelTopic(name, id, self.position, retention_ms=self.retention_ms)
         return self.topics[name]
 
     # topics and channels
@@ -343,6 +344,14 @@ class BrokerMachine(ReplayRules):
         self.begin_checkpoint()
         self.save_checkpoint()
         self.end_checkpoint()
+
+    @precondition(lambda self: self.retention_ms)
+    @rule()
+    def be_done_with_all(self) -> None:
+        """Nothing is needed any more, and what is kept is history."""
+        for pick in range(len(self.channels())):
+            self.empty_channel(pick)
+        self.whole_checkpoint()
 
     # trouble
 

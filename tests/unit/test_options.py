@@ -50,6 +50,11 @@ def test_adds_only_flags_that_are_martlets_own() -> None:
         "max-disk-bytes",
         "dead-letter-path",
         "disk-full-policy",
+        "disk-clean-percent",
+        "disk-force-percent",
+        "disk-refuse-percent",
+        "retention",
+        "retention-bytes",
         "max-topics",
         "metrics-max-channels",
     }

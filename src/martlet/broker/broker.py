@@ -17,6 +17,7 @@ from martlet.broker.channel import Channel
 from martlet.broker.description import describe_channel
 from martlet.broker.errors import BrokerError, InvalidName, LimitReached, NotFound, WritesRefused
 from martlet.broker.growth import check_count, grow
+from martlet.broker.history import Retention, Watermarks
 from martlet.broker.journal import Description, pack_cursor, pack_topology
 from martlet.broker.queue import Queue, Receipt
 from martlet.broker.schedule import Schedule
@@ -36,6 +37,8 @@ MOST_SCRATCH = 8
 BIG_SCRATCH_BYTES = 1 << 22
 """A scratch buffer that has grown beyond this is not kept."""
 
+NO_RETENTION = Retention()
+WATERMARKS = Watermarks()
 _CURSORS_AT_ONCE = 64
 
 
@@ -53,6 +56,8 @@ class Broker:
         most_channels: the same for the channels of one topic.
         max_timeout_ns: how long TOUCH may keep a message in flight.
         latency_window_ns: over how long latencies are measured; 0 for not at all.
+        retention: how much history of a topic is kept whose policy says nothing of it.
+        watermarks: how full the disk may be before history is spared less.
         on_put_off: told of a channel that can not read its messages at the moment: topic, channel,
             why.
         on_lost: told of messages that can not be read any more: topic, channel, first offset,
@@ -70,6 +75,8 @@ class Broker:
         most_channels: int = 0,
         max_timeout_ns: int = 15 * 60 * 10**9,
         latency_window_ns: int = 0,
+        retention: Retention = NO_RETENTION,
+        watermarks: Watermarks = WATERMARKS,
         on_put_off: Callable[[str, str, OSError], None] = lambda *_: None,
         on_lost: Callable[[str, str, int, int, str], None] = lambda *_: None,
     ) -> None:
@@ -81,6 +88,8 @@ class Broker:
         self.most_channels = most_channels
         self.max_timeout_ns = max_timeout_ns
         self.latency_window_ns = latency_window_ns
+        self.retention = retention
+        self.watermarks = watermarks
         self.lost = on_lost
         self._on_put_off = on_put_off
         self.schedule = Schedule()
@@ -100,6 +109,8 @@ class Broker:
         """Files that are not needed once the next checkpoint is durable."""
         self.left_alone: set[int] = set()
         """Bases of segments that are not cleaned, since not all that is needed there verifies."""
+        self.history_bases: set[int] = set()
+        """Bases of segments that held nothing but history when the last checkpoint was made."""
         self.shortened_at = 0
         """How many segments had gone when the indexes were last shortened."""
         self._staged: dict[Topic, None] = {}

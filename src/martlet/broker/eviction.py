@@ -15,6 +15,8 @@ was given up is written down nowhere by itself: that it is not there says it.  A
 the same way whatever is needed and in no segment (`settle`).  So a crash at any moment finds the
 segment, and its messages, or neither.
 
+History goes first: a segment that no channel needs is taken before one that some channel does.
+
 With ``dead-letter`` what is unfinished is kept elsewhere first (`martlet.broker.dead_letter`).
 
 In the middle of what a channel has yet to get there may be a gap then, since cleaning moves old
@@ -24,15 +26,15 @@ batches to newer segments.  Such a gap is one of the topic's voids.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from martlet.broker.relief import Relief
 from martlet.broker.stretch import distinct, inside, merged, with_stretch
-from martlet.broker.upkeep import count_needs, needs
+from martlet.broker.upkeep import count_needs, forget, needs, with_history
 from martlet.log.retention import Need, Places, needed_bytes
 from martlet.log.storage import StorageFull
 
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from martlet.broker.stretch import Stretch
     from martlet.broker.topic import Topic
     from martlet.broker.window import Offsets
+    from martlet.log.commitlog import CommitLog
     from martlet.log.index import Rows
     from martlet.log.storage import Segment
 
@@ -126,8 +129,8 @@ class Evicted:
     losses: list[Loss]
 
 
-class Eviction:
-    """Makes room in a broker's log.
+class Eviction(Relief):
+    """Makes room in a broker's log, of what channels need if it must be.
 
     Args:
         broker: whose log; its `on_full` is taken.
@@ -144,13 +147,10 @@ class Eviction:
         on_evicted: Callable[[Evicted], None] = lambda evicted: None,
         keep: Callable[[Segment, list[Loss]], None] = lambda segment, losses: None,
     ) -> None:
-        self._broker = broker
+        super().__init__(broker)
         self._flush = flush
         self._on_evicted = on_evicted
         self._keep = keep
-        self.evicted_count = 0
-        """How many segments went though they were needed."""
-        broker.log.on_full = self.make_room
 
     def make_room(self) -> bool:
         """Take the segment away that costs least. False where none can go, which after a power
@@ -163,10 +163,10 @@ class Eviction:
         for _ in count_needs(broker):
             pass
         needed_by = needs(broker)
-        needed = needed_bytes(log.segments, needed_by)
         closed = log.closed_segments
-        unneeded = [s for s, n in zip(log.segments, needed, strict=True) if not n and s in closed]
-        victim = next(iter(unneeded or closed), None)
+        unneeded = [s for s in _without(log, needed_by) if s in closed]
+        unkept = [s for s in _without(log, with_history(needed_by)) if s in closed]
+        victim = next(iter(unkept or unneeded or closed), None)
         told = log.is_told_later
         if victim is None or not (told(victim) or (self._flush() and told(victim))):
             return False
@@ -183,8 +183,7 @@ class Eviction:
         broker.left_alone.discard(victim.base)
         for loss in losses:
             loss.leave_voids()
-        for topic in broker.by_id.values():
-            topic.queue.tally.forget(victim.base)
+        forget(broker, victim)
         if any(len(loss.offsets) for loss in losses):
             self.evicted_count += 1
             self._on_evicted(Evicted(victim.capacity, losses))
@@ -193,14 +192,6 @@ class Eviction:
                 channel.go_on()
         return True
 
-    def relieve(self) -> None:
-        """Make room where a piece of the journal found none: nobody else may come to do it."""
-        log = self._broker.log
-        log.look_for_room()
-        with suppress(StorageFull):
-            while log.full is not None and log.failed is None and self.make_room():
-                log.look_for_room()
-
     def _losses(self, segment: Segment, needed_by: list[Need]) -> list[Loss]:
         losses = []
         for topic, need in zip(self._broker.by_id.values(), needed_by, strict=True):
@@ -208,6 +199,12 @@ class Eviction:
             if len(rows):
                 losses.append(Loss(topic, _stretches(rows), rows))
         return losses
+
+
+def _without(log: CommitLog, needed_by: list[Need]) -> list[Segment]:
+    """The segments of which nothing is needed."""
+    needed = needed_bytes(log.segments, needed_by)
+    return [segment for segment, count in zip(log.segments, needed, strict=True) if not count]
 
 
 def _stretches(rows: Rows) -> list[Stretch]:

@@ -124,6 +124,15 @@ def _within(name: str, value: object, limits: Mapping[str, Any]) -> int:
 class TopicPolicy(Policy):
     """What is set for a topic."""
 
+    retention_ms: int | None = number(
+        None, "how long finished messages are kept to be replayed; 0 for no longer than needed"
+    )
+    retention_bytes: int | None = number(
+        None,
+        "of those, how many bytes are kept at most, the newest; 0 for no such limit",
+        most=1 << 60,
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class ChannelPolicy(Policy):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from binascii import unhexlify
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from martlet.log.commitlog import CommitLog
 from martlet.log.index import Entry, Index
 from martlet.log.record import FRAME_HEADER_BYTES
 from martlet.log.retention import Places, Tally
+
+if TYPE_CHECKING:
+    from martlet.broker.history import History
 
 _entry = partial(tuple.__new__, Entry)
 """Makes one of a tuple, without a call in Python."""
@@ -69,6 +73,8 @@ class Queue:
         self.end_offset = end_offset
         self.tally = Tally(index)
         """What channels need from the topic's floor on, as far as it was counted."""
+        self.history: History | None = None
+        """What is kept of it beyond that, where anything is."""
         self.message_bytes = 0
         self.batch: Batch | None = None
         """What is staged."""
@@ -83,13 +89,17 @@ class Queue:
 
         What is stored of lower offsets is there for stragglers of some channel.
         """
+        row = self.start_row
+        return self.end_offset if row >= self.index.end_row else self.index.row(row).first_offset
+
+    @property
+    def start_row(self) -> int:
+        """The number of the index's row that `start_offset` is of."""
         known = (self._log.retired_count, self.index.first_row)
         if known != self._start_known:
             self._start_row = self._find_start_row()
             self._start_known = known
-        if self._start_row >= self.index.end_row:
-            return self.end_offset
-        return self.index.row(self._start_row).first_offset
+        return self._start_row
 
     def _find_start_row(self) -> int:
         """The number of the first row behind all those whose batches have gone."""

@@ -12,6 +12,7 @@ try a success (https://lwn.net/Articles/752063/).  From then on the log takes no
 
 from __future__ import annotations
 
+import errno
 from bisect import bisect_right
 from collections.abc import Callable
 from contextlib import suppress
@@ -92,6 +93,8 @@ class CommitLog:
         """Called when a batch finds no room for its segment: whether some was made meanwhile.  It
         may take segments away, and appends nothing.  May raise StorageFull, to say more.
         """
+        self.refuse_percent = 0
+        """How full the disk may be when a segment is begun for messages; 0 for no such limit."""
         self.begun_count = 0
         """How many segments were begun; its owner may count it down."""
         self.refused_count = 0
@@ -297,6 +300,14 @@ class CommitLog:
 
     def _reserve(self) -> None:
         """Room for one more segment, and for one that only the journal may use."""
+        if self.refuse_percent:
+            percent = self.storage.fill().percent
+            if percent > self.refuse_percent:
+                raise StorageFull(
+                    errno.EDQUOT,
+                    f"{percent:.1f} % are used, and no segment is begun for messages above"
+                    f" {self.refuse_percent} % (--disk-refuse-percent)",
+                )
         self.storage.reserve(self._segment_bytes, 2)
 
     def look_for_room(self) -> None:

@@ -7,6 +7,12 @@ One log for all topics means that one forgotten channel of a small topic could p
 segments.  So a segment of which little is needed is cleaned: the batches that are needed are
 appended again under their offsets, the index points to the new place, and the next checkpoint
 finds the segment free.
+
+History, what a queue keeps though it is finished, holds its segments too, and so a small topic's
+would hold everybody's.  But it is copied only where there is very little of it in a segment: what
+was copied once is copied again when the segment that it came to empties around it, and that must
+not become most of what is written.  Of a segment that is cleaned no more than a sixteenth is
+history, so for each byte of new messages less than a fifteenth of a byte of history is copied.
 """
 
 from __future__ import annotations
@@ -23,6 +29,8 @@ from martlet.log.storage import Segment
 
 CLEAN_BELOW = 0.25
 """A segment is cleaned when less than this part of it is needed."""
+CLEAN_HISTORY_BELOW = 1 / 16
+"""And only when no more than this part of it is history."""
 CLEAN_FROM_SEGMENTS = 4
 """With fewer segments than this there is no need to clean."""
 
@@ -87,6 +95,19 @@ class Tally:
             self.end_row = end
             yield
 
+    def row_within(self, most_bytes: int) -> int:
+        """The first row from which on all that is counted takes no more than so many bytes."""
+        over = sum(self.bytes_by_base.values()) - most_bytes
+        row = self.first_row
+        while over > 0 and row < self.end_row:
+            lengths = self._index.array(row, min(row + _ROWS_AT_ONCE, self.end_row))["length"]
+            sums = np.cumsum(lengths, dtype=np.int64)
+            if over <= sums[-1]:
+                return row + int(np.searchsorted(sums, over)) + 1
+            over -= int(sums[-1])
+            row += len(lengths)
+        return row
+
     def _add(self, places: Places, start: int, end: int, sign: int) -> None:
         for base, length in bytes_by_base(places, self._index.array(start, end)).items():
             self._change(base, sign * length)
@@ -128,6 +149,14 @@ class Need:
     index: Index
     tally: Tally
     below: npt.NDArray[np.uint64]
+    other: Tally | None = None
+    """Another tally of the index, which is to hear what moves."""
+
+    def moved(self, row: int, length: int, before: int, after: int) -> None:
+        """As `Tally.moved`."""
+        self.tally.moved(row, length, before, after)
+        if self.other is not None:
+            self.other.moved(row, length, before, after)
 
     def single_rows(self) -> tuple[npt.NDArray[np.int64], Rows]:
         """Those of the second kind, and their numbers."""
@@ -178,12 +207,16 @@ def needed_bytes(segments: list[Segment], needs: Iterable[Need]) -> list[int]:
 
 
 def worth_cleaning(
-    log: CommitLog, needed: list[int], left_alone: Collection[int] = ()
+    log: CommitLog,
+    needed: list[int],
+    left_alone: Collection[int] = (),
+    history: list[int] | None = None,
 ) -> Segment | None:
     """The segment that gives most room for least copying, if any is worth it.
 
-    `needed` are the bytes needed of each segment of the log.  Segments whose base is among
-    `left_alone` are none of them.
+    `needed` are the bytes needed of each segment of the log, and `history` how many of them are
+    needed only as history, where that is to be spared.  Segments whose base is among `left_alone`
+    are none of them.
     """
     segments = log.segments
     if len(segments) < CLEAN_FROM_SEGMENTS:
@@ -194,6 +227,7 @@ def worth_cleaning(
         if bytes_needed
         and segment.base + segment.capacity <= log.position
         and segment.base not in left_alone
+        and (history is None or history[number] <= CLEAN_HISTORY_BELOW * segment.capacity)
     ]
     part, number = min(candidates, default=(1.0, 0))
     return segments[number] if part < CLEAN_BELOW else None
@@ -230,6 +264,6 @@ def _move(
         need.index.move(entry.first_offset, position)
         now_in = log.find(position)
         assert now_in is not None
-        need.tally.moved(number, entry.length, segment.base, now_in.base)
+        need.moved(number, entry.length, segment.base, now_in.base)
         if count % _MOVED_AT_ONCE == 0:
             yield

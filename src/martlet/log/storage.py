@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _BESIDE_BYTES = 1 << 20
@@ -36,6 +36,23 @@ class StorageFull(OSError):
 
 class FolderInUse(OSError):
     """Another broker holds the folder."""
+
+
+class Fill(NamedTuple):
+    """How full a disk is.
+
+    Attributes:
+        used: the bytes that are taken, spares aside: they are written again.
+        all: the bytes that there are; 0 where nobody knows.
+    """
+
+    used: int
+    all: int
+
+    @property
+    def percent(self) -> float:
+        """How much of it is used."""
+        return 100 * self.used / self.all if self.all else 0.0
 
 
 class Segment(Protocol):
@@ -75,6 +92,9 @@ class Storage(Protocol):
 
     def allow_spares(self, more: int) -> None:
         """Keep up to so many spares more than usual; beyond that, give their room back."""
+
+    def fill(self) -> Fill:
+        """How full its limit is, or without one the file system. Raises OSError."""
 
     def read(self, name: str) -> bytes | None:
         """A small file's content, None where there is none."""
@@ -331,6 +351,15 @@ class DiskStorage:
             self._most_spares = self._usual_spares + more
             while len(self._spares) > self._most_spares:
                 self._spares.pop(0).unlink()
+
+    def fill(self) -> Fill:
+        """Of `most_bytes` where that is set; else of the file system, as df shows it."""
+        spares = sum(self.spare_sizes())
+        if self._most_bytes:
+            return Fill(max(0, self._used_bytes() - spares), self._most_bytes)
+        disk = os.statvfs(self._log)
+        used = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
+        return Fill(max(0, used - spares), used + disk.f_bavail * disk.f_frsize)
 
     def _finding_room(self, write: Callable[[], None]) -> None:
         """Write a file beside the log; on a full disk, spares make room for it.

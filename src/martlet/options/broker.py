@@ -40,6 +40,19 @@ class BrokerOptions(
                 "--disk-full-policy=dead-letter and --dead-letter-path go together: the one needs a"
                 " folder, on another disk as a rule, and the other is for nothing else"
             )
+        marks = (self.disk_clean_percent, self.disk_force_percent, self.disk_refuse_percent)
+        told = [mark for mark in marks if mark]
+        if told != sorted(told):
+            raise OptionError(
+                f"--disk-clean-percent={marks[0]}, --disk-force-percent={marks[1]} and"
+                f" --disk-refuse-percent={marks[2]} must rise, those aside that are 0"
+            )
+        if self.disk_refuse_percent and self.disk_full_policy != "refuse":
+            raise OptionError(
+                f"--disk-refuse-percent={self.disk_refuse_percent} and"
+                f" --disk-full-policy={self.disk_full_policy} do not go together: the one refuses"
+                " messages, and the other makes room for them"
+            )
         for level in self.e2e_processing_latency_percentiles:
             if not 0 < level <= 1:
                 raise OptionError(

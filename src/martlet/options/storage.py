@@ -95,6 +95,47 @@ class StorageOptions(Options):
         "with --disk-full-policy=dead-letter, the folder for what makes room, on another disk as a"
         " rule; --min-free-bytes holds there too; `martlet pub --dead-letters` publishes it again",
     )
+    retention_ns: int = option(
+        "retention",
+        Kind.DURATION,
+        0,
+        "how long finished messages are kept, to be replayed; a topic may say otherwise"
+        " (retention_ms of its policy); 0: no longer than a channel needs them, or 72h where"
+        " --retention-bytes is given",
+        limits=(0, None),
+    )
+    retention_bytes: int = option(
+        "retention-bytes",
+        Kind.SIZE,
+        0,
+        "of those, how many bytes of each topic are kept at most, the newest (0: no such limit)",
+        limits=(0, None),
+    )
+    disk_clean_percent: int = option(
+        "disk-clean-percent",
+        Kind.INT,
+        75,
+        "above so many percent of --max-disk-bytes, or without that of the file system, finished"
+        " messages past their retention make room at once, though others of their segments have to"
+        " be copied for that (0: never)",
+        limits=(0, 100),
+    )
+    disk_force_percent: int = option(
+        "disk-force-percent",
+        Kind.INT,
+        85,
+        "above so many percent, finished messages go before their retention ends, the oldest first"
+        " (0: only where no room is left)",
+        limits=(0, 100),
+    )
+    disk_refuse_percent: int = option(
+        "disk-refuse-percent",
+        Kind.INT,
+        0,
+        "above so many percent, no segment is begun for new messages: publishing is refused"
+        " (0: it is refused where --min-free-bytes or --max-disk-bytes leaves no room)",
+        limits=(0, 100),
+    )
     journal_interval_ns: int = option(
         "journal-interval",
         Kind.DURATION,

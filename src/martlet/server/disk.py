@@ -19,6 +19,8 @@ from martlet.broker.upkeep import (
     begin_checkpoint,
     count_needs,
     end_some,
+    history_makes_room,
+    keeps_history,
     write_some_indexes,
 )
 from martlet.log.commitlog import FlushJob
@@ -130,6 +132,19 @@ class Disk:
         if not known:
             self._log.critical("%s", log.failed)
 
+    async def find_room(self) -> bool:
+        """Whether time alone has made room, or the disk has filled up around what is history: a
+        checkpoint lets it go, though there is nothing else to write down.
+        """
+        if not keeps_history(self._broker):
+            return False
+        for _ in count_needs(self._broker):
+            await asyncio.sleep(0)
+        try:
+            return history_makes_room(self._broker)
+        except OSError:
+            return False
+
     async def checkpoint(self) -> bool:
         """Save the broker's state and let go of what is not needed. False where it failed."""
         log = self._broker.log
@@ -165,6 +180,14 @@ class Disk:
         self._on_durable()
         await self._loop.run_in_executor(self._thread, job.save)
         self.checkpoint_position = job.flush.position
+        if job.forced:
+            self._log.warning(
+                "LOG: the disk is %.1f %% full: %d segments of %d bytes with finished messages go"
+                " before their retention ends (--disk-force-percent)",
+                job.fill.percent,
+                len(job.forced),
+                sum(segment.capacity for segment in job.forced),
+            )
         try:
             for _ in end_some(self._broker, job):
                 await asyncio.sleep(0)

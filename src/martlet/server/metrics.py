@@ -301,7 +301,7 @@ def _log(server: Server) -> str:
                     "martlet_log_evicted_segments_total",
                     "counter",
                     "Files that went, to make room, though messages in them were not finished.",
-                    server.eviction.evicted_count if server.eviction else 0,
+                    server.relief.evicted_count,
                 ),
             ]
         )

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING
 
 from martlet.broker.errors import WritesRefused
 from martlet.broker.eviction import Eviction
+from martlet.broker.history import Retention, Watermarks
 from martlet.broker.queue import Receipt
+from martlet.broker.relief import Relief
 from martlet.broker.restore import Restored, restore
 from martlet.broker.upkeep import allow_spares
 from martlet.layer.layer import SPACE_BYTES
@@ -111,13 +113,13 @@ class Server:
         self.lookups = LookupPeers(self)
         self.events = EventLog(self.broker, self.log)
         self.calls = Calls(self)
-        self.eviction: Eviction | None = None
+        self.relief = Relief(self.broker)
         if options.disk_full_policy != "refuse":
             keep = []
             if self._dead_letters is not None:
                 self.events.kept_in = self._dead_letters.folder
                 keep = [self._dead_letters.keep]
-            self.eviction = Eviction(self.broker, self.disk.flush_now, self.events.evicted, *keep)
+            self.relief = Eviction(self.broker, self.disk.flush_now, self.events.evicted, *keep)
         self.broker.on_topic = self._topic_changed
         self.broker.on_channel = self._channel_changed
         self.broker.schedule.on_earlier = self._set_alarm
@@ -154,11 +156,14 @@ class Server:
                 most_channels=options.max_channels_per_topic,
                 max_timeout_ns=options.max_msg_timeout_ns,
                 latency_window_ns=options.latency_window_ns,
+                retention=Retention.asked(options.retention_ns, options.retention_bytes),
+                watermarks=Watermarks(options.disk_clean_percent, options.disk_force_percent),
                 on_lost=self._lost,
                 on_put_off=self._put_off,
             )
         except OSError as error:
             raise refusal(self.data_path, error) from error
+        self.broker.log.refuse_percent = options.disk_refuse_percent
         self._start_position = self.broker.log.position
         self._tell(restored)
 
@@ -405,8 +410,8 @@ class Server:
         """Under much load, let go of segments while their pages are still in memory, to be
         written again: fresh ones cost several times as much.
         """
-        if self.eviction is not None and self.broker.log.full is not None:
-            self.eviction.relieve()
+        if self.broker.log.full is not None:
+            self.relief.relieve()
         written = self.broker.log.position - max(
             self.disk.checkpoint_position, self._start_position
         )
@@ -416,7 +421,8 @@ class Server:
     async def _keep_checkpoint(self) -> None:
         log = self.broker.log
         # A full log may not move at all; then only a checkpoint can free segments.
-        if log.position != self.disk.checkpoint_position or log.full is not None:
+        moved = log.position != self.disk.checkpoint_position
+        if moved or log.full is not None or await self.disk.find_room():
             await self.disk.checkpoint()
         else:
             allow_spares(self.broker)

@@ -41,7 +41,7 @@ from __future__ import annotations
 import errno
 from random import Random
 
-from martlet.log.storage import Segment, StorageFull
+from martlet.log.storage import Fill, Segment, StorageFull
 
 START_NS = 1_700_000_000 * 10**9
 """When a simulated clock begins, unless it is told otherwise: in November 2023."""
@@ -386,6 +386,11 @@ class SimulatedStorage:
         self.check_alive()
         self._most_spares = self._usual_spares + more
         del self._spares[: max(0, len(self._spares) - self._most_spares)]
+
+    def fill(self) -> Fill:
+        """How full the disk is, spares aside."""
+        spares = sum(spare.capacity for spare in self._spares)
+        return Fill(self.used_bytes - spares, self.capacity_bytes or 0)
 
     def read(self, name: str) -> bytes | None:
         """A small file's content, None where there is none."""

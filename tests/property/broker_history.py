@@ -1,0 +1,56 @@
+"""Operators who have finished messages kept."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, rule
+from tests.property.broker_beside_model import MILLISECOND_NS, SEGMENT_BYTES
+from tests.property.broker_consumers import picks
+from tests.property.broker_replay import ReplayRules
+
+from martlet.broker.policy import TopicPolicy
+from martlet.log.retention import Places
+
+
+class HistoryRules(ReplayRules):
+    """The rules of history."""
+
+    pressed = False
+    """The disk was ever so full that history may have gone before its time."""
+
+    @rule(
+        pick=picks,
+        retention_ms=st.sampled_from([None, 0, 300, 4000, 100_000, 10_000_000]),
+        retention_bytes=st.sampled_from([None, None, None, 0, SEGMENT_BYTES]),
+    )
+    def keep_history(
+        self, pick: int, retention_ms: int | None, retention_bytes: int | None
+    ) -> None:
+        if not self.topics:
+            return
+        topic = list(self.topics.values())[pick % len(self.topics)]
+        policy = TopicPolicy(retention_ms=retention_ms, retention_bytes=retention_bytes)
+        if not self.refused(lambda: self.real_topic(topic).configure(policy)):
+            topic.changed_position = self.position
+            topic.keep(self.kept_ms(policy))
+
+    @invariant()
+    def history_is_stored(self) -> None:
+        """What is finished is there for its time, wherever cleaning has put it."""
+        if not hasattr(self, "broker"):
+            return
+        self.pressed |= self.storage.capacity_bytes is not None
+        if self.pressed:
+            return
+        places = Places(self.broker.log.segments)
+        for topic in self.topics.values():
+            index = self.real_topic(topic).queue.index
+            rows = index.array(index.first_row, index.end_row)
+            rows = rows[places.find(rows["position"]) >= 0]
+            stored: set[int] = set()
+            for first, count in zip(rows["first_offset"], rows["count"], strict=True):
+                stored.update(range(int(first), int(first) + int(count)))
+            for offset, message in enumerate(topic.messages):
+                kept_until_ns = message.stored_at_ns + message.kept_ms * MILLISECOND_NS
+                if message.kept_ms and self.clock.now_ns <= kept_until_ns and not message.lost:
+                    assert offset in stored, f"{topic.name} {offset} went before its time"
