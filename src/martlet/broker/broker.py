@@ -22,6 +22,7 @@ from martlet.broker.journal import Description, pack_cursor, pack_topology
 from martlet.broker.queue import Queue, Receipt
 from martlet.broker.schedule import Schedule
 from martlet.broker.topic import Topic
+from martlet.broker.transfer import Transfers
 from martlet.log.batch import Batch
 from martlet.log.checkpoint import JournalEntry
 from martlet.log.commitlog import CommitLog
@@ -93,6 +94,7 @@ class Broker:
         self.lost = on_lost
         self._on_put_off = on_put_off
         self.schedule = Schedule()
+        self.transfers = Transfers(self)
         self.topics: dict[str, Topic] = {}
         """By name: each topic's queue number 0, which stands for all of it."""
         self.by_id: dict[int, Topic] = {}

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from martlet.broker.burial import bury
 from martlet.broker.consumer import Client, Consumer, Lease
 from martlet.broker.cursor import Cursor
 from martlet.broker.delivery import Delivery, Source, Surroundings
-from martlet.broker.errors import NotInFlight, TooMany
+from martlet.broker.errors import TooMany
+from martlet.broker.failure import Failures
 from martlet.broker.finishes import Finishes
 from martlet.broker.group import Group, Share
 from martlet.broker.order import Order
-from martlet.broker.policy import ChannelPolicy
+from martlet.broker.retry import Cause
 from martlet.broker.stretch import apart_from, distinct, inside
 from martlet.broker.tag_filter import TagFilter
 from martlet.broker.whole import WholeChannel
@@ -26,7 +28,9 @@ from martlet.duration import MILLISECOND_NS
 from martlet.name import is_ephemeral
 
 if TYPE_CHECKING:
+    from martlet.broker.dead_letter_topic import Reason
     from martlet.broker.latency import Latency
+    from martlet.broker.policy import ChannelPolicy
     from martlet.broker.stretch import Stretch
     from martlet.broker.window import Offsets
 
@@ -34,7 +38,7 @@ ConsumerT = TypeVar("ConsumerT", bound=Consumer)
 _NO_OFFSETS: Offsets = np.empty(0, np.int64)
 
 
-class Channel(Delivery):
+class Channel(Failures):
     """A channel of a topic, at one of its queues.
 
     Args:
@@ -60,7 +64,7 @@ class Channel(Delivery):
         most_consumers: int = 0,
         max_timeout_ns: int,
     ) -> None:
-        super().__init__(around, cursor, source, waiting)
+        super().__init__(around, cursor, source, waiting, max_timeout_ns)
         self.id = id
         self.topic = topic
         self.name = name
@@ -71,7 +75,6 @@ class Channel(Delivery):
         self.whole: Channel | WholeChannel = self
         """What clients subscribe to."""
         self.consumers: list[Consumer] = []
-        self.requeue_count = 0
         self.timeout_count = 0
         self.dropped_count = 0
         """Messages that were given up, to make room, before they were finished."""
@@ -82,9 +85,7 @@ class Channel(Delivery):
         """To consumers that have left."""
         self.voids: Sequence[tuple[int, int]] = ()
         """Offsets of its topic that do not concern it."""
-        self.policy = ChannelPolicy()
         self._most_consumers = most_consumers
-        self._max_timeout_ns = max_timeout_ns
         self._last_number = 0
 
     def configure(self, policy: ChannelPolicy) -> None:
@@ -125,8 +126,9 @@ class Channel(Delivery):
 
     @property
     def in_flight_count(self) -> int:
-        """How many messages are with consumers."""
-        return sum(consumer.in_flight_count for consumer in self.consumers)
+        """How many messages are with consumers, or on their way to another topic."""
+        with_consumers = sum(consumer.in_flight_count for consumer in self.consumers)
+        return with_consumers + self._aside.in_flight_count
 
     @property
     def deferred_count(self) -> int:
@@ -196,9 +198,9 @@ class Channel(Delivery):
         stragglers = self.cursor.stragglers
         for lease in consumer.leases:
             for offset in self._release(consumer, lease):
-                stragglers.wait(offset, 1, now_ns, now_ns)
+                self._again(offset, 1, now_ns, Cause.GIVEN_BACK)
         for offset, straggler in stragglers.owned_by(consumer):
-            stragglers.wait(offset, straggler.attempts, now_ns, now_ns)
+            self._again(offset, straggler.attempts, now_ns, Cause.GIVEN_BACK)
         if consumer.in_flight_count:
             consumer.in_flight_count = 0
             self._changed()
@@ -241,52 +243,8 @@ class Channel(Delivery):
             self._changed()
         self.resume(consumer)
 
-    def requeue(self, consumer: Consumer, offset: int, delay_ns: int) -> None:
-        """REQ: the message is delivered again, after a delay. Raises NotInFlight."""
-        attempts, _ = self._let_go(consumer, offset)
-        now_ns = self._around.clock()
-        self.cursor.stragglers.wait(offset, attempts, now_ns + delay_ns, now_ns)
-        if delay_ns:
-            self._alarm.at(now_ns + delay_ns)
-        consumer.in_flight_count -= 1
-        consumer.requeue_count += 1
-        self.requeue_count += 1
-        self._changed()
-        self.resume(consumer)
-        self.pump()
-
-    def touch(self, consumer: Consumer, offset: int) -> None:
-        """TOUCH: the message's timeout begins anew, up to the maximum since it was delivered.
-
-        Raises NotInFlight.
-        """
-        attempts, delivered_at_ns = self._let_go(consumer, offset)
-        deadline_ns = min(
-            self._around.clock() + consumer.timeout_ns, delivered_at_ns + self._max_timeout_ns
-        )
-        self.cursor.stragglers.hold(offset, attempts, consumer, delivered_at_ns, deadline_ns)
-        self._alarm.at(deadline_ns)
-        self._changed()
-
-    def _let_go(self, consumer: Consumer, offset: int) -> tuple[int, int]:
-        """Take a message in flight out of the window. Returns its attempts and when it was
-        delivered; a straggler is left for the caller to put elsewhere.
-        """
-        cursor = self.cursor
-        if cursor.window.holds(consumer.number, offset):
-            lease = consumer.lease_of(offset)
-            cursor.window.release(offset)
-            return 1, lease.deadline_ns - consumer.timeout_ns
-        straggler = cursor.stragglers.get(offset, consumer)
-        if straggler is None:
-            raise self._not_in_flight(offset)
-        return straggler.attempts, straggler.delivered_at_ns
-
-    def _not_in_flight(self, offset: int) -> NotInFlight:
-        straggler = self.cursor.stragglers.by_offset.get(offset)
-        if self.cursor.window.is_held(offset) or (straggler and straggler.owner):
-            return NotInFlight("client does not own message")
-        return NotInFlight("ID not in flight")
+    def _bury(self, offset: int, attempts: int, reason: Reason) -> None:
+        bury(self._around, self, offset, attempts, reason)
 
     # time
 
@@ -298,14 +256,14 @@ class Channel(Delivery):
             leases = consumer.leases
             while leases and leases[0].deadline_ns <= now_ns:
                 for offset in self._release(consumer, leases.popleft()):
-                    stragglers.wait(offset, 1, now_ns, now_ns)
+                    self._again(offset, 1, now_ns, Cause.TIMED_OUT)
                     consumer.in_flight_count -= 1
                     timed_out += 1
         for offset, straggler in stragglers.expire(now_ns):
             owner = straggler.owner
             assert owner is not None
             owner.in_flight_count -= 1
-            stragglers.wait(offset, straggler.attempts, now_ns, now_ns)
+            self._again(offset, straggler.attempts, now_ns, Cause.TIMED_OUT)
             timed_out += 1
         if timed_out:
             self.timeout_count += timed_out
@@ -327,7 +285,7 @@ class Channel(Delivery):
 
     def schedule(self, first: int, end: int) -> None:
         """See that deferred messages from an offset up to another come at their time."""
-        due_ns = self.cursor.schedule(first, end, self._around.clock())
+        due_ns = self.cursor.schedule(first, end, self._around.clock(), self.id)
         if due_ns is not None:
             self._alarm.at(due_ns)
             self._changed()
@@ -437,7 +395,7 @@ class Channel(Delivery):
     def close(self) -> None:
         """The channel is deleted: its clients are told, and get no more messages."""
         self._alarm.cancel()
-        self.paused = True
+        self.closed = self.paused = True
         if self.queue.number:
             return  # Number 0 has told them.
         for consumer in list(self.consumers):

@@ -26,6 +26,22 @@ class Client(Protocol):
         """The channel has several queues from now on: answer to this one, as this one."""
 
 
+class _Nobody:
+    def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
+        """Nothing is ever sent to nobody."""
+        raise AssertionError("messages for nobody")
+
+    def channel_closed(self) -> None:
+        """Nobody is told."""
+
+    def channel_grown(self, channel: WholeChannel, group: Group) -> None:
+        """Nobody is told."""
+
+
+NOBODY = _Nobody()
+"""Behind the consumer, number 0, that has what is kept from all others."""
+
+
 class Lease(NamedTuple):
     """The offsets from `first` up to `end` are in flight until a deadline, but for those that the
     window does not show as held.

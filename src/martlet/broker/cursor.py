@@ -5,7 +5,9 @@ What is in flight stands in the window, or among the stragglers once it needs a 
 Everything else below `next` is finished.
 
 A deferred batch is not waited for: as soon as it is stored its messages become stragglers with
-their time, and the cursor passes over it when it comes there.
+their time, and the cursor passes over it when it comes there.  A batch for one channel alone, such
+as messages that are brought back to it, is one that is due at once there and never elsewhere: in
+place of the time it has the channel's number, negative.
 """
 
 from __future__ import annotations
@@ -80,8 +82,9 @@ class Cursor:
         floor = self.window.floor
         return min(floor, min(self.stragglers.by_offset, default=floor))
 
-    def schedule(self, first: int, end: int, now_ns: int) -> int | None:
-        """Make stragglers of the deferred messages from offset `first` up to `end`.
+    def schedule(self, first: int, end: int, now_ns: int, channel: int) -> int | None:
+        """Make stragglers of the deferred messages from offset `first` up to `end`, and of those
+        that are for that channel alone; those for another one are passed over.
 
         Returns the earliest time that came to be among them.
         """
@@ -94,8 +97,14 @@ class Cursor:
                 entry = Entry._make(row)
                 begin, stop = max(first, entry.first_offset), min(end, entry.end_offset)
                 if begin < stop:
-                    earliest = min(earliest or entry.deliver_at_ns, entry.deliver_at_ns)
-                    self._defer(begin, stop, entry.deliver_at_ns, now_ns)
+                    due_ns = entry.deliver_at_ns
+                    if due_ns < 0:
+                        if due_ns != -channel:
+                            self.deferred_ahead += stop - begin
+                            continue
+                        due_ns = now_ns
+                    earliest = min(earliest or due_ns, due_ns)
+                    self._defer(begin, stop, due_ns, now_ns)
             number += len(rows)
         return earliest
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from martlet.broker.order import Order
     from martlet.broker.stretch import Stretch
     from martlet.broker.tag_filter import TagFilter
+    from martlet.broker.topic import Topic
+    from martlet.broker.transfer import Transfers
 
 
 class Surroundings(Protocol):
@@ -31,6 +33,10 @@ class Surroundings(Protocol):
     clock: Callable[[], int]
     schedule: Schedule
     random: Random
+    transfers: Transfers
+
+    def topic(self, name: str) -> Topic:
+        """The topic of that name, made if it is new. Raises BrokerError and WritesRefused."""
 
     def changed(self, channel: Channel) -> None:
         """The channel's cursor moved: journal it before long."""

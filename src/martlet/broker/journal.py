@@ -28,6 +28,7 @@ A cursor entry is binary, little-endian::
     40 ranges x (first u64, end u64)      unfinished in the window
      . changed x (offset u64, due i64 ns, attempts u64)
      . removed x offset u64
+     . errors, up to the end: offset u64, lengths of first and last u32, u32, first, last
 
 A full entry replaces what was known of the stragglers, another one is laid over it.  Those are
 numbered, and a full one has the number of the last one before it: where one is missing, because the
@@ -40,6 +41,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +52,7 @@ from martlet.log.checkpoint import Checkpoint, Needed
 from martlet.log.record import BadRecord, Kind
 
 _CURSOR = struct.Struct("<IIQQIIII")
+_ERRORS = struct.Struct("<QII")
 _FULL = 1
 _NUMBER_MASK = 0xFFFF_FFFF
 _CHANGED = np.dtype([("offset", "<u8"), ("due_ns", "<i8"), ("attempts", "<u8")])
@@ -101,7 +104,27 @@ def pack_cursor(channel: int, cursor: Cursor, scheduled_end: int, *, full: bool)
         head += np.array(changed, _CHANGED).tobytes()
     if removed:
         head += np.array(removed, "<u8").tobytes()
+    if stragglers.errors:
+        head += _pack_errors(stragglers.errors, offsets)
     return head
+
+
+def _pack_errors(errors: dict[int, tuple[str, str]], offsets: Collection[int]) -> bytes:
+    parts: list[bytes] = []
+    for offset, (first, last) in errors.items():
+        if offset in offsets:
+            told = first.encode("utf-8", "replace"), last.encode("utf-8", "replace")
+            parts += (_ERRORS.pack(offset, len(told[0]), len(told[1])), *told)
+    return b"".join(parts)
+
+
+def _read_errors(entry: bytes, at: int) -> Iterator[tuple[int, tuple[str, str]]]:
+    while at < len(entry):
+        offset, first, last = _ERRORS.unpack_from(entry, at)
+        at += _ERRORS.size
+        told = entry[at : at + first + last]
+        at += first + last
+        yield offset, (told[:first].decode(), told[first:].decode())
 
 
 @dataclass
@@ -113,6 +136,8 @@ class CursorState:
     ranges: list[tuple[int, int]] = field(default_factory=list)
     stragglers: dict[int, tuple[int, int]] = field(default_factory=dict)
     """offset: (attempts, due_ns)"""
+    errors: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """offset: what was said when it failed first and last"""
     number: int = 0
     """The last entry's."""
     limit: int = 0
@@ -130,12 +155,14 @@ class CursorState:
         self.ranges = [(first, end) for first, end in rows.tolist()]
         at += 16 * ranges
         if flags & _FULL:
-            self.stragglers = {}
+            self.stragglers, self.errors = {}, {}
         for offset, due_ns, attempts in np.frombuffer(entry, _CHANGED, changed, at).tolist():
             self.stragglers[offset] = (attempts, due_ns)
         at += _CHANGED.itemsize * changed
         for offset in np.frombuffer(entry, "<u8", removed, at).tolist():
             self.stragglers.pop(offset, None)
+            self.errors.pop(offset, None)
+        self.errors.update(_read_errors(entry, at + 8 * removed))
         return True
 
     def go_back(self, offset: int) -> None:
@@ -147,6 +174,7 @@ class CursorState:
         self.scheduled_end = min(self.scheduled_end, offset)
         self.ranges = [(first, min(end, offset)) for first, end in self.ranges if first < offset]
         self.stragglers = {o: told for o, told in self.stragglers.items() if o < offset}
+        self.errors = {o: told for o, told in self.errors.items() if o < offset}
 
     def restore(self, cursor: Cursor, now_ns: int) -> None:
         """Bring a fresh cursor into this state."""
@@ -159,6 +187,9 @@ class CursorState:
         for offset in sorted(self.stragglers):
             attempts, due_ns = self.stragglers[offset]
             cursor.stragglers.wait(offset, attempts, due_ns, now_ns)
+        for offset, (first_error, last_error) in self.errors.items():
+            if offset in self.stragglers:
+                cursor.stragglers.keep_errors(offset, first_error, last_error)
 
 
 def channel_of(entry: bytes) -> tuple[int, bool]:

@@ -4,7 +4,8 @@
 
     state       where it is                                   due
     in_flight   with a consumer: in the window, or a           when it times out
-                straggler with an owner
+                straggler with an owner; or with nobody,
+                on its way to another topic
     deferred    a straggler that waits for a time              when it may be delivered
     due         a straggler: requeued, timed out, or its       at once
                 time has come
@@ -114,13 +115,12 @@ def _stragglers(channel: Channel, start: int, states: Collection[State]) -> Iter
             state = State.IN_FLIGHT
         elif stragglers.is_ready(offset):
             state = State.DUE
+        owner = straggler.owner
+        if owner is not None and not owner.number:
+            yield Peeked(offset, state, straggler.attempts)
+            continue
         yield Peeked(
-            offset,
-            state,
-            straggler.attempts,
-            straggler.due_ns,
-            straggler.delivered_at_ns,
-            straggler.owner,
+            offset, state, straggler.attempts, straggler.due_ns, straggler.delivered_at_ns, owner
         )
 
 

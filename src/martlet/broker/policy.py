@@ -17,6 +17,8 @@ from martlet.properties import BadProperties, Properties
 PolicyT = TypeVar("PolicyT", bound="Policy")
 MOST_TAGS = 256
 _LONGEST_MS = 400 * 24 * 3600 * 1000
+FOR_EVER = -1
+"""As `max_attempts`: a message comes again however often it fails."""
 
 
 class BadPolicy(ValueError):
@@ -136,8 +138,26 @@ class TopicPolicy(Policy):
 
 @dataclass(frozen=True, slots=True)
 class ChannelPolicy(Policy):
-    """What is set for a channel."""
+    """What is set for a channel.
 
+    The broker decides about messages that fail as soon as one of the first three is set (see
+    `martlet.broker.retry`).
+    """
+
+    max_attempts: int = number(
+        0,
+        "how often a message is delivered before it goes to the dead-letter topic; -1 for ever, 0"
+        " for 16 where one of the next two is set, and else for NSQ's rules, without any limit",
+        FOR_EVER,
+        65_000,
+    )
+    retry_delays_ms: tuple[int, ...] = numbers(
+        "how long a message waits after its first failure, its second, and so on, the last counting"
+        " for all others; where empty, RocketMQ's levels from the third on: 10 s to 2 h"
+    )
+    dead_letter_topic: str = topic_name(
+        "where messages go that have failed too often; where empty, <topic>.<channel>.dead"
+    )
     tags: tuple[str, ...] = tags("it gets only messages with one of these tags")
     order: str = choice(
         "none",

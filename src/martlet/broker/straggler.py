@@ -14,6 +14,8 @@ from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
 OwnerT = TypeVar("OwnerT")
+MOST_ERROR_BYTES = 1 << 20
+"""Of one channel: what consumers said of more failures than that is not kept."""
 
 
 @dataclass(slots=True)
@@ -48,6 +50,9 @@ class Stragglers(Generic[OwnerT]):
         self.removed: set[int] = set()
         self.on_removed: Callable[[int], None] | None = None
         """Told of each that is finished."""
+        self.errors: dict[int, tuple[str, str]] = {}
+        """What was said when a message failed first and last, where anything was."""
+        self._errors_length = 0
         self._times: list[tuple[int, int]] = []
         self._ready_set: set[int] = set()
 
@@ -121,8 +126,27 @@ class Stragglers(Generic[OwnerT]):
         del self.by_offset[offset]
         self.changed.discard(offset)
         self.removed.add(offset)
+        if self.errors:
+            self._forget_errors(offset)
         if self.on_removed is not None:
             self.on_removed(offset)
+
+    def note_error(self, offset: int, error: str) -> None:
+        """Something was said of a message that has failed, and is or becomes a straggler."""
+        first, _ = self.errors.get(offset, (error, ""))
+        self.keep_errors(offset, first, error)
+
+    def keep_errors(self, offset: int, first: str, last: str) -> None:
+        """What was said when a message failed first, and last."""
+        self._forget_errors(offset)
+        length = len(first) + len(last)
+        if self._errors_length + length <= MOST_ERROR_BYTES:
+            self.errors[offset] = (first, last)
+            self._errors_length += length
+
+    def _forget_errors(self, offset: int) -> None:
+        first, last = self.errors.pop(offset, ("", ""))
+        self._errors_length -= len(first) + len(last)
 
     def take_ready(self) -> list[int]:
         """Those that have become ready since the last time, for who orders them by himself."""

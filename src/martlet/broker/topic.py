@@ -19,6 +19,7 @@ from crc32c import crc32c
 
 from martlet.broker.channel import Channel
 from martlet.broker.cursor import Cursor
+from martlet.broker.dead_letter_topic import check_dead_letter_topic
 from martlet.broker.delivery import Delivery, Surroundings
 from martlet.broker.description import channel_op, told
 from martlet.broker.errors import InvalidName, LimitReached, NotFound, WritesRefused
@@ -128,8 +129,9 @@ class Topic(Part):
             part.policy = policy
 
     def configure_channel(self, name: str, policy: ChannelPolicy) -> None:
-        """Set a channel's policy. Raises NotFound and WritesRefused."""
+        """Set a channel's policy. Raises NotFound, BadPolicy and WritesRefused."""
         channel = self.find_channel(name)
+        check_dead_letter_topic(policy.dead_letter_topic, self.name)
         self.journal_channel(name, policy=policy.told())
         for part in channel.parts:
             part.configure(policy)

@@ -23,10 +23,12 @@ from martlet.broker.errors import NotInFlight
 from martlet.broker.group import Group, Share
 from martlet.broker.latency import Latency, Together
 from martlet.broker.queue import ID_MASK, OFFSET_BITS, OFFSET_MASK
+from martlet.broker.retry import Cause
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
     from martlet.broker.consumer import Client
+    from martlet.broker.dead_letter_topic import Reason
     from martlet.broker.topic import Topic
     from martlet.broker.window import Offsets
 
@@ -90,10 +92,25 @@ class WholeChannel:
         """FIN. Raises NotInFlight."""
         self._answer(group, place, lambda part, share, offset: part.finish(share, offset))
 
-    def requeue(self, group: Group, place: int, delay_ns: int) -> None:
+    def requeue(
+        self,
+        group: Group,
+        place: int,
+        delay_ns: int,
+        error: str = "",
+        cause: Cause = Cause.REQUEUED,
+    ) -> None:
         """REQ: the message is delivered again, after a delay. Raises NotInFlight."""
         self._answer(
-            group, place, lambda part, share, offset: part.requeue(share, offset, delay_ns)
+            group,
+            place,
+            lambda part, share, offset: part.requeue(share, offset, delay_ns, error, cause),
+        )
+
+    def reject(self, group: Group, place: int, reason: Reason, error: str = "") -> None:
+        """The message becomes a dead letter. Raises NotInFlight."""
+        self._answer(
+            group, place, lambda part, share, offset: part.reject(share, offset, reason, error)
         )
 
     def touch(self, group: Group, place: int) -> None:
@@ -186,6 +203,11 @@ class WholeChannel:
     def timeout_count(self) -> int:
         """How many were taken back because their timeout was over."""
         return sum(part.timeout_count for part in self.parts)
+
+    @property
+    def dead_letter_count(self) -> int:
+        """How many went to the dead-letter topic since the broker was started."""
+        return sum(part.dead_letter_count for part in self.parts)
 
     @property
     def dropped_count(self) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from martlet.broker.errors import NotInFlight
+from martlet.broker.retry import Cause
 from martlet.protocol import nsq_v2 as v2
 
 if TYPE_CHECKING:
@@ -57,8 +58,12 @@ def requeue(connection: Connection, command: v2.Requeue) -> None:
     if delay_ns > longest_ns:
         connection.server.events.shortened(connection.remote_address, delay_ns, longest_ns)
         delay_ns = longest_ns
+    # Who has said that it takes no more, and has it delivered at once, gives back what it had.
+    closing = connection.state == v2.State.CLOSING and not delay_ns
+    cause = Cause.GIVEN_BACK if closing else Cause.REQUEUED
     try:
-        channel.requeue(consumer, channel.queue.offset_of(command.id), delay_ns)
+        offset = channel.queue.offset_of(command.id)
+        channel.requeue(consumer, offset, delay_ns, cause=cause)
     except (NotInFlight, ValueError) as error:
         connection.refuse(_not_done("REQ", command.id, error))
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from martlet.broker.channel import Channel
     from martlet.broker.eviction import Evicted
     from martlet.broker.topic import Topic
+    from martlet.broker.transfer import Transfer
     from martlet.protocol.nsq_v2 import ProtocolError
 
 _NAMED = 5
@@ -118,6 +119,20 @@ class EventLog:
             f", and are kept in {self.kept_in}" if self.kept_in else "",
             named,
             f" and {len(lost) - _NAMED} more channels" if len(lost) > _NAMED else "",
+        )
+
+    def transfer_refused(self, transfer: Transfer, error: Exception) -> None:
+        """A message could not be moved, a dead letter as a rule."""
+        channel = transfer.channel
+        self._log.error(
+            "LOG: message %s of topic %s, channel %s, can not be moved to another topic: %s; %s",
+            channel.queue.message_id(transfer.offset).decode(),
+            channel.topic,
+            channel.name,
+            error,
+            "it stays, and is tried again every 5 s, as those after it"
+            if transfer.insists
+            else "it stays where it is",
         )
 
     # clients

@@ -111,6 +111,12 @@ CHANNEL_METRICS = (
         attrgetter("timeout_count"),
     ),
     Metric(
+        "martlet_channel_dead_letters_total",
+        "counter",
+        "Messages that went to the channel's dead-letter topic.",
+        attrgetter("dead_letter_count"),
+    ),
+    Metric(
         "martlet_channel_dropped_messages_total",
         "counter",
         "Messages given up, to make room, before they were finished.",

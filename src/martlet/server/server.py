@@ -120,6 +120,10 @@ class Server:
                 self.events.kept_in = self._dead_letters.folder
                 keep = [self._dead_letters.keep]
             self.relief = Eviction(self.broker, self.disk.flush_now, self.events.evicted, *keep)
+        transfers = self.broker.transfers
+        transfers.waits_for_flush = self._sync
+        transfers.on_written = self.disk.flush
+        transfers.on_refused = self.events.transfer_refused
         self.broker.on_topic = self._topic_changed
         self.broker.on_channel = self._channel_changed
         self.broker.schedule.on_earlier = self._set_alarm
@@ -347,6 +351,8 @@ class Server:
 
     def _durable(self) -> None:
         """More of the log is durable: answer for it."""
+        if self.broker.transfers:
+            self.broker.transfers.settle()
         position = self.broker.log.durable_position if self._sync else None
         failed = self.broker.log.failed
         for connection in list(self._awaiting):

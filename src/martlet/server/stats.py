@@ -2,9 +2,9 @@
 
 One difference is of meaning: every message that waits is in the log, so ``backend_depth``, what
 lies on the disk, is the whole depth.  What is not measured (latency, without a flag for it) says
-so, as nsqd's does where it is not used.  Two fields are Martlet's own: ``dropped_count``, the
-messages that were given up to make room, as ``--disk-full-policy`` asks for; and ``queues``, of a
-topic that has several.
+so, as nsqd's does where it is not used.  Three fields are Martlet's own: ``dropped_count``, the
+messages that were given up to make room, as ``--disk-full-policy`` asks for; ``dead_letter_count``,
+those that went to a channel's dead-letter topic; and ``queues``, of a topic that has several.
 
 Thousands of channels take long to be counted, so it is done in slices (`martlet.server.pace`), and
 the numbers of one report may lie some milliseconds apart.
@@ -139,6 +139,7 @@ async def _channel(
         "requeue_count": channel.requeue_count,
         "timeout_count": channel.timeout_count,
         "dropped_count": channel.dropped_count,
+        "dead_letter_count": channel.dead_letter_count,
         "client_count": len(channel.consumers),
         "clients": clients if include_clients else None,
         "paused": channel.paused,

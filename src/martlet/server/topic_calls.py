@@ -63,7 +63,11 @@ class TopicCalls:
         topic, name = arguments.topic(self._server.broker), arguments.name("channel")
         caller.may(topic.name, name)
         channel = topic.find_channel(name)
-        topic.configure_channel(name, _changed(channel.policy, arguments))
+        policy = _changed(channel.policy, arguments)
+        try:
+            topic.configure_channel(name, policy)
+        except BadPolicy as error:
+            raise CallError("BAD_ARGUMENT", str(error)) from None
         await written_down(self._server)
         return {"policy": channel.policy.told()}
 

@@ -1,0 +1,177 @@
+"""Transfers: messages on their way from a channel to another topic.
+
+A message that is moved is appended to where it goes first, and finished in its channel when it is
+as safe there as a publish that was answered OK::
+
+    in the channel        set aside, with nobody      -> appended, waits for a flush    -> finished
+    where it goes         not there                      there                             there
+    after a crash here    the channel has it             both have it, or the channel      moved
+
+So a crash may double it and never loses it.  Where it cannot be appended, because the disk is full
+or a limit is reached, it stays in its channel: set aside until that is possible, or put back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from martlet.broker.errors import WritesRefused
+from martlet.log.record import FRAME_HEADER_BYTES
+
+if TYPE_CHECKING:
+    from martlet.broker.broker import Broker
+    from martlet.broker.channel import Channel
+    from martlet.broker.queue import Receipt
+    from martlet.broker.topic import Topic
+
+_AT_ONCE = 200
+"""So many are appended before others have their turn."""
+_AGAIN_NS = 5_000_000_000
+"""After so long what was refused is tried again."""
+_STORED_AT = 8
+"""Where the time stands in a frame."""
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """One message on its way.
+
+    Attributes:
+        channel: which has it.
+        offset: its offset there.
+        attempts: how often it was delivered there.
+        to: finds, or makes, the topic where it goes. Raises WritesRefused.
+        pack: makes the properties that it has there, of those that it had and of when it was
+            stored.
+        only: a channel of that topic that alone gets it; None for all.
+        insists: whether it is tried again where it was refused; else it is put back.
+        on_moved: called when it has been finished in its channel.
+        receipt: once it is staged.
+    """
+
+    channel: Channel
+    offset: int
+    attempts: int
+    to: Callable[[], Topic]
+    pack: Callable[[bytes, int], bytes]
+    only: Channel | None = None
+    insists: bool = True
+    on_moved: Callable[[], None] = lambda: None
+    receipt: Receipt | None = None
+
+
+@dataclass(slots=True)
+class _Load:
+    """What goes to one place at once: who, bodies, and properties by number."""
+
+    transfers: list[Transfer]
+    bodies: list[bytes]
+    entries: list[tuple[int, bytes]]
+
+
+class Transfers:
+    """All that is on its way.
+
+    Args:
+        broker: in which.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self.waits_for_flush = False
+        """Whether a publish is answered OK only when it is durable."""
+        self.on_written: Callable[[], None] = lambda: None
+        """Called when something was appended that waits for a flush."""
+        self.on_refused: Callable[[Transfer, WritesRefused], None] = lambda transfer, error: None
+        """Told of the first of those that were refused in a row."""
+        self._broker = broker
+        self._waiting: deque[Transfer] = deque()
+        self._written: deque[Transfer] = deque()
+        self._alarm = broker.schedule.alarm(self._run)
+        self._refused = False
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._written)
+
+    def begin(self, transfer: Transfer) -> None:
+        """Move a message that nobody has in flight, as soon as the broker is at leisure."""
+        transfer.channel.set_aside(transfer.offset, transfer.attempts)
+        self._waiting.append(transfer)
+        self._alarm.at(self._broker.clock())
+
+    def _run(self, now_ns: int) -> int | None:
+        """Append some of what waits. Returns when to look again."""
+        self.settle()
+        loads: dict[tuple[Topic, Channel | None], _Load] = {}
+        blocked = False
+        for _ in range(min(_AT_ONCE, len(self._waiting))):
+            transfer = self._waiting.popleft()
+            try:
+                self._load(transfer, loads)
+            except OSError:
+                # The index can not be read at the moment.
+                self._waiting.append(transfer)
+                blocked = True
+            except WritesRefused as error:
+                self._refuse(transfer, error)
+        for (topic, only), load in loads.items():
+            receipt = topic.stage(load.bodies, -only.id if only is not None else 0, load.entries)
+            for transfer in load.transfers:
+                transfer.receipt = receipt
+                self._written.append(transfer)
+        self._broker.commit()
+        self.settle()
+        if self._written:
+            self.on_written()
+        if not self._waiting:
+            return None
+        return now_ns + _AGAIN_NS if blocked or self._refused else now_ns
+
+    def _load(self, transfer: Transfer, loads: dict[tuple[Topic, Channel | None], _Load]) -> None:
+        """Read a message, to go with the others that go to the same place."""
+        channel, offset = transfer.channel, transfer.offset
+        if not channel.is_aside(offset):
+            return  # Emptied, deleted, set back, or given up to make room.
+        cursor = channel.cursor
+        frame = cursor.frame(offset, transfer.attempts)
+        if frame is None:
+            channel.let_aside_go(offset)
+            return
+        stored_at_ns = int.from_bytes(frame[_STORED_AT : _STORED_AT + 8])
+        entry = transfer.pack(cursor.properties(offset), stored_at_ns)
+        load = loads.setdefault((transfer.to(), transfer.only), _Load([], [], []))
+        if entry:
+            load.entries.append((len(load.bodies), entry))
+        load.bodies.append(bytes(frame[FRAME_HEADER_BYTES:]))
+        load.transfers.append(transfer)
+
+    def settle(self) -> None:
+        """Finish in their channels what is safe where it went."""
+        for _ in range(len(self._written)):
+            transfer = self._written.popleft()
+            receipt = transfer.receipt
+            assert receipt is not None
+            if receipt.error is not None:
+                self._refuse(transfer, receipt.error)
+            elif receipt.position and self._is_safe(receipt.position):
+                self._refused = False
+                if transfer.channel.is_aside(transfer.offset):
+                    transfer.channel.let_aside_go(transfer.offset)
+                    transfer.on_moved()
+            else:
+                self._written.append(transfer)
+
+    def _is_safe(self, position: int) -> bool:
+        return not self.waits_for_flush or position <= self._broker.log.durable_position
+
+    def _refuse(self, transfer: Transfer, error: WritesRefused) -> None:
+        if not self._refused:
+            self._refused = True
+            self.on_refused(transfer, error)
+        transfer.receipt = None
+        if transfer.insists:
+            self._waiting.append(transfer)
+        elif transfer.channel.is_aside(transfer.offset):
+            transfer.channel.put_back(transfer.offset, transfer.attempts)

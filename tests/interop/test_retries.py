@@ -1,0 +1,193 @@
+"""Messages that fail, with clients of NSQ and with Martlet's own: retries and dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from tests.interop.agent import Agent
+
+from martlet.address import Address
+from martlet.broker.dead_letter_topic import CHANNEL
+from martlet.client import CallRefused, Consumer, Identity, Producer, Properties
+from martlet.client.connection import Connection
+from martlet.protocol import commands
+from martlet.protocol.message_run import MessageRun
+from martlet.testing import Broker
+
+AMPLE_S = 30
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    async with Broker() as broker:
+        yield broker
+
+
+async def call(broker: Broker, method: str, **fields: Any) -> tuple[int, Any]:
+    url = f"http://{broker.http_address}/call/{method}"
+    async with aiohttp.ClientSession() as session, session.post(url, json=fields) as answer:
+        return answer.status, json.loads(await answer.read())
+
+
+async def configured(broker: Broker, **policy: Any) -> None:
+    broker.server.broker.topic("t").channel("c")
+    status, answer = await call(broker, "channel.configure", topic="t", channel="c", policy=policy)
+    assert status == 200, answer
+
+
+async def dead_letter(broker: Broker, topic: str = "t.c.dead") -> tuple[bytes, Properties]:
+    async with asyncio.timeout(AMPLE_S), Consumer(topic, CHANNEL, broker.tcp_address) as consumer:
+        message = await anext(consumer)
+        message.finish()
+        return message.body, message.properties
+
+
+class Subscriber:
+    """A consumer at the level of the wire, that speaks the extensions."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.runs: asyncio.Queue[MessageRun] = asyncio.Queue()
+        connection.on_run = self.runs.put_nowait
+
+    async def message(self) -> tuple[str, int]:
+        async with asyncio.timeout(AMPLE_S):
+            run = await self.runs.get()
+        ((_, attempts, id, _),) = run.fields()
+        return id.decode(), attempts
+
+
+@pytest.fixture
+async def subscriber(broker: Broker) -> AsyncIterator[Subscriber]:
+    host, _, port = broker.tcp_address.rpartition(":")
+    connection = await Connection.open(Address(host, int(port)), Identity())
+    subscriber = Subscriber(connection)
+    await connection.ask(commands.subscribe("t", "c"))
+    connection.write(commands.ready(1))
+    yield subscriber
+    connection.close()
+    await connection.wait_lost()
+
+
+async def test_what_a_client_of_nsq_always_fails_to_handle_ends_in_the_dead_letter_topic(
+    broker: Broker,
+) -> None:
+    await configured(broker, max_attempts=3, retry_delays_ms=[20, 40])
+    async with Producer(broker.tcp_address) as producer:
+        await producer.publish_many("t", [b"good", b"bad", b"fine"])
+    command = [sys.executable, "-m", "tests.interop.agents.pynsq_failing_agent"]
+    with Agent([*command, broker.tcp_address, "t", "c"], cwd=ROOT) as agent:
+        body, properties = await dead_letter(broker)
+        seen = [each["attempts"] for each in agent.told("received") if each["body"] == "bad"]
+        assert set(agent.bodies("received")) == {"good", "bad", "fine"}
+    assert body == b"bad"
+    assert properties.system["dead_reason"] == "max_attempts"
+    assert properties.system["dead_attempts"] == "3"
+    assert seen == [1, 2, 3]
+    url = f"http://{broker.http_address}/stats?format=json&topic=t"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        (topic,) = (await answer.json())["topics"]
+    (channel,) = topic["channels"]
+    assert (channel["dead_letter_count"], channel["requeue_count"]) == (1, 3)
+    assert channel["depth"] == channel["in_flight_count"] == 0
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://{broker.http_address}/metrics") as answer,
+    ):
+        assert 'martlet_channel_dead_letters_total{topic="t",channel="c"} 1' in await answer.text()
+
+
+async def test_a_consumer_may_say_what_went_wrong_and_when_it_wants_the_message_again(
+    broker: Broker, subscriber: Subscriber
+) -> None:
+    await configured(broker, max_attempts=4, retry_delays_ms=[3_600_000])
+    async with Producer(broker.tcp_address) as producer:
+        await producer.publish("t", b"1")
+    connection = subscriber.connection
+    id, attempts = await subscriber.message()
+    await connection.call("message.later", id=id, delay_ms=1, error="no connection")
+    assert await subscriber.message() == (id, 2)
+    await connection.call("message.later", id=id, level=1)
+    assert await subscriber.message() == (id, 3)
+    await connection.call("message.later", id=id, level=-1, error="out of stock " * 1000)
+    body, properties = await dead_letter(broker)
+    assert (body, attempts) == (b"1", 1)
+    assert properties.system["dead_reason"] == "rejected"
+    assert properties.system["dead_first_error"] == "no connection"
+    assert properties.system["dead_last_error"].startswith("out of stock")
+    assert len(properties.system["dead_last_error"]) == 1000
+    assert properties.system["dead_id"] == id
+
+
+async def test_a_consumer_may_reject_a_message_and_give_others_back(
+    broker: Broker, subscriber: Subscriber
+) -> None:
+    await configured(broker, max_attempts=4, retry_delays_ms=[3_600_000])
+    async with Producer(broker.tcp_address) as producer:
+        await producer.publish("t", b"1")
+    connection = subscriber.connection
+    id, _ = await subscriber.message()
+    assert (await connection.call("message.give_back", ids=[id])).fields == {"count": 1}
+    assert await subscriber.message() == (id, 2)
+    await connection.call("message.dead", id=id, reason="given_up", error="twice")
+    _, properties = await dead_letter(broker)
+    assert properties.system["dead_reason"] == "given_up"
+    with pytest.raises(CallRefused, match=r"NOT_IN_FLIGHT.*ID not in flight"):
+        await connection.call("message.dead", id=id)
+    with pytest.raises(CallRefused, match="no message id"):
+        await connection.call("message.later", id="x")
+    with pytest.raises(CallRefused, match="not both"):
+        await connection.call("message.later", id=id, level=1, delay_ms=1)
+    with pytest.raises(CallRefused, match="'reason' must be one of rejected, given_up"):
+        await connection.call("message.dead", id=id, reason="timeout")
+
+
+async def test_what_can_not_be_a_policy_is_told(broker: Broker) -> None:
+    broker.server.broker.topic("t").channel("c")
+    for policy, told in (
+        ({"dead_letter_topic": "t"}, "is the topic itself"),
+        ({"dead_letter_topic": "no such name!"}, "dead_letter_topic must be the name of a topic"),
+        ({"max_attempts": -2}, "from -1 to 65000"),
+        ({"retry_delays_ms": [-1]}, "retry_delays_ms must be a whole number from 0"),
+    ):
+        status, answer = await call(
+            broker, "channel.configure", topic="t", channel="c", policy=policy
+        )
+        assert (status, told in answer["message"]) == (400, True), answer
+    status, answer = await call(broker, "message.dead", id="0123456789abcdef")
+    assert (status, answer["code"]) == (400, "NOT_SUBSCRIBED")
+
+
+async def test_with_flush_sync_a_dead_letter_is_durable_before_it_is_finished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with Broker(flush="sync") as broker:
+        await configured(broker, max_attempts=1)
+        core = broker.server.broker
+        channel = core.topics["t"].channels["c"]
+        finish, finished = channel.let_aside_go, asyncio.Event()
+
+        def let_aside_go(offset: int) -> None:
+            entry = core.topics["t.c.dead"].queue.index.row(0)
+            assert core.log.durable_position >= entry.position + entry.length
+            finish(offset)
+            finished.set()
+
+        monkeypatch.setattr(channel, "let_aside_go", let_aside_go)
+        async with (
+            Producer(broker.tcp_address) as producer,
+            Consumer("t", "c", broker.tcp_address) as consumer,
+        ):
+            await producer.publish("t", b"1")
+            (await anext(consumer)).requeue(backoff=False)
+            async with asyncio.timeout(AMPLE_S):
+                await finished.wait()
+        assert not channel.cursor.stragglers
