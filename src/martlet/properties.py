@@ -37,11 +37,16 @@ LONGEST_NAME_BYTES = 255
 LONGEST_TAG_BYTES = 255
 LONGEST_KEY_BYTES = 1024
 MOST_KEYS = 64
+PRODUCER_BYTES = 16
+"""Of the id that a producer has chosen for itself."""
+SENT_BYTES = PRODUCER_BYTES + 12
+"""Of the mark that tells which send a message came with."""
 FRAME_TYPE = 16
 """Of the frame that tells a consumer the properties of the messages that come right behind it."""
 
 _FRAME = struct.Struct(">II")
 _FIELD = struct.Struct("<BBH")
+_SENT = struct.Struct("<QI")
 _COUNT = struct.Struct("<I")
 
 
@@ -71,21 +76,23 @@ class Sent(NamedTuple):
     Attributes:
         producer: 16 random bytes that a producer has chosen for itself.
         sequence: the number of its send, from 1.
+        count: how many messages came with it, of which this is the first.
     """
 
     producer: bytes
     sequence: int
+    count: int = 1  # type: ignore[assignment]  # a tuple has a method of that name
 
     def pack(self) -> bytes:
-        """24 bytes."""
-        return self.producer + self.sequence.to_bytes(8, "little")
+        """28 bytes: the producer, the sequence u64, the count u32."""
+        return self.producer + _SENT.pack(self.sequence, self.count)
 
     @classmethod
     def unpack(cls, data: bytes) -> Sent:
         """The other way. Raises BadProperties."""
-        if len(data) != 24:
-            raise BadProperties(f"a producer's mark of {len(data)} bytes, it has 24")
-        return cls(data[:16], int.from_bytes(data[16:], "little"))
+        if len(data) != SENT_BYTES:
+            raise BadProperties(f"a producer's mark of {len(data)} bytes, it has {SENT_BYTES}")
+        return cls(data[:PRODUCER_BYTES], *_SENT.unpack_from(data, PRODUCER_BYTES))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from martlet.broker.errors import BrokerError, InvalidName, LimitReached, NotFou
 from martlet.broker.growth import check_count, grow
 from martlet.broker.history import Retention, Watermarks
 from martlet.broker.journal import Description, pack_cursor, pack_topology
+from martlet.broker.producers import Producers
 from martlet.broker.queue import Queue, Receipt
 from martlet.broker.schedule import Schedule
 from martlet.broker.topic import Topic
@@ -107,6 +108,9 @@ class Broker:
         """Called when a topic is made or deleted."""
         self.on_channel: Callable[[Topic, Channel], None] = lambda topic, channel: None
         """Called when a channel is made or deleted."""
+        self.producers = Producers.beside(log.segment_bytes)
+        """The sends that are known, should they be repeated."""
+        self.producers.topics = self.by_id
         self.dropped_names: list[str] = []
         """Files that are not needed once the next checkpoint is durable."""
         self.left_alone: set[int] = set()
@@ -350,7 +354,8 @@ class Broker:
                 entry = pack_cursor(channel.id, channel.cursor, topic.limit, full=True)
                 cursors.append((Kind.CURSOR, topic.id, entry))
         head = pack_topology("snapshot", topics=topics, last_id=self.last_id, **fields)
-        return [(Kind.TOPOLOGY, 0, head), *cursors]
+        sends = self.producers.entries(self.log.durable_position)
+        return [(Kind.TOPOLOGY, 0, head), *cursors, *((Kind.PRODUCERS, 0, each) for each in sends)]
 
     def begin_segment(self) -> None:
         """Each segment begins with the whole journal, so that older ones may go."""

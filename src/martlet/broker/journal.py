@@ -35,6 +35,8 @@ numbered, and a full one has the number of the last one before it: where one is 
 log was damaged there, those behind it say nothing, until a full one comes.  An older state costs
 messages that are delivered again; half of a newer one would cost messages.
 What is in flight is written as due at once, since no flight outlives the broker.
+
+What is known of the producers' sends is told where all is told: see `martlet.broker.producers`.
 """
 
 from __future__ import annotations

@@ -59,11 +59,13 @@ def restore(
     silently.
     """
     segments = storage.segments()
-    state, position, notes = _from_checkpoint(storage, segments)
+    state, position, notes = _from_checkpoint(storage, segments, segment_bytes)
     report = Report()
     for header, record in scan(segments, position or 0, report):
         if header.kind == Kind.BATCH:
             state.apply_batch(header)
+            if header.properties_length:
+                state.learn_sends(header, record)
         elif header.kind != Kind.EPOCH:
             state.apply(header.kind, header.topic, bytes(payload(header, record)))
     end = max(report.end_position, position or 0)
@@ -105,13 +107,13 @@ def restore(
 
 
 def _from_checkpoint(
-    storage: Storage, segments: list[Segment]
+    storage: Storage, segments: list[Segment], segment_bytes: int
 ) -> tuple[Told, int | None, list[str]]:
     """The state by the checkpoint, the position behind which the log goes on, and what was found.
 
     Without a usable checkpoint, the indexes are made from the whole log and there is no position.
     """
-    state = Told(storage)
+    state = Told(storage, segment_bytes)
     notes: list[str] = []
     loaded = checkpoint.load(storage)
     if isinstance(loaded, str):
@@ -120,7 +122,7 @@ def _from_checkpoint(
             _rebuild(state, segments, None, _NO_POSITION, {})
         return state, None, notes
     fields = unpack_topology(loaded.entries[0][2])
-    position = int(fields["position"])
+    position = state.durable_position = int(fields["position"])
     state.epoch = int(fields["epoch"])
     missing: set[int] = set()
     numbers = {topic["id"]: topic.get("queue", 0) for topic in fields["topics"]}
@@ -190,6 +192,8 @@ def _rebuild(
 def _settle(broker: Broker, state: Told) -> None:
     """Make topics and channels of what the journal has told."""
     broker.last_id = state.last_id
+    broker.producers = state.producers
+    broker.producers.topics = broker.by_id
     kept = set()
     for known in state.kept():
         kept.add(known.index.name)

@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from martlet.broker.journal import CursorState, Description, channel_of, unpack_topology
+from martlet.broker.producers import Producers, Send, marks
+from martlet.broker.queue import Receipt
 from martlet.log.index import Entry, Index
-from martlet.log.record import Flag, Header, Kind
+from martlet.log.record import Flag, Header, Kind, properties
 from martlet.log.storage import Storage
 from martlet.name import is_ephemeral
 
@@ -94,8 +96,11 @@ class ToldTopic:
 class Told:
     """Topics as the journal has told them so far."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, segment_bytes: int) -> None:
         self.storage = storage
+        self.durable_position = 0
+        """Up to where the log is known to have been durable."""
+        self.producers = Producers.beside(segment_bytes)
         self.topics: dict[int, ToldTopic] = {}
         self.last_id = 0
         self.epoch = 0
@@ -123,6 +128,8 @@ class Told:
         elif kind == Kind.TOPOLOGY:
             fields = unpack_topology(entry)
             getattr(self, f"_apply_{fields['op']}")(fields)
+        elif kind == Kind.PRODUCERS:
+            self.producers.learn(entry, self.durable_position)
 
     def _apply_snapshot(self, fields: Description) -> None:
         before, self.topics = self.topics, {}
@@ -197,6 +204,16 @@ class Told:
             self.orphans.setdefault(header.topic, []).append(header)
         else:
             state.add_batch(header)
+
+    def learn_sends(self, header: Header, record: memoryview) -> None:
+        """Know the sends that a batch has stored; of a copy they were known before."""
+        if header.flags & Flag.RELOCATED:
+            return
+        for number, sent in marks(properties(header, record)):
+            receipt = Receipt()
+            receipt.position = header.next_position
+            send = Send(receipt, header.topic, header.first_offset + number, sent.count)
+            self.producers.add(sent, send, header.stored_at_ns)
 
     def kept(self) -> list[ToldTopic]:
         """Those that stay, each topic's queues by number behind one another."""

@@ -101,7 +101,7 @@ class CommitLog:
         """How many appends were refused."""
         self.retired_count = 0
         """How many segments were let go."""
-        self._segment_bytes = segment_bytes
+        self.segment_bytes = segment_bytes
         self._bases = [segment.base for segment in segments]
         self._dirty = [s for s in segments if s.base + s.capacity > durable_position]
         self._rolling = False
@@ -251,7 +251,7 @@ class CommitLog:
 
     def _roll(self, length: int, *, journal: bool) -> None:
         """Begin a segment with room for what it begins with, and for `length` bytes more."""
-        capacity = self._segment_bytes
+        capacity = self.segment_bytes
         if align8(length) + self._head_bytes > capacity:
             capacity = align8(length) + self._head_bytes + _HEAD_GROWTH_BYTES
         while True:
@@ -308,7 +308,7 @@ class CommitLog:
                     f"{percent:.1f} % are used, and no segment is begun for messages above"
                     f" {self.refuse_percent} % (--disk-refuse-percent)",
                 )
-        self.storage.reserve(self._segment_bytes, 2)
+        self.storage.reserve(self.segment_bytes, 2)
 
     def look_for_room(self) -> None:
         """Whether a disk that was full has room again, so that `full` says how it is now."""

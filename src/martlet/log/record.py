@@ -83,6 +83,7 @@ class Kind(IntEnum):
     CURSOR = 3
     SEGMENT_END = 4
     EPOCH = 5
+    PRODUCERS = 6
 
 
 class Flag(IntFlag):

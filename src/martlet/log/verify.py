@@ -201,7 +201,7 @@ def _segments_in_order(segments: list[Segment], found: Found) -> None:
 def _record(header: Header, record: memoryview, segments: list[Segment], found: Found) -> None:
     if header.kind != Kind.BATCH:
         found.journal_records += 1
-        if header.kind not in (Kind.TOPOLOGY, Kind.CURSOR, Kind.EPOCH):
+        if header.kind not in (Kind.TOPOLOGY, Kind.CURSOR, Kind.EPOCH, Kind.PRODUCERS):
             found.add_damage(f"position {header.position}: a record of unknown kind {header.kind}")
         return
     trouble = batch_trouble(header, record)
@@ -362,7 +362,7 @@ def _newest_head(segments: list[Segment], position: int) -> Checkpoint | None:
             header, record = read_record(segment.view, at, segment.base + at)
         except BadRecord:
             break
-        if header.kind not in (Kind.TOPOLOGY, Kind.CURSOR):
+        if header.kind not in (Kind.TOPOLOGY, Kind.CURSOR, Kind.PRODUCERS):
             break
         entries.append((Kind(header.kind), header.topic, bytes(payload(header, record))))
         at += header.length

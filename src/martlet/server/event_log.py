@@ -169,6 +169,11 @@ class EventLog:
         if error.fatal:
             self._log.error("client(%s) - %s", address, error)
 
+    def dropped(self, address: str, topic: str, error: Exception) -> None:
+        """Messages were refused whose client wants no answer."""
+        if not self._are_too_many(address):
+            self._log.error("[%s] - what was sent to %s is dropped: %s", address, topic, error)
+
     def shortened(self, address: str, delay_ns: int, longest_ns: int) -> None:
         """A client wants a message back later than may be."""
         if self._are_too_many(address):

@@ -5,6 +5,20 @@ connection::
 
     {"status": "OK", "queue": 0, "offset": 1041, "count": 3, "id": "00c0ffee00c0ffee"}
     {"status": "REFUSED", "text": "the disk is full: ..."}
+
+The options, all of which may be left out:
+
+- ``deliver_at_ms``: since 1970
+- ``queue``: the number of the queue; ``order_key``: the queue of all messages with that key
+- ``wait``: false for an answer once they are written, though a PUB would wait for the disk
+- ``flush_timeout_ms``: for how long at most it waits for the disk; the status is then
+  FLUSH_DISK_TIMEOUT, and they are stored all the same
+- ``oneway``: true for no answer at all
+- ``producer``, 32 hexadecimal digits, and ``sequence``: a number of this send.  One that is
+  repeated is not stored again but answered as the first one, and with ``"duplicate": true`` (see
+  `martlet.broker.producers`); ``age_ms`` tells how long ago it was sent first
+
+Answers come in the order of the commands: one that need not wait stands behind one that does.
 """
 
 from __future__ import annotations
@@ -12,50 +26,108 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from martlet.broker.errors import LimitReached, WritesRefused
+from martlet.broker.errors import LimitReached, NotFound, WritesRefused
+from martlet.broker.producers import Reused, Send, TooOld, marked
 from martlet.duration import MILLISECOND_NS
+from martlet.properties import PRODUCER_BYTES, Sent
 from martlet.protocol import nsq_v2 as v2
+from martlet.put_status import PutStatus
 from martlet.server.arguments import Arguments, CallError
+from martlet.server.late_flushes import TIMEOUT_MS
 from martlet.server.owed import Promise
 
 if TYPE_CHECKING:
+    from martlet.broker.queue import Queue
     from martlet.broker.topic import Topic
     from martlet.server.connection import Connection
 
-_OPTIONS = ("deliver_at_ms", "wait")
+_OPTIONS = (
+    "age_ms",
+    "deliver_at_ms",
+    "flush_timeout_ms",
+    "oneway",
+    "order_key",
+    "producer",
+    "queue",
+    "sequence",
+    "wait",
+)
+_CODES: dict[type[Exception], str] = {
+    LimitReached: "LIMIT_REACHED",
+    NotFound: "NO_QUEUE",
+    Reused: "SEQUENCE_REUSED",
+    TooOld: "TOO_OLD",
+}
 
 
 class Stored(Promise):
     """What is answered once messages are stored.
 
     Args:
-        topic: where.
-        offset, count: which.
+        queue: where.
+        send: which.
         waits: whether that is when they are as safe as a PUB that is answered OK.
+        is_duplicate: whether they were stored before.
     """
 
-    __slots__ = ("_count", "_offset", "_topic")
+    __slots__ = ("_is_duplicate", "_queue", "_send", "_status", "is_told")
 
-    def __init__(self, topic: Topic, offset: int, count: int, waits: bool) -> None:
+    def __init__(self, queue: Queue, send: Send, waits: bool, is_duplicate: bool = False) -> None:
         super().__init__(waits)
-        self._topic = topic
-        self._offset = offset
-        self._count = count
+        self._queue = queue
+        self._send = send
+        self._is_duplicate = is_duplicate
+        self._status = PutStatus.OK
+        self.is_told = False
+        """Whether the client has the answer."""
+
+    def hurry(self) -> None:
+        """The disk takes too long: do not wait for it any more."""
+        self.waits = False
+        self._status = PutStatus.FLUSH_DISK_TIMEOUT
 
     def stored(self) -> bytes:
         """The answer."""
-        queue = self._topic.queue
+        self.is_told = True
+        offset = self._send.offset
         return told(
-            status="OK",
-            queue=queue.number,
-            offset=self._offset,
-            count=self._count,
-            id=queue.message_id(self._offset).decode(),
+            status=self._status,
+            queue=self._queue.number,
+            offset=offset,
+            count=self._send.count,
+            id=self._queue.message_id(offset).decode(),
+            **({"duplicate": True} if self._is_duplicate else {}),
         )
 
     def refused(self, error: WritesRefused) -> bytes:
         """The answer where they were not."""
+        self.is_told = True
         return refusal(error)
+
+
+class Untold(Promise):
+    """Nothing is answered; what went wrong is logged.
+
+    Args:
+        connection, topic: who has sent, and where.
+    """
+
+    __slots__ = ("_connection", "_topic")
+
+    def __init__(self, connection: Connection, topic: str) -> None:
+        super().__init__(waits=False)
+        self._connection = connection
+        self._topic = topic
+
+    def stored(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    def refused(self, error: Exception) -> bytes:
+        """Nothing."""
+        events = self._connection.server.events
+        events.dropped(self._connection.remote_address, self._topic, error)
+        return b""
 
 
 def told(**fields: object) -> bytes:
@@ -65,11 +137,7 @@ def told(**fields: object) -> bytes:
 
 def refusal(error: Exception) -> bytes:
     """The answer to a SEND that is not done."""
-    status = "REFUSED"
-    if isinstance(error, CallError):
-        status = error.code
-    elif isinstance(error, LimitReached):
-        status = "LIMIT_REACHED"
+    status = error.code if isinstance(error, CallError) else _CODES.get(type(error), "REFUSED")
     return told(status=status, text=str(error))
 
 
@@ -77,24 +145,80 @@ def send(connection: Connection, command: v2.Send) -> None:
     """SEND."""
     if connection.guard is not None:
         connection.guard.check("PUB", command.topic, "")
+    untold = None
+    if command.options.get("oneway") is True:
+        untold = Untold(connection, command.topic)
     try:
-        _stage(connection, command)
-    except (CallError, WritesRefused) as error:
-        connection.reply(refusal(error))
+        _stage(connection, command, Arguments(command.options), untold)
+    except (CallError, LimitReached, NotFound, Reused, TooOld, WritesRefused) as error:
+        if untold is not None:
+            untold.refused(error)
+        else:
+            connection.reply(refusal(error))
 
 
-def _stage(connection: Connection, command: v2.Send) -> None:
-    arguments = Arguments(command.options)
+def _stage(
+    connection: Connection, command: v2.Send, arguments: Arguments, untold: Untold | None
+) -> None:
     arguments.only(*_OPTIONS)
+    arguments.flag("oneway")
+    broker, server = connection.broker, connection.server
     deliver_at_ns = arguments.number("deliver_at_ms", 0, most=1 << 42) * MILLISECOND_NS
     waits = arguments.flag("wait", True)
-    topic = connection.broker.topic(command.topic).next_part()
-    if deliver_at_ns:
-        connection.broker.commit()
-    offset = topic.next_offset
-    receipt = topic.stage(command.bodies, deliver_at_ns, command.properties)
-    count = len(command.bodies)
-    counters = connection.message_counters
-    counters[command.topic] = counters.get(command.topic, 0) + count
-    connection.owed.append((receipt, "SEND", Stored(topic, offset, count, waits)))
-    connection.server.staged(connection)
+    timeout_ms = arguments.number("flush_timeout_ms", TIMEOUT_MS, least=1, most=1 << 31)
+    sent = _sent(arguments, len(command.bodies))
+    topic = broker.topic(command.topic)
+    known = None
+    if sent is not None:
+        age_ns = arguments.number("age_ms", 0, most=1 << 42) * MILLISECOND_NS
+        known = broker.producers.find(sent, topic, broker.clock() - age_ns if age_ns else 0)
+    promise: Stored | Untold
+    if known is not None:
+        promise = Stored(broker.by_id[known.topic].queue, known, waits, is_duplicate=True)
+        receipt = known.receipt
+    else:
+        part = _part(topic, arguments)
+        if deliver_at_ns:
+            broker.commit()
+        offset, count = part.next_offset, len(command.bodies)
+        properties = command.properties if sent is None else marked(command.properties, sent)
+        receipt = part.stage(command.bodies, deliver_at_ns, properties)
+        stored = Send(receipt, part.id, offset, count)
+        if sent is not None:
+            broker.producers.add(sent, stored, broker.clock())
+        counters = connection.message_counters
+        counters[command.topic] = counters.get(command.topic, 0) + count
+        promise = Stored(part.queue, stored, waits)
+    if untold is not None:
+        promise = untold
+    elif waits and not server.answers_at_once:
+        server.late_flushes.watch(connection, promise, timeout_ms)
+    connection.owed.append((receipt, "SEND", promise))
+    server.staged(connection)
+
+
+def _sent(arguments: Arguments, count: int) -> Sent | None:
+    if "producer" not in arguments and "sequence" not in arguments:
+        return None
+    producer = arguments.text("producer")
+    sequence = arguments.number("sequence", least=1)
+    try:
+        id = bytes.fromhex(producer)
+    except ValueError:
+        id = b""
+    if len(id) != PRODUCER_BYTES or len(producer) != 2 * PRODUCER_BYTES:
+        raise CallError(
+            "BAD_ARGUMENT", f"'producer' must be 32 hexadecimal digits, not {producer[:40]!r}"
+        )
+    return Sent(id, sequence, count)
+
+
+def _part(topic: Topic, arguments: Arguments) -> Topic:
+    """The topic at the queue that the messages go to."""
+    if "queue" in arguments:
+        if "order_key" in arguments:
+            raise CallError("BAD_ARGUMENT", "'queue' and 'order_key' each tell where: give one")
+        return topic.part(arguments.number("queue"))
+    if "order_key" in arguments:
+        return topic.part_for_key(arguments.text("order_key").encode())
+    return topic.next_part()

@@ -35,6 +35,7 @@ from martlet.server.dead_letters import DeadLetters
 from martlet.server.disk import Disk
 from martlet.server.doors import Doors
 from martlet.server.event_log import EventLog
+from martlet.server.late_flushes import LateFlushes
 from martlet.server.lookup_peer import LookupPeers
 from martlet.server.statsd import expand_prefix, push
 from martlet.server.tls import server_context
@@ -114,6 +115,7 @@ class Server:
         self.events = EventLog(self.broker, self.log)
         self.calls = Calls(self)
         self.relief = Relief(self.broker)
+        self.late_flushes = LateFlushes(self)
         if options.disk_full_policy != "refuse":
             keep = []
             if self._dead_letters is not None:
@@ -139,8 +141,7 @@ class Server:
         self._every(options.journal_interval_ns, self._keep_journal)
         self._every(options.checkpoint_interval_ns, self._keep_checkpoint)
         self._every(_LOOK_FOR_ROOM_NS, self._look_for_room)
-        if not self._sync:
-            self._every(options.sync_timeout_ns, self._keep_flushed)
+        self._every(options.sync_timeout_ns, self._keep_flushed)
 
     def _open_log(self) -> None:
         options = self.options
@@ -223,6 +224,7 @@ class Server:
             await self._auth_servers.close()
         if self._alarm is not None:
             self._alarm.cancel()
+        self.late_flushes.close()
         self.log.info("NSQ: closing topics")
         with suppress(WritesRefused):
             self.broker.write_journal()
@@ -349,11 +351,16 @@ class Server:
                 # Or whoever published to the other topics would never be answered.
                 self.log.exception("a topic's messages could not be stored or delivered")
 
+    @property
+    def durable_position(self) -> int | None:
+        """Up to where the log is durable; None where to be written is enough."""
+        return self.broker.log.durable_position if self._sync else None
+
     def _durable(self) -> None:
         """More of the log is durable: answer for it."""
         if self.broker.transfers:
             self.broker.transfers.settle()
-        position = self.broker.log.durable_position if self._sync else None
+        position = self.durable_position
         failed = self.broker.log.failed
         for connection in list(self._awaiting):
             if failed is not None:

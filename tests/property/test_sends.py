@@ -1,0 +1,190 @@
+"""Sends that are repeated, through kills and power cuts: none stored twice, none wrongly known.
+
+The real log is looked into: what is in it, each body once, is the truth of the matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.unit.broker.core import Core
+
+from martlet.broker import producers as room
+from martlet.broker.producers import Send, TooOld, marked
+from martlet.broker.topic import Topic
+from martlet.log.record import payload, read_record
+from martlet.properties import Sent
+
+EACH, PRODUCERS = 4, 3
+
+
+@pytest.fixture(autouse=True)
+def everything_small() -> Iterator[None]:
+    with (
+        patch.object(room, "MOST_SENDS_EACH", EACH),
+        patch.object(room, "MOST_PRODUCERS", PRODUCERS),
+        patch.object(room, "_LEAST_SENDS", EACH * PRODUCERS),
+        patch.object(room, "_ENTRY_BYTES", 200),
+    ):
+        yield
+
+
+@dataclass
+class Told:
+    """A send as its producer knows it."""
+
+    sent: Sent
+    bodies: list[bytes]
+    first_tried_ns: int
+    number: int
+    """How many sends there were before it."""
+
+
+class SendMachine(RuleBasedStateMachine):
+    @initialize()
+    def open(self) -> None:
+        self.core = Core()
+        self.core.channel("t", "keeps")
+        self.core.checkpoint()
+        self.told: list[Told] = []
+        self.newest = dict.fromkeys(range(5), 0)
+
+    @property
+    def topic(self) -> Topic:
+        return self.core.broker.topic("t")
+
+    def stored(self) -> dict[int, bytes]:
+        """The bodies in the log, by offset."""
+        found: dict[int, bytes] = {}
+        queue = self.topic.queue
+        for entry in queue.index.array(queue.index.first_row, queue.index.end_row):
+            position, length = int(entry["position"]), int(entry["length"])
+            view = self.core.broker.log.view(position, length)
+            assert view is not None
+            header, record = read_record(view, 0, position)
+            frames, at = bytes(payload(header, record)), 0
+            for number in range(header.count):
+                size = int.from_bytes(frames[at : at + 4], "big")
+                found[header.first_offset + number] = frames[at + 34 : at + 4 + size]
+                at += 4 + size
+        return found
+
+    def send(self, told: Told, first: bool) -> Send:
+        core = self.core
+        sent = told.sent
+        tried_ns = 0 if first else told.first_tried_ns
+        known = core.broker.producers.find(sent, self.topic, tried_ns)
+        if known is not None:
+            return known
+        offset = self.topic.next_offset
+        receipt = self.topic.stage(told.bodies, 0, marked([], sent))
+        send = Send(receipt, self.topic.id, offset, sent.count)
+        core.broker.producers.add(sent, send, core.clock())
+        return send
+
+    @rule(who=st.integers(0, 4), skip=st.sampled_from((0, 0, 0, 1, 3)), count=st.integers(1, 3))
+    def new(self, who: int, skip: int, count: int) -> None:
+        self.core.clock.advance(1)
+        self.newest[who] += 1 + skip
+        sent = Sent(bytes([who]) * 16, self.newest[who], count)
+        bodies = [b"%d.%d.%d" % (who, sent.sequence, number) for number in range(count)]
+        told = Told(sent, bodies, self.core.clock(), len(self.told))
+        self.told.append(told)
+        self.send(told, first=True)
+
+    @rule(padding=st.integers(0, 600))
+    def commit(self, padding: int) -> None:
+        if padding:
+            self.topic.stage([b"." * padding])
+        self.core.broker.commit()
+
+    @precondition(lambda self: self.told)
+    @rule(back=st.integers(0, 8))
+    def repeat(self, back: int) -> None:
+        core = self.core
+        core.clock.advance(1)
+        core.broker.commit()
+        told = self.told[max(0, len(self.told) - 1 - back)]
+        before = self.stored()
+        places = [offset for offset, body in before.items() if body == told.bodies[0]]
+        later = [each for each in self.told if each.number > told.number]
+        higher = [
+            each
+            for each in self.told
+            if each.sent.producer == told.sent.producer and each.sent.sequence > told.sent.sequence
+        ]
+        others = {each.sent.producer for each in later} - {told.sent.producer}
+        is_near = len(higher) < EACH and len(others) < PRODUCERS
+        try:
+            send = self.send(told, first=False)
+        except TooOld:
+            assert not is_near
+            return
+        core.broker.commit()
+        assert send.receipt.error is None
+        if places:
+            assert [send.offset] == places
+            assert self.stored() == before
+        else:
+            after = self.stored()
+            assert [after[send.offset + number] for number in range(send.count)] == told.bodies
+        assert send.receipt.position
+
+    @rule()
+    def flush(self) -> None:
+        self.core.flush()
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.core.broker.commit()
+        self.core.checkpoint()
+
+    @rule()
+    def let_segments_go(self) -> None:
+        """What is needed of them is copied."""
+        self.core.fill("filling", 2)
+        self.core.broker.topics["filling"].empty()
+        self.checkpoint()
+        self.checkpoint()
+
+    @rule()
+    def stop(self) -> None:
+        self.core.broker.commit()
+        self.core.stop()
+
+    @rule()
+    def kill(self) -> None:
+        self.core.kill()
+
+    @rule(seed=st.integers(0, 1 << 20), rolls=st.booleans())
+    def cut_power(self, seed: int, rolls: bool) -> None:
+        if rolls:
+            self.core.broker.commit()
+            self.core.broker.begin_segment()
+        self.core.storage.random.seed(seed)
+        self.core.kill(power=True)
+
+    @rule()
+    def lose_the_checkpoint(self) -> None:
+        """Then the heads of segments are all that tells of segments that have gone."""
+        self.core.broker.commit()
+        self.core.flush()
+        self.core.broker.begin_segment()
+        self.core.flush()
+        self.core.storage.remove("checkpoint")
+        self.core.kill()
+
+    @invariant()
+    def no_message_is_there_twice(self) -> None:
+        bodies = [body for body in self.stored().values() if b"." in body and body[:1] != b"."]
+        assert len(set(bodies)) == len(bodies)
+
+
+SendMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestSends = SendMachine.TestCase
