@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from martlet.client import Identity
-from martlet.client.address import Address
+from martlet.address import Address
 from martlet.client.connection import Connection
 from martlet.log.commitlog import FlushJob
 from martlet.protocol import commands
