@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from martlet.client import Identity
 from martlet.address import Address
+from martlet.client import Identity
 from martlet.client.connection import Connection
 from martlet.log.commitlog import FlushJob
 from martlet.protocol import commands
