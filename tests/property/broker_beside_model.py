@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
@@ -22,6 +23,7 @@ from martlet.broker.consumer import Consumer
 from martlet.broker.cursor import Cursor
 from martlet.broker.errors import WritesRefused
 from martlet.broker.eviction import Eviction, Loss
+from martlet.broker.group import Group
 from martlet.broker.history import Retention
 from martlet.broker.latency import quantiles
 from martlet.broker.policy import TopicPolicy
@@ -56,7 +58,7 @@ class BesideModel(RuleBasedStateMachine):
         self.topics: dict[str, ModelTopic] = {}
         self.clock = SimulatedClock()
         self.storage = SimulatedStorage(Random(0))
-        self.real: dict[ModelConsumer, Consumer] = {}
+        self.real: dict[ModelConsumer, Consumer | Group] = {}
         self.sent: list[tuple[ModelConsumer, bytes]] = []
         self.staged: list[tuple[Receipt, ModelTopic, list[bytes], int]] = []
         """What is published in this turn, and when it is to be delivered."""
@@ -69,6 +71,8 @@ class BesideModel(RuleBasedStateMachine):
         self.unmade: set[tuple[str, str]] = set()
         """Channels that were refused, though the head of a segment may have told of them by then.
         """
+        self.ungrown: set[str] = set()
+        """Topics that were refused more queues, which may be there after a restart all the same."""
         self.made = 0
         self.dropping = False
         """A full disk drops the oldest messages."""
@@ -143,7 +147,7 @@ class BesideModel(RuleBasedStateMachine):
         # The next segment's head tells it.
         position = written.base + written.capacity + 8
         for loss in losses:
-            topic = self.topics[loss.topic.name]
+            topic = self.topics[loss.topic.name].parts[loss.topic.number]
             gone = [offset for first, end in loss.gone for offset in range(first, end)]
             lost = topic.give_up(gone, position)
             if not topic.has_holes:
@@ -163,10 +167,15 @@ class BesideModel(RuleBasedStateMachine):
         return self.broker.log.position
 
     def channels(self) -> list[ModelChannel]:
-        return [channel for topic in self.topics.values() for channel in topic.channels.values()]
+        return [channel for topic in self.parts() for channel in topic.channels.values()]
+
+    def parts(self) -> list[ModelTopic]:
+        """All topics at all their queues."""
+        return [part for topic in self.topics.values() for part in topic.parts]
 
     def consumers(self) -> list[ModelConsumer]:
-        return [consumer for channel in self.channels() for consumer in channel.consumers]
+        channels = [channel for channel in self.channels() if not channel.topic.number]
+        return [consumer for channel in channels for consumer in channel.consumers]
 
     def pick_channel(self, pick: int) -> ModelChannel | None:
         channels = self.channels()
@@ -177,10 +186,14 @@ class BesideModel(RuleBasedStateMachine):
         return consumers[pick % len(consumers)] if consumers else None
 
     def real_topic(self, topic: ModelTopic) -> Topic:
-        return self.broker.topics[topic.name]
+        return self.broker.topics[topic.name].parts[topic.number]
 
     def real_channel(self, channel: ModelChannel) -> Channel:
         return self.real_topic(channel.topic).channels[channel.name]
+
+    def real_whole(self, channel: ModelChannel) -> Any:
+        """What its clients subscribe to."""
+        return self.real_channel(channel).whole
 
     def take_in_stored(self) -> None:
         """Take in what of the staged messages was stored; what is left was refused, or is to come.
@@ -204,18 +217,18 @@ class BesideModel(RuleBasedStateMachine):
             self._take_in(consumer, memoryview(frames))
 
     def _take_in(self, consumer: ModelConsumer, frames: memoryview) -> None:
-        topic = consumer.channel.topic
-        queue = self.real_topic(topic).queue
+        first = self.real_topic(consumer.channel.topic).queue
         while frames:
             size, kind, stored_at_ns, attempts, id = FRAME.unpack_from(frames)
             assert kind == 2
             assert stored_at_ns <= self.clock.now_ns
             body = bytes(frames[FRAME.size : size + 4])
-            offset = (int(id, 16) - queue.id_base) % (1 << 64)
-            assert id == queue.message_id(offset)
+            channel, offset = consumer.at((int(id, 16) - first.id_base) % (1 << 64))
+            topic = channel.topic
+            assert id == self.real_topic(topic).queue.message_id(offset)
             assert offset < len(topic.messages), f"offset {offset} was never stored"
             assert body == topic.messages[offset].body
-            consumer.channel.deliver(consumer, offset, attempts, self.clock.now_ns)
+            channel.deliver(consumer, offset, attempts, self.clock.now_ns)
             frames = frames[size + 4 :]
 
     def refused(self, call: Callable[[], object]) -> bool:
@@ -242,7 +255,7 @@ class BesideModel(RuleBasedStateMachine):
     def compare_after_restart(self, *, power: bool, durable: int) -> None:
         """What the broker knows is what the model says, as far as it was written down."""
         gone = self._compare_names(durable)
-        for topic in self.topics.values():
+        for topic in self.parts():
             real = self.real_topic(topic)
             if topic.changed_position > durable:
                 topic.paused_at = real.paused_at
@@ -281,21 +294,36 @@ class BesideModel(RuleBasedStateMachine):
                 assert topic.created_position > durable
                 del self.topics[topic.name]
                 continue
+            self._compare_queues(topic, real, durable)
             for name, real_channel in list(real.channels.items()):
                 if name not in topic.channels or topic.channels[name].id != real_channel.id:
                     known = [p for n, c, p in self.deleted if n == topic.name and c == name]
                     unmade = (topic.name, name) in self.unmade
                     assert unmade or any(p > durable for p in known), f"{name} is back"
-                    topic.changed_position = NEVER
+                    for part in topic.parts:
+                        part.changed_position = NEVER
                     real.delete_channel(name)
                     gone.append((topic.name, name, self.position))
             for name, channel in list(topic.channels.items()):
                 if name not in real.channels:
                     assert channel.created_position > durable, f"{name} has gone"
-                    del topic.channels[name]
-                    topic.changed_position = NEVER
+                    for part in topic.parts:
+                        del part.channels[name]
+                        part.changed_position = NEVER
         self.storage.capacity_bytes = capacity_bytes
         return gone
+
+    def _compare_queues(self, topic: ModelTopic, real: Topic, durable: int) -> None:
+        """A power cut may take queues again; what was refused may be found done."""
+        assert [part.number for part in real.parts] == list(range(len(real.parts)))
+        for part in real.parts:
+            assert set(part.channels) == set(real.channels)
+        for lost in topic.parts[len(real.parts) :]:
+            assert lost.created_position > durable, "queues have gone"
+        del topic.parts[len(real.parts) :]
+        for fresh in real.parts[len(topic.parts) :]:
+            assert topic.name in self.ungrown
+            topic.grow(fresh.id, NEVER)
 
     def _compare_messages(self, topic: ModelTopic, real: Topic, power: bool, durable: int) -> None:
         end = real.queue.end_offset
@@ -388,7 +416,8 @@ class BesideModel(RuleBasedStateMachine):
         self.holds = False
         self.settle()
         assert set(self.broker.topics) == set(self.topics)
-        for topic in self.topics.values():
+        assert len(self.broker.by_id) == len(self.parts())
+        for topic in self.parts():
             real = self.real_topic(topic)
             assert set(real.channels) == set(topic.channels)
             assert real.queue.end_offset == len(topic.messages)
@@ -423,6 +452,8 @@ class BesideModel(RuleBasedStateMachine):
                 assert bytes(frame) == copy, "a frame has changed after it was sent"
         if not channel.topic.has_holes:
             assert real.dropped_count == channel.dropped_count
+            if not channel.paused and any(consumer.room > 0 for consumer in channel.consumers):
+                assert not channel.depth, "somebody has room, and something waits"
             assert real.deferred_count == len(channel.all_in(Place.DEFERRED))
             assert real.depth == channel.depth
         if not channel.paused and channel.depth and not channel.topic.has_holes:

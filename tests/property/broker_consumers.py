@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,6 @@ from hypothesis.stateful import rule
 from tests.property.broker_beside_model import MAX_TIMEOUT_NS, MILLISECOND_NS, BesideModel
 from tests.property.broker_model import ModelConsumer, Place
 
-from martlet.broker.channel import Channel
-from martlet.broker.consumer import Consumer
 from martlet.broker.errors import NotInFlight
 
 picks = st.integers(0, 1 << 16)
@@ -33,8 +32,8 @@ class ConsumerRules(BesideModel):
         channel = self.pick_channel(pick)
         if channel is None or len(channel.consumers) == 4:
             return
-        consumer = ModelConsumer(channel, timeout_ms * MILLISECOND_NS, self.sent)
-        real_channel = self.real_channel(channel)
+        consumer = ModelConsumer(channel.parts[0], timeout_ms * MILLISECOND_NS, self.sent)
+        real_channel = self.real_whole(channel)
         self.real[consumer] = real_channel.add_consumer(consumer, consumer.timeout_ns)
         channel.consumers.append(consumer)
         consumer.ready_count = ready_count
@@ -45,38 +44,41 @@ class ConsumerRules(BesideModel):
         consumer = self.pick_consumer(pick)
         if consumer is not None:
             consumer.ready_count = count
-            self.real_channel(consumer.channel).set_ready(self.real[consumer], count)
+            self.real_whole(consumer.channel).set_ready(self.real[consumer], count)
 
     @rule(pick=picks, blocked=st.booleans())
     def block(self, pick: int, blocked: bool) -> None:
         consumer = self.pick_consumer(pick)
         if consumer is not None:
             consumer.blocked = blocked
-            self.real_channel(consumer.channel).set_blocked(self.real[consumer], blocked)
+            self.real_whole(consumer.channel).set_blocked(self.real[consumer], blocked)
 
     @rule(pick=picks)
     def disconnect(self, pick: int) -> None:
         consumer = self.pick_consumer(pick)
         if consumer is None:
             return
-        for offset in consumer.in_flight:
-            consumer.channel.put_back(offset)
+        for place in consumer.in_flight:
+            channel, offset = consumer.at(place)
+            channel.put_back(offset)
         consumer.channel.consumers.remove(consumer)
-        self.real_channel(consumer.channel).remove_consumer(self.real.pop(consumer))
+        self.real_whole(consumer.channel).remove_consumer(self.real.pop(consumer))
 
-    def _some_offset(self, consumer: ModelConsumer, pick: int) -> int:
+    def _some_place(self, consumer: ModelConsumer, pick: int) -> int:
         """As a rule one that the consumer holds, at times any other."""
         held = consumer.in_flight
         if held and pick % 8:
             return held[pick % len(held)]
-        return pick % (len(consumer.channel.topic.messages) + 2) if pick % 3 else (1 << 64) - pick
+        if pick % 3 == 0:
+            return (1 << 64) - pick
+        parts = consumer.channel.parts
+        channel = parts[pick % len(parts)]
+        return channel.place(pick % (len(channel.topic.messages) + 2))
 
-    def _answer(
-        self, consumer: ModelConsumer, offset: int, act: Callable[[Channel, Consumer], None]
-    ) -> bool:
+    def _answer(self, consumer: ModelConsumer, place: int, act: Callable[[Any, Any], None]) -> bool:
         """Answer for a message; whether it was in flight to the consumer."""
-        message = consumer.channel.messages.get(offset)
-        channel, real = self.real_channel(consumer.channel), self.real[consumer]
+        message = consumer.held(place)
+        channel, real = self.real_whole(consumer.channel), self.real[consumer]
         if message is not None and message.owner is consumer:
             act(channel, real)
             return True
@@ -91,9 +93,10 @@ class ConsumerRules(BesideModel):
         consumer = self.pick_consumer(pick)
         if consumer is None:
             return
-        offset = self._some_offset(consumer, which)
-        if self._answer(consumer, offset, lambda channel, real: channel.finish(real, offset)):
-            consumer.channel.done(offset)
+        place = self._some_place(consumer, which)
+        if self._answer(consumer, place, lambda channel, real: channel.finish(real, place)):
+            channel, offset = consumer.at(place)
+            channel.done(offset)
             consumer.finished_count += 1
 
     @rule(pick=picks, seed=st.integers(0, 1 << 20), share=st.sampled_from([20, 60, 100]))
@@ -104,9 +107,10 @@ class ConsumerRules(BesideModel):
             return
         random = Random(seed)
         held = consumer.in_flight
-        chosen = {offset for offset in held if random.randrange(100) < share}
+        chosen = {place for place in held if random.randrange(100) < share}
         if random.randrange(4) == 0:
-            chosen.add(random.randrange(-3, len(consumer.channel.topic.messages) + 3))
+            some = random.choice(consumer.channel.parts)
+            chosen.add(some.place(random.randrange(-3, len(some.topic.messages) + 3)))
         if not chosen:
             return
         said = sorted(chosen)
@@ -114,20 +118,25 @@ class ConsumerRules(BesideModel):
             random.shuffle(said)
         if random.randrange(8) == 0:
             said.append(said[0])
-        channel, real = self.real_channel(consumer.channel), self.real[consumer]
+        channel, real = self.real_whole(consumer.channel), self.real[consumer]
         left = channel.finish_run(real, np.array(said, np.int64)).tolist()
         done = chosen - set(left)
         assert done <= set(held)
-        assert left == [offset for offset in said if offset not in done]
-        for offset in done:
-            consumer.channel.done(offset)
+        untouched = [place for place in said if place not in done]
+        if len(channel.parts) == 1:
+            assert left == untouched
+        assert sorted(left) == sorted(untouched)
+        for place in done:
+            part, offset = consumer.at(place)
+            part.done(offset)
         consumer.finished_count += len(done)
         self.settle()
         assert channel.in_flight_count == sum(len(c.in_flight) for c in consumer.channel.consumers)
-        for offset in left:
-            if offset >= 0 and offset in consumer.in_flight:
-                channel.finish(real, offset)
-                consumer.channel.done(offset)
+        for place in left:
+            if place in consumer.in_flight:
+                channel.finish(real, place)
+                part, offset = consumer.at(place)
+                part.done(offset)
                 consumer.finished_count += 1
                 self.settle()
 
@@ -136,14 +145,15 @@ class ConsumerRules(BesideModel):
         consumer = self.pick_consumer(pick)
         if consumer is None:
             return
-        offset = self._some_offset(consumer, which)
+        place = self._some_place(consumer, which)
         delay_ns = delay_ms * MILLISECOND_NS
         if self._answer(
-            consumer, offset, lambda channel, real: channel.requeue(real, offset, delay_ns)
+            consumer, place, lambda channel, real: channel.requeue(real, place, delay_ns)
         ):
-            message = consumer.channel.messages[offset]
-            consumer.channel.put_back(offset)
-            consumer.channel.requeue_count += 1
+            channel, offset = consumer.at(place)
+            message = channel.messages[offset]
+            channel.put_back(offset)
+            channel.requeue_count += 1
             consumer.requeued_count += 1
             if delay_ns:
                 message.place = Place.DEFERRED
@@ -154,9 +164,10 @@ class ConsumerRules(BesideModel):
         consumer = self.pick_consumer(pick)
         if consumer is None:
             return
-        offset = self._some_offset(consumer, which)
-        if self._answer(consumer, offset, lambda channel, real: channel.touch(real, offset)):
-            message = consumer.channel.messages[offset]
+        place = self._some_place(consumer, which)
+        if self._answer(consumer, place, lambda channel, real: channel.touch(real, place)):
+            message = consumer.held(place)
+            assert message is not None
             message.due_ns = min(
                 self.clock.now_ns + consumer.timeout_ns, message.delivered_at_ns + MAX_TIMEOUT_NS
             )

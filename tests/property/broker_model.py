@@ -13,6 +13,7 @@ from enum import Enum
 from martlet.broker.group import Group
 from martlet.broker.whole import WholeChannel
 
+OFFSET_BITS = 54
 NEVER = 1 << 63
 """A position that no log reaches: what is not written down anywhere."""
 
@@ -71,6 +72,7 @@ class ModelConsumer:
     ready_count: int = 0
     blocked: bool = False
     closed: bool = False
+    grown: Group | None = None
     delivered_count: int = 0
     finished_count: int = 0
     requeued_count: int = 0
@@ -90,11 +92,29 @@ class ModelConsumer:
 
     def channel_grown(self, channel: WholeChannel, consumer: Group) -> None:
         """It has several queues now."""
+        self.grown = consumer
 
     @property
     def in_flight(self) -> list[int]:
-        """The offsets that it holds."""
-        return [o for o, m in self.channel.messages.items() if m.owner is self]
+        """The places that it holds."""
+        return [
+            channel.place(offset)
+            for channel in self.channel.parts
+            for offset, message in channel.messages.items()
+            if message.owner is self
+        ]
+
+    def at(self, place: int) -> tuple[ModelChannel, int]:
+        """The channel at the queue of a place, or at the first where there is no such, and the
+        offset.
+        """
+        number, parts = place >> OFFSET_BITS, self.channel.parts
+        return parts[number if 0 <= number < len(parts) else 0], place % (1 << OFFSET_BITS)
+
+    def held(self, place: int) -> ChannelMessage | None:
+        """The message at a place, if there is one."""
+        channel, offset = self.at(place)
+        return channel.messages.get(offset) if channel.place(offset) == place else None
 
     @property
     def room(self) -> int:
@@ -104,7 +124,10 @@ class ModelConsumer:
 
 @dataclass(eq=False)
 class ModelChannel:
-    """A channel and all messages that belong to it, by offset."""
+    """A channel at one queue and all messages there that belong to it, by offset.
+
+    The consumers are those of the channel at all queues; they belong to the one at the first.
+    """
 
     topic: ModelTopic
     name: str
@@ -118,6 +141,15 @@ class ModelChannel:
     requeue_count: int = 0
     timeout_count: int = 0
     dropped_count: int = 0
+
+    @property
+    def parts(self) -> list[ModelChannel]:
+        """The channel at each queue."""
+        return [topic.channels[self.name] for topic in self.topic.parts]
+
+    def place(self, offset: int) -> int:
+        """The queue and the offset in one number."""
+        return (self.topic.number << OFFSET_BITS) + offset
 
     def all_in(self, place: Place) -> list[int]:
         """The offsets of the messages in a place."""
@@ -209,11 +241,14 @@ class ModelChannel:
 
 @dataclass(eq=False)
 class ModelTopic:
-    """A topic."""
+    """A topic at one of its queues."""
 
     name: str
     id: int
     created_position: int
+    number: int = 0
+    parts: list[ModelTopic] = field(default_factory=list)
+    """The topic at each queue."""
     messages: list[Message] = field(default_factory=list)
     channels: dict[str, ModelChannel] = field(default_factory=dict)
     backlog_offset: int = 0
@@ -229,6 +264,26 @@ class ModelTopic:
     """How long finished messages are kept."""
     has_holes: bool = False
     """A power cut took messages out of its middle: counts of what is left are not exact."""
+
+    def __post_init__(self) -> None:
+        self.parts.append(self)
+        assert self.parts[self.number] is self
+
+    def grow(self, id: int, position: int) -> None:
+        """There is one queue more."""
+        part = ModelTopic(self.name, id, position, len(self.parts), self.parts)
+        part.paused_at = None if self.paused_at is None else 0
+        part.changed_position = position
+        for name, channel in self.channels.items():
+            part.channels[name] = ModelChannel(
+                part,
+                name,
+                channel.id,
+                position,
+                consumers=channel.consumers,
+                paused=channel.paused,
+                paused_position=position,
+            )
 
     @property
     def limit(self) -> int:
@@ -270,6 +325,7 @@ class ModelTopic:
         if start is None:
             start = self.limit if self.channels else self.backlog_offset
         channel = self.channels[name] = ModelChannel(self, name, id, position)
+        channel.consumers = self.parts[0].channels[name].consumers
         for offset in range(start, len(self.messages)):
             channel.messages[offset] = ChannelMessage()
             if self.messages[offset].lost or offset in self.emptied:

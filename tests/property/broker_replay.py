@@ -10,6 +10,7 @@ from tests.property.broker_consumers import ConsumerRules, picks
 from tests.property.broker_model import ModelTopic, Place
 
 from martlet.broker.errors import OutOfReach
+from martlet.broker.group import Share
 from martlet.broker.peek import Frames, State, peek
 from martlet.broker.replay import channel_from, offset_at, replay
 
@@ -39,15 +40,16 @@ class ReplayRules(ConsumerRules):
         if channel is None:
             return
         real_topic, real = self.real_topic(channel.topic), self.real_channel(channel)
+        whole_topic, number = real_topic.parts[0], real_topic.number
         start, end = real_topic.queue.start_offset, real.cursor.next
         for offset in (start - 1, end + 1):
             with pytest.raises(OutOfReach) as refused:
-                replay(real_topic, channel.name, {0: offset})
+                replay(whole_topic, channel.name, {number: offset})
             assert refused.value.gone == (offset < start)
         if start > end:  # all that it has yet to get is lost
             return
         offset = start + (end - start) * share // 100
-        if self.refused(lambda: replay(real_topic, channel.name, {0: offset})):
+        if self.refused(lambda: replay(whole_topic, channel.name, {number: offset})):
             assert real.cursor.next == end
             return
         self._know_what_was_emptied(channel.topic)
@@ -57,32 +59,37 @@ class ReplayRules(ConsumerRules):
     def create_channel_in_the_past(self, pick: int, share: int, name: str) -> None:
         if not self.topics:
             return
-        topic = list(self.topics.values())[pick % len(self.topics)]
+        topic = self.parts()[pick % len(self.parts())]
         real = self.real_topic(topic)
         start, end = real.queue.start_offset, topic.limit
         if not topic.channels:
             end = topic.backlog_offset
         offset = start + (end - start) * share // 100
+        first = real.parts[0]
         if name in topic.channels or start > end:
+            at = offset if name in topic.channels else end
             with pytest.raises(OutOfReach):
-                channel_from(real, name, {0: offset if name in topic.channels else end})
+                channel_from(first, name, {topic.number: at})
             return
         if not topic.channels and end < topic.limit:
             with pytest.raises(OutOfReach):
-                channel_from(real, name, {0: end + 1})
-        if self.refused(lambda: channel_from(real, name, {0: offset})):
+                channel_from(first, name, {topic.number: end + 1})
+        if self.refused(lambda: channel_from(first, name, {topic.number: offset})):
             assert name not in real.channels
+            self.unmade.add((topic.name, name))
             return
-        self._know_what_was_emptied(topic)
         id = real.channels[name].id
-        topic.create_channel(name, id, self.position, self.clock.now_ns, offset)
+        for part in topic.parts:
+            self._know_what_was_emptied(part)
+            at_offset = offset if part is topic else None
+            part.create_channel(name, id, self.position, self.clock.now_ns, at_offset)
 
     @rule(pick=picks, share=shares)
     def look_for_a_time(self, pick: int, share: int) -> None:
         """Nothing stored since a time is before the offset that is told for it."""
         if not self.topics:
             return
-        topic = list(self.topics.values())[pick % len(self.topics)]
+        topic = self.parts()[pick % len(self.parts())]
         real = self.real_topic(topic)
         index = real.queue.index
         rows = index.rows(index.find(real.queue.start_offset), index.end_row)
@@ -113,7 +120,8 @@ class ReplayRules(ConsumerRules):
         for one in seen:
             message = channel.messages[one.offset]
             owner = message.owner
-            assert one.owner is (self.real[owner] if owner else None)
+            known = one.owner.group if isinstance(one.owner, Share) else one.owner
+            assert known is (self.real[owner] if owner else None)
             if owner is not None:
                 assert one.delivered_at_ns == message.delivered_at_ns
             if message.place in (Place.IN_FLIGHT, Place.DEFERRED):

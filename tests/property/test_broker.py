@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,8 +32,6 @@ from martlet.broker import queue as queue_module
 from martlet.broker import topic as topic_module
 from martlet.broker import upkeep as upkeep_module
 from martlet.broker import window as window_module
-from martlet.broker.channel import Channel
-from martlet.broker.consumer import Consumer
 from martlet.broker.upkeep import begin_checkpoint, count_needs, end_checkpoint
 from martlet.log import index as index_module
 from martlet.log import retention as retention_module
@@ -75,6 +74,7 @@ class BrokerMachine(HistoryRules):
             topic = self._topic(name)
             if topic is None:
                 continue
+            topic = topic.parts[self.made % len(topic.parts)]
             some = self._bodies(sizes)
             deliver_at_ns = self.clock.now_ns + delay_ms * MILLISECOND_NS if delay_ms else 0
             what: object = some
@@ -112,6 +112,7 @@ class BrokerMachine(HistoryRules):
         topic = self._topic(name)
         if topic is None:
             return
+        topic = topic.parts[self.made % len(topic.parts)]
         if before:
             staged = self._bodies([size, size])
             self.staged.append((self.real_topic(topic).stage(staged), topic, staged, 0))
@@ -150,7 +151,25 @@ class BrokerMachine(HistoryRules):
                 self.unmade.add((topic.name, name))
             return
         id = self.real_topic(topic).channels[name].id
-        topic.create_channel(name, id, self.position, self.clock.now_ns)
+        for part in topic.parts:
+            part.create_channel(name, id, self.position, self.clock.now_ns)
+
+    @rule(name=names, more=st.integers(0, 2))
+    def create_queues(self, name: str, more: int) -> None:
+        """A topic gets more of them."""
+        topic = self._topic(name)
+        if topic is None:
+            return
+        count = min(3, len(topic.parts) + more)
+        if self.refused(lambda: self.broker.set_queues(name, count)):
+            assert len(self.real_topic(topic).parts) == len(topic.parts)
+            self.ungrown.add(name)
+            return
+        for part in self.real_topic(topic).parts[len(topic.parts) :]:
+            topic.grow(part.id, self.position)
+        for consumer in self.consumers():
+            if consumer.channel.topic is topic and count > 1:
+                self.real[consumer] = consumer.grown or self.real[consumer]
 
     @rule(name=names, rarely=st.integers(0, 3))
     def delete_topic(self, name: str, rarely: int) -> None:
@@ -159,7 +178,7 @@ class BrokerMachine(HistoryRules):
             return
         gone = [consumer for channel in topic.channels.values() for consumer in channel.consumers]
         real = {consumer: self.real.get(consumer) for consumer in gone}
-        channels = {consumer: self.real_channel(consumer.channel) for consumer in gone}
+        channels = {consumer: self.real_whole(consumer.channel) for consumer in gone}
         if self.refused(lambda: self.broker.delete_topic(name)):
             assert name in self.broker.topics
             return
@@ -173,17 +192,18 @@ class BrokerMachine(HistoryRules):
         channel = self.pick_channel(pick)
         if channel is None or rarely:
             return
-        topic = self.real_topic(channel.topic)
-        real_channel = self.real_channel(channel)
+        topic = self.real_topic(channel.topic.parts[0])
+        real_channel = self.real_whole(channel)
         if self.refused(lambda: topic.delete_channel(channel.name)):
             assert channel.name in topic.channels
             return
-        channel.topic.delete_channel(channel.name, self.position)
+        for part in channel.topic.parts:
+            part.delete_channel(channel.name, self.position)
         self.deleted.append((channel.topic.name, channel.name, self.position))
         for consumer in channel.consumers:
             self._leave(consumer, self.real.get(consumer), real_channel)
 
-    def _leave(self, consumer: ModelConsumer, real: Consumer | None, channel: Channel) -> None:
+    def _leave(self, consumer: ModelConsumer, real: Any, channel: Any) -> None:
         """The client of a deleted channel goes, as it has been told to."""
         assert consumer.closed
         assert real is not None
@@ -196,24 +216,27 @@ class BrokerMachine(HistoryRules):
         if topic is None:
             return
         if not self.refused(lambda: self.real_topic(topic).set_paused(paused)):
-            topic.pause(paused, self.position, self.clock.now_ns)
+            for part in topic.parts:
+                part.pause(paused, self.position, self.clock.now_ns)
 
     @rule(pick=picks, paused=st.booleans())
     def pause_channel(self, pick: int, paused: bool) -> None:
         channel = self.pick_channel(pick)
         if channel is None:
             return
-        topic = self.real_topic(channel.topic)
+        topic = self.real_topic(channel.topic.parts[0])
         if not self.refused(lambda: topic.pause_channel(channel.name, paused)):
-            if channel.paused != paused:
-                channel.paused_position = self.position
-            channel.paused = paused
+            for part in channel.parts:
+                if part.paused != paused:
+                    part.paused_position = self.position
+                part.paused = paused
 
     @rule(name=names)
     def empty_topic(self, name: str) -> None:
         topic = self.topics.get(name)
         if topic is not None and not self.refused(self.real_topic(topic).empty):
-            topic.empty(self.position)
+            for part in topic.parts:
+                part.empty(self.position)
 
     @rule(pick=picks)
     def empty_channel(self, pick: int) -> None:
@@ -294,7 +317,7 @@ class BrokerMachine(HistoryRules):
             for message in channel.messages.values()
             if message.replayed_position
         ]
-        topics = [(topic, topic.changed_position) for topic in self.topics.values()]
+        topics = [(topic, topic.changed_position) for topic in self.parts()]
         channels = [(channel, channel.paused_position) for channel in self.channels()]
         position = self.checkpoint.flush.position
 
@@ -312,6 +335,7 @@ class BrokerMachine(HistoryRules):
                 channel.paused_position = 0 if channel.paused_position == changed else NEVER
             self.deleted = [what for what in self.deleted if what[2] > position]
             self.unmade.clear()
+            self.ungrown.clear()
 
         self.at_checkpoint = take_down
 
@@ -440,24 +464,28 @@ class BrokerMachine(HistoryRules):
         for topic in list(self.topics.values()):
             self.pause_topic(topic.name, False)
             self.settle()
-            if not topic.channels and topic.messages:
+            if not topic.channels and any(part.messages for part in topic.parts):
                 id = self.real_topic(topic).channel("last").id
-                topic.create_channel("last", id, self.position, self.clock.now_ns)
+                for part in topic.parts:
+                    part.create_channel("last", id, self.position, self.clock.now_ns)
         for channel in self.channels():
-            self._drain(channel)
+            if not channel.topic.number:
+                self._drain(channel)
         self.stands_where_the_model_stands()
 
     def _drain(self, channel: ModelChannel) -> None:
         topic = self.real_topic(channel.topic)
-        real_channel = self.real_channel(channel)
+        real_channel = self.real_whole(channel)
         for consumer in list(channel.consumers):
-            for offset in consumer.in_flight:
-                channel.put_back(offset)
+            for place in consumer.in_flight:
+                part, offset = consumer.at(place)
+                part.put_back(offset)
             channel.consumers.remove(consumer)
             real_channel.remove_consumer(self.real.pop(consumer))
             self.settle()
         assert not self.refused(lambda: topic.pause_channel(channel.name, False))
-        channel.paused = False
+        for part in channel.parts:
+            part.paused = False
         consumer = ModelConsumer(channel, 10**15, self.sent)
         channel.consumers.append(consumer)
         self.real[consumer] = real_channel.add_consumer(consumer, 10**15)
@@ -467,10 +495,11 @@ class BrokerMachine(HistoryRules):
         self.wait(4_000_000)
         self.settle()
         left = {
-            offset
-            for offset, message in channel.messages.items()
+            part.place(offset)
+            for part in channel.parts
+            for offset, message in part.messages.items()
             if message.place not in (Place.DONE, Place.IN_FLIGHT)
-            and not channel.topic.messages[offset].lost
+            and not part.topic.messages[offset].lost
         }
         assert not left, f"never delivered: {sorted(left)}"
         assert real_channel.depth == real_channel.deferred_count == 0
