@@ -31,8 +31,9 @@ class HistoryRules(ReplayRules):
         topic = list(self.topics.values())[pick % len(self.topics)]
         policy = TopicPolicy(retention_ms=retention_ms, retention_bytes=retention_bytes)
         if not self.refused(lambda: self.real_topic(topic).configure(policy)):
-            topic.changed_position = self.position
-            topic.keep(self.kept_ms(policy))
+            for part in topic.parts:
+                part.changed_position = self.position
+                part.keep(self.kept_ms(policy))
 
     @invariant()
     def history_is_stored(self) -> None:
@@ -43,7 +44,7 @@ class HistoryRules(ReplayRules):
         if self.pressed:
             return
         places = Places(self.broker.log.segments)
-        for topic in self.topics.values():
+        for topic in self.parts():
             index = self.real_topic(topic).queue.index
             rows = index.array(index.first_row, index.end_row)
             rows = rows[places.find(rows["position"]) >= 0]

@@ -272,6 +272,7 @@ class ModelTopic:
     def grow(self, id: int, position: int) -> None:
         """There is one queue more."""
         part = ModelTopic(self.name, id, position, len(self.parts), self.parts)
+        part.retention_ms = self.retention_ms
         part.paused_at = None if self.paused_at is None else 0
         part.changed_position = position
         for name, channel in self.channels.items():

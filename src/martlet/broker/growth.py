@@ -83,7 +83,8 @@ def _new_channel_op(channel: Channel, part: Topic) -> Description:
 def _grow_channel(topic: Topic, channel: Channel, fresh: list[Topic]) -> None:
     for part in fresh:
         fresh_channel = part.restore_channel(channel.id, channel.name, 0)
-        fresh_channel.paused, fresh_channel.policy = channel.paused, channel.policy
+        fresh_channel.paused = channel.paused
+        fresh_channel.configure(channel.policy)
     join(topic, channel.name)
     for consumer in list(channel.consumers):
         group = consumer.group if isinstance(consumer, Share) else channel.regroup(consumer)
