@@ -21,6 +21,7 @@ from martlet.log.record import (
     record_length,
     seal,
 )
+from martlet.properties import pack_block
 
 EPOCH_NS = 1_700_000_000_000_000_000
 
@@ -55,6 +56,7 @@ class Folder:
         queue: int = 0,
         stored_at_ns: int = EPOCH_NS,
         deliver_at_ns: int = 0,
+        properties: Sequence[tuple[int, bytes]] = (),
     ) -> None:
         """Store one batch. An array of uint8 holds one body a row."""
         topic_id = self.topics.setdefault(topic, len(self.topics) + 1)
@@ -64,18 +66,22 @@ class Folder:
             frames, ends = _uniform_frames(bodies, first_offset, stored_at_ns)
         else:
             frames, ends = _frames(bodies, first_offset, stored_at_ns)
-        length = record_length(len(frames), len(ends))
+        block = pack_block(properties)
+        length = record_length(len(frames), len(ends), len(block))
         position = self._room(length)
         record = bytearray(length)
         record[HEADER_BYTES : HEADER_BYTES + len(frames)] = frames
         trailer = align8(HEADER_BYTES + len(frames))
         record[trailer : trailer + 4 * len(ends)] = ends.astype("<u4").tobytes()
+        block_at = align8(trailer + 4 * len(ends))
+        record[block_at : block_at + len(block)] = block
         seal(
             memoryview(record),
             kind=Kind.BATCH,
             position=position,
             epoch=1,
             payload_length=len(frames),
+            properties_length=len(block),
             flags=Flag.UNIFORM if len({len(body) for body in bodies}) == 1 else 0,
             topic=topic_id,
             queue=queue,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from tests.spark.folder import EPOCH_NS, Folder
 
 from martlet.log.record import BadRecord, frame_ends, payload, read_record
+from martlet.properties import Properties
 from martlet.spark.decode import Chunk, Columns, chunk_of
 from martlet.spark.schema import SCHEMA, arrow_schema
 
@@ -104,6 +106,8 @@ def test_constant_columns(tmp_path: Path) -> None:
         "attempts": 1,
         "message_id": f"{1:016x}",
         "broker": "b7",
+        "tag": None,
+        "keys": None,
     }
     # More rows than the first time: constants are made anew.
     folder.append("t", [b"x"] * 100)
@@ -165,3 +169,45 @@ def test_another_topics_record_is_refused(tmp_path: Path) -> None:
     folder.append("t", [b"a"])
     with pytest.raises(BadRecord, match="topic 2, queue 0"):
         chunk_of(records_of(folder), starts_of(folder), topic_id=2, queue=0)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from("-ab"), min_size=1, max_size=6), min_size=1, max_size=6),
+    st.data(),
+)
+def test_properties_are_columns_of_the_rows_that_have_them(
+    batches: list[list[str]], data: st.DataObject
+) -> None:
+    with TemporaryDirectory() as path:
+        folder = Folder(Path(path))
+        chunk_of_them = _tagged(folder, batches)
+    tags = [None if tag == "-" else tag for batch in batches for tag in batch]
+    start = data.draw(st.integers(0, len(tags) - 1))
+    end = data.draw(st.integers(start + 1, len(tags)))
+    columns = Columns(arrow_schema(SCHEMA), topic="t", queue=0, broker="b")
+    batch = columns.batch(chunk_of_them, start, end)
+    assert batch is not None
+    wanted = tags[start:end]
+    assert batch.column("tag").to_pylist() == wanted
+    assert batch.column("keys").to_pylist() == [t and ["k", t] for t in wanted]
+    assert batch.column("key").to_pylist() == [t and f"order {t}".encode() for t in wanted]
+    assert batch.column("headers").to_pylist() == [
+        t and [{"key": "h", "value": t.encode()}] for t in wanted
+    ]
+
+
+def _tagged(folder: Folder, batches: list[list[str]]) -> Chunk:
+    for batch in batches:
+        entries = [
+            (
+                number,
+                Properties(
+                    tag, keys=("k", tag), headers={"h": tag}, order_key=f"order {tag}"
+                ).pack(),
+            )
+            for number, tag in enumerate(batch)
+            if tag != "-"
+        ]
+        folder.append("t", [b"x"] * len(batch), properties=entries)
+    return chunk(folder)

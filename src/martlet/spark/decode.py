@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,9 @@ from martlet.log.record import (
     VERSION,
     BadRecord,
     Kind,
+    align8,
 )
+from martlet.properties import Block, Properties
 
 Int64s = npt.NDArray[np.int64]
 
@@ -136,6 +139,9 @@ class Frames:
         starts = np.empty_like(ends)
         starts[1:] = ends[:-1]
         starts[firsts] = payloads
+        self._chunk = chunk
+        self._first_rows = firsts - low
+        """Which row of these frames each record begins at; below 0 for one that is cut off."""
         self.offsets: Int64s = offsets[low:high]
         self.starts: Int64s = starts[low:high]
         self.ends: Int64s = ends[low:high]
@@ -162,6 +168,32 @@ class Frames:
             (self.data.size - field.itemsize + 1,), field, self.data, strides=(1,)
         )
         return places[self.starts + at]
+
+    @cached_property
+    def properties(self) -> dict[int, Properties]:
+        """The properties of those messages that have any, by their rows."""
+        headers = self._chunk.headers
+        found: dict[int, Properties] = {}
+        for record in np.flatnonzero(headers["properties_length"]).tolist():
+            header = headers[record]
+            at = int(_ends_at(header)) + 4 * int(header["count"])
+            start = int(self._chunk.starts[record]) + align8(at)
+            data = memoryview(self.data)[start : start + int(header["properties_length"])]
+            block = Block(data)
+            rows = (block.numbers + self._first_rows[record]).tolist()
+            for place, row in enumerate(rows):
+                if 0 <= row < len(self):
+                    found[row] = Properties.unpack(block.entry(place))
+        return found
+
+    def of_each(self, field: pa.Field, told: Callable[[Properties], object]) -> pa.Array:
+        """What the properties of each message tell; null where there is nothing."""
+        if not self.properties:
+            return pa.nulls(len(self), field.type)
+        values: list[object] = [None] * len(self)
+        for row, properties in self.properties.items():
+            values[row] = told(properties) or None
+        return pa.array(values, field.type)
 
     def timestamps(self) -> pa.Array:
         """When the broker took each message: timestamp[us, UTC]."""
@@ -191,6 +223,18 @@ _GATHERED: Mapping[str, Callable[[Frames], pa.Array]] = {
 }
 
 
+def _headers(properties: Properties) -> list[dict[str, object]]:
+    return [{"key": name, "value": value.encode()} for name, value in properties.headers.items()]
+
+
+_CARRIED: Mapping[str, Callable[[Properties], object]] = {
+    "key": lambda properties: properties.order_key.encode(),
+    "headers": _headers,
+    "tag": lambda properties: properties.tag,
+    "keys": lambda properties: list(properties.keys),
+}
+
+
 class Columns:
     """Makes record batches of one queue in the schema that Spark wants.
 
@@ -202,11 +246,9 @@ class Columns:
     def __init__(self, schema: pa.Schema, *, topic: str, queue: int, broker: str) -> None:
         self._schema = schema
         self._values = {
-            "key": None,
             "topic": topic,
             "partition": queue,
             "timestampType": LOG_APPEND_TIME,
-            "headers": None,
             "broker": broker,
         }
         self._constants: dict[str, pa.Array] = {}
@@ -219,6 +261,8 @@ class Columns:
         arrays = [
             _GATHERED[field.name](frames)
             if field.name in _GATHERED
+            else frames.of_each(field, _CARRIED[field.name])
+            if field.name in _CARRIED
             else self._constant(field, len(frames))
             for field in self._schema
         ]

@@ -1,4 +1,4 @@
-"""The columns of the source: those of Spark's Kafka source, and three of Martlet's own.
+"""The columns of the source: those of Spark's Kafka source, and five of Martlet's own.
 
 A query that names fewer columns with ``.schema("value BINARY")`` is spared the work for the others:
 Spark cannot tell a Python source by itself which columns a query uses.
@@ -37,9 +37,13 @@ SCHEMA = StructType(
         StructField("attempts", IntegerType()),
         StructField("message_id", StringType()),
         StructField("broker", StringType()),
+        StructField("tag", StringType()),
+        StructField("keys", ArrayType(StringType())),
     ]
 )
-"""`partition` is the queue; `key` and `headers` are null: NSQ's protocol has none."""
+"""`partition` is the queue, `key` the order key.  What a message has none of is null, as all of
+these are in one that an NSQ client has published.
+"""
 
 
 def arrow_schema(wanted: StructType) -> pa.Schema:
