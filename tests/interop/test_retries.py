@@ -19,6 +19,7 @@ from martlet.client import CallRefused, Consumer, Identity, Producer, Properties
 from martlet.client.connection import Connection
 from martlet.protocol import commands
 from martlet.protocol.message_run import MessageRun
+from martlet.server import dead_letter_calls
 from martlet.testing import Broker
 
 AMPLE_S = 30
@@ -191,3 +192,93 @@ async def test_with_flush_sync_a_dead_letter_is_durable_before_it_is_finished(
             async with asyncio.timeout(AMPLE_S):
                 await finished.wait()
         assert not channel.cursor.stragglers
+
+
+async def dead_letters(broker: Broker, count: int) -> list[bytes]:
+    """Have messages die, the last one with another error, and wait until they are dead."""
+    await configured(broker, max_attempts=1)
+    bodies = [b"%d" % number for number in range(count)]
+    host, _, port = broker.tcp_address.rpartition(":")
+    connection = await Connection.open(Address(host, int(port)), Identity())
+    subscriber = Subscriber(connection)
+    await connection.ask(commands.subscribe("t", "c"))
+    connection.write(commands.ready(1))
+    async with Producer(broker.tcp_address) as producer:
+        await producer.publish_many("t", bodies)
+    for number in range(count):
+        id, _ = await subscriber.message()
+        error = "out of stock" if number == count - 1 else "no connection"
+        await connection.call("message.later", id=id, error=error)
+    connection.close()
+    await connection.wait_lost()
+    core = broker.server.broker
+    core.run()
+    assert core.topics["t"].channels["c"].dead_letter_count == count
+    return bodies
+
+
+async def test_dead_letters_are_listed_shown_brought_back_and_thrown_away(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letter_calls, "_AT_ONCE", 2)
+    monkeypatch.setattr(dead_letter_calls, "_MOST_LOOKED_AT", 4)
+    await dead_letters(broker, 5)
+    status, listed = await call(broker, "dead_letters.list")
+    assert status == 200
+    (topic,) = listed["dead_letter_topics"]
+    assert (topic["dead_letter_topic"], topic["count"]) == ("t.c.dead", 5)
+    (group,) = topic["channels"]
+    assert (group["topic"], group["channel"]) == ("t", "c")
+    assert group["reasons"] == {"max_attempts": group["count"]}
+    whose = {"topic": "t", "channel": "c"}
+    _, shown = await call(broker, "dead_letters.show", **whose, limit=3)
+    assert [each["body"] for each in shown["messages"]] == ["0", "1", "2"]
+    assert shown["messages"][0]["first_error"] == "no connection"
+    _, shown = await call(broker, "dead_letters.show", **whose, **shown["next"])
+    assert [each["body"] for each in shown["messages"]] == ["3", "4"]
+    assert shown["next"] is None
+    chosen = {**whose, "error": "stock"}
+    _, dry = await call(broker, "dead_letters.redrive", **chosen, dry_run=True)
+    assert (dry["count"], dry["next"]) == (0, {"queue": 0, "offset": 4})
+    _, dry = await call(broker, "dead_letters.redrive", **chosen, dry_run=True, offset=4)
+    assert (dry["count"], dry["next"], dry["kept"]) == (1, None, {})
+    async with Consumer("t", "c", broker.tcp_address) as consumer:
+        _, done = await call(broker, "dead_letters.redrive", **chosen, offset=4)
+        assert done["count"] == 1
+        message = await asyncio.wait_for(anext(consumer), AMPLE_S)
+        assert (message.body, message.attempts) == (b"4", 1)
+        assert message.properties.system["dead_redrives"] == "1"
+        message.finish()
+    _, done = await call(broker, "dead_letters.purge", **whose, ids=[shown["messages"][0]["id"]])
+    assert done["count"] == 1
+    _, done = await call(broker, "dead_letters.redrive", **whose, all=True, to_topic="elsewhere")
+    assert done["count"] == 3
+    core = broker.server.broker
+    assert core.topics["elsewhere"].message_count == 3
+    _, listed = await call(broker, "dead_letters.list", **whose)
+    assert listed["dead_letter_topics"][0]["count"] == 0
+    assert not core.topics["t.c.dead"].channels[CHANNEL].cursor.stragglers
+
+
+async def test_what_can_not_be_done_with_dead_letters_is_told_with_the_way_out(
+    broker: Broker,
+) -> None:
+    await dead_letters(broker, 1)
+    whose = {"topic": "t", "channel": "c"}
+    for fields, status, told in (
+        ({"topic": "t", "channel": "d", "all": True}, 404, "'t.d.dead', where they would be"),
+        ({"dead_letter_topic": "t", "all": True}, 404, "'t' is no dead-letter topic"),
+        (whose, 400, "or 'all' true for all of them"),
+        ({**whose, "all": True, "to_topic": "t.c.dead"}, 400, "where they are already"),
+        ({**whose, "all": True, "queue": 1}, 400, "'queue' must be a whole number from 0 to 0"),
+    ):
+        answer = await call(broker, "dead_letters.redrive", **fields)
+        assert (answer[0], told in answer[1]["message"]) == (status, True), answer
+    broker.server.broker.delete_topic("t")
+    status, answer = await call(
+        broker, "dead_letters.redrive", dead_letter_topic="t.c.dead", all=True
+    )
+    assert (status, answer["count"]) == (200, 0)
+    ((reason, count),) = answer["kept"].items()
+    assert count == 1
+    assert "there is no topic 't', where dead letters are to go back to" in reason

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from martlet.broker.channel import Channel
     from martlet.broker.dead_letter_topic import Reason
     from martlet.broker.delivery import Surroundings
+    from martlet.broker.errors import WritesRefused
     from martlet.broker.topic import Topic
 
 
@@ -50,7 +51,7 @@ def bury(
             attempts,
             partial(_open, around, channel),
             pack,
-            on_moved=partial(_count, channel),
+            on_end=partial(_count, channel),
         )
     )
 
@@ -62,5 +63,6 @@ def _open(around: Surroundings, channel: Channel) -> Topic:
     return topic.next_part()
 
 
-def _count(channel: Channel) -> None:
-    channel.dead_letter_count += 1
+def _count(channel: Channel, error: WritesRefused | None) -> None:
+    if error is None:
+        channel.dead_letter_count += 1

@@ -17,6 +17,7 @@ from martlet.broker.delivery import Delivery, Source, Surroundings
 from martlet.broker.errors import NotInFlight
 from martlet.broker.policy import ChannelPolicy
 from martlet.broker.retry import Cause, Retry
+from martlet.broker.stretch import apart_from
 
 if TYPE_CHECKING:
     from martlet.broker.cursor import Cursor
@@ -173,6 +174,28 @@ class Failures(Delivery):
         self._aside.in_flight_count -= 1
         self._changed()
         self.pump()  # In order, the next one may have waited for it.
+
+    def let_go(self, offset: int) -> None:
+        """A message that nobody has is as good as finished."""
+        self.cursor.stragglers.remove(offset)
+        self._changed()
+        self.pump()
+
+    def unroll(self, end: int) -> None:
+        """Have every message below an offset stand by itself, as those do that come again, so that
+        any of them may be taken; what was never delivered is ready.
+        """
+        cursor, source = self.cursor, self.source
+        if end <= cursor.next:
+            return
+        now_ns = self._around.clock()
+        for first, stop in source.stretches(cursor.next, end):
+            deferred = cursor.queue.index.deferred(first, min(stop, source.limit))
+            for part in apart_from(deferred, first, stop):
+                for offset in range(*part):
+                    cursor.stragglers.wait(offset, 0, now_ns, now_ns)
+        cursor.skip_to(end, source.deferred_from(end))
+        self._changed()
 
     def put_back(self, offset: int, attempts: int) -> None:
         """It stays, to be delivered as before."""

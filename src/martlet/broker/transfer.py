@@ -48,7 +48,8 @@ class Transfer:
             stored.
         only: a channel of that topic that alone gets it; None for all.
         insists: whether it is tried again where it was refused; else it is put back.
-        on_moved: called when it has been finished in its channel.
+        on_end: called when it has been finished in its channel, with None; with an error where it
+            stays there for good, or has gone from there meanwhile.
         receipt: once it is staged.
     """
 
@@ -59,7 +60,7 @@ class Transfer:
     pack: Callable[[bytes, int], bytes]
     only: Channel | None = None
     insists: bool = True
-    on_moved: Callable[[], None] = lambda: None
+    on_end: Callable[[WritesRefused | None], None] = lambda error: None
     receipt: Receipt | None = None
 
 
@@ -133,11 +134,14 @@ class Transfers:
         """Read a message, to go with the others that go to the same place."""
         channel, offset = transfer.channel, transfer.offset
         if not channel.is_aside(offset):
-            return  # Emptied, deleted, set back, or given up to make room.
+            # Emptied, deleted, set back, or given up to make room.
+            transfer.on_end(WritesRefused("the channel has it no more"))
+            return
         cursor = channel.cursor
         frame = cursor.frame(offset, transfer.attempts)
         if frame is None:
             channel.let_aside_go(offset)
+            transfer.on_end(WritesRefused("it can not be read any more"))
             return
         stored_at_ns = int.from_bytes(frame[_STORED_AT : _STORED_AT + 8])
         entry = transfer.pack(cursor.properties(offset), stored_at_ns)
@@ -159,7 +163,7 @@ class Transfers:
                 self._refused = False
                 if transfer.channel.is_aside(transfer.offset):
                     transfer.channel.let_aside_go(transfer.offset)
-                    transfer.on_moved()
+                transfer.on_end(None)
             else:
                 self._written.append(transfer)
 
@@ -173,5 +177,7 @@ class Transfers:
         transfer.receipt = None
         if transfer.insists:
             self._waiting.append(transfer)
-        elif transfer.channel.is_aside(transfer.offset):
+            return
+        if transfer.channel.is_aside(transfer.offset):
             transfer.channel.put_back(transfer.offset, transfer.attempts)
+        transfer.on_end(error)

@@ -27,6 +27,7 @@ from martlet.broker.errors import (
 )
 from martlet.protocol import nsq_v2 as v2
 from martlet.server.arguments import Arguments, CallError
+from martlet.server.dead_letter_calls import DeadLetterCalls
 from martlet.server.message_calls import MessageCalls
 from martlet.server.topic_calls import TopicCalls
 
@@ -74,6 +75,7 @@ class Calls:
     def __init__(self, server: Server) -> None:
         self._server = server
         self.methods: Methods = {
+            **DeadLetterCalls(server).methods(),
             **MessageCalls(server).methods(),
             **TopicCalls(server).methods(),
         }
