@@ -114,6 +114,38 @@ def test_a_channel_is_set_back_and_stays_so_over_a_kill(tool: Tool) -> None:
             assert channels(broker, "t")[name]["depth"] == depth
 
 
+def test_a_topic_gets_queues_that_the_tools_show(broker: BrokerProcess, tool: Tool) -> None:
+    where = f"--nsqd-http-address={broker.http_address}"
+    said = tool("topic", "create", "spread", where)
+    assert (said.code, "topic spread has 1 queue\n" in said.err) == (0, True), said.err
+    said = tool("topic", "create", "spread", "--queues=3", where)
+    assert (said.code, "topic spread has 3 queues\n" in said.err) == (0, True), said.err
+    said = tool("topic", "create", "spread", "--queues=2", where)
+    assert said.code == 1
+    assert "topic 'spread' has 3 queues and can not have 2" in said.err
+    assert "spread has 3 queues" in tool("topic", "create", "spread", where).err
+    ask(broker.http_address, "/channel/create?topic=spread&channel=c", "POST")
+    for number in range(6):
+        ask(broker.http_address, "/pub?topic=spread", "POST", b"%d" % number)
+    lines = tool("peek", "spread", "c", where, "--json").out.splitlines()
+    told = [json.loads(line) for line in lines]
+    assert sorted(message["body"] for message in told) == [*"012345"]
+    assert [(message["queue"], message["offset"]) for message in told] == [
+        (queue, offset) for queue in range(3) for offset in range(2)
+    ]
+    shown = tool("peek", "spread", "c", where, "--limit=3").out.splitlines()
+    assert shown[0].split()[:2] == ["queue", "offset"]
+    assert [row.split()[:2] for row in shown[1:]] == [["0", "0"], ["0", "1"], ["1", "0"]]
+    ask(broker.http_address, "/channel/empty?topic=spread&channel=c", "POST")
+    said = tool("replay", "spread", "c", where, "--to-offset=1")
+    assert (said.code, "topic spread has 3 queues" in said.err) == (1, True)
+    said = tool("replay", "spread", "c", where, "--to-offset=1", "--queue=2")
+    assert "is set back to offset 1 of queue 2; 1 messages from there on" in said.err
+    said = tool("replay", "spread", "c", where, "--beginning")
+    assert "offset 0 of queue 0, 0 of queue 1, 0 of queue 2; 6 messages" in said.err
+    assert channels(broker, "spread")["c"]["depth"] == 6
+
+
 def test_brokers_are_found_by_lookup(tool: Tool) -> None:
     with LookupProcess() as lookup:
         flags = [f"--lookupd-tcp-address={lookup.tcp_address}", "--broadcast-address=127.0.0.1"]
@@ -180,6 +212,10 @@ def test_what_nobody_reads_can_be_stopped(
         ("peek none c --nsqd-http-address=A", 1, "TOPIC_NOT_FOUND"),
         ("peek t c --nsqd-http-address=127.0.0.1:1", 1, "127.0.0.1:1"),
         ("peek t c --lookupd-http-address=A", 1, "it has no /lookup"),
+        ("topic create t --nsqd-http-address=A --queues=0", 2, "--queues is 0"),
+        ("topic create t --nsqd-http-address=A --queues=1025", 2, "--queues is 1025"),
+        ("topic create --nsqd-http-address=A", 2, "which topic is it"),
+        ("topic delete t", 2, "usage: martlet topic create TOPIC"),
         ("replay t c --nsqd-http-address=A", 2, "say where to"),
         ("replay t c --nsqd-http-address=A --to-offset=1 --beginning", 2, "say where to"),
         ("replay t c --nsqd-http-address=A --to-time=soon", 2, "--to-time=soon is no time"),
@@ -238,6 +274,8 @@ def test_stat_of_an_nsqd_and_what_it_does_not_have(tool: Tool) -> None:
         assert stat.out.splitlines()[-1].split()[-1:] == ["0"]
         assert stat.out.splitlines()[-1].split("|")[1].split()[0] == "3"
         assert "it has no /channel/peek" in tool("peek", "t", "c", where).err
+        said = tool("topic", "create", "t", "--queues=2", where)
+        assert (said.code, "has one queue there: nsqd knows no others" in said.err) == (1, True)
 
 
 def test_at_a_terminal_stat_is_a_table_that_changes(broker: BrokerProcess) -> None:

@@ -22,7 +22,11 @@ class PeekOptions(ChannelOptions):
         section="messages",
     )
     offset: int = option(
-        "offset", Kind.INT, 0, "begin with the message at this offset", limits=(0, None)
+        "offset",
+        Kind.INT,
+        0,
+        "begin with the message at this offset, of each queue",
+        limits=(0, None),
     )
     limit: int = option(
         "limit",

@@ -30,6 +30,13 @@ class ReplayOptions(ChannelOptions):
         limits=(-1, None),
         section="where to",
     )
+    queue: int = option(
+        "queue",
+        Kind.INT,
+        -1,
+        "only this queue of the topic; an offset is one of a queue (default: all of them)",
+        limits=(-1, 1023),
+    )
     to_time: str = option(
         "to-time",
         Kind.STRING,

@@ -105,7 +105,8 @@ class Doors:
         try:
             async with self._session.request(method, url + path, params=arguments) as response:
                 status = response.status
-                answer = await read_json(response, _MOST_BYTES)
+                # What only does something says nothing, as nsqd.
+                answer = None if response.content_length == 0 else await _json(response)
         except TimeoutError:
             raise NoAnswer(url, "no answer in time") from None
         except aiohttp.ClientResponseError as error:
@@ -122,6 +123,10 @@ class Doors:
             hint = "nsqd has none; " if path in _NOT_NSQD else ""
             raise NoAnswer(url, f"it has no {path}: {hint}is that the right address?")
         raise NoAnswer(url, message or f"status {status}", status)
+
+
+async def _json(response: aiohttp.ClientResponse) -> Any:
+    return await read_json(response, _MOST_BYTES)
 
 
 def _url(address: str) -> str:

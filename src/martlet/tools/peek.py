@@ -32,13 +32,16 @@ class Peek:
         self._options = options
 
     async def pages(self) -> AsyncIterator[list[Message]]:
-        """The messages of each broker, by offset, a few hundred at a time. Raises NoAnswer."""
+        """The messages of each broker, queue by queue and by offset, a few hundred at a time.
+
+        Raises NoAnswer.
+        """
         options = self._options
         async with Doors(options) as doors:
             for url in await doors.brokers(options.topic):
                 left = options.limit or None
-                offset: int | None = options.offset
-                while offset is not None and left != 0:
+                offset, queue = options.offset, 0
+                while left != 0:
                     page = await doors.get(
                         url,
                         "/channel/peek",
@@ -46,15 +49,24 @@ class Peek:
                             "topic": options.topic,
                             "channel": options.channel,
                             "state": ",".join(options.states),
+                            "queue": str(queue),
                             "offset": str(offset),
                             "limit": str(min(_PAGE, left or _PAGE)),
                             "max_body_bytes": str(options.max_body_bytes),
                         },
                     )
                     told = {"broker": url, "now_ns": page["now_ns"]}
+                    queues = page.get("queue_count", 1)
+                    if queues > 1:
+                        told["queue"] = queue
                     yield [told | message for message in page["messages"]]
-                    offset = page["next_offset"]
                     left = None if left is None else left - len(page["messages"])
+                    if page["next_offset"] is not None:
+                        offset = page["next_offset"]
+                    elif queue + 1 < queues:
+                        offset, queue = options.offset, queue + 1
+                    else:
+                        break
 
 
 def line(message: Message) -> str:
@@ -69,9 +81,12 @@ def table(messages: list[Message]) -> Table:
     from rich.text import Text
 
     several = len({message["broker"] for message in messages}) > 1
+    has_queues = any("queue" in message for message in messages)
     shown = Table(box=None, header_style="bold", pad_edge=False)
     if several:
         shown.add_column("broker")
+    if has_queues:
+        shown.add_column("queue", justify="right")
     for name in ("offset", "state", "attempts", "age", "due in", "with"):
         numbers = name in ("offset", "attempts", "age", "due in")
         shown.add_column(name, justify="right" if numbers else "left", no_wrap=True)
@@ -79,6 +94,7 @@ def table(messages: list[Message]) -> Table:
     shown.add_column("body", no_wrap=True, overflow="ellipsis", ratio=1)
     for message in messages:
         cells = [message["broker"].partition("://")[2]] if several else []
+        cells += [str(message.get("queue", 0))] if has_queues else []
         client = message["client"]
         cells += [
             str(message["offset"]),

@@ -35,6 +35,8 @@ class Replay:
             "channel": options.channel,
             "new": "true" if options.new_channel else "false",
         }
+        if options.queue >= 0:
+            arguments["queue"] = str(options.queue)
         if options.to_offset >= 0:
             arguments["offset"] = str(options.to_offset)
         elif options.to_time:
@@ -58,7 +60,11 @@ class Replay:
 def told(options: ReplayOptions, answer: dict[str, Any]) -> str:
     """A line about what a broker has done."""
     what = "begins at" if options.new_channel else "is set back to"
-    return (
-        f"channel {options.channel} of topic {options.topic} {what} offset {answer['offset']};"
-        f" {answer['end_offset'] - answer['offset']} messages from there on"
-    )
+    name = f"channel {options.channel} of topic {options.topic} {what}"
+    if "queues" not in answer:
+        count = answer["end_offset"] - answer["offset"]
+        return f"{name} offset {answer['offset']}; {count} messages from there on"
+    queues = answer["queues"]
+    count = sum(each["end_offset"] - each["offset"] for each in queues)
+    places = ", ".join(f"{each['offset']} of queue {each['queue']}" for each in queues)
+    return f"{name} offset {places}; {count} messages from there on"
