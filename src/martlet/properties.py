@@ -48,6 +48,9 @@ _FRAME = struct.Struct(">II")
 _FIELD = struct.Struct("<BBH")
 _SENT = struct.Struct("<QI")
 _COUNT = struct.Struct("<I")
+BLOCK_HEAD_BYTES = _COUNT.size
+BLOCK_ROW_BYTES = 12
+"""What a block takes for each message that has properties, beside its entry."""
 
 
 class BadProperties(ValueError):

@@ -19,8 +19,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from martlet.broker.journal import channel_of, needed_by, unpack_topology
+from martlet.broker.journal import channel_of, needed_by, unpack_topology, unpack_transactions
 from martlet.log import checkpoint
+from martlet.log.bundle import entry_of
 from martlet.log.folder import Folder, NoLog
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
@@ -246,6 +247,10 @@ def _record_fields(header: Header, record: memoryview, names: TopicNames) -> Fie
             fields["deliver_at"] = _time(header.deliver_at_ns)
     elif header.kind == Kind.TOPOLOGY:
         fields["entry"] = unpack_topology(bytes(payload(header, record)))
+    elif header.kind == Kind.TRANSACTION:
+        fields["entry"] = unpack_transactions(bytes(payload(header, record)))
+    elif header.kind == Kind.BUNDLE:
+        fields["entry"] = unpack_transactions(entry_of(header, record))
     elif header.kind == Kind.CURSOR:
         fields["channel_id"] = channel_of(bytes(payload(header, record)))
     if header.stored_at_ns:

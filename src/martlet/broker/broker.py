@@ -23,13 +23,15 @@ from martlet.broker.producers import Producers
 from martlet.broker.queue import Queue, Receipt
 from martlet.broker.schedule import Schedule
 from martlet.broker.topic import Topic
+from martlet.broker.transaction import TransactionLimits
+from martlet.broker.transactions import Transactions
 from martlet.broker.transfer import Transfers
 from martlet.log.batch import Batch
 from martlet.log.checkpoint import JournalEntry
 from martlet.log.commitlog import CommitLog
 from martlet.log.index import Index
 from martlet.log.record import Kind
-from martlet.name import is_valid_name
+from martlet.name import is_system, is_valid_name
 
 if TYPE_CHECKING:
     from martlet.broker.whole import WholeChannel
@@ -60,6 +62,7 @@ class Broker:
         latency_window_ns: over how long latencies are measured; 0 for not at all.
         retention: how much history of a topic is kept whose policy says nothing of it.
         watermarks: how full the disk may be before history is spared less.
+        transactions: the limits of transactions, where they are not the usual ones.
         on_put_off: told of a channel that can not read its messages at the moment: topic, channel,
             why.
         on_lost: told of messages that can not be read any more: topic, channel, first offset,
@@ -79,6 +82,7 @@ class Broker:
         latency_window_ns: int = 0,
         retention: Retention = NO_RETENTION,
         watermarks: Watermarks = WATERMARKS,
+        transactions: TransactionLimits | None = None,
         on_put_off: Callable[[str, str, OSError], None] = lambda *_: None,
         on_lost: Callable[[str, str, int, int, str], None] = lambda *_: None,
     ) -> None:
@@ -99,7 +103,7 @@ class Broker:
         self.topics: dict[str, Topic] = {}
         """By name: each topic's queue number 0, which stands for all of it."""
         self.by_id: dict[int, Topic] = {}
-        """By number in the log: all topics at all their queues."""
+        """By number in the log: all topics at all their queues, and those of the broker's own."""
         self.last_id = 0
         self.stored_count = 0
         """Messages stored since the start."""
@@ -123,6 +127,7 @@ class Broker:
         self._scratch: list[Batch] = []
         self._dirty: deque[Channel] = deque()
         self._last_stored_ns = 0
+        self.transactions = Transactions(self, transactions or TransactionLimits())
         log.on_roll = self.begin_segment
 
     # health
@@ -163,7 +168,7 @@ class Broker:
 
     def adopt(self, topic: Topic) -> None:
         """Put a topic in place, at one of its queues."""
-        if not topic.number:
+        if not topic.number and not is_system(topic.name):
             self.topics[topic.name] = topic
         self.by_id[topic.id] = topic
 
@@ -242,9 +247,12 @@ class Broker:
         if queue.batch is not None:
             self.commit_topic(topic, 0)
         self._staged[topic] = None
-        now_ns = self.clock()
-        self._last_stored_ns = max(self._last_stored_ns, now_ns)
-        return queue.begin(self._scratch, self._last_stored_ns)
+        return queue.begin(self._scratch, self.stored_at_ns())
+
+    def stored_at_ns(self) -> int:
+        """When what is stored now is stored, which is never before anything earlier."""
+        self._last_stored_ns = max(self._last_stored_ns, self.clock())
+        return self._last_stored_ns
 
     def append(self, topic: Topic, body: bytes | memoryview) -> None:
         """Append one message at once, and hand it to the channels.
@@ -355,7 +363,8 @@ class Broker:
                 cursors.append((Kind.CURSOR, topic.id, entry))
         head = pack_topology("snapshot", topics=topics, last_id=self.last_id, **fields)
         sends = self.producers.entries(self.log.durable_position)
-        return [(Kind.TOPOLOGY, 0, head), *cursors, *((Kind.PRODUCERS, 0, each) for each in sends)]
+        cursors += [(Kind.PRODUCERS, 0, each) for each in sends]
+        return [(Kind.TOPOLOGY, 0, head), *cursors, *self.transactions.snapshot()]
 
     def begin_segment(self) -> None:
         """Each segment begins with the whole journal, so that older ones may go."""

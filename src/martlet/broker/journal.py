@@ -21,6 +21,8 @@ of them.  Whatever tells of a topic at one queue tells of all, so no start finds
 A power cut may take any of the entries that are not yet durable, and leave later ones.  So each
 tells all that it stands for, and what must happen together is one entry.
 
+What entries of transactions say stands in `martlet.broker.transactions`.
+
 A cursor entry is binary, little-endian::
 
      0 channel u32 | 4 flags u32 (1 = full) | 8 next u64 | 16 scheduled end u64
@@ -59,6 +61,10 @@ _FULL = 1
 _NUMBER_MASK = 0xFFFF_FFFF
 _CHANGED = np.dtype([("offset", "<u8"), ("due_ns", "<i8"), ("attempts", "<u8")])
 
+SEPARATOR = b"\0"
+"""Stands between the JSON of an entry of transactions and packed outcomes."""
+HALF = "%half"
+"""The name of the topic that holds half messages."""
 Description = dict[str, Any]
 """A topic or a channel as topology entries tell it."""
 
@@ -200,6 +206,21 @@ def channel_of(entry: bytes) -> tuple[int, bool]:
     return channel, bool(flags & _FULL)
 
 
+def unpack_transactions(entry: bytes) -> Description:
+    """What an entry tells of transactions, but for packed outcomes."""
+    fields = json.loads(entry.partition(SEPARATOR)[0])
+    if not isinstance(fields, dict) or "op" not in fields:
+        raise BadRecord("an entry of transactions without an op")
+    return fields
+
+
+def _held_by(entry: bytes) -> Iterator[int]:
+    """The first offsets of the batches that transactions hold."""
+    for transaction in unpack_transactions(entry)["transactions"]:
+        for batches in transaction["branches"].values():
+            yield from (first for first, *_ in batches)
+
+
 def needed_by(loaded: Checkpoint) -> dict[int, Needed]:
     """By topic number, what channels need as of a checkpoint, or of a segment's head."""
     snapshot = unpack_topology(loaded.entries[0][2])
@@ -216,6 +237,9 @@ def needed_by(loaded: Checkpoint) -> dict[int, Needed]:
             floor = min([cursor.next, *(first for first, _ in cursor.ranges)])
             floors[topic] = min(floors.get(topic, floor), floor)
             stragglers.setdefault(topic, set()).update(cursor.stragglers)
+        elif kind == Kind.TRANSACTION:
+            half = next((t["id"] for t in snapshot["topics"] if t["name"] == HALF), 0)
+            stragglers.setdefault(half, set()).update(_held_by(entry))
     voids = {topic["id"]: [tuple(void) for void in topic["voids"]] for topic in snapshot["topics"]}
     return {
         topic: Needed(

@@ -18,7 +18,8 @@ from martlet.broker.broker import Broker
 from martlet.broker.channel import Channel
 from martlet.broker.errors import WritesRefused
 from martlet.broker.eviction import settle
-from martlet.broker.journal import CursorState, unpack_topology
+from martlet.broker.half import HalfTopic
+from martlet.broker.journal import HALF, CursorState, unpack_topology
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.broker.queue import Queue
 from martlet.broker.told import Told, ToldTopic
@@ -60,12 +61,18 @@ def restore(
     """
     segments = storage.segments()
     state, position, notes = _from_checkpoint(storage, segments, segment_bytes)
+    first_base = segments[0].base if segments else 0
+    state.transactions.durable_position = first_base if position is None else position
     report = Report()
     for header, record in scan(segments, position or 0, report):
         if header.kind == Kind.BATCH:
             state.apply_batch(header)
             if header.properties_length:
                 state.learn_sends(header, record)
+            if header.topic == state.half_id and not header.flags & Flag.RELOCATED:
+                state.learn_half(header, record)
+        elif header.kind == Kind.BUNDLE:
+            state.learn_bundle(header, record)
         elif header.kind != Kind.EPOCH:
             state.apply(header.kind, header.topic, bytes(payload(header, record)))
     end = max(report.end_position, position or 0)
@@ -209,6 +216,8 @@ def _settle(broker: Broker, state: Told) -> None:
         _harmonise(topic)
         for name in topic.channels:
             join(topic, name)
+    half = broker.by_id.get(state.half_id)
+    state.transactions.settle(broker.transactions, half if isinstance(half, HalfTopic) else None)
     for name in broker.log.storage.names("index"):
         if f"index/{name}" not in kept:
             broker.log.storage.remove(f"index/{name}")
@@ -219,7 +228,8 @@ def _topic(broker: Broker, known: ToldTopic) -> Topic:
     end_offset = max(known.end_offset, known.told_end)
     id, number = description["id"], description.get("queue", 0)
     queue = Queue(broker.log, id, number, description["id_base"], known.index, end_offset)
-    topic = Topic(broker, id, description["name"], queue)
+    kind = HalfTopic if description["name"] == HALF else Topic
+    topic = kind(broker, id, description["name"], queue)
     topic.backlog_offset = description["backlog_offset"]
     if description["paused_at"] is not None:
         # Where a channel saw more than that, what tells that the topic went on is lost.

@@ -7,11 +7,15 @@ not durable, so what comes later counts where it contradicts what came before.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 
-from martlet.broker.journal import CursorState, Description, channel_of, unpack_topology
+from martlet.broker.half import told_in
+from martlet.broker.journal import HALF, CursorState, Description, channel_of, unpack_topology
 from martlet.broker.producers import Producers, Send, marks
 from martlet.broker.queue import Receipt
+from martlet.broker.transaction_journal import TransactionJournal
+from martlet.log.bundle import entry_of
 from martlet.log.index import Entry, Index
 from martlet.log.record import Flag, Header, Kind, properties
 from martlet.log.storage import Storage
@@ -106,6 +110,9 @@ class Told:
         self.epoch = 0
         self.indexes: dict[int, Index] = {}
         """By topic id: what the checkpoint vouches for, or what was made from the log."""
+        self.transactions = TransactionJournal()
+        self.half_id = 0
+        """Of the topic that holds half messages; 0 where there is none."""
         self.orphans: dict[int, list[Header]] = {}
         """By topic id: batches of topics that are not known, since what told of them, the head of
         their segment for one, is damaged.  A later head may tell of the topic, but of no batch.
@@ -128,6 +135,8 @@ class Told:
         elif kind == Kind.TOPOLOGY:
             fields = unpack_topology(entry)
             getattr(self, f"_apply_{fields['op']}")(fields)
+        elif kind == Kind.TRANSACTION:
+            self.transactions.apply(entry)
         elif kind == Kind.PRODUCERS:
             self.producers.learn(entry, self.durable_position)
 
@@ -154,6 +163,8 @@ class Told:
         has_rows = index.end_row > index.first_row
         end_offset = index.row(index.end_row - 1).end_offset if has_rows else 0
         state = ToldTopic(description, index, end_offset)
+        if description["name"] == HALF:
+            self.half_id = id
         for header in self.orphans.pop(id, ()):
             state.add_batch(header)
         return state
@@ -214,6 +225,20 @@ class Told:
             receipt.position = header.next_position
             send = Send(receipt, header.topic, header.first_offset + number, sent.count)
             self.producers.add(sent, send, header.stored_at_ns)
+
+    def learn_bundle(self, header: Header, record: memoryview) -> None:
+        """Take in what stands in a bundle beside its batches, which come behind it."""
+        told = json.loads(entry_of(header, record))
+        for description in told["topics"]:
+            if description["id"] not in self.topics:
+                self._apply_topic({"topic": description})
+        self.transactions.apply_bundle(told, header)
+
+    def learn_half(self, header: Header, record: memoryview) -> None:
+        """Know the half messages of a batch."""
+        told = told_in(header, record)
+        if told is not None:
+            self.transactions.apply_half(told, header)
 
     def kept(self) -> list[ToldTopic]:
         """Those that stay, each topic's queues by number behind one another."""

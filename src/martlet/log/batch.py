@@ -52,6 +52,8 @@ def _low_digits() -> npt.NDArray[np.uint32]:
 
 _LOW_DIGITS = _low_digits()
 _HEAD_TYPE = np.dtype((np.void, _HEAD.size))
+_MIDDLE = np.dtype((np.void, _HEAD.size - _TIME_AT))
+"""Of a frame's header: the time, the attempts, and the id but for its last four digits."""
 
 
 class _Rows:
@@ -243,6 +245,48 @@ class Batch:
         self._ends.append(ends + np.uint32(at - HEADER_BYTES))
         smallest = int(sizes.min())
         self._of_size(smallest if smallest == int(sizes.max()) else -1)
+        self.count += count
+
+    def add_frames(self, frames: memoryview, ends: npt.NDArray[np.uint32]) -> None:
+        """Add messages that stand as frames already, under ids of this batch and at its time.
+
+        Args:
+            frames: one behind the other, of another batch.
+            ends: where each ends, from the first one's start.
+        """
+        count = len(ends)
+        done = 0
+        while done < count:
+            # As far as the ids share their first digits.
+            room = len(_LOW_DIGITS) - ((self.first_id + self.count) & _LOW_MASK)
+            stop = min(count, done + room)
+            start = int(ends[done - 1]) if done else 0
+            length = int(ends[stop - 1]) - start
+            self._add_frames(frames[start : start + length], ends[done:stop] - np.uint32(start))
+            done = stop
+
+    def _add_frames(self, frames: memoryview, ends: npt.NDArray[np.uint32]) -> None:
+        count, length = len(ends), len(frames)
+        self._reserve(length)
+        at = self.end
+        self._view[at : at + length] = frames
+        starts = np.empty(count, np.int64)
+        starts[0] = at
+        starts[1:] = ends[:-1]
+        starts[1:] += at
+        sizes = np.diff(starts, append=at + length)
+        heads: npt.NDArray[np.void] = np.ndarray(
+            (len(self.scratch) - _MIDDLE.itemsize + 1,), _MIDDLE, self.scratch, strides=(1,)
+        )
+        heads[starts + _TIME_AT] = np.frombuffer(self._head(0)[_TIME_AT:], _MIDDLE)
+        digits = self._digits(count)
+        assert digits is not None
+        self._words[starts + _DIGITS_AT] = digits
+        self._ends.append(ends + np.uint32(at - HEADER_BYTES))
+        smallest = int(sizes.min())
+        same = smallest == int(sizes.max())
+        self._of_size(smallest - FRAME_HEADER_BYTES if same else -1)
+        self.end = at + length
         self.count += count
 
     def stamp(self, times_ns: npt.NDArray[np.int64]) -> None:

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import errno
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from martlet.log import doubt
+from martlet.log.bundle import Part, begin_bundle, bundle_length, write_batches
 from martlet.log.lone import Lone, lone_length
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
@@ -211,6 +212,24 @@ class CommitLog:
         self._write(record)
         return position
 
+    def append_bundle(
+        self, entry: bytes, lengths: Sequence[int], parts: Iterable[Part], stored_at_ns: int
+    ) -> list[int]:
+        """Write batches of these lengths, all or none, with what is decided by that. Returns their
+        positions.
+
+        They are laid out, by `parts`, one after the other, so that no more than one is in memory;
+        where that raises an error, the log stays as it was.  Raises WritesRefused.
+        """
+        length = bundle_length(entry, lengths)
+        self.make_room(length, journal=False)
+        position = self.position
+        top = begin_bundle(entry, lengths, position, self.epoch, stored_at_ns)
+        positions = write_batches(top, parts, position, self.epoch, self._write_at)
+        self._write(top)  # Last, since only now it is one.
+        self.position = position + length
+        return positions
+
     def append_again(self, record: bytearray) -> int:
         """Write a copy of an older record, offsets and all. Returns its position.
 
@@ -221,7 +240,7 @@ class CommitLog:
         header, _ = read_record(record, 0, int.from_bytes(record[16:24], "little"))
         self.make_room(len(record), journal=True)
         position = self.position
-        flags = header.flags | Flag.RELOCATED
+        flags = (header.flags | Flag.RELOCATED) & ~Flag.BUNDLED
         seal_again(record, position=position, epoch=self.epoch, flags=flags)
         self._write(record)
         self._copied_to = self.position
@@ -345,11 +364,21 @@ class CommitLog:
         try:
             current.write(record, self.position - current.base)
         except OSError as error:
-            self.failed = f"writing to the log failed: {error}; no more messages are taken"
-            raise self._refuse(self.failed) from error
+            raise self._fail(error) from error
         self.position += len(record)
         if not self._dirty or self._dirty[-1] is not current:
             self._dirty.append(current)
+
+    def _write_at(self, record: memoryview, position: int) -> None:
+        """Write what counts only once something is written before it."""
+        try:
+            self._current.write(record, position - self._current.base)
+        except OSError as error:
+            raise self._fail(error) from error
+
+    def _fail(self, error: OSError) -> WritesRefused:
+        self.failed = f"writing to the log failed: {error}; no more messages are taken"
+        return self._refuse(self.failed)
 
     def find(self, position: int) -> Segment | None:
         """The segment that holds a position; None where it has gone."""

@@ -84,6 +84,10 @@ class Kind(IntEnum):
     SEGMENT_END = 4
     EPOCH = 5
     PRODUCERS = 6
+    TRANSACTION = 7
+    """A piece of the journal that tells of transactions (see `martlet.broker.transactions`)."""
+    BUNDLE = 8
+    """Batches that are there together or not at all (see `martlet.log.bundle`)."""
 
 
 class Flag(IntFlag):
@@ -93,6 +97,8 @@ class Flag(IntFlag):
     """A batch appended again by cleaning: it replaces the record of the same first offset."""
     UNIFORM = 2
     """All frames of the batch have one size."""
+    BUNDLED = 8
+    """The batch stands in a bundle, and counts only where the bundle is whole."""
 
 
 class BadRecord(Exception):

@@ -19,10 +19,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from martlet.log.bundle import batches_of
 from martlet.log.record import (
     HEADER_BYTES,
     MAGIC,
     BadRecord,
+    Flag,
     Header,
     Kind,
     read_header,
@@ -63,7 +65,8 @@ class Report:
 def scan(
     segments: list[Segment], start: int, report: Report
 ) -> Iterator[tuple[Header, memoryview]]:
-    """Yield each good record from position `start` on, in order, and fill in the report.
+    """Yield each good record from position `start` on, in order, and fill in the report.  Behind a
+    bundle come its batches.
 
     `segments` are those of the log by base; `report.end_position` is where to append when the
     generator has ended.
@@ -76,7 +79,7 @@ def scan(
         while at + HEADER_BYTES <= segment.capacity:
             position = segment.base + at
             try:
-                header, record = read_record(segment.view, at, position)
+                header, record = _read(segment, at)
             except BadRecord as error:
                 doubt = doubt or Damage(position, segment.base + segment.capacity, str(error))
                 behind = _next_good(segment, at + 8)
@@ -102,11 +105,22 @@ def scan(
             report.records += 1
             report.end_position = header.next_position
             yield header, record
+            if header.kind == Kind.BUNDLE:
+                yield from batches_of(header, record)
             at += header.length
         # Else a start after a crash would count all that it has looked at as its own memory.
         forget_pages(segment.view)
     if doubt is not None and _is_torn(segments, doubt.start):
         report.cut = doubt
+
+
+def _read(segment: Segment, at: int) -> tuple[Header, memoryview]:
+    """The record at byte `at` of a segment. Raises BadRecord."""
+    position = segment.base + at
+    header, record = read_record(segment.view, at, position)
+    if header.flags & Flag.BUNDLED:
+        raise BadRecord(f"position {position}: a batch without the bundle that it belongs to")
+    return header, record
 
 
 def _begun(segment: Segment, at: int) -> bool:
@@ -137,7 +151,7 @@ def _next_good(segment: Segment, at: int) -> int | None:
         for number in likely[positions == likely * 8 + segment.base].tolist():
             place = 8 * number
             try:
-                read_record(segment.view, place, segment.base + place)
+                _read(segment, place)
             except BadRecord:
                 continue
             return int(place)

@@ -49,6 +49,9 @@ _FRAME_TYPE_MESSAGE = 2
 _LONE_HEAD = struct.Struct(">II10x16s")
 _END = struct.Struct("<I")
 _ID = re.compile(rb"[0-9a-f]{16}")
+_HEAD_KINDS = frozenset({Kind.TOPOLOGY, Kind.CURSOR, Kind.PRODUCERS, Kind.TRANSACTION})
+"""What a segment begins with."""
+_JOURNAL_KINDS = _HEAD_KINDS | {Kind.EPOCH, Kind.BUNDLE}
 _LOOKS = 3
 _NOTHING = Needed(1 << 63, ())
 _MOST_TOLD = 100
@@ -201,7 +204,7 @@ def _segments_in_order(segments: list[Segment], found: Found) -> None:
 def _record(header: Header, record: memoryview, segments: list[Segment], found: Found) -> None:
     if header.kind != Kind.BATCH:
         found.journal_records += 1
-        if header.kind not in (Kind.TOPOLOGY, Kind.CURSOR, Kind.EPOCH, Kind.PRODUCERS):
+        if header.kind not in _JOURNAL_KINDS:
             found.add_damage(f"position {header.position}: a record of unknown kind {header.kind}")
         return
     trouble = batch_trouble(header, record)
@@ -362,7 +365,7 @@ def _newest_head(segments: list[Segment], position: int) -> Checkpoint | None:
             header, record = read_record(segment.view, at, segment.base + at)
         except BadRecord:
             break
-        if header.kind not in (Kind.TOPOLOGY, Kind.CURSOR, Kind.PRODUCERS):
+        if header.kind not in _HEAD_KINDS:
             break
         entries.append((Kind(header.kind), header.topic, bytes(payload(header, record))))
         at += header.length

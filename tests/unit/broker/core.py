@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 from martlet.broker.broker import Broker
 from martlet.broker.channel import Channel
 from martlet.broker.consumer import Consumer
+from martlet.broker.cursor import Cursor
 from martlet.broker.group import Group
 from martlet.broker.queue import Receipt
 from martlet.broker.restore import Restored, restore
+from martlet.broker.topic import Topic
 from martlet.broker.upkeep import begin_checkpoint, end_checkpoint
 from martlet.broker.whole import WholeChannel
 from martlet.testing import SimulatedClock, SimulatedStorage
@@ -33,12 +35,23 @@ class Got(NamedTuple):
 def parse(frames: bytes) -> list[Got]:
     """The messages of some frames."""
     got = []
-    while frames:
-        size, kind, _, attempts, id = _FRAME.unpack_from(frames)
+    at = 0
+    while at < len(frames):
+        size, kind, _, attempts, id = _FRAME.unpack_from(frames, at)
         assert kind == 2
-        got.append(Got(id, attempts, frames[_FRAME.size : size + 4]))
-        frames = frames[size + 4 :]
+        got.append(Got(id, attempts, frames[at + _FRAME.size : at + size + 4]))
+        at += size + 4
     return got
+
+
+def bodies_of(broker: Broker, topic: Topic) -> list[bytes]:
+    """The bodies that are stored of a topic at a queue, in order."""
+    cursor = Cursor(broker.log, topic.queue, topic.queue.start_offset)
+    got: list[Got] = []
+    while cursor.next < topic.queue.end_offset:
+        for frames in cursor.take(0, 1 << 30, topic.queue.end_offset)[0]:
+            got += parse(bytes(frames))
+    return [message.body for message in got]
 
 
 class Client:

@@ -1,0 +1,302 @@
+"""Transactions on a simulated disk that is pulled out at every step, beside a model.
+
+Whatever the crash, the messages of a transaction are all there or none is, each once; what a flush
+had made durable stays decided; and what was open can be gone on with.  Writes fail in the middle,
+so that a crash falls between any two of those that one operation makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from tests.unit.broker.core import SECOND_NS, Core, bodies_of
+
+from martlet.broker.errors import NotFound, WritesRefused
+from martlet.broker.transaction import State, TransactionLimits, TransactionRefused
+from martlet.testing import SimulatedStorage
+
+IDS = ("a", "b", "c")
+TOPICS = ("x", "y", "z")
+BRANCHES = ("one", "two")
+ENDED = (State.COMMITTED, State.ROLLED_BACK)
+
+
+class Fuse(SimulatedStorage):
+    """A storage whose writes fail from one of them on."""
+
+    writes_left: int | None = None
+
+    @property
+    def write_error(self) -> OSError | None:
+        if self.writes_left is None:
+            return None
+        self.writes_left -= 1
+        return OSError(5, "pulled out") if self.writes_left < 0 else None
+
+    @write_error.setter
+    def write_error(self, error: OSError | None) -> None:
+        pass
+
+
+@dataclass
+class Known:
+    """A transaction as its producer knows it."""
+
+    branches: dict[str, list[tuple[str, list[bytes]]]] = field(default_factory=dict)
+    """By branch: the topic and the bodies of each batch that was answered OK."""
+    outcome: State | None = None
+    seen: list[tuple[str, list[bytes]]] = field(default_factory=list)
+    """What was committed, batch by batch."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {name: sum(len(b) for _, b in batches) for name, batches in self.branches.items()}
+
+
+class TransactionMachine(RuleBasedStateMachine):
+    """A broker's transactions and what is known of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = Core(transactions=TransactionLimits(check_every_ns=SECOND_NS, most_checks=2))
+        self.core.storage.__class__ = Fuse
+        self.known: dict[str, Known] = {}
+        self.durable: dict[str, Known] = {}
+        self.number = 0
+        self.pulled = False
+
+    # what producers do
+
+    def attempt(self, call: Callable[[], object]) -> bool:
+        """Whether it was done; where a write failed it may have been, or not."""
+        try:
+            call()
+        except WritesRefused:
+            assert self.core.broker.log.failed is not None
+            self.pulled = True
+            return False
+        return True
+
+    ids = st.sampled_from(IDS)
+
+    @precondition(lambda self: not self.pulled)
+    @rule(id=ids, group=st.sampled_from(["", "g"]))
+    def begin(self, id: str, group: str) -> None:
+        known = self.known.get(id)
+        if known is not None and known.outcome is State.COMMITTED:
+            assert self.core.broker.transactions.begin(id) is State.COMMITTED
+        elif known is None or known.outcome is State.ROLLED_BACK:
+            fresh = deepcopy(known) or Known()
+            fresh.branches, fresh.outcome = {}, None
+            self.known[id] = fresh
+            self.attempt(lambda: self.core.broker.transactions.begin(id, group))
+
+    @precondition(lambda self: not self.pulled)
+    @rule(
+        id=ids,
+        branch=st.sampled_from(BRANCHES),
+        topic=st.sampled_from(TOPICS),
+        sizes=st.lists(st.integers(1, 900), min_size=1, max_size=3),
+    )
+    def add(self, id: str, branch: str, topic: str, sizes: list[int]) -> None:
+        known = self.known.get(id)
+        if known is None or known.outcome is not None:
+            return
+        batches = known.branches.setdefault(branch, [])
+        self.number += 1
+        bodies = [b"%s:%d:%d " % (id.encode(), self.number, n) * n for n in sizes]
+        add = self.core.broker.transactions.add
+        if self.core.broker.transactions.state(id) not in (State.OPEN, State.SILENT):
+            with pytest.raises(TransactionRefused, match="cannot be added to"):
+                add(id, branch, len(batches), topic, bodies)
+        elif self.attempt(lambda: add(id, branch, len(batches), topic, bodies)):
+            batches.append((topic, bodies))
+
+    @precondition(lambda self: not self.pulled)
+    @rule(id=ids)
+    def prepare(self, id: str) -> None:
+        known = self.known.get(id)
+        if known is None or known.outcome is not None:
+            return
+        prepare = self.core.broker.transactions.prepare
+        if self.core.broker.transactions.state(id) is State.SET_ASIDE:
+            with pytest.raises(TransactionRefused, match="cannot be prepared"):
+                prepare(id, known.counts)
+        else:
+            self.attempt(lambda: prepare(id, known.counts))
+
+    @precondition(lambda self: not self.pulled)
+    @rule(id=ids, chosen=st.sets(st.sampled_from(BRANCHES)), again=st.booleans())
+    def commit(self, id: str, chosen: set[str], again: bool) -> None:
+        known = self.known.get(id)
+        if known is None or known.outcome is State.ROLLED_BACK:
+            return
+        commit = self.core.broker.transactions.commit
+        if known.outcome is None:
+            counts = {name: count for name, count in known.counts.items() if name in chosen}
+            known.seen = [b for name in sorted(counts) for b in known.branches[name]]
+            if not self.attempt(lambda: commit(id, counts)):
+                return
+            known.outcome = State.COMMITTED
+        if again:
+            commit(id)
+
+    @precondition(lambda self: not self.pulled)
+    @rule(id=ids)
+    def rollback(self, id: str) -> None:
+        known = self.known.get(id)
+        if known is None or known.outcome is State.COMMITTED:
+            return
+        if self.attempt(lambda: self.core.broker.transactions.rollback(id)):
+            known.outcome = State.ROLLED_BACK
+
+    @precondition(lambda self: not self.pulled)
+    @rule(seconds=st.integers(1, 20), asked=st.booleans())
+    def wait(self, seconds: int, asked: bool) -> None:
+        self.core.wait(seconds * SECOND_NS)
+        if asked:
+            self.core.broker.transactions.take_due("g")
+        self.pulled = self.core.broker.log.failed is not None
+
+    @precondition(lambda self: not self.pulled)
+    @rule(topic=st.sampled_from(TOPICS))
+    def publish(self, topic: str) -> None:
+        def publish() -> None:
+            error = self.core.publish(topic, b"plain").error
+            if error is not None:
+                raise error
+
+        self.attempt(publish)
+
+    # what happens to the disk
+
+    @precondition(lambda self: not self.pulled)
+    @rule()
+    def flush(self) -> None:
+        self.core.flush()
+        self.durable = deepcopy(self.known)
+
+    @precondition(lambda self: not self.pulled)
+    @rule()
+    def checkpoint(self) -> None:
+        fuse, self.core.storage.writes_left = self.core.storage.writes_left, None  # type: ignore[attr-defined]
+        self.core.checkpoint()
+        self.core.storage.writes_left = fuse  # type: ignore[attr-defined]
+        self.durable = deepcopy(self.known)
+
+    @precondition(lambda self: not self.pulled)
+    @rule(writes=st.integers(0, 8))
+    def light_fuse(self, writes: int) -> None:
+        self.core.storage.writes_left = writes  # type: ignore[attr-defined]
+
+    @rule(power=st.booleans(), seed=st.integers(0, 1 << 16))
+    def crash(self, power: bool, seed: int) -> None:
+        self.core.storage.random = Random(seed)
+        in_doubt, self.pulled = self.pulled, False
+        self.core.kill(power=power)
+        self.core.storage.__class__ = Fuse
+        seen = self.seen()
+        for id in list(self.known):
+            self.compare(id, seen.get(id, {}), power or in_doubt)
+        for id in IDS:
+            if id not in self.known:
+                assert not seen.get(id)
+        if not power:
+            return
+        # What a power cut has left is durable.
+        self.durable = deepcopy(self.known)
+
+    def seen(self) -> dict[str, dict[str, list[bytes]]]:
+        """By transaction and topic: the bodies that are there, in order."""
+        found: dict[str, dict[str, list[bytes]]] = {}
+        broker = self.core.broker
+        for name in TOPICS:
+            topic = broker.topics.get(name)
+            if topic is None:
+                continue
+            for body in bodies_of(broker, topic):
+                if body != b"plain":
+                    found.setdefault(body[:1].decode(), {}).setdefault(name, []).append(body)
+        return found
+
+    def compare(self, id: str, seen: dict[str, list[bytes]], may_lack: bool) -> None:
+        """See that a transaction is wholly there or not at all, and go on with it as it is."""
+        known, durable = self.known[id], self.durable.get(id)
+        wanted: dict[str, list[bytes]] = {}
+        for topic, bodies in known.seen:
+            wanted.setdefault(topic, []).extend(bodies)
+        for topic in seen.keys() | wanted.keys():
+            there = sorted(seen.get(topic, ()))
+            assert not seen or there == sorted(wanted.get(topic, ())), "seen in part"
+        transactions = self.core.broker.transactions
+        try:
+            state = transactions.state(id)
+        except NotFound:
+            assert may_lack
+            assert durable is None
+            assert not seen
+            del self.known[id]
+            return
+        if not may_lack:
+            assert state is known.outcome or (known.outcome is None and state not in ENDED)
+        if durable is not None and durable.outcome is State.COMMITTED:
+            assert state is State.COMMITTED
+        assert bool(seen) == (state is State.COMMITTED and bool(wanted))
+        known.outcome = state if state in ENDED else None
+        if known.outcome is None:
+            known.seen = []
+            self.resume(id, known, durable, may_lack)
+
+    def resume(self, id: str, known: Known, durable: Known | None, may_lack: bool) -> None:
+        """What is there of an open one is what was answered OK, or the first of it."""
+        branches = self.core.broker.transactions.open[id].branches
+        for name in BRANCHES:
+            batches = known.branches.get(name, [])
+            there = len(branches[name].batches) if name in branches else 0
+            if durable is not None and durable.outcome is None:
+                least = [b for b in durable.branches.get(name, []) if b in batches]
+                assert there >= len(least), "what was durable is lost"
+            if may_lack:
+                # One that was refused may be there: the producer adds it again.
+                known.branches[name] = batches[:there]
+            else:
+                assert there == len(batches)
+        if may_lack:
+            # The producer gives up what it does not know of for sure.
+            self.core.broker.transactions.rollback(id)
+            known.outcome = State.ROLLED_BACK
+
+    @invariant()
+    def holds_what_is_needed(self) -> None:
+        transactions = self.core.broker.transactions
+        if transactions.half is not None:
+            batches = [b for t in transactions.open.values() for b in t.all_batches()]
+            assert transactions.half.held == {batch.first_offset for batch in batches}
+
+
+TestTransactions = TransactionMachine.TestCase
+TestTransactions.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.mark.slow
+def test_transactions_for_long() -> None:
+    more = settings(TestTransactions.settings, max_examples=2000, stateful_step_count=80)
+    run_state_machine_as_test(TransactionMachine, settings=more)
