@@ -153,12 +153,19 @@ class Endpoint:
         self._ask("POST", "/topic/create", {"topic": topic})
         self._ask("POST", "/channel/create", {"topic": topic, "channel": channel})
 
-    def advance(self, topic: str, channel: str, offset: int, *, patient: bool = True) -> None:
-        """Let a channel go forward: it is done with all that lies below `offset`.
+    def advance(
+        self, topic: str, queue: int, channel: str, offset: int, *, patient: bool = True
+    ) -> None:
+        """Let a channel go forward: it is done with all of a queue that lies below `offset`.
 
         Not `patient`: one try only.
         """
-        parameters: Parameters = {"topic": topic, "channel": channel, "offset": offset}
+        parameters: Parameters = {
+            "topic": topic,
+            "queue": queue,
+            "channel": channel,
+            "offset": offset,
+        }
         self._ask("POST", "/channel/advance", parameters, patient=patient)
 
     def _ask(

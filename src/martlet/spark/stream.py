@@ -210,7 +210,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             patient = key not in self._advanced
             try:
                 endpoint = brokers.endpoint(key.broker)
-                endpoint.advance(key.topic, channel, offset, patient=patient)
+                endpoint.advance(key.topic, key.queue, channel, offset, patient=patient)
             except BrokerUnreachable as error:
                 _LOG.warning("channel %s of %s stays behind for now: %s", channel, key.topic, error)
             else:

@@ -12,6 +12,7 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Core, Got, parse
 
 from martlet.broker.broker import Broker
+from martlet.broker.dead_letter import file_name
 from martlet.broker.errors import NotFound, NotInFlight, QueuesRefused, WritesRefused
 from martlet.broker.group import Group
 from martlet.broker.queue import MOST_QUEUES
@@ -478,3 +479,12 @@ def test_a_queue_that_never_got_anything_costs_a_client_nothing() -> None:
         publish(core.broker, "t", 7, b"x")
         client.finish_all()
     assert len(client.consumer.out) <= 1
+
+
+def test_dead_letters_of_each_queue_have_a_file_of_their_own() -> None:
+    core = four()
+    channel = core.broker.topics["t"].channel("c")
+    names = [file_name(4096, part, channel) for part in core.broker.topics["t"].parts]
+    assert names[0] == "00000000000000004096@t@c.jsonl"
+    assert names[3] == "00000000000000004096.3@t@c.jsonl"
+    assert len(set(names)) == 4
