@@ -199,6 +199,32 @@ def fields(entry: Bytes) -> Iterable[tuple[int, bytes, bytes]]:
         at = end
 
 
+def system_field(name: str, value: bytes) -> bytes:
+    """One field that the broker has noted, to be put behind an entry that has none of that name."""
+    told = name.encode()
+    return _FIELD.pack(Field.SYSTEM, len(told), len(value)) + told + value
+
+
+def system_value(entry: Bytes, name: str) -> bytes | None:
+    """What the broker has noted under a name; None for nothing."""
+    wanted = name.encode()
+    for kind, known, value in fields(entry):
+        if kind == Field.SYSTEM and known == wanted:
+            return value
+    return None
+
+
+def without(entry: bytes, kind: Field) -> bytes:
+    """An entry without its fields of a kind."""
+    if not entry:
+        return entry
+    return b"".join(
+        _FIELD.pack(known, len(name), len(value)) + name + value
+        for known, name, value in fields(entry)
+        if known != kind
+    )
+
+
 def check(entry: Bytes) -> None:
     """See that an entry is one that a client may send. Raises BadProperties."""
     if len(entry) > MOST_BYTES:

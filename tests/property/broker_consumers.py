@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
-from tests.property.broker_beside_model import MAX_TIMEOUT_NS, MILLISECOND_NS, BesideModel
+from tests.property.broker_beside_model import MAX_TIMEOUT_NS, MILLISECOND_NS
+from tests.property.broker_delays import DelayRules
 from tests.property.broker_model import ModelConsumer, Place
 
 from martlet.broker.errors import NotInFlight
@@ -20,7 +21,7 @@ picks = st.integers(0, 1 << 16)
 delays_ms = st.sampled_from([0, 1, 50, 700, 3000])
 
 
-class ConsumerRules(BesideModel):
+class ConsumerRules(DelayRules):
     """The rules of consumers."""
 
     @rule(

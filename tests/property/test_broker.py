@@ -25,11 +25,15 @@ from tests.property.broker_consumers import delays_ms, picks
 from tests.property.broker_history import HistoryRules
 from tests.property.broker_model import NEVER, ModelChannel, ModelConsumer, ModelTopic, Place
 
+from martlet.broker import bucket as bucket_module
 from martlet.broker import cursor as cursor_module
+from martlet.broker import delays as delays_module
 from martlet.broker import delivery as delivery_module
+from martlet.broker import marks as marks_module
 from martlet.broker import peek as peek_module
 from martlet.broker import queue as queue_module
 from martlet.broker import topic as topic_module
+from martlet.broker import upcoming as upcoming_module
 from martlet.broker import upkeep as upkeep_module
 from martlet.broker import window as window_module
 from martlet.broker.upkeep import begin_checkpoint, count_needs, end_checkpoint
@@ -54,7 +58,7 @@ class BrokerMachine(HistoryRules):
 
     # publishing
 
-    def _bodies(self, sizes: list[int]) -> list[bytes]:
+    def some_bodies(self, sizes: list[int]) -> list[bytes]:
         made = []
         for size in sizes:
             self.made += 1
@@ -71,11 +75,11 @@ class BrokerMachine(HistoryRules):
     def publish(self, parts: list[tuple[str, list[int], int, bool]]) -> None:
         """A turn of the loop: some publishes, then the commit."""
         for name, sizes, delay_ms, as_matrix in parts:
-            topic = self._topic(name)
+            topic = self.model_topic(name)
             if topic is None:
                 continue
             topic = topic.parts[self.made % len(topic.parts)]
-            some = self._bodies(sizes)
+            some = self.some_bodies(sizes)
             deliver_at_ns = self.clock.now_ns + delay_ms * MILLISECOND_NS if delay_ms else 0
             what: object = some
             if as_matrix and len(set(sizes)) == 1:
@@ -98,7 +102,7 @@ class BrokerMachine(HistoryRules):
     @rule(name=names, segments=st.integers(1, 4), delay_ms=st.sampled_from([0, 0, 1000]))
     def flood(self, name: str, segments: int, delay_ms: int) -> None:
         """So much that the oldest may have to go."""
-        topic = self._topic(name)
+        topic = self.model_topic(name)
         if topic is not None:
             self.create_channel(list(self.topics).index(name), "x")
         for _ in range(3 * segments):
@@ -109,15 +113,15 @@ class BrokerMachine(HistoryRules):
     @rule(name=names, size=st.integers(1, 120), before=st.booleans(), count=st.integers(1, 4))
     def publish_lone(self, name: str, size: int, before: bool, count: int) -> None:
         """Messages that come one by one; the first may find others staged."""
-        topic = self._topic(name)
+        topic = self.model_topic(name)
         if topic is None:
             return
         topic = topic.parts[self.made % len(topic.parts)]
         if before:
-            staged = self._bodies([size, size])
+            staged = self.some_bodies([size, size])
             self.staged.append((self.real_topic(topic).stage(staged), topic, staged, 0))
         for _ in range(count):
-            (body,) = self._bodies([size])
+            (body,) = self.some_bodies([size])
             append = partial(self.broker.append, self.real_topic(topic), body)
             refused = self.refused(append)
             self.take_in_stored()
@@ -125,7 +129,7 @@ class BrokerMachine(HistoryRules):
             if not refused:
                 topic.publish([body], 0, self.position, self.clock.now_ns)
 
-    def _topic(self, name: str) -> ModelTopic | None:
+    def model_topic(self, name: str) -> ModelTopic | None:
         if name not in self.topics:
             if self.refused(lambda: self.broker.topic(name)):
                 assert name not in self.broker.topics
@@ -138,7 +142,7 @@ class BrokerMachine(HistoryRules):
 
     @rule(name=names)
     def create_topic(self, name: str) -> None:
-        self._topic(name)
+        self.model_topic(name)
 
     @rule(pick=picks, name=st.sampled_from(CHANNELS))
     def create_channel(self, pick: int, name: str) -> None:
@@ -157,7 +161,7 @@ class BrokerMachine(HistoryRules):
     @rule(name=names, more=st.integers(0, 2))
     def create_queues(self, name: str, more: int) -> None:
         """A topic gets more of them."""
-        topic = self._topic(name)
+        topic = self.model_topic(name)
         if topic is None:
             return
         count = min(3, len(topic.parts) + more)
@@ -268,8 +272,7 @@ class BrokerMachine(HistoryRules):
         self.clock.advance(duration_ms * MILLISECOND_NS)
         for channel in self.channels():
             channel.expire(self.clock.now_ns)
-        next_ns = self.broker.run()
-        assert next_ns is None or next_ns > self.clock.now_ns
+        self.run()
 
     # upkeep
 
@@ -432,6 +435,7 @@ class BrokerMachine(HistoryRules):
         self.make_room()
         assert restored.report.records == 0 or position > restored.checkpoint_position
         self.compare_after_restart(power=False, durable=NEVER)
+        self.run()
 
     @rule()
     def kill(self) -> None:
@@ -442,6 +446,7 @@ class BrokerMachine(HistoryRules):
             assert not restored.report.damaged
             assert restored.report.cut is None
         self.compare_after_restart(power=False, durable=NEVER - 1)
+        self.run()
 
     @rule(seed=st.integers(0, 1 << 20))
     def cut_power(self, seed: int) -> None:
@@ -452,6 +457,7 @@ class BrokerMachine(HistoryRules):
         self._mend_disk()
         self.restore()
         self.compare_after_restart(power=True, durable=durable)
+        self.run()
 
     def teardown(self) -> None:
         """In the end every message that was not finished is delivered, once to each channel."""
@@ -468,6 +474,8 @@ class BrokerMachine(HistoryRules):
                 id = self.real_topic(topic).channel("last").id
                 for part in topic.parts:
                     part.create_channel("last", id, self.position, self.clock.now_ns)
+        self.wait(4_000_000)
+        assert self.broker.delays.pending_count == 0
         for channel in self.channels():
             if not channel.topic.number:
                 self._drain(channel)
@@ -492,7 +500,6 @@ class BrokerMachine(HistoryRules):
         consumer.ready_count = 1 << 20
         real_channel.set_ready(self.real[consumer], 1 << 20)
         self.settle()
-        self.wait(4_000_000)
         self.settle()
         left = {
             part.place(offset)
@@ -522,6 +529,17 @@ def everything_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "_ROWS_AT_ONCE", 3)
     monkeypatch.setattr(retention_module, "_ROWS_AT_ONCE", 3)
     monkeypatch.setattr(retention_module, "_MOVED_AT_ONCE", 1)
+    monkeypatch.setattr(delays_module, "WIDTHS_NS", ((10**9, 4 * 10**8), (10**10, 2 * 10**9)))
+    monkeypatch.setattr(delays_module, "DAY_NS", 10**12)
+    monkeypatch.setattr(delays_module, "_PIECE_ROWS", 3)
+    monkeypatch.setattr(upcoming_module, "LEAST_ROWS", 4)
+    monkeypatch.setattr(upcoming_module, "_PIECE_ROWS", 3)
+    monkeypatch.setattr(upcoming_module, "AHEAD_NS", 10**9)
+    monkeypatch.setattr(upcoming_module, "_BEFORE_NS", 5 * 10**8)
+    monkeypatch.setattr(bucket_module, "MOST_ROWS", 3)
+    monkeypatch.setattr(bucket_module, "MOST_BYTES", 400)
+    monkeypatch.setattr(bucket_module, "_OLDEST", 3)
+    monkeypatch.setattr(marks_module, "_PIECE", 4)
     monkeypatch.setattr(index_module, "MOST_ROWS_IN_MEMORY", 6)
     monkeypatch.setattr(index_module, "_KEPT_ROWS", 2)
 

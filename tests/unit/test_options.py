@@ -47,6 +47,8 @@ def test_adds_only_flags_that_are_martlets_own() -> None:
         "checkpoint-interval",
         "segment-spare",
         "max-channels-per-topic",
+        "max-delay",
+        "max-delayed-messages",
         "max-disk-bytes",
         "dead-letter-path",
         "disk-full-policy",

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import TYPE_CHECKING
 
+from martlet.broker.bucket import Bucket
 from martlet.broker.channel import Channel
+from martlet.broker.delays import Delays
 from martlet.broker.description import describe_channel
 from martlet.broker.errors import BrokerError, InvalidName, LimitReached, NotFound, WritesRefused
 from martlet.broker.growth import check_count, grow
@@ -63,6 +65,7 @@ class Broker:
         retention: how much history of a topic is kept whose policy says nothing of it.
         watermarks: how full the disk may be before history is spared less.
         transactions: the limits of transactions, where they are not the usual ones.
+        most_delayed: so many delayed messages may wait; 0 for no limit.
         on_put_off: told of a channel that can not read its messages at the moment: topic, channel,
             why.
         on_lost: told of messages that can not be read any more: topic, channel, first offset,
@@ -83,6 +86,7 @@ class Broker:
         retention: Retention = NO_RETENTION,
         watermarks: Watermarks = WATERMARKS,
         transactions: TransactionLimits | None = None,
+        most_delayed: int = 0,
         on_put_off: Callable[[str, str, OSError], None] = lambda *_: None,
         on_lost: Callable[[str, str, int, int, str], None] = lambda *_: None,
     ) -> None:
@@ -128,6 +132,7 @@ class Broker:
         self._dirty: deque[Channel] = deque()
         self._last_stored_ns = 0
         self.transactions = Transactions(self, transactions or TransactionLimits())
+        self.delays = Delays(self, most_delayed)
         log.on_roll = self.begin_segment
 
     # health
@@ -207,6 +212,7 @@ class Broker:
             del self.by_id[part.id]
             part.close()
             self.dropped_names.append(part.queue.index.name)
+            self.delays.topic_deleted(part)
         for channel in channels:
             self.on_channel(topic, channel)
         self.on_topic(topic)
@@ -290,6 +296,32 @@ class Broker:
             topic.stored(before, deliver_at_ns != 0)
         return receipt
 
+    def delayed_count(self, topic_number: int, /) -> int:
+        """How many messages wait until all channels of a topic get them."""
+        return self.delays.pending_of(topic_number)
+
+    def empty_topic(self, name: str) -> None:
+        """Drop the messages of a topic that no channel has got; without channels, all that wait
+        for a time too.
+
+        Raises NotFound and WritesRefused.
+        """
+        topic = self.find_topic(name)
+        topic.empty()
+        if not topic.channels:
+            self.delays.cancel_all(topic)
+
+    def empty_channel(self, topic: Topic, name: str) -> None:
+        """Finish all that is stored for a channel; for a topic's only one, all that waits for a
+        time too. Beside others that stays, since it is theirs as well.
+
+        Raises NotFound and WritesRefused.
+        """
+        for part in topic.find_channel(name).parts:
+            part.empty()
+        if len(topic.channels) == 1:
+            self.delays.cancel_all(topic)
+
     # time
 
     def run(self) -> int | None:
@@ -344,12 +376,18 @@ class Broker:
                 now_ns = self.clock()
 
     def snapshot(self, **fields: object) -> list[JournalEntry]:
-        """The whole journal in its shortest form."""
+        """The whole journal in its shortest form.
+
+        One with the log's position is a checkpoint's: it counts once all before it is durable.
+        """
         topics: list[Description] = []
         cursors: list[JournalEntry] = []
         for topic in self.by_id.values():
             if topic.ephemeral:
                 continue
+            if isinstance(topic, Bucket) and topic.has_marks:
+                marks = topic.pack_marks(certain="position" not in fields)
+                cursors.append((Kind.MARKS, topic.id, marks))
             kept = [channel for channel in topic.channels.values() if not channel.ephemeral]
             topics.append(
                 topic.describe()

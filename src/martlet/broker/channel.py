@@ -132,8 +132,9 @@ class Channel(Failures):
 
     @property
     def deferred_count(self) -> int:
-        """How many messages wait for a time."""
-        return self.cursor.stragglers.waiting_count
+        """How many messages wait for a time, its own and those that all channels get then."""
+        waiting = self.cursor.stragglers.waiting_count
+        return waiting + self._around.delayed_count(self.cursor.queue.topic)
 
     # consumers
 

@@ -41,6 +41,9 @@ class Surroundings(Protocol):
     def changed(self, channel: Channel) -> None:
         """The channel's cursor moved: journal it before long."""
 
+    def delayed_count(self, topic_number: int, /) -> int:
+        """How many messages wait until all channels of a topic get them."""
+
     def put_off(self, channel: Channel, error: OSError) -> None:
         """The channel can not read its messages at the moment; it is tried again."""
 

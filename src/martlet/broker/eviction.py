@@ -73,7 +73,7 @@ class Loss:
         if topic.channels:
             self.unfinished = {c: c.unfinished(self.gone) for c in topic.channels.values()}
         else:
-            self.unfinished = {None: _waiting(topic, self.gone)}
+            self.unfinished = {None: topic.waiting(self.gone)}
 
     @cached_property
     def offsets(self) -> Offsets:
@@ -88,14 +88,7 @@ class Loss:
             if channel is not None:
                 channel.dropped_count += len(offsets)
                 channel.give_up(self.gone)
-        # A void behind what has gone goes with it.
-        for first, end in sorted([*self.gone, *topic.voids]):
-            if not topic.channels and first <= topic.backlog_offset < end:
-                topic.backlog_offset = end
-            if topic.paused_at is not None and first <= topic.paused_at < end:
-                for channel in topic.channels.values():
-                    channel.counted_from += end - topic.paused_at
-                topic.paused_at = end
+        topic.give_up(self.gone)
 
     def leave_voids(self) -> None:
         """See that nobody comes to wait for it who may still come there, its segment having gone.
@@ -110,15 +103,6 @@ class Loss:
         for first, end in self.gone:
             if lowest < first or start < end:
                 topic.voids = with_stretch(topic.voids, first, end)
-
-
-def _waiting(topic: Topic, gone: Sequence[Stretch]) -> Offsets:
-    start = topic.backlog_offset
-    parts = [np.empty(0, np.int64)]
-    for first, end in gone:
-        for begin, stop in topic.stretches(max(first, start), max(end, start)):
-            parts.append(np.arange(begin, stop, dtype=np.int64))
-    return np.concatenate(parts)
 
 
 @dataclass

@@ -19,7 +19,7 @@ import numpy as np
 from martlet.broker.stretch import apart_from
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from martlet.broker.cursor import Cursor
     from martlet.broker.queue import Queue
     from martlet.broker.stretch import Stretch
+    from martlet.broker.window import Offsets
 
 _NO_OFFSETS = np.empty(0, np.uint64)
 
@@ -122,6 +123,26 @@ class Part:
             return _NO_OFFSETS
         offsets = np.unique(np.concatenate(some))
         return offsets[: np.searchsorted(offsets, floor)]
+
+    def waiting(self, gone: Sequence[Stretch]) -> Offsets:
+        """What of some stretches waits for a first channel."""
+        start = self.backlog_offset
+        parts = [np.empty(0, np.int64)]
+        for first, end in gone:
+            for begin, stop in self.stretches(max(first, start), max(end, start)):
+                parts.append(np.arange(begin, stop, dtype=np.int64))
+        return np.concatenate(parts)
+
+    def give_up(self, gone: Sequence[Stretch]) -> None:
+        """Some stretches have gone; the channels know it."""
+        # A void behind what has gone goes with it.
+        for first, end in sorted([*gone, *self.voids]):
+            if not self.channels and first <= self.backlog_offset < end:
+                self.backlog_offset = end
+            if self.paused_at is not None and first <= self.paused_at < end:
+                for channel in self.channels.values():
+                    channel.counted_from += end - self.paused_at
+                self.paused_at = end
 
     @property
     def passed(self) -> int:

@@ -33,7 +33,7 @@ from martlet.broker.queue import Receipt
 from martlet.properties import SENT_BYTES, Block, Field, Sent, fields
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Mapping, Sequence
 
     from martlet.broker.topic import Topic
 
@@ -121,8 +121,8 @@ class Producers:
     """
 
     def __init__(self, most_producers: int, most_sends: int) -> None:
-        self.topics: Container[int] = ()
-        """The numbers of the topics that there are."""
+        self.topics: Mapping[int, Topic] = {}
+        """The topics that there are, hidden ones too, by their numbers."""
         self._most_producers = most_producers
         self._most_sends = most_sends
         self._windows: dict[bytes, _Window] = {}
@@ -178,7 +178,7 @@ class Producers:
             # It was not stored, or has gone with its topic.
             self._drop(window, sent.sequence)
             return None
-        if known.count != sent.count or all(part.id != known.topic for part in topic.parts):
+        if known.count != sent.count or self.topics[known.topic].home not in topic.parts:
             raise Reused(
                 f"producer {sent.producer.hex()} has sent other messages, or to another topic, by"
                 f" number {sent.sequence}: each send needs a number of its own"

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 
 from martlet.broker.broker import Broker
+from martlet.broker.bucket import restore_bucket
 from martlet.broker.channel import Channel
 from martlet.broker.errors import WritesRefused
 from martlet.broker.eviction import settle
 from martlet.broker.half import HalfTopic
 from martlet.broker.journal import HALF, CursorState, unpack_topology
+from martlet.broker.marks import Marks
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.broker.queue import Queue
 from martlet.broker.told import Told, ToldTopic
@@ -66,7 +68,7 @@ def restore(
     report = Report()
     for header, record in scan(segments, position or 0, report):
         if header.kind == Kind.BATCH:
-            state.apply_batch(header)
+            state.apply_batch(header, record)
             if header.properties_length:
                 state.learn_sends(header, record)
             if header.topic == state.half_id and not header.flags & Flag.RELOCATED:
@@ -203,6 +205,8 @@ def _settle(broker: Broker, state: Told) -> None:
     broker.producers.topics = broker.by_id
     kept = set()
     for known in state.kept():
+        if "delayed" in known.description:
+            continue
         kept.add(known.index.name)
         topic = _topic(broker, known)
         broker.adopt(topic)
@@ -218,6 +222,9 @@ def _settle(broker: Broker, state: Told) -> None:
             join(topic, name)
     half = broker.by_id.get(state.half_id)
     state.transactions.settle(broker.transactions, half if isinstance(half, HalfTopic) else None)
+    for id, known in state.topics.items():
+        if "delayed" in known.description:
+            kept.update(_settle_bucket(broker, state, id, known))
     for name in broker.log.storage.names("index"):
         if f"index/{name}" not in kept:
             broker.log.storage.remove(f"index/{name}")
@@ -285,3 +292,15 @@ def _harmonise(topic: Topic) -> None:
             channel.paused = channels[name].paused
             channel.configure(channels[name].policy)
             _wake(part, channel, start)
+
+
+def _settle_bucket(broker: Broker, state: Told, id: int, known: ToldTopic) -> list[str]:
+    """Make a bucket of what the journal has told, if its topic is there. Returns its index."""
+    description = known.description
+    target = broker.by_id.get(description["delayed"]["topic"])
+    if target is None:
+        return []
+    ids, marks = state.forwarded.get(target.id, []), state.marks.get(id, Marks())
+    end_offset = max(known.end_offset, known.told_end)
+    restore_bucket(broker, target, description, known.index, end_offset, marks, ids)
+    return [known.index.name]

@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
+from martlet.broker.bucket import forwarded_ids
 from martlet.broker.half import told_in
 from martlet.broker.journal import HALF, CursorState, Description, channel_of, unpack_topology
+from martlet.broker.marks import Marks
 from martlet.broker.producers import Producers, Send, marks
 from martlet.broker.queue import Receipt
 from martlet.broker.transaction_journal import TransactionJournal
@@ -113,6 +115,10 @@ class Told:
         self.transactions = TransactionJournal()
         self.half_id = 0
         """Of the topic that holds half messages; 0 where there is none."""
+        self.marks: dict[int, Marks] = {}
+        """By bucket: what of it is done with."""
+        self.forwarded: dict[int, list[int]] = {}
+        """By topic id: the ids that messages had that came out of its buckets."""
         self.orphans: dict[int, list[Header]] = {}
         """By topic id: batches of topics that are not known, since what told of them, the head of
         their segment for one, is damaged.  A later head may tell of the topic, but of no batch.
@@ -132,6 +138,8 @@ class Told:
                 state.cursors[channel] = CursorState(0, 0)
             if channel in state.cursors:
                 state.tell_cursor(channel, entry)
+        elif kind == Kind.MARKS:
+            self.marks.setdefault(topic, Marks()).apply(entry)
         elif kind == Kind.TOPOLOGY:
             fields = unpack_topology(entry)
             getattr(self, f"_apply_{fields['op']}")(fields)
@@ -207,7 +215,7 @@ class Told:
         if state is not None and fields["id"] in state.cursors:
             state.cursors[fields["id"]].go_back(fields["offset"])
 
-    def apply_batch(self, header: Header) -> None:
+    def apply_batch(self, header: Header, record: memoryview) -> None:
         """Take in that a batch was stored."""
         self.last_id = max(self.last_id, header.topic)
         state = self.topics.get(header.topic)
@@ -215,6 +223,9 @@ class Told:
             self.orphans.setdefault(header.topic, []).append(header)
         else:
             state.add_batch(header)
+        if header.flags & Flag.FORWARDED:
+            told = self.forwarded.setdefault(header.topic, [])
+            told += forwarded_ids(properties(header, record))
 
     def learn_sends(self, header: Header, record: memoryview) -> None:
         """Know the sends that a batch has stored; of a copy they were known before."""

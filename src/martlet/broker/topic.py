@@ -96,6 +96,11 @@ class Topic(Part):
         self._waiting: dict[Delivery, None] = {}
 
     @property
+    def home(self) -> Topic:
+        """The topic that its messages are for: itself, unless it is a hidden one."""
+        return self
+
+    @property
     def whole(self) -> Topic | WholeTopic:
         """The topic over all its queues, for those who look at it."""
         return WholeTopic(self.parts) if self.several else self

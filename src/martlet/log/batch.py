@@ -91,6 +91,7 @@ class Batch:
         "count",
         "end",
         "first_id",
+        "flags",
         "properties_length",
         "scratch",
         "stored_at_ns",
@@ -127,6 +128,8 @@ class Batch:
         self._ends: list[int | npt.NDArray[np.uint32]] = []
         self._properties: list[tuple[int, bytes]] = []
         self.properties_length = 0
+        self.flags = 0
+        """What its record's flags say beside what `finish` finds."""
 
     def _reserve(self, length: int) -> None:
         """See that `length` more bytes of frames, and the trailer, fit."""
@@ -334,7 +337,7 @@ class Batch:
         self._view[self.end : ends_at] = _PADDING[: ends_at - self.end]
         if self.count == 1 and isinstance(self._ends[0], int):
             _END.pack_into(self.scratch, ends_at, self._ends[0])
-            return self._view[:length], _UNIFORM
+            return self._view[:length], _UNIFORM | self.flags
         trailer: npt.NDArray[np.uint32] = np.ndarray((self.count,), "<u4", self.scratch, ends_at)
         at = 0
         for ends in self._ends:
@@ -344,4 +347,4 @@ class Batch:
             else:
                 trailer[at : at + len(ends)] = ends
                 at += len(ends)
-        return self._view[:length], 0 if self._size == -1 else _UNIFORM
+        return self._view[:length], self.flags if self._size == -1 else _UNIFORM | self.flags

@@ -88,6 +88,9 @@ class Kind(IntEnum):
     """A piece of the journal that tells of transactions (see `martlet.broker.transactions`)."""
     BUNDLE = 8
     """Batches that are there together or not at all (see `martlet.log.bundle`)."""
+    MARKS = 9
+    """A piece of the journal that tells what of a bucket is done with (see `martlet.broker.marks`).
+    """
 
 
 class Flag(IntFlag):
@@ -99,6 +102,8 @@ class Flag(IntFlag):
     """All frames of the batch have one size."""
     BUNDLED = 8
     """The batch stands in a bundle, and counts only where the bundle is whole."""
+    FORWARDED = 4
+    """Its messages were delayed ones, and their properties tell which (`martlet.broker.bucket`)."""
 
 
 class BadRecord(Exception):

@@ -38,6 +38,21 @@ class DeliveryOptions(Options):
         "the longest delay for a message, requeued or published",
         limits=(0, None),
     )
+    max_delay_ns: int = option(
+        "max-delay",
+        Kind.DURATION,
+        40 * 24 * HOUR_NS,
+        "the longest time until a message that is sent to be delivered at a time",
+        limits=(0, 400 * 24 * HOUR_NS),
+    )
+    max_delayed_messages: int = option(
+        "max-delayed-messages",
+        Kind.INT,
+        10_000_000,
+        "the most messages that wait for their time, beyond those deferred in memory; more are"
+        " refused (0: no limit)",
+        limits=(0, None),
+    )
     max_msg_size: int = option(
         "max-msg-size", Kind.SIZE, MIB, "the most bytes of one message", limits=(1, 2**30)
     )

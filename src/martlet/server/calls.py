@@ -28,6 +28,7 @@ from martlet.broker.errors import (
 from martlet.protocol import nsq_v2 as v2
 from martlet.server.arguments import Arguments, CallError
 from martlet.server.dead_letter_calls import DeadLetterCalls
+from martlet.server.delay_calls import DelayCalls
 from martlet.server.message_calls import MessageCalls
 from martlet.server.topic_calls import TopicCalls
 
@@ -78,6 +79,7 @@ class Calls:
             **DeadLetterCalls(server).methods(),
             **MessageCalls(server).methods(),
             **TopicCalls(server).methods(),
+            **DelayCalls(server).methods(),
         }
 
     async def call(self, caller: Caller, method: str, fields: Mapping[str, object]) -> Told:

@@ -11,6 +11,7 @@ import re
 import socket
 import struct
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from martlet import __version__
@@ -197,7 +198,10 @@ class NsqApi:
         if properties.order_key:
             topic = topic.part_for_key(properties.order_key.encode())
         try:
-            await self._server.settled(topic.stage(bodies, deliver_at_ns, entries))
+            stage = topic.stage
+            if deliver_at_ns:
+                stage = partial(self._server.broker.delays.defer, topic)
+            await self._server.settled(stage(bodies, deliver_at_ns, entries))
         except WritesRefused as error:
             raise HttpError(503, f"PUB_FAILED {error}") from None
 
@@ -260,7 +264,7 @@ class NsqApi:
         name = request.argument("topic")
         if not is_valid_name(name):
             raise HttpError(400, "INVALID_TOPIC")
-        self._topic(name).empty()
+        self._server.broker.empty_topic(self._topic(name).name)
 
     def pause_topic(self, request: Request) -> None:
         """Keep messages from the channels, or hand them on again."""
@@ -281,8 +285,8 @@ class NsqApi:
 
     def empty_channel(self, request: Request) -> None:
         """Finish all that is stored for a channel."""
-        for part in self._channel(request).parts:
-            part.empty()
+        topic = self._topic(request.argument("topic"))
+        self._server.broker.empty_channel(topic, self._channel(request).name)
 
     def pause_channel(self, request: Request) -> None:
         """Stop a channel's delivery, or let it go on."""

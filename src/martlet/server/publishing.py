@@ -52,7 +52,10 @@ def publish(connection: Connection, command: v2.Publish) -> None:
         topic = connection.broker.topic(command.topic)
         if topic.several:
             topic = topic.next_part()
-        receipt = topic.stage(command.bodies, deliver_at_ns)
+        if deliver_at_ns:
+            receipt = connection.broker.delays.defer(topic, command.bodies, deliver_at_ns)
+        else:
+            receipt = topic.stage(command.bodies)
     except WritesRefused as error:
         raise v2.ProtocolError(
             f"E_{command.verb}_FAILED", f"{command.verb} failed {error}"

@@ -8,7 +8,7 @@ connection::
 
 The options, all of which may be left out:
 
-- ``deliver_at_ms``: since 1970
+- ``deliver_at_ms``: since 1970 (see `martlet.server.delaying`)
 - ``queue``: the number of the queue; ``order_key``: the queue of all messages with that key
 - ``wait``: false for an answer once they are written, though a PUB would wait for the disk
 - ``flush_timeout_ms``: for how long at most it waits for the disk; the status is then
@@ -33,11 +33,11 @@ from martlet.properties import PRODUCER_BYTES, Sent
 from martlet.protocol import nsq_v2 as v2
 from martlet.put_status import PutStatus
 from martlet.server.arguments import Arguments, CallError
+from martlet.server.delaying import deliver_at_ns
 from martlet.server.late_flushes import TIMEOUT_MS
 from martlet.server.owed import Promise
 
 if TYPE_CHECKING:
-    from martlet.broker.queue import Queue
     from martlet.broker.topic import Topic
     from martlet.server.connection import Connection
 
@@ -64,17 +64,17 @@ class Stored(Promise):
     """What is answered once messages are stored.
 
     Args:
-        queue: where.
+        topic: where, which may be a bucket.
         send: which.
         waits: whether that is when they are as safe as a PUB that is answered OK.
         is_duplicate: whether they were stored before.
     """
 
-    __slots__ = ("_is_duplicate", "_queue", "_send", "_status", "is_told")
+    __slots__ = ("_is_duplicate", "_send", "_status", "_topic", "is_told")
 
-    def __init__(self, queue: Queue, send: Send, waits: bool, is_duplicate: bool = False) -> None:
+    def __init__(self, topic: Topic, send: Send, waits: bool, is_duplicate: bool = False) -> None:
         super().__init__(waits)
-        self._queue = queue
+        self._topic = topic
         self._send = send
         self._is_duplicate = is_duplicate
         self._status = PutStatus.OK
@@ -89,13 +89,13 @@ class Stored(Promise):
     def stored(self) -> bytes:
         """The answer."""
         self.is_told = True
-        offset = self._send.offset
+        topic, offset = self._topic, self._send.offset
         return told(
             status=self._status,
-            queue=self._queue.number,
-            offset=offset,
+            queue=topic.home.number,
+            offset=offset if topic.home is topic else None,
             count=self._send.count,
-            id=self._queue.message_id(offset).decode(),
+            id=topic.queue.message_id(offset).decode(),
             **({"duplicate": True} if self._is_duplicate else {}),
         )
 
@@ -163,7 +163,7 @@ def _stage(
     arguments.only(*_OPTIONS)
     arguments.flag("oneway")
     broker, server = connection.broker, connection.server
-    deliver_at_ns = arguments.number("deliver_at_ms", 0, most=1 << 42) * MILLISECOND_NS
+    at_ns = deliver_at_ns(arguments, server)
     waits = arguments.flag("wait", True)
     timeout_ms = arguments.number("flush_timeout_ms", TIMEOUT_MS, least=1, most=1 << 31)
     sent = _sent(arguments, len(command.bodies))
@@ -174,21 +174,21 @@ def _stage(
         known = broker.producers.find(sent, topic, broker.clock() - age_ns if age_ns else 0)
     promise: Stored | Untold
     if known is not None:
-        promise = Stored(broker.by_id[known.topic].queue, known, waits, is_duplicate=True)
+        promise = Stored(broker.by_id[known.topic], known, waits, is_duplicate=True)
         receipt = known.receipt
     else:
         part = _part(topic, arguments)
-        if deliver_at_ns:
-            broker.commit()
+        if at_ns:
+            part = broker.delays.bucket(part, at_ns, len(command.bodies))
         offset, count = part.next_offset, len(command.bodies)
         properties = command.properties if sent is None else marked(command.properties, sent)
-        receipt = part.stage(command.bodies, deliver_at_ns, properties)
+        receipt = part.stage(command.bodies, at_ns, properties)
         stored = Send(receipt, part.id, offset, count)
         if sent is not None:
             broker.producers.add(sent, stored, broker.clock())
         counters = connection.message_counters
         counters[command.topic] = counters.get(command.topic, 0) + count
-        promise = Stored(part.queue, stored, waits)
+        promise = Stored(part, stored, waits)
     if untold is not None:
         promise = untold
     elif waits and not server.answers_at_once:

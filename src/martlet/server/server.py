@@ -163,6 +163,7 @@ class Server:
                 latency_window_ns=options.latency_window_ns,
                 retention=Retention.asked(options.retention_ns, options.retention_bytes),
                 watermarks=Watermarks(options.disk_clean_percent, options.disk_force_percent),
+                most_delayed=options.max_delayed_messages,
                 on_lost=self._lost,
                 on_put_off=self._put_off,
             )

@@ -1,0 +1,124 @@
+"""Marks: which messages of a queue are done with, one by one.
+
+A byte for each offset up to the last one that is marked.  In the journal they are a bit each::
+
+    0 kind u32 (0 = offsets, 1 = bits) | 4 reserved u32
+    8 offsets, u64 each
+    8 first u64 | bits, the lowest first   for kind 1: all below `first` are marked
+
+Marks are never taken back, so entries may be read in any order, and each as often as one likes.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import numpy.typing as npt
+
+Offsets = npt.NDArray[np.int64]
+
+_KIND = struct.Struct("<II")
+_FIRST = struct.Struct("<Q")
+_OFFSETS, _BITS = 0, 1
+_PIECE = 1 << 16
+_NONE: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+
+
+class Marks:
+    """The marks of one queue, whose offsets begin at 0."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """How many are marked."""
+        self.front = 0
+        """The lowest that is not."""
+        self.end = 0
+        """Behind the highest that is."""
+        self._marked = _NONE
+
+    def add(self, offsets: Offsets) -> Offsets:
+        """Mark some, each given once. Returns those that were not yet marked."""
+        if not len(offsets):
+            return offsets
+        self._reach(int(offsets.max()) + 1)
+        fresh = offsets[~self._marked[offsets]]
+        self._marked[fresh] = True
+        self._counted(len(fresh))
+        return fresh
+
+    def _reach(self, end: int) -> None:
+        self.end = max(self.end, end)
+        if end > len(self._marked):
+            grown = np.zeros(max(64, end + end // 4), np.bool_)
+            grown[: len(self._marked)] = self._marked
+            self._marked = grown
+
+    def _counted(self, fresh_count: int) -> None:
+        self.count += fresh_count
+        while self.front < self.end:
+            piece = self._marked[self.front : min(self.end, self.front + _PIECE)]
+            at = int(piece.argmin())
+            if not piece[at]:
+                self.front += at
+                return
+            self.front += len(piece)
+
+    def has(self, offset: int) -> bool:
+        """Whether one is marked."""
+        return offset < self.end and bool(self._marked[offset])
+
+    def has_each(self, offsets: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """Of some rising offsets, whether each is marked."""
+        known = int(np.searchsorted(offsets, np.uint64(self.end)))
+        marked = np.zeros(len(offsets), np.bool_)
+        marked[:known] = self._marked[offsets[:known]]
+        return marked
+
+    def unmarked(self, first: int, end: int, most: int | None = None) -> Offsets:
+        """Those of the offsets from `first` up to `end` that are not, `most` at most; rising."""
+        first = max(first, self.front)
+        parts: list[Offsets] = []
+        left = end if most is None else most
+        for start in range(first, min(end, self.end), _PIECE):
+            stop = min(end, self.end, start + _PIECE)
+            parts.append(np.flatnonzero(~self._marked[start:stop])[:left] + start)
+            left -= len(parts[-1])
+            if left <= 0:
+                break
+        begin = max(first, self.end)
+        if left > 0 and begin < end:
+            parts.append(np.arange(begin, min(end, begin + left)))
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    def pack(self, doubtful: Offsets | None = None) -> bytes:
+        """An entry that tells all but some."""
+        marked, front = self._marked[self.front : self.end], self.front
+        if doubtful is not None and len(doubtful):
+            front = min(front, int(doubtful.min()))
+            marked = self._marked[front : self.end].copy()
+            marked[doubtful - front] = False
+        bits = np.packbits(marked, bitorder="little")
+        return _KIND.pack(_BITS, 0) + _FIRST.pack(front) + bits.tobytes()
+
+    def apply(self, entry: bytes) -> None:
+        """Mark what an entry tells."""
+        kind, _ = _KIND.unpack_from(entry)
+        if kind == _OFFSETS:
+            self.add(np.unique(np.frombuffer(entry, "<u8", offset=_KIND.size)).astype(np.int64))
+            return
+        at = _KIND.size + _FIRST.size
+        first = _FIRST.unpack_from(entry, _KIND.size)[0]
+        bits = np.frombuffer(entry, np.uint8, offset=at)
+        marked = np.unpackbits(bits, bitorder="little").view(np.bool_)
+        end = first + (int(np.flatnonzero(marked)[-1]) + 1 if marked.any() else 0)
+        self._reach(end)
+        self._marked[:first] = True
+        self._marked[first:end] |= marked[: end - first]
+        self.count, self.front = int(np.count_nonzero(self._marked)), 0
+        self._counted(0)
+
+
+def pack_offsets(offsets: Offsets) -> bytes:
+    """An entry that tells that some are marked."""
+    return _KIND.pack(_OFFSETS, 0) + offsets.astype("<u8").tobytes()

@@ -1,0 +1,178 @@
+"""What is due next: of an index whose rows are in no order of time, the earliest, in memory.
+
+::
+
+    due        now        horizon                                  the index's rows
+    ------------|-------------|--------------------------------->  by when they are due
+     done       | in memory:  | on disk alone
+                | the slice   |
+                | and `fresh` |
+
+The slice has all rows up to the horizon, in order of time, and no others.  When little is left of
+it a look through the index brings the next one: in pieces, so that nobody waits for it, and
+so many rows at once that each row is looked at a few dozen times in all however many there
+are.  A row that comes later and is due before the horizon is put in a heap, `fresh`; what is due
+behind it will be found.  So memory is bounded by the slice, not by what waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from martlet.log.index import Index, Rows
+
+LEAST_ROWS = 1 << 15
+"""A slice holds this many rows, where there are so many, or a part of all if that is more."""
+MOST_LOOKS = 64
+"""How often a row is looked at, about."""
+AHEAD_NS = 60 * 10**9
+"""A slice goes no further than this."""
+_BEFORE_NS = AHEAD_NS // 2
+"""A look begins so long before what it is to find is due."""
+_PIECE_ROWS = 1 << 15
+_NEVER = 1 << 62
+_BEFORE_ALL = (-1, -1)
+
+Key = tuple[int, int]
+"""When a row is due, and its first offset."""
+
+
+class Upcoming:
+    """The rows of an index that are due next.
+
+    Args:
+        index: whose rows.
+        first_row: of which row on.
+        is_done: which of some rows need not be looked at any more.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        first_row: Callable[[], int],
+        is_done: Callable[[Rows], npt.NDArray[np.bool_]],
+    ) -> None:
+        self._index = index
+        self._first_row = first_row
+        self._is_done = is_done
+        self._due: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._first: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._fresh: list[Key] = []
+        self._horizon: Key = _BEFORE_ALL
+        self._beyond_ns = _NEVER
+        """When the first row behind the horizon is due, or earlier."""
+        self._looking: Iterator[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._due) + len(self._fresh)
+
+    def add(self, due_ns: int, first_offset: int) -> None:
+        """A row has come."""
+        if (due_ns, first_offset) <= self._horizon:
+            heappush(self._fresh, (due_ns, first_offset))
+        else:
+            self._beyond_ns = min(self._beyond_ns, due_ns)
+
+    def expect(self, due_ns: int) -> None:
+        """There are rows already, none of which is due before a time."""
+        self._beyond_ns = due_ns
+
+    @property
+    def next_ns(self) -> int | None:
+        """When to look, or to take; None for never."""
+        if self._looking is not None:
+            return 0
+        times = [due_ns for due_ns, _ in self._fresh[:1]] + self._due[:1].tolist()
+        if self._beyond_ns != _NEVER and not self._is_full:
+            times.append(self._beyond_ns - _BEFORE_NS)
+        return min(times, default=None)
+
+    @property
+    def _most(self) -> int:
+        rows = self._index.end_row - self._index.first_row
+        return max(LEAST_ROWS, rows // MOST_LOOKS)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._due) > self._most // 2
+
+    def look(self, now_ns: int) -> None:
+        """Look through a piece of the index, if it is time for that."""
+        if self._looking is None:
+            if self._is_full or self._beyond_ns - _BEFORE_NS > now_ns:
+                return
+            self._looking = self._look(now_ns + AHEAD_NS, self._most)
+        if next(self._looking, self) is self:
+            self._looking = None
+
+    def _look(self, until_ns: int, most: int) -> Iterator[None]:
+        """Find the next slice: what is due after the horizon and up to a time."""
+        due: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        first: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        new_horizon: Key = (until_ns, _NEVER)
+        beyond_ns = _NEVER
+        row = self._first_row()
+        while row < self._index.end_row:
+            row = max(row, self._index.first_row)
+            rows = self._index.array(row, row + _PIECE_ROWS)
+            row += len(rows)
+            rows = rows[~self._is_done(rows)]
+            times, firsts = rows["deliver_at_ns"], rows["first_offset"].astype(np.int64)
+            ahead = times > self._horizon[0]
+            ahead |= (times == self._horizon[0]) & (firsts > self._horizon[1])
+            inside = ahead & (times <= new_horizon[0])
+            behind = times[ahead & ~inside]
+            if len(behind):
+                beyond_ns = min(beyond_ns, int(behind.min()))
+            due = np.concatenate([due, times[inside]])
+            first = np.concatenate([first, firsts[inside]])
+            if len(due) > 2 * most:
+                due, first, left_ns = _earliest(due, first, most)
+                beyond_ns = min(beyond_ns, left_ns)
+                # What comes is behind in the index, so of one time it is later.
+                new_horizon = (int(due[-1]), int(first[-1]))
+            if row < self._index.end_row:
+                yield
+        if len(due) > most:
+            due, first, left_ns = _earliest(due, first, most)
+            beyond_ns = min(beyond_ns, left_ns)
+            new_horizon = (int(due[-1]), int(first[-1]))
+        else:
+            order = np.argsort(due, kind="stable")
+            due, first = due[order], first[order]
+        self._due = np.concatenate([self._due, due])
+        self._first = np.concatenate([self._first, first])
+        self._horizon = max(self._horizon, new_horizon)
+        self._beyond_ns = beyond_ns
+
+    def take(self, now_ns: int, most: int) -> list[Key]:
+        """The rows that are due, the earliest first; they are not here any more."""
+        taken: list[Key] = []
+        end = min(int(np.searchsorted(self._due, now_ns, "right")), most)
+        if end:
+            taken = list(zip(self._due[:end].tolist(), self._first[:end].tolist(), strict=True))
+            self._due, self._first = self._due[end:], self._first[end:]
+        if self._fresh and self._fresh[0][0] <= now_ns:
+            while self._fresh and self._fresh[0][0] <= now_ns and len(taken) < 2 * most:
+                taken.append(heappop(self._fresh))
+            taken.sort()
+        return taken
+
+    def put_back(self, keys: list[Key]) -> None:
+        """Rows that were taken are to be taken again."""
+        for key in keys:
+            heappush(self._fresh, key)
+
+
+def _earliest(
+    due: npt.NDArray[np.int64], first: npt.NDArray[np.int64], most: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int]:
+    """The first of some rows by time, in order, and the time of the first one left out."""
+    order = np.argsort(due, kind="stable")
+    return due[order[:most]], first[order[:most]], int(due[order[most]])

@@ -1,0 +1,152 @@
+"""Messages for later, over the wire: sent, listed, cancelled, delivered, kept over a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from martlet.address import Address
+from martlet.client import CallRefused, Consumer, Identity, Properties
+from martlet.client.connection import Connection
+from martlet.properties import pack_block
+from martlet.protocol import commands
+from martlet.testing import Broker
+from martlet.testing.broker_process import BrokerProcess
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    async with Broker() as broker:
+        yield broker
+
+
+async def connect(tcp_address: str) -> Connection:
+    host, _, port = tcp_address.rpartition(":")
+    return await Connection.open(Address(host, int(port)), Identity())
+
+
+@pytest.fixture
+async def connection(broker: Broker) -> AsyncIterator[Connection]:
+    connection = await connect(broker.tcp_address)
+    yield connection
+    connection.close()
+    await connection.wait_lost()
+
+
+def in_ms(delay_ms: int) -> int:
+    return time.time_ns() // 10**6 + delay_ms
+
+
+async def send(connection: Connection, *bodies: bytes, at_ms: int, tag: str = "") -> dict[str, Any]:
+    told = pack_block([(n, Properties(tag=tag).pack()) for n in range(len(bodies))]) if tag else b""
+    options = {"deliver_at_ms": at_ms}
+    answer: dict[str, Any] = json.loads(
+        await connection.ask(commands.send("t", list(bodies), options, told))
+    )
+    return answer
+
+
+async def test_it_comes_at_its_time_with_what_it_was_sent_with(
+    broker: Broker, connection: Connection
+) -> None:
+    async with Consumer("t", "c", broker.tcp_address) as consumer:
+        at_ms = in_ms(300)
+        answer = await send(connection, b"one", b"two", at_ms=at_ms, tag="blue")
+        assert (answer["status"], answer["count"], answer["offset"]) == ("OK", 2, None)
+        first, second = await anext(consumer), await anext(consumer)
+        assert time.time() * 1000 >= at_ms
+        assert (first.body, second.body) == (b"one", b"two")
+        assert first.properties.tag == "blue"
+        assert first.properties.system == {"delayed": answer["id"]}
+        assert int(second.properties.system["delayed"], 16) == int(answer["id"], 16) + 1
+
+
+async def test_one_whose_time_has_passed_comes_at_once(
+    broker: Broker, connection: Connection
+) -> None:
+    answer = await send(connection, b"late", at_ms=in_ms(-1000))
+    assert (answer["status"], answer["offset"]) == ("OK", 0)
+    async with Consumer("t", "c", broker.tcp_address) as consumer:
+        assert (await anext(consumer)).body == b"late"
+
+
+async def test_they_are_listed_and_cancelled_by_id(broker: Broker, connection: Connection) -> None:
+    far, near = in_ms(7_200_000), in_ms(60_000)
+    far_id = (await send(connection, b"far", at_ms=far))["id"]
+    near_id = (await send(connection, b"near!", at_ms=near, tag="blue"))["id"]
+    told = (await connection.call("delay.list", topic="t", limit=1)).fields
+    assert told["pending_count"] == 2
+    (message,) = told["messages"]
+    assert message["stored_at_ms"] <= in_ms(0)
+    del message["stored_at_ms"]
+    assert message == {
+        "id": near_id,
+        "deliver_at_ms": near,
+        "size_bytes": 5,
+        "tag": "blue",
+        "keys": [],
+    }
+    told = (await connection.call("delay.list", **{"topic": "t", "from": told["next"]})).fields
+    assert ([m["id"] for m in told["messages"]], told["next"]) == ([far_id], "")
+    unknown = "0123456789abcdef"
+    told = (await connection.call("delay.cancel", topic="t", ids=[far_id, unknown])).fields
+    assert told == {"cancelled": [far_id], "not_waiting": [unknown]}
+    told = (await connection.call("delay.cancel", topic="t", id=far_id)).fields
+    assert told == {"cancelled": [], "not_waiting": [far_id]}
+    told = (await connection.call("delay.list", topic="t")).fields
+    assert [m["id"] for m in told["messages"]] == [near_id]
+
+
+async def test_what_cannot_be_is_refused_with_the_limit(connection: Connection) -> None:
+    answer = await send(connection, b"x", at_ms=in_ms(41 * 24 * 3_600_000))
+    assert answer["status"] == "BAD_ARGUMENT"
+    assert "the longest delay is 3456000 s (--max-delay)" in answer["text"]
+    await send(connection, b"x", at_ms=in_ms(60_000))
+    with pytest.raises(CallRefused, match="16 hexadecimal digits: 'no'"):
+        await connection.call("delay.cancel", topic="t", id="no")
+    with pytest.raises(CallRefused, match="'from' must be what 'next' was"):
+        await connection.call("delay.list", **{"topic": "t", "from": "x"})
+    with pytest.raises(CallRefused, match="there is no topic"):
+        await connection.call("delay.list", topic="nowhere")
+
+
+async def test_they_are_counted_as_deferred_and_hidden_otherwise(
+    broker: Broker, connection: Connection
+) -> None:
+    async with aiohttp.ClientSession(f"http://{broker.http_address}") as http:
+        await http.post("/topic/create?topic=t")
+        await http.post("/channel/create?topic=t&channel=c")
+        await send(connection, b"x", at_ms=in_ms(60_000))
+        async with http.get("/stats?format=json") as answer:
+            (topic,) = (await answer.json())["topics"]
+        assert (topic["topic_name"], topic["message_count"], topic["depth"]) == ("t", 0, 0)
+        assert topic["channels"][0]["deferred_count"] == 1
+        async with http.post("/call/delay.list", json={"topic": "t"}) as answer:
+            assert (await answer.json())["pending_count"] == 1
+        await http.post("/channel/empty?topic=t&channel=c")
+        async with http.post("/call/delay.list", json={"topic": "t"}) as answer:
+            assert (await answer.json())["pending_count"] == 0
+
+
+async def test_they_wait_on_over_a_kill(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path) as broker:
+        connection = await connect(broker.tcp_address)
+        at_ms = in_ms(1500)
+        kept = (await send(connection, b"kept", at_ms=at_ms))["id"]
+        gone = (await send(connection, b"gone", at_ms=at_ms))["id"]
+        await connection.call("delay.cancel", topic="t", id=gone)
+        broker.kill()
+        connection.close()
+        await connection.wait_lost()
+        broker.start()
+        async with Consumer("t", "c", broker.tcp_address) as consumer:
+            message = await asyncio.wait_for(anext(consumer), 30)
+            assert time.time() * 1000 >= at_ms
+            assert (message.body, message.properties.system) == (b"kept", {"delayed": kept})
