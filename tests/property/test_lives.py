@@ -139,3 +139,35 @@ def test_what_has_gone_behind_the_backlog_is_not_forgotten_while_that_begins_bef
     state.whole_checkpoint()
     state.stands_where_the_model_stands()
     state.teardown()
+
+
+def test_a_queue_does_not_begin_before_a_gap_that_a_power_cut_left() -> None:
+    """What was finished had gone, nothing but the gap told of it, and a channel was set back to it."""
+    state = BrokerMachine()
+    state.open(seed=0, dropping=True)
+    state.create_topic(name="a")
+    state.publish(parts=[("b", [77], 0, False), ("b", [9], 0, True)])
+    state.publish(parts=[("a", [60, 60, 60, 60, 60], 0, True)])
+    state.create_channel(name="z", pick=0)
+    state.whole_checkpoint()
+    state.pause_topic(name="a", paused=True)
+    state.cut_power(seed=2074)
+    state.publish(
+        parts=[
+            ("a", [77, 100, 80, 92, 51, 43, 77, 64, 22, 5, 87, 42, 72], 0, True),
+            ("a", [9], 0, False),
+        ]
+    )
+    state.cut_power(seed=0)
+    state.create_channel(name="y", pick=1)
+    state.create_channel(name="z", pick=1)
+    state.kill()
+    state.publish(parts=[("b", [60] * 22, 0, False), ("b", [1] * 13, 1, False)])
+    state.empty_channel(pick=0)
+    state.publish(parts=[("b", [2500], 1, True), ("a", [1] * 12, 0, False)])
+    state.cut_power(seed=0)
+    state.replay_channel(pick=0, share=0)
+    state.whole_checkpoint()
+    state.cut_power(seed=0)
+    state.stands_where_the_model_stands()
+    state.teardown()

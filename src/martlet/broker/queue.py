@@ -102,14 +102,22 @@ class Queue:
         return self._start_row
 
     def _find_start_row(self) -> int:
-        """The number of the first row behind all those whose batches have gone."""
+        """The number of the first row behind all those whose batches have gone, and all gaps: after
+        a power cut nothing may tell of a batch that had gone but that it is missing.
+        """
         index = self.index
         places = Places(self._log.segments)
         end = index.end_row
         first = max(self._start_row, index.first_row)
         while end > first:
             start = max(first, end - _ROWS_AT_ONCE)
-            gone = np.flatnonzero(places.find(index.array(start, end)["position"]) < 0)
+            rows = index.array(start, end)
+            missing = places.find(rows["position"]) < 0
+            ends = rows["first_offset"] + rows["count"]
+            missing[:-1] |= ends[:-1] != rows["first_offset"][1:]
+            if end < index.end_row:
+                missing[-1] |= ends[-1] != index.row(end).first_offset
+            gone = np.flatnonzero(missing)
             if len(gone):
                 return start + int(gone[-1]) + 1
             end = start
