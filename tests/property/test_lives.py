@@ -142,7 +142,7 @@ def test_what_has_gone_behind_the_backlog_is_not_forgotten_while_that_begins_bef
 
 
 def test_a_queue_does_not_begin_before_a_gap_that_a_power_cut_left() -> None:
-    """What was finished had gone, nothing but the gap told of it, and a channel was set back to it."""
+    """What was finished had gone, only the gap told of it, and a channel was set back to it."""
     state = BrokerMachine()
     state.open(seed=0, dropping=True)
     state.create_topic(name="a")
