@@ -36,6 +36,9 @@ COMMANDS = {
     "peek": Command("martlet.apps.peek", "show what a channel has yet to finish, and take nothing"),
     "replay": Command("martlet.apps.replay", "set a channel back to an offset or a time"),
     "topic": Command("martlet.apps.topic", "make a topic, or give it more queues"),
+    "dead-letters": Command(
+        "martlet.apps.dead_letters", "list, show, bring back or purge what has failed too often"
+    ),
     "log": Command("martlet.apps.log", "verify or dump the commit log of a data folder"),
     "import-nsqd": Command("martlet.apps.import_nsqd", "take a stopped nsqd's data folder over"),
     "pipeline": Command("martlet.apps.pipeline", "Spark jobs on topics: archive", "spark"),

@@ -67,16 +67,20 @@ class ReplayOptions(ChannelOptions):
 
     def time_ns(self, now_ns: int) -> int:
         """What --to-time stands for, in nanoseconds since 1970. Raises OptionError."""
-        text = self.to_time
-        if _SECONDS.fullmatch(text):
-            return round(float(text) * SECOND_NS)
-        try:
-            return max(0, now_ns - abs(parse_duration(text)))
-        except ValueError:
-            pass
-        try:
-            return max(0, round(datetime.fromisoformat(text).timestamp() * SECOND_NS))
-        except (ValueError, OverflowError):
-            raise OptionError(
-                f"--to-time={text} is no time; write 2026-01-31T12:00:00, or how long ago, as 90m"
-            ) from None
+        return time_ns("to-time", self.to_time, now_ns)
+
+
+def time_ns(flag: str, text: str, now_ns: int) -> int:
+    """What a flag says of a time, in nanoseconds since 1970. Raises OptionError."""
+    if _SECONDS.fullmatch(text):
+        return round(float(text) * SECOND_NS)
+    try:
+        return max(0, now_ns - abs(parse_duration(text)))
+    except ValueError:
+        pass
+    try:
+        return max(0, round(datetime.fromisoformat(text).timestamp() * SECOND_NS))
+    except (ValueError, OverflowError):
+        raise OptionError(
+            f"--{flag}={text} is no time; write 2026-01-31T12:00:00, or how long ago, as 90m"
+        ) from None

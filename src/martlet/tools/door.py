@@ -13,6 +13,7 @@ from martlet.http_answer import read_json
 from martlet.options.door import DoorOptions
 
 _MOST_BYTES = 1 << 26
+CALL_PATH = "/call/"
 _NOT_NSQD = ("/channel/peek", "/channel/replay")
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError)
 """What an answer of another shape raises."""
@@ -101,9 +102,22 @@ class Doors:
         """What a door answers when something is to be done. Raises NoAnswer."""
         return await self._ask("POST", url, path, arguments)
 
-    async def _ask(self, method: str, url: str, path: str, arguments: Mapping[str, str]) -> Any:
+    async def call(self, url: str, name: str, fields: Mapping[str, Any]) -> Any:
+        """What a broker answers to a call. Raises NoAnswer."""
+        return await self._ask("POST", url, CALL_PATH + name, {}, fields)
+
+    async def _ask(
+        self,
+        method: str,
+        url: str,
+        path: str,
+        arguments: Mapping[str, str],
+        fields: Mapping[str, Any] | None = None,
+    ) -> Any:
         try:
-            async with self._session.request(method, url + path, params=arguments) as response:
+            async with self._session.request(
+                method, url + path, params=arguments, json=fields
+            ) as response:
                 status = response.status
                 # What only does something says nothing, as nsqd.
                 answer = None if response.content_length == 0 else await _json(response)
@@ -120,7 +134,8 @@ class Doors:
             return answer
         message = answer.get("message") if isinstance(answer, dict) else None
         if message == "NOT_FOUND":
-            hint = "nsqd has none; " if path in _NOT_NSQD else ""
+            is_ours = path in _NOT_NSQD or path.startswith(CALL_PATH)
+            hint = "nsqd has none; " if is_ours else ""
             raise NoAnswer(url, f"it has no {path}: {hint}is that the right address?")
         raise NoAnswer(url, message or f"status {status}", status)
 

@@ -1,0 +1,115 @@
+"""``martlet dead-letters`` against real brokers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from tests.interop.asking import ask, until
+from tests.interop.test_tools_look import Tool, tool
+
+from martlet.client.sync import Consumer
+from martlet.testing import BrokerProcess
+
+__all__ = ["tool"]
+pytestmark = pytest.mark.interop
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess(None, "--journal-interval=10ms") as process:
+        yield process
+
+
+def call(broker: BrokerProcess, method: str, **fields: object) -> object:
+    return ask(broker.http_address, f"/call/{method}", "POST", json.dumps(fields).encode())
+
+
+def dead(broker: BrokerProcess, topic: str, *bodies: str) -> None:
+    """Have messages of a topic's channel c become dead letters."""
+    ask(broker.http_address, f"/topic/create?topic={topic}", "POST")
+    ask(broker.http_address, f"/channel/create?topic={topic}&channel=c", "POST")
+    call(broker, "channel.configure", topic=topic, channel="c", policy={"max_attempts": 1})
+    ask(broker.http_address, f"/mpub?topic={topic}", "POST", "\n".join(bodies).encode())
+    with Consumer(topic, "c", broker.tcp_address) as consumer:
+        for _ in bodies:
+            next(consumer).requeue(backoff=False)
+    until(lambda: depth(broker, f"{topic}.c.dead", "dead-letters") == len(bodies))
+
+
+def depth(broker: BrokerProcess, topic: str, channel: str) -> int:
+    told = ask(broker.http_address, f"/stats?format=json&topic={topic}&channel={channel}")
+    return sum(each["depth"] for found in told["topics"] or () for each in found["channels"])
+
+
+def test_they_are_listed_shown_brought_back_and_purged(broker: BrokerProcess, tool: Tool) -> None:
+    where = f"--nsqd-http-address={broker.http_address}"
+    assert "there are no dead letters" in tool("dead-letters", "list", where).err
+    dead(broker, "orders", "one", "\x1b[2J", "three")
+    head, row = tool("dead-letters", "list", where).out.splitlines()
+    assert head.split()[:4] == ["TOPIC", "CHANNEL", "COUNT", "OLDEST"]
+    assert row.split()[:3] == ["orders", "c", "3"]
+    assert "max_attempts 3" in row
+    assert row.endswith("orders.c.dead")
+    shown = tool("dead-letters", "show", "orders", "c", where, "--limit=2").out
+    assert "max_attempts after 1 attempts" in shown
+    assert "body, 3 bytes: one" in shown
+    assert r"body, 4 bytes: \x1b[2J" in shown
+    assert "three" not in shown
+    letters = [
+        json.loads(line)
+        for line in tool("dead-letters", "show", "orders", "c", where, "--json").out.splitlines()
+    ]
+    assert [letter["body"] for letter in letters] == ["one", "\x1b[2J", "three"]
+    dry = tool("dead-letters", "redrive", "orders", "c", where, "--all", "--dry-run")
+    assert (dry.code, "3 dead letters would be redriven" in dry.err) == (0, True)
+    done = tool("dead-letters", "redrive", "orders", "c", where, f"--id={letters[1]['id']}")
+    assert "1 dead letters redriven" in done.err
+    assert depth(broker, "orders", "c") == 1
+    done = tool("dead-letters", "redrive", "orders", "c", where, "--since=1h", "--to-topic=later")
+    assert "2 dead letters redriven" in done.err
+    ask(broker.http_address, "/channel/empty?topic=orders&channel=c", "POST")
+    dead(broker, "orders", "four")
+    done = tool("dead-letters", "purge", "orders", "c", where, "--reason=timeout")
+    assert "0 dead letters purged" in done.err
+    done = tool("dead-letters", "purge", "orders", "c", where, "--all")
+    assert "1 dead letters purged" in done.err
+    assert depth(broker, "orders.c.dead", "dead-letters") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["lst"], 2, "one of list, show, redrive, purge: 'lst' is none of them"),
+        ([], 2, "one of list, show, redrive, purge: none is given"),
+        (["show"], 2, "Name --topic and --channel, or --dead-letter-topic"),
+        (["purge", "t", "c"], 2, "Say --all, or any of --id"),
+        (["show", "t", "c", "--since=soon"], 2, "--since=soon is no time"),
+        (["show", "t", "bad name"], 2, "--channel=bad name is not valid"),
+        (["show", "t", "c"], 1, "channel 'c' of topic 't' has no dead letters"),
+    ],
+)
+def test_what_is_wrong_is_told(
+    broker: BrokerProcess, tool: Tool, arguments: list[str], code: int, told: str
+) -> None:
+    said = tool("dead-letters", *arguments, f"--nsqd-http-address={broker.http_address}")
+    assert said.code == code
+    assert told in said.err
+
+
+def test_what_can_not_go_back_stays_and_is_told(broker: BrokerProcess, tool: Tool) -> None:
+    where = f"--nsqd-http-address={broker.http_address}"
+    dead(broker, "gone", "one")
+    ask(broker.http_address, "/channel/delete?topic=gone&channel=c", "POST")
+    said = tool("dead-letters", "redrive", "gone", "c", where, "--all")
+    assert said.code == 1
+    assert "1 stay where they are: there is no channel 'c' of topic 'gone'" in said.err
+
+
+def test_a_broker_without_any_is_passed_over(broker: BrokerProcess, tool: Tool) -> None:
+    dead(broker, "here", "one")
+    with BrokerProcess(None) as other:
+        where = [f"--nsqd-http-address={each.http_address}" for each in (other, broker)]
+        said = tool("dead-letters", "show", "here", "c", "--json", *where)
+    assert (said.code, len(said.out.splitlines())) == (0, 1)
