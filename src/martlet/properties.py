@@ -123,6 +123,19 @@ class Properties:
             self.tag or self.keys or self.headers or self.order_key or self.system or self.sent
         )
 
+    def told(self) -> dict[str, object]:
+        """As JSON tells them, with no field for what there is none of."""
+        told: dict[str, object] = {
+            "tag": self.tag,
+            "keys": list(self.keys),
+            "order_key": self.order_key,
+            "headers": dict(self.headers),
+            "system": dict(self.system),
+        }
+        if self.sent is not None:
+            told |= {"producer": self.sent.producer.hex(), "sequence": self.sent.sequence}
+        return {name: value for name, value in told.items() if value}
+
     def pack(self) -> bytes:
         """The entry; empty where there is nothing in it.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -193,3 +194,27 @@ async def test_http_takes_and_tells_them(broker: Broker) -> None:
         {"keys": ["a"]},
         {"keys": ["a"]},
     ]
+
+
+async def test_tail_and_dump_show_them(tmp_path: Path) -> None:
+    async with Broker(tmp_path) as broker:
+        connection = await Connection.open(_address(broker), Identity())
+        await connection.ask(commands.send("t", [b"red", b"plain"], {}, block((0, RED))))
+        await connection.call("channel.want", topic="t", channel="c", policy={})
+        tail = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "martlet.apps.main", "tail", "--topic=t", "--channel=c", "-n=2"),
+            f"--nsqd-tcp-address={broker.tcp_address}",
+            "--print-properties",
+            stdout=asyncio.subprocess.PIPE,
+        )
+        shown, _ = await tail.communicate()
+    assert shown.decode().splitlines() == [
+        f"{json.dumps(RED.told())} red",
+        "{} plain",
+    ]
+    dump = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "martlet.apps.main", "log", "dump", str(tmp_path), "--topic=t", "--json"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    rows = [json.loads(line) for line in (await dump.communicate())[0].splitlines()]
+    assert [row.get("properties") for row in rows] == [RED.told(), None]

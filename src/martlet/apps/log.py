@@ -30,9 +30,11 @@ from martlet.log.record import (
     Kind,
     frame_ends,
     payload,
+    properties,
 )
 from martlet.log.recovery import Report, scan
 from martlet.log.verify import Found, verify
+from martlet.properties import Block, Properties
 
 _MOST_SHOWN = 120
 """How many characters of a body or of JSON are shown to a person."""
@@ -276,6 +278,7 @@ def _messages(
 
 def _frames(header: Header, record: memoryview, start: int) -> Iterator[Fields]:
     frames = payload(header, record)
+    block = Block(properties(header, record))
     begin = 0
     for number, end in enumerate(frame_ends(header, record).tolist()):
         offset = header.first_offset + number
@@ -292,6 +295,9 @@ def _frames(header: Header, record: memoryview, start: int) -> Iterator[Fields]:
                 fields["body"] = body.decode()
             except UnicodeDecodeError:
                 fields["body_base64"] = base64.b64encode(body).decode("ascii")
+            entry = block.of(number)
+            if entry:
+                fields["properties"] = Properties.unpack(entry).told()
             yield fields
         begin = end
 

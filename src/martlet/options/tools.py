@@ -116,6 +116,12 @@ class TailOptions(SourceOptions):
     print_topic: bool = option(
         "print-topic", Kind.BOOL, False, "put the topic's name before each message"
     )
+    print_properties: bool = option(
+        "print-properties",
+        Kind.BOOL,
+        False,
+        "put the properties of each message before it, as JSON",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -23,7 +23,7 @@ from martlet.broker.errors import InvalidName, NotFound, OutOfReach, WritesRefus
 from martlet.broker.peek import Frames, Peeked, State, peek
 from martlet.broker.replay import channel_from, first_entry, offset_at, replay
 from martlet.log.record import FRAME_HEADER_BYTES
-from martlet.server.http_properties import told_properties
+from martlet.properties import Properties
 from martlet.server.http_request import HttpError, Request
 from martlet.server.settled import written_down
 
@@ -204,7 +204,7 @@ def _message(channel: Channel, peeked: Peeked, frames: Frames, most_bytes: int) 
     read = frames.read(peeked.offset)
     entry = channel.cursor.properties(peeked.offset)
     if entry:
-        message["properties"] = told_properties(entry)
+        message["properties"] = Properties.unpack(entry).told()
     if read is not None:
         row, frame = read
         body = bytes(frame[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + most_bytes])

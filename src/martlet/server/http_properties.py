@@ -1,8 +1,8 @@
-"""Properties of a message that comes or goes by HTTP.
+"""Properties of a message that is published by HTTP.
 
 A publish names them in headers: ``X-Martlet-Tag``, ``X-Martlet-Key`` (one for each key),
 ``X-Martlet-Order-Key`` and ``X-Martlet-Header: name=value`` (one for each header).  Their text is
-UTF-8.  What shows messages tells them as JSON.
+UTF-8.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from martlet.properties import BadProperties, Properties
 from martlet.server.http_request import HttpError
 
 if TYPE_CHECKING:
-    from martlet.properties import Bytes
     from martlet.server.http_request import Request
 
 _TAG, _KEY, _ORDER_KEY, _HEADER = (
@@ -47,19 +46,3 @@ def asked_properties(request: Request) -> Properties:
     except BadProperties as error:
         raise HttpError(400, f"INVALID_PROPERTIES: {error}") from None
     return properties
-
-
-def told_properties(entry: Bytes) -> dict[str, object]:
-    """A message's properties as JSON tells them, with no field for what there is none of."""
-    properties = Properties.unpack(entry)
-    told: dict[str, object] = {
-        "tag": properties.tag,
-        "keys": list(properties.keys),
-        "order_key": properties.order_key,
-        "headers": dict(properties.headers),
-        "system": dict(properties.system),
-    }
-    if properties.sent is not None:
-        told["producer"] = properties.sent.producer.hex()
-        told["sequence"] = properties.sent.sequence
-    return {name: value for name, value in told.items() if value}

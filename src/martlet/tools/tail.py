@@ -8,11 +8,12 @@ what the pipe behind it did not take before the end is given back.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import sys
 
-from martlet.client import Consumer
+from martlet.client import Batch, Consumer
 from martlet.options.tools import TailOptions
 from martlet.tools.source import consumer
 from martlet.tools.standard_output import StandardOutput
@@ -63,7 +64,7 @@ class Tail:
                 # Other topics are followed meanwhile, and share what is left.
                 wanted = min(self._left, len(batch))
                 self._left -= wanted
-                lines = [head + body + b"\n" for body in batch.bodies[:wanted]]
+                lines = [head + body + b"\n" for body in self._shown(batch, wanted)]
                 shown = await self._output.show(lines)
                 if shown:
                     await batch.finish(slice(0, shown))
@@ -71,3 +72,11 @@ class Tail:
                     await batch.requeue(backoff=False)
                 if not self._left:
                     self._take_no_more()
+
+    def _shown(self, batch: Batch, count: int) -> list[bytes]:
+        """The first bodies of a batch, each behind its properties, where those are wanted."""
+        bodies = batch.bodies[:count]
+        if not self._options.print_properties:
+            return bodies
+        told = [json.dumps(each.told(), ensure_ascii=False) for each in batch.properties[:count]]
+        return [each.encode() + b" " + body for each, body in zip(told, bodies, strict=True)]
