@@ -120,6 +120,7 @@ def test_a_topic_gets_queues_that_the_tools_show(broker: BrokerProcess, tool: To
     assert (said.code, "topic spread has 1 queue\n" in said.err) == (0, True), said.err
     said = tool("topic", "create", "spread", "--queues=3", where)
     assert (said.code, "topic spread has 3 queues\n" in said.err) == (0, True), said.err
+    assert "TOPIC(spread): has 3 queues now" in broker.log()
     said = tool("topic", "create", "spread", "--queues=2", where)
     assert said.code == 1
     assert "topic 'spread' has 3 queues and can not have 2" in said.err

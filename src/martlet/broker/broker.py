@@ -114,6 +114,8 @@ class Broker:
         self.started_at_ns = clock()
         self.on_topic: Callable[[Topic], None] = lambda topic: None
         """Called when a topic is made or deleted."""
+        self.on_grown: Callable[[Topic], None] = lambda topic: None
+        """Called when a topic has got more queues."""
         self.on_channel: Callable[[Topic, Channel], None] = lambda topic, channel: None
         """Called when a channel is made or deleted."""
         self.producers = Producers.beside(log.segment_bytes)
@@ -186,7 +188,10 @@ class Broker:
         """
         check_count(count)
         topic = self.topic(name)
+        before = len(topic.parts)
         grow(self, topic, count)
+        if len(topic.parts) > before:
+            self.on_grown(topic)
         return topic
 
     def find_topic(self, name: str) -> Topic:

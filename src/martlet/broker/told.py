@@ -108,6 +108,8 @@ class Told:
         """Up to where the log is known to have been durable."""
         self.producers = Producers.beside(segment_bytes)
         self.topics: dict[int, ToldTopic] = {}
+        self._ids: dict[tuple[str, int], int] = {}
+        """By name and queue: the topic that was told of last."""
         self.last_id = 0
         self.epoch = 0
         self.indexes: dict[int, Index] = {}
@@ -162,6 +164,7 @@ class Told:
                     state.cursors[channel["id"]] = cursors[channel["id"]]
                 state.tell_channel(channel)
             self.topics[id] = state
+            self._ids[_name_and_queue(description)] = id
         self.orphans.clear()
 
     def _begin(self, description: Description) -> ToldTopic:
@@ -185,12 +188,25 @@ class Told:
         description = fields["topic"]
         id = description["id"]
         if id not in self.topics:
-            # Where there is an older one of its name, what tells that it was deleted is lost.
-            older = [i for i, t in self.topics.items() if _excludes(t.description, description)]
-            for number in older:
-                del self.topics[number]
+            self._forget_older(description)
             self.topics[id] = self._begin(description)
+            self._ids[_name_and_queue(description)] = id
         self.topics[id].tell(description)
+
+    def _forget_older(self, description: Description) -> None:
+        """Where there is an older topic of its name, what tells that it was deleted is lost; an
+        older one at its queue was never made, though that was written down.
+        """
+        older = self.topics.get(self._ids.get(_name_and_queue(description), 0))
+        if older is None:
+            return
+        place = _place(older.description)
+        if place == _place(description):
+            del self.topics[older.description["id"]]
+            return
+        for id, topic in list(self.topics.items()):
+            if _place(topic.description)[0] == place[0]:
+                del self.topics[id]
 
     def _apply_topic_deleted(self, fields: Description) -> None:
         self.topics.pop(fields["id"], None)
@@ -267,7 +283,5 @@ def _place(topic: Description) -> tuple[int, int]:
     return topic.get("of", id), topic.get("queue", 0)
 
 
-def _excludes(known: Description, new: Description) -> bool:
-    """Whether there can not be both: another topic of the same name, or the same queue of one."""
-    same_topic = _place(known)[0] == _place(new)[0]
-    return bool(known["name"] == new["name"]) and (not same_topic or _place(known) == _place(new))
+def _name_and_queue(topic: Description) -> tuple[str, int]:
+    return topic["name"], topic.get("queue", 0)

@@ -93,6 +93,10 @@ class EventLog:
         there = self._broker.topics.get(topic.name) is topic
         self._log.info("TOPIC(%s): %s", topic.name, "created" if there else "deleting")
 
+    def topic_grown(self, topic: Topic) -> None:
+        """A topic has got more queues."""
+        self._log.info("TOPIC(%s): has %d queues now", topic.name, len(topic.parts))
+
     def channel_changed(self, topic: Topic, channel: Channel) -> None:
         """A channel was made or deleted, by itself or with its topic."""
         if topic.channels.get(channel.name) is channel:

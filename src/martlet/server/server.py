@@ -127,6 +127,7 @@ class Server:
         transfers.on_written = self.disk.flush
         transfers.on_refused = self.events.transfer_refused
         self.broker.on_topic = self._topic_changed
+        self.broker.on_grown = self.events.topic_grown
         self.broker.on_channel = self._channel_changed
         self.broker.schedule.on_earlier = self._set_alarm
         self._set_alarm(self.broker.run())

@@ -97,23 +97,25 @@ async def _topic(
         "dropped_count": topic.dropped_count,
         "paused": topic.paused,
         "e2e_processing_latency": _latency(latencies if latencies.some else None, levels),
-        **(_queues(topic) if isinstance(topic, WholeTopic) else {}),
+        **({"queues": await _queues(topic, pace)} if isinstance(topic, WholeTopic) else {}),
     }
 
 
-def _queues(topic: WholeTopic) -> Report:
+async def _queues(topic: WholeTopic, pace: Pace) -> list[Report]:
     """Martlet's own: the queues of a topic that has several."""
-    queues = [
-        {
-            "queue": part.number,
-            "start_offset": part.queue.start_offset,
-            "end_offset": part.queue.end_offset,
-            "depth": part.depth,
-            "channels": {name: channel.depth for name, channel in part.channels.items()},
-        }
-        for part in topic.parts
-    ]
-    return {"queues": queues}
+    reports: list[Report] = []
+    for part in topic.parts.copy():
+        reports.append(
+            {
+                "queue": part.number,
+                "start_offset": part.queue.start_offset,
+                "end_offset": part.queue.end_offset,
+                "depth": part.depth,
+                "channels": {name: channel.depth for name, channel in part.channels.items()},
+            }
+        )
+        await pace.rest()
+    return reports
 
 
 async def _channel(
