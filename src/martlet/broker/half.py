@@ -33,6 +33,8 @@ from martlet.log.record import (
 from martlet.properties import Block
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy.typing as npt
 
     from martlet.broker.queue import Queue
@@ -143,6 +145,14 @@ class HalfTopic(Topic):
         return (
             entry.first_offset == first_offset and self._around.log.find(entry.position) is not None
         )
+
+
+def frames_of(stored: Stored) -> Iterator[memoryview]:
+    """The frames of its messages, one by one."""
+    start = 0
+    for end in stored.ends.tolist():
+        yield stored.frames[start:end]
+        start = end
 
 
 def told_by(frame: memoryview) -> dict[str, Any] | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from martlet.name import is_valid_name
 from martlet.options.delivery import DeliveryOptions
 from martlet.options.flag import OptionError
 from martlet.options.network import NetworkOptions
 from martlet.options.report import ReportOptions
 from martlet.options.security import SecurityOptions
 from martlet.options.storage import StorageOptions
+from martlet.options.transactions import TransactionOptions
 
 PAGE_BYTES = 4096
 LEAST_SEGMENTS = 4
@@ -19,7 +21,12 @@ LEAST_SEGMENTS = 4
 # The bases from last to first give the order of the fields, and of the help.
 @dataclass(frozen=True, kw_only=True)
 class BrokerOptions(
-    ReportOptions, SecurityOptions, DeliveryOptions, StorageOptions, NetworkOptions
+    ReportOptions,
+    SecurityOptions,
+    TransactionOptions,
+    DeliveryOptions,
+    StorageOptions,
+    NetworkOptions,
 ):
     """What a broker is started with.
 
@@ -52,6 +59,11 @@ class BrokerOptions(
                 f"--disk-refuse-percent={self.disk_refuse_percent} and"
                 f" --disk-full-policy={self.disk_full_policy} do not go together: the one refuses"
                 " messages, and the other makes room for them"
+            )
+        if not is_valid_name(self.transaction_aside_topic):
+            raise OptionError(
+                f"--transaction-aside-topic is {self.transaction_aside_topic!r}, which is no valid"
+                " name of a topic"
             )
         for level in self.e2e_processing_latency_percentiles:
             if not 0 < level <= 1:

@@ -51,6 +51,10 @@ class Arguments:
                 f"unknown argument {unknown[0]!r}; there are {', '.join(sorted(names)) or 'none'}",
             )
 
+    def without(self, *names: str) -> Arguments:
+        """The others."""
+        return Arguments({name: v for name, v in self._fields.items() if name not in names})
+
     def _wanted(self, name: str) -> object:
         value = self._fields.get(name)
         if value is None:

@@ -28,6 +28,7 @@ _STATUS = {
     "REFUSED": 503,
     "LIMIT_REACHED": 503,
     "CONFLICT": 409,
+    "INCOMPLETE": 409,
     "GONE": 410,
     "FORBIDDEN": 403,
 }

@@ -31,6 +31,7 @@ from martlet.server.dead_letter_calls import DeadLetterCalls
 from martlet.server.delay_calls import DelayCalls
 from martlet.server.message_calls import MessageCalls
 from martlet.server.topic_calls import TopicCalls
+from martlet.server.transaction_calls import TransactionCalls
 
 if TYPE_CHECKING:
     from martlet.server.connection import Connection
@@ -80,6 +81,7 @@ class Calls:
             **MessageCalls(server).methods(),
             **TopicCalls(server).methods(),
             **DelayCalls(server).methods(),
+            **TransactionCalls(server).methods(),
         }
 
     async def call(self, caller: Caller, method: str, fields: Mapping[str, object]) -> Told:

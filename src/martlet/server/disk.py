@@ -46,6 +46,7 @@ class Disk:
         self._loop = asyncio.get_running_loop()
         self.flushing = False
         self._flush_again = False
+        self._ended: asyncio.Future[None] | None = None
         self._checkpointing = False
         self.checkpoint_position = -1
         """Up to where the newest checkpoint tells everything."""
@@ -80,6 +81,13 @@ class Disk:
         future = self._loop.run_in_executor(self._thread, self._run, job)
         future.add_done_callback(lambda done: self._flushed(job, done))
 
+    async def flushed(self) -> None:
+        """Flush what is written now, and return when a flush has ended, well or not."""
+        if self._ended is None:
+            self._ended = self._loop.create_future()
+        self.flush()
+        await asyncio.shield(self._ended)
+
     def _flushed(self, job: FlushJob, done: asyncio.Future[None]) -> None:
         self.flushing = False
         now = self._loop.time()
@@ -87,6 +95,9 @@ class Disk:
         if self._ended_well(done) and self._broker.log.failed is None:
             self._broker.log.flushed(job)
             self.flushes.add(now - self._began)
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended.set_result(None)
         self._on_durable()
         if self._flush_again:
             self.flush()

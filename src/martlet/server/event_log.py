@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from martlet.broker.channel import Channel
     from martlet.broker.eviction import Evicted
     from martlet.broker.topic import Topic
+    from martlet.broker.transaction import Transaction
     from martlet.broker.transfer import Transfer
     from martlet.protocol.nsq_v2 import ProtocolError
 
@@ -105,6 +106,18 @@ class EventLog:
         if self._broker.topics.get(topic.name) is topic:
             self._log.info("TOPIC(%s): deleting channel %s", topic.name, channel.name)
         self._log.info("CHANNEL(%s): deleting", channel.name)
+
+    def set_aside(self, transaction: Transaction, why: str) -> None:
+        """Nobody could tell what is to become of a transaction: a person is asked."""
+        self._log.warning(
+            "TRANSACTION: %s of group %r, with %d messages, is set aside: %s; topic %s shows them,"
+            " and 'martlet transactions' commits it or rolls it back",
+            transaction.id,
+            transaction.group,
+            transaction.message_count,
+            why,
+            self._broker.transactions.limits.aside_topic,
+        )
 
     def evicted(self, evicted: Evicted) -> None:
         """A segment went to make room, with messages that somebody had yet to finish."""

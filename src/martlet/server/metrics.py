@@ -19,6 +19,7 @@ from aiohttp import web
 
 from martlet import __version__
 from martlet.broker.finishes import BOUNDS_NS
+from martlet.broker.transaction import State
 from martlet.broker.whole import WholeChannel, WholeTopic
 from martlet.duration import SECOND_NS
 from martlet.server import prometheus
@@ -29,6 +30,7 @@ from martlet.server.process_metrics import process_metrics
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
     from martlet.broker.topic import Topic
+    from martlet.broker.transactions import Transactions
     from martlet.server.http import Routes
     from martlet.server.http_request import Request
     from martlet.server.server import Server
@@ -259,9 +261,39 @@ def _broker(server: Server) -> str:
                 ),
                 ("martlet_connections", "gauge", "Clients over TCP.", len(server.connections)),
                 ("martlet_topics", "gauge", "Topics.", len(server.broker.topics)),
+                *_transactions(server.broker.transactions),
             ]
         )
     )
+
+
+def _transactions(transactions: Transactions) -> list[tuple[str, str, str, int]]:
+    return [
+        (
+            "martlet_transactions_open",
+            "gauge",
+            "Transactions that have not ended.",
+            len(transactions.open),
+        ),
+        (
+            "martlet_transactions_set_aside",
+            "gauge",
+            "Those of them that wait for a person.",
+            sum(t.state is State.SET_ASIDE for t in transactions.open.values()),
+        ),
+        (
+            "martlet_transactions_committed_total",
+            "counter",
+            "Transactions that were committed.",
+            transactions.committed_count,
+        ),
+        (
+            "martlet_transactions_rolled_back_total",
+            "counter",
+            "Transactions that were rolled back.",
+            transactions.rolled_back_count,
+        ),
+    ]
 
 
 def _log(server: Server) -> str:

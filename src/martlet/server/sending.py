@@ -13,6 +13,7 @@ The options, all of which may be left out:
 - ``wait``: false for an answer once they are written, though a PUB would wait for the disk
 - ``flush_timeout_ms``: for how long at most it waits for the disk; the status is then
   FLUSH_DISK_TIMEOUT, and they are stored all the same
+- ``transaction``: nobody sees them until that is committed (`martlet.server.transaction_sending`)
 - ``oneway``: true for no answer at all
 - ``producer``, 32 hexadecimal digits, and ``sequence``: a number of this send.  One that is
   repeated is not stored again but answered as the first one, and with ``"duplicate": true`` (see
@@ -145,6 +146,10 @@ def send(connection: Connection, command: v2.Send) -> None:
     """SEND."""
     if connection.guard is not None:
         connection.guard.check("PUB", command.topic, "")
+    if "transaction" in command.options:
+        from martlet.server.transaction_sending import add
+
+        return add(connection, command)
     untold = None
     if command.options.get("oneway") is True:
         untold = Untold(connection, command.topic)
@@ -215,10 +220,16 @@ def _sent(arguments: Arguments, count: int) -> Sent | None:
 
 def _part(topic: Topic, arguments: Arguments) -> Topic:
     """The topic at the queue that the messages go to."""
+    queue = queue_of(topic, arguments)
+    return topic.next_part() if queue < 0 else topic.parts[queue]
+
+
+def queue_of(topic: Topic, arguments: Arguments) -> int:
+    """The number of the queue that messages go to; -1 for any. Raises CallError and NotFound."""
     if "queue" in arguments:
         if "order_key" in arguments:
             raise CallError("BAD_ARGUMENT", "'queue' and 'order_key' each tell where: give one")
-        return topic.part(arguments.number("queue"))
+        return topic.part(arguments.number("queue")).number
     if "order_key" in arguments:
-        return topic.part_for_key(arguments.text("order_key").encode())
-    return topic.next_part()
+        return topic.part_for_key(arguments.text("order_key").encode()).number
+    return -1

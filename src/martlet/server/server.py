@@ -39,6 +39,7 @@ from martlet.server.late_flushes import LateFlushes
 from martlet.server.lookup_peer import LookupPeers
 from martlet.server.statsd import expand_prefix, push
 from martlet.server.tls import server_context
+from martlet.server.transaction_calls import transaction_limits
 from martlet.server.turn import Turns
 
 if TYPE_CHECKING:
@@ -163,6 +164,7 @@ class Server:
                 max_timeout_ns=options.max_msg_timeout_ns,
                 latency_window_ns=options.latency_window_ns,
                 retention=Retention.asked(options.retention_ns, options.retention_bytes),
+                transactions=transaction_limits(options),
                 watermarks=Watermarks(options.disk_clean_percent, options.disk_force_percent),
                 most_delayed=options.max_delayed_messages,
                 on_lost=self._lost,

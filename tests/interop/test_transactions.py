@@ -1,0 +1,185 @@
+"""Transactions over the wire: what plain NSQ consumers see of them, and who is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from martlet.client.address import parse_addresses
+from martlet.client.connection import Connection
+from martlet.client.errors import CallRefused
+from martlet.client.identity import Identity
+from martlet.duration import MILLISECOND_NS
+from martlet.protocol import commands
+from martlet.testing import Broker
+
+
+async def connect(broker: Broker) -> Connection:
+    (address,) = parse_addresses(broker.tcp_address)
+    return await Connection.open(address, Identity())
+
+
+async def add(
+    connection: Connection, id: str, number: int, topic: str, *bodies: bytes, **options: Any
+) -> dict[str, Any]:
+    fields = {"transaction": id, "branch": "b", "number": number, **options}
+    return dict(json.loads(await connection.ask(commands.send(topic, list(bodies), fields))))
+
+
+class Plain:
+    """A consumer that speaks NSQ's protocol and nothing else."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def of(cls, broker: Broker, topic: str) -> Plain:
+        reader, writer = await asyncio.open_connection(*broker.tcp_address.split(":"))
+        writer.write(b"  V2SUB %b plain\nRDY 100\n" % topic.encode())
+        plain = cls(reader, writer)
+        assert await plain._frame() == (0, b"OK")
+        return plain
+
+    async def _frame(self) -> tuple[int, bytes]:
+        async with asyncio.timeout(20):
+            size, kind = struct.unpack(">II", await self._reader.readexactly(8))
+            return kind, await self._reader.readexactly(size - 4)
+
+    async def next(self) -> bytes:
+        """The next message's body; it is finished."""
+        kind, frame = await self._frame()
+        assert kind == 2
+        self._writer.write(b"FIN %b\n" % frame[10:26])
+        return frame[26:]
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def asking_often(checks: int) -> Broker:
+    """A broker whose transactions are silent soon."""
+    return Broker(
+        transaction_check_after_ns=20 * MILLISECOND_NS,
+        transaction_check_interval_ns=20 * MILLISECOND_NS,
+        transaction_checks=checks,
+    )
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    async with Broker() as broker:
+        yield broker
+
+
+async def test_a_plain_consumer_sees_what_was_committed_and_nothing_else(broker: Broker) -> None:
+    connection = await connect(broker)
+    plain = await Plain.of(broker, "orders")
+    for id in ("kept", "dropped"):
+        told = await add(connection, id, 0, "orders", id.encode(), b"2", begin={})
+        assert told == {"status": "OK", "count": 2}
+        assert (await add(connection, id, 1, "mails", b"3"))["status"] == "OK"
+    assert (await connection.call("transaction.rollback", id="dropped")).fields == {
+        "state": "rolled-back"
+    }
+    await connection.ask(commands.publish("orders", b"between"))
+    prepared = await connection.call("transaction.prepare", id="kept", branches={"b": 3})
+    assert prepared.fields == {"state": "prepared"}
+    assert broker.server.broker.log.durable_position > 0
+    for _ in range(2):
+        answer = await connection.call("transaction.commit", id="kept", branches={"b": 3})
+        assert answer.fields == {"state": "committed"}
+    assert [await plain.next() for _ in range(3)] == [b"between", b"kept", b"2"]
+    mails = await Plain.of(broker, "mails")
+    assert await mails.next() == b"3"
+    await connection.ask(commands.publish("orders", b"last"))
+    await connection.ask(commands.publish("mails", b"last"))
+    assert await plain.next() == b"last"
+    assert await mails.next() == b"last"
+    for each in (connection, plain, mails):
+        each.close()
+
+
+async def test_what_is_refused_says_why(broker: Broker) -> None:
+    connection = await connect(broker)
+    told = await add(connection, "t", 0, "orders", b"one")
+    assert told["status"] == "NOT_FOUND"
+    assert "'t'" in told["text"]
+    assert (await add(connection, "t", 0, "orders", b"one", begin={}))["status"] == "OK"
+    assert (await add(connection, "t", 2, "orders", b"one"))["status"] == "INCOMPLETE"
+    assert (await add(connection, "t", 1, "orders", b"x", deliver_at_ms=5))["status"] == (
+        "BAD_ARGUMENT"
+    )
+    with pytest.raises(CallRefused, match="has 1 messages, 2 were added") as refused:
+        await connection.call("transaction.commit", id="t", branches={"b": 2})
+    assert refused.value.code == "INCOMPLETE"
+    await connection.call("transaction.commit", id="t")
+    with pytest.raises(CallRefused, match="cannot be rolled back") as refused:
+        await connection.call("transaction.rollback", id="t")
+    assert refused.value.code == "CONFLICT"
+    assert refused.value.fields["state"] == "committed"
+    assert (await add(connection, "t", 1, "orders", b"one", begin={}))["status"] == "CONFLICT"
+    with pytest.raises(CallRefused, match="BAD_ARGUMENT"):
+        await connection.call("transaction.checks", group="")
+    connection.close()
+
+
+async def test_a_producer_that_waits_is_asked_and_another_when_it_is_gone() -> None:
+    async with asking_often(checks=10_000) as broker:
+        first, second = await connect(broker), await connect(broker)
+        await add(first, "t", 0, "orders", b"one", begin={"group": "billing"})
+        asked = await checks(first)
+        assert asked | {"begun_at_ms": 0, "bytes": 0} == {
+            "id": "t",
+            "group": "billing",
+            "state": "silent",
+            "begun_at_ms": 0,
+            "messages": 1,
+            "bytes": 0,
+            "topics": {"orders": 1},
+            "branches": {"b": 1},
+            "checks": 1,
+        }
+        waiting = [asyncio.create_task(checks(each)) for each in (first, second)]
+        first.close()
+        # Whoever is left is asked, and so is one that comes only now.
+        assert (await waiting[1])["id"] == "t"
+        assert (await checks(second))["checks"] > 1
+        await second.call("transaction.commit", id="t")
+        await asyncio.gather(*waiting, return_exceptions=True)
+        second.close()
+
+
+async def checks(connection: Connection) -> dict[str, Any]:
+    """The transaction that a producer of the group is asked about."""
+    async with asyncio.timeout(20):
+        answer = await connection.call("transaction.checks", group="billing")
+    (asked,) = answer.fields["transactions"]
+    return dict(asked)
+
+
+async def test_it_goes_aside_and_is_shown_and_committed_by_hand() -> None:
+    async with asking_often(checks=2) as broker:
+        connection = await connect(broker)
+        await add(connection, "t", 0, "orders", b"one", b"two", begin={})
+        aside = await Plain.of(broker, "transactions-set-aside")
+        assert [await aside.next(), await aside.next()] == [b"one", b"two"]
+        listed = (await connection.call("transaction.list", state="set-aside")).fields
+        assert [each["id"] for each in listed["transactions"]] == ["t"]
+        shown = (await connection.call("transaction.show", id="t", max_body_bytes=2)).fields
+        assert shown["messages"] == [
+            {"topic": "orders", "body_bytes": 3, "body_base64": "b24="},
+            {"topic": "orders", "body_bytes": 3, "body_base64": "dHc="},
+        ]
+        assert (await connection.call("transaction.list", group="other")).fields["count"] == 0
+        await connection.call("transaction.commit", id="t")
+        plain = await Plain.of(broker, "orders")
+        assert [await plain.next(), await plain.next()] == [b"one", b"two"]
+        assert (await connection.call("transaction.show", id="t")).fields["state"] == "committed"
+        for each in (connection, plain, aside):
+            each.close()
