@@ -38,6 +38,7 @@ TOPIC, CHANNEL = "hot", "path"
 BODY = b"x" * 200
 READY = 2500
 FINISHES = 256
+QUEUES = 8
 
 
 class Wire(asyncio.Transport):
@@ -170,6 +171,15 @@ ROWS: dict[str, tuple[str, Callable[[Server], Step]]] = {
     ),
     "pub": ("PUB, one in a receive", lambda s: publishing(s, commands.publish(TOPIC, BODY), 1)),
     "consume": ("delivery + FIN, 256 in a receive", consuming),
+    "pub-queues": (
+        f"PUB, one in a receive, to {QUEUES} queues",
+        lambda s: publishing(s, commands.publish(TOPIC, BODY), 1),
+    ),
+    "mpub-queues": (
+        f"MPUB of 200, to {QUEUES} queues",
+        lambda s: publishing(s, commands.publish_many(TOPIC, [BODY] * 200), 1),
+    ),
+    "consume-queues": (f"delivery + FIN of {QUEUES} queues", consuming),
     "ping": ("PUB, delivery, FIN, one by one", pinging),
 }
 
@@ -183,8 +193,9 @@ async def measure(row: str, seconds: float, repeat: int, profile: cProfile.Profi
             options = BrokerOptions(tcp_address=anywhere, http_address=anywhere, data_path=folder)
             server = Server(options, logging.getLogger("hot"))
             await server.start()
-            server.broker.topic(TOPIC).channel(CHANNEL)
-            if row == "consume":
+            queues = QUEUES if row.endswith("-queues") else 1
+            server.broker.set_queues(TOPIC, queues).channel(CHANNEL)
+            if row.startswith("consume"):
                 await backlog(server, seconds)
             step = ROWS[row][1](server)
             cost = await run(step, seconds, profile)
