@@ -36,11 +36,14 @@ from martlet.client.hooks import Handling, Hooks, Publishing
 from martlet.client.identity import Identity
 from martlet.client.limits import Limits
 from martlet.client.message import Message, MessageView
+from martlet.client.outgoing import Outgoing
 from martlet.client.producer import Producer
 from martlet.client.readiness import Rotation
+from martlet.client.send_result import SendResult
 from martlet.client.stats import BrokerStats, Health, ProducerStats
 from martlet.client.tls import Tls
 from martlet.properties import Properties
+from martlet.put_status import PutStatus
 
 __all__ = [
     "AlreadyAnswered",
@@ -71,6 +74,7 @@ __all__ = [
     "Message",
     "MessageView",
     "NotSupported",
+    "Outgoing",
     "Producer",
     "ProducerFull",
     "ProducerStats",
@@ -80,9 +84,11 @@ __all__ = [
     "PublishTimeout",
     "PublishUnclear",
     "Publishing",
+    "PutStatus",
     "Refused",
     "Requeue",
     "Rotation",
+    "SendResult",
     "SubscribeRefused",
     "Tls",
 ]

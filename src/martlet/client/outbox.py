@@ -66,14 +66,6 @@ class Outbox:
         """How many messages were answered OK."""
         return self._stored_before + sum(lane.stored_count for lane in self.lanes)
 
-    def is_full(self, message_count: int, size_bytes: int) -> bool:
-        """Whether so much more would be too much pending; with nothing pending, nothing is."""
-        limits = self._limits
-        return self.pending_messages > 0 and (
-            self.pending_messages + message_count > limits.max_pending_messages
-            or self.pending_bytes + size_bytes > limits.max_pending_bytes
-        )
-
     # The lanes.
 
     def add_lane(self, name: str) -> Lane:

@@ -33,6 +33,7 @@ class Pool:
         is_closed: whether all brokers are left, for good.
         refusal: what a broker said, while all that there are refuse this client for good.
         on_refused: called when that becomes so.
+        on_flush: called when what waits is sent.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Pool:
         self.attempted = asyncio.Event()
         self.refusal: ConnectRefused | None = None
         self.on_refused: Callable[[ConnectRefused], None] = lambda _refusal: None
+        self.on_flush: Callable[[], None] = lambda: None
         self._outbox = outbox
         self._outbox.on_room = self.flush_soon
         self._given = list(addresses)
@@ -136,6 +138,7 @@ class Pool:
 
     def _flush(self) -> None:
         self._is_flushing = False
+        self.on_flush()
         lanes = []
         for link in self._links.values():
             connection = link.connection

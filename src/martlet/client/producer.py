@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from functools import partial
 from types import TracebackType
+from typing import Any
 
 from martlet.client.address import Addresses, parse_addresses
 from martlet.client.backoff import Backoff
@@ -23,13 +25,16 @@ from martlet.client.identity import Compression, Identity, TlsChoice
 from martlet.client.limits import Limits
 from martlet.client.name import check_name
 from martlet.client.outbox import Outbox
+from martlet.client.outgoing import SendOptions
 from martlet.client.pool import Pool
 from martlet.client.publication import OrderKey, Publication
+from martlet.client.sender import Sender
+from martlet.client.sends import Sends
 from martlet.client.stats import ProducerStats
 from martlet.protocol.commands import MPUB_EXTRA_BYTES
 
 
-class Producer:
+class Producer(Sends):
     """Publishes messages to a broker, or to several, each message to one of them.
 
     ::
@@ -57,6 +62,10 @@ class Producer:
         ordered: bool = False,
         timeout_s: float = 30.0,
         retries: int | None = None,
+        send_timeout_s: float = 3.0,
+        send_retries: int | None = 2,
+        retry_another_broker: bool = False,
+        idempotent: bool = True,
         answer_timeout_s: float = 10.0,
         limits: Limits | None = None,
         backoff: Backoff | None = None,
@@ -80,6 +89,11 @@ class Producer:
             timeout_s: how long a publish may take with everything, all attempts included.
             retries: how often a publish that was sent in vain is sent again; as often as there is
                 time for if None.
+            send_timeout_s, send_retries: the same for ``send`` and its like.
+            retry_another_broker: whether what a broker could not store, or not as safely as was
+                wanted, is sent to another; it may be stored twice then.
+            idempotent: whether a send that is tried again at the same broker is recognised there,
+                and so stored exactly once.
             answer_timeout_s: how long a broker may take to answer while there is another; then
                 what it was sent goes to the other.
             limits: how much is sent at once and how much may be in flight.
@@ -90,11 +104,16 @@ class Producer:
             tls, compression, auth_secret: in the place of the identity's; see `Identity`.
             hooks: what to call for logs, metrics and traces.
         """
-        for name, value in (("timeout_s", timeout_s), ("answer_timeout_s", answer_timeout_s)):
+        for name, value in (
+            ("timeout_s", timeout_s),
+            ("send_timeout_s", send_timeout_s),
+            ("answer_timeout_s", answer_timeout_s),
+        ):
             if value <= 0:
                 raise ValueError(f"{name}={value} must be above 0")
-        if retries is not None and retries < 0:
-            raise ValueError(f"retries={retries}: 0 is the least, None for any number")
+        for name, count in (("retries", retries), ("send_retries", send_retries)):
+            if count is not None and count < 0:
+                raise ValueError(f"{name}={count}: 0 is the least, None for any number")
         if addresses is None and lookup is None:
             addresses = "127.0.0.1:4150"
         if lookup is not None:
@@ -116,6 +135,16 @@ class Producer:
             answer_timeout_s=answer_timeout_s,
             hooks=hooks,
         )
+        self._retries = retries
+        self._send_timeout_s = send_timeout_s
+        self._send_retries = send_retries
+        self._sender = Sender(
+            self._pool,
+            self._limits,
+            is_idempotent=idempotent,
+            tries_others=retry_another_broker,
+        )
+        self._pool.on_flush = self._sender.flush
         self._expiry = Expiry(self._outbox, self._pool, timeout_s)
         self._pool.on_refused = self._on_refused
         self._loop: asyncio.AbstractEventLoop
@@ -166,6 +195,9 @@ class Producer:
         *,
         defer_ms: int | None = None,
         order_key: str | bytes | None = None,
+        tag: str = "",
+        keys: Iterable[str] | str = (),
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         """Publish a message, and return once the broker has stored it.
 
@@ -175,8 +207,10 @@ class Producer:
             defer_ms: deliver it so many milliseconds later.
             order_key: messages of the topic with this key are stored in the order in which they
                 were published, at one broker.
+            tag, keys, headers: as of ``send``; these need a Martlet broker.
 
         Raises:
+            NotSupported: it has properties, and the broker is no Martlet broker.
             InvalidName: no topic may be called that.
             BadBody: the body is empty or too big.
             PublishRefused: the broker answered an error; the message is not stored.  If the error
@@ -187,6 +221,12 @@ class Producer:
             PublishUnclear: the answer was neither OK nor an error; it may be stored.
             Closed: the producer has been closed.
         """
+        if tag or keys or headers:
+            key = order_key.decode() if isinstance(order_key, bytes) else order_key or ""
+            defer_until = 0 if defer_ms is None else round(time.time() * 1000) + defer_ms
+            options = SendOptions(defer_until, True, key, None, self._retries)
+            await self._start(topic, (body,), (tag, keys, headers, key), options, self._timeout_s)
+            return
         await self._publish(topic, body, defer_ms, order_key)
 
     def submit(
@@ -235,10 +275,15 @@ class Producer:
 
     def _check_room(self, message_count: int, size_bytes: int) -> None:
         """Raise ``ProducerFull`` if so much more may not be published now."""
-        outbox = self._outbox
-        if outbox.is_full(message_count, size_bytes):
+        outbox, sender, limits = self._outbox, self._sender, self._limits
+        pending_messages = outbox.pending_messages + sender.pending_messages
+        pending_bytes = outbox.pending_bytes + sender.pending_bytes
+        if pending_messages and (
+            pending_messages + message_count > limits.max_pending_messages
+            or pending_bytes + size_bytes > limits.max_pending_bytes
+        ):
             raise ProducerFull(
-                f"{outbox.pending_messages} messages of {outbox.pending_bytes} bytes are published"
+                f"{pending_messages} messages of {pending_bytes} bytes are published"
                 f" and not answered, the limit being {self._limits}: await some of the futures that"
                 " submit has returned, then submit this again"
             )
@@ -287,14 +332,7 @@ class Producer:
         await publish_bodies(bodies, self._limits, add, call)
         return call.message_count
 
-    def _add(
-        self,
-        topic: str,
-        bodies: tuple[bytes] | list[bytes],
-        size_bytes: int,
-        defer_ms: int | None,
-        order_key: OrderKey | None,
-    ) -> Publication:
+    def _check_open(self) -> None:
         if not self._is_open:
             raise Closed(
                 "the producer has been closed"
@@ -303,6 +341,16 @@ class Producer:
             )
         if self._pool.refusal is not None:
             raise self._pool.refusal
+
+    def _add(
+        self,
+        topic: str,
+        bodies: tuple[bytes] | list[bytes],
+        size_bytes: int,
+        defer_ms: int | None,
+        order_key: OrderKey | None,
+    ) -> Publication:
+        self._check_open()
         loop = self._loop
         deadline_s = loop.time() + self._timeout_s
         publication = Publication(
@@ -323,13 +371,13 @@ class Producer:
     @property
     def stats(self) -> ProducerStats:
         """What has been done so far, and how the brokers do."""
-        outbox = self._outbox
+        outbox, sender = self._outbox, self._sender
         return ProducerStats(
-            pending_messages=outbox.pending_messages,
-            pending_bytes=outbox.pending_bytes,
-            stored=outbox.stored_count,
-            retried=outbox.retried_count,
-            timed_out=self._expiry.count,
+            pending_messages=outbox.pending_messages + sender.pending_messages,
+            pending_bytes=outbox.pending_bytes + sender.pending_bytes,
+            stored=outbox.stored_count + sender.stored_count,
+            retried=outbox.retried_count + sender.retried_count,
+            timed_out=self._expiry.count + sender.timed_out_count,
             brokers=tuple(link.stats() for link in self._pool.links),
         )
 
@@ -337,7 +385,10 @@ class Producer:
         """Wait until all that is published has been answered, or its timeout, and hang up."""
         self._is_open = False
         try:
-            unanswered = [publication.future for publication in self._outbox.unanswered()]
+            unanswered: list[asyncio.Future[Any]] = [
+                publication.future for publication in self._outbox.unanswered()
+            ]
+            unanswered += [sending.future for sending in self._sender.unanswered()]
             if unanswered:
                 await asyncio.wait(unanswered)
         finally:
@@ -348,10 +399,12 @@ class Producer:
         for publication in self._outbox.unanswered():
             publication.fail(refusal)
         self._outbox.forget_settled()
+        self._sender.fail_all(refusal)
 
     async def _stop(self) -> None:
         self._is_open = False
         for publication in self._outbox.unanswered():
             publication.fail(Closed("the producer was closed before the broker answered"))
         self._expiry.close()
+        self._sender.close()
         await self._pool.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextvars import Context, copy_context
 from itertools import islice
@@ -13,6 +13,7 @@ from typing import Any
 from martlet.client import producer as asynchronous
 from martlet.client.body import PIECE_MESSAGES, Body, check_body
 from martlet.client.name import check_name
+from martlet.client.send_result import SendResult
 from martlet.client.stats import ProducerStats
 from martlet.client.sync.face import Face
 from martlet.client.sync.likeness import like
@@ -64,12 +65,20 @@ class Producer(Face):
         *,
         defer_ms: int | None = None,
         order_key: str | bytes | None = None,
+        tag: str = "",
+        keys: Iterable[str] | str = (),
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         """Publish a message, and return once a broker has stored it.
 
         The arguments and errors are those of `martlet.client.Producer.publish`.
         """
         thread = self._entered()
+        if tag or keys or headers:
+            publish = self._producer.publish
+            more: dict[str, Any] = {"tag": tag, "keys": keys, "headers": headers}
+            thread.call(publish(topic, body, defer_ms=defer_ms, order_key=order_key, **more))
+            return
         thread.result(self._submit(thread, topic, body, defer_ms, order_key))
 
     def submit(
@@ -117,6 +126,32 @@ class Producer(Face):
                 future.cancel()
             raise
         return count
+
+    @like(asynchronous.Producer.send)
+    def send(self, *arguments: Any, **settings: Any) -> SendResult:
+        """Send a message, and return where it is stored."""
+        return self._entered().call(self._producer.send(*arguments, **settings))
+
+    @like(asynchronous.Producer.send_many)
+    def send_many(self, *arguments: Any, **settings: Any) -> list[SendResult]:
+        """Send messages in order, and return where each is stored."""
+        return self._entered().call(self._producer.send_many(*arguments, **settings))
+
+    @like(asynchronous.Producer.send_async)
+    def send_async(self, *arguments: Any, **settings: Any) -> Future[SendResult]:
+        """Send a message without waiting; callbacks are called in the client's thread."""
+        return self._entered().start(self._send(arguments, settings))
+
+    async def _send(self, arguments: tuple[Any, ...], settings: dict[str, Any]) -> SendResult:
+        return await self._producer.send_async(*arguments, **settings)
+
+    @like(asynchronous.Producer.send_oneway)
+    def send_oneway(self, *arguments: Any, **settings: Any) -> None:
+        """Send a message once, and hear no more of it."""
+        self._entered().call(self._send_oneway(arguments, settings))
+
+    async def _send_oneway(self, arguments: tuple[Any, ...], settings: dict[str, Any]) -> None:
+        self._producer.send_oneway(*arguments, **settings)
 
     @property
     def stats(self) -> ProducerStats:

@@ -1,0 +1,352 @@
+"""Sending with results, futures, callbacks and no answer, and each message stored exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.interop.cutting_proxy import CuttingProxy
+from tests.unit.client.scripted_broker import ScriptedBroker, eventually
+
+from martlet.broker.errors import WritesRefused
+from martlet.client import (
+    Backoff,
+    BadBody,
+    Closed,
+    Consumer,
+    Limits,
+    NotSupported,
+    Outgoing,
+    Producer,
+    ProducerFull,
+    Properties,
+    PublishLost,
+    PublishRefused,
+    PublishTimeout,
+    PublishUnclear,
+    PutStatus,
+    SendResult,
+    sync,
+)
+from martlet.properties import BadProperties
+from martlet.testing import Broker
+
+SOON = Backoff(first_s=0.01, max_s=0.02)
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    async with Broker() as broker:
+        yield broker
+
+
+def producer_of(*addresses: str, **settings: Any) -> Producer:
+    settings = {"send_timeout_s": 20.0, "backoff": SOON, **settings}
+    return Producer(list(addresses), **settings)
+
+
+async def bodies(broker: Broker, topic: str, count: int) -> list[bytes]:
+    """So many messages of a topic, and none behind them."""
+    async with Consumer(topic, "all", broker.tcp_address) as consumer:
+        found = [(await asyncio.wait_for(anext(consumer), 20)).body for _ in range(count)]
+    assert broker.server.broker.topics[topic].whole.message_count == count
+    return found
+
+
+async def test_the_result_tells_where_a_message_is(broker: Broker) -> None:
+    async with Producer(broker.tcp_address) as producer:
+        await producer.publish("t", b"before")
+        result = await producer.send(
+            "t", b"1", tag="red", keys="a-1", headers={"h": "v"}, order_key="k"
+        )
+        assert (result.status, result.queue, result.offset) == (PutStatus.OK, 0, 1)
+        assert (result.broker, result.is_duplicate) == (broker.tcp_address, False)
+        async with Consumer("t", "c", broker.tcp_address) as consumer:
+            await anext(consumer)
+            message = await anext(consumer)
+            assert (message.id, message.body) == (result.id, b"1")
+            told = message.properties
+            assert (told.tag, told.keys, told.headers, told.order_key) == (
+                "red",
+                ("a-1",),
+                {"h": "v"},
+                "k",
+            )
+            again = await producer.send("other", message, tag="green")
+            assert again.offset == 0
+        async with Consumer("other", "c", broker.tcp_address) as consumer:
+            told = (await anext(consumer)).properties
+            assert (told.tag, told.keys, told.order_key) == ("green", ("a-1",), "k")
+            assert told.sent is not None
+            assert told.sent.sequence == 2
+
+
+async def test_what_is_sent_in_one_turn_goes_together_and_each_knows_its_place(
+    broker: Broker,
+) -> None:
+    async with Producer(broker.tcp_address) as producer:
+        futures = [
+            producer.send_async("t", b"%d" % number, tag="even" if number % 2 == 0 else "")
+            for number in range(100)
+        ]
+        results = await asyncio.gather(*futures)
+        many = await producer.send_many("t", [b"x", Outgoing(b"y", Properties(tag="z"))])
+        assert [each.offset for each in many] == [100, 101]
+        stats = producer.stats
+        assert (stats.stored, stats.pending_messages, stats.retried) == (102, 0, 0)
+    assert [each.offset for each in results] == list(range(100))
+    assert broker.server.broker.topics["t"].queue.index.end_row < 5, "few batches"
+    async with Consumer("t", "c", broker.tcp_address) as consumer:
+        for number, result in enumerate(results):
+            message = await anext(consumer)
+            assert (message.id, message.body) == (result.id, b"%d" % number)
+            assert message.properties.tag == ("even" if number % 2 == 0 else "")
+            message.finish()
+
+
+async def test_callbacks_hear_of_results_and_of_errors(broker: Broker) -> None:
+    results: list[SendResult] = []
+    errors: list[BaseException] = []
+    async with Producer(broker.tcp_address) as producer:
+        said: dict[str, Any] = {"on_result": results.append, "on_error": errors.append}
+        good = producer.send_async("t", b"1", **said)
+        bad = producer.send_async("t", b"2", queue=3, **said)
+        await asyncio.wait([good, bad])
+        with pytest.raises(PublishRefused, match="NO_QUEUE topic 't' has no queue 3"):
+            await bad
+        assert results == [await good]
+        assert [type(each) for each in errors] == [PublishRefused]
+
+
+async def test_publish_takes_properties_and_then_needs_a_martlet_broker(broker: Broker) -> None:
+    async with Producer(broker.tcp_address) as producer:
+        await producer.publish("t", b"1", tag="red", order_key=b"k")
+    async with Consumer("t", "c", broker.tcp_address) as consumer:
+        told = (await anext(consumer)).properties
+        assert (told.tag, told.order_key) == ("red", "k")
+    async with ScriptedBroker() as other, Producer(other.address) as producer:
+        for sent in (producer.publish("t", b"1", tag="red"), producer.send("t", b"1")):
+            with pytest.raises(NotSupported, match="no Martlet broker"):
+                await sent
+        with pytest.raises(NotSupported, match="no Martlet broker"):
+            producer.send_oneway("t", b"1")
+
+
+async def test_oneway_is_stored_and_waits_for_nothing(broker: Broker) -> None:
+    async with Producer(broker.tcp_address) as producer:
+        for number in range(10):
+            producer.send_oneway("t", b"%d" % number, tag="t")
+        await producer.send("t", b"last")
+        assert await bodies(broker, "t", 11) == [*(b"%d" % n for n in range(10)), b"last"]
+
+
+async def test_messages_are_delivered_at_their_time(broker: Broker) -> None:
+    async with Producer(broker.tcp_address) as producer:
+        at = datetime.now(UTC) + timedelta(milliseconds=300)
+        await producer.send("t", b"later", deliver_at=at)
+        await producer.send("t", b"now")
+        async with Consumer("t", "c", broker.tcp_address) as consumer:
+            assert (await anext(consumer)).body == b"now"
+            assert (await asyncio.wait_for(anext(consumer), 20)).body == b"later"
+        assert time.time() >= at.timestamp()
+        with pytest.raises(ValueError, match="needs a time zone"):
+            await producer.send("t", b"x", deliver_at=datetime(2030, 1, 1))
+
+
+@pytest.mark.parametrize("flush", ["async", "sync"])
+async def test_what_was_stored_and_not_answered_is_stored_once(tmp_path: Path, flush: str) -> None:
+    async with (
+        Broker(tmp_path, flush=flush) as broker,
+        CuttingProxy(broker.tcp_address) as proxy,
+        producer_of(proxy.address, send_retries=None) as producer,
+    ):
+        sent = [await producer.send("t", b"first")]
+        for turn in range(3):
+            proxy.swallow()
+            futures = [producer.send_async("t", b"%d.%d" % (turn, n)) for n in range(5)]
+            await asyncio.wait_for(proxy.swallowed.wait(), 20)
+            proxy.go_on()
+            sent += await asyncio.gather(*futures)
+            assert all(each.is_duplicate for each in sent[-5:])
+        assert [each.offset for each in sent] == list(range(16))
+        assert producer.stats.retried >= 15
+        expected = [b"first", *(b"%d.%d" % (turn, n) for turn in range(3) for n in range(5))]
+        assert await bodies(broker, "t", 16) == expected
+
+
+async def test_without_idempotence_it_may_be_stored_twice(broker: Broker) -> None:
+    async with (
+        CuttingProxy(broker.tcp_address) as proxy,
+        producer_of(proxy.address, idempotent=False) as producer,
+    ):
+        proxy.swallow()
+        future = producer.send_async("t", b"1")
+        await asyncio.wait_for(proxy.swallowed.wait(), 20)
+        proxy.go_on()
+        assert (await future).offset == 1
+        assert await bodies(broker, "t", 2) == [b"1", b"1"]
+
+
+async def test_messages_of_an_order_key_stay_in_order_through_cuts(broker: Broker) -> None:
+    async with (
+        CuttingProxy(broker.tcp_address) as proxy,
+        producer_of(proxy.address, send_retries=None) as producer,
+    ):
+        broker.server.broker.set_queues("t", 3)
+        futures = []
+        for number in range(60):
+            key = f"key {number % 4}"
+            futures.append(producer.send_async("t", b"%d" % number, order_key=key))
+            if number % 7 == 0:
+                await asyncio.sleep(0)
+            if number % 20 == 10:
+                proxy.swallow()
+                await asyncio.wait_for(proxy.swallowed.wait(), 20)
+                proxy.go_on()
+        results = await asyncio.gather(*futures)
+        for first in range(4):
+            places = [(each.queue, each.offset) for each in results[first::4]]
+            assert places == sorted(places)
+            assert len({queue for queue, _ in places}) == 1
+        assert len({(each.queue, each.offset) for each in results}) == 60
+        await bodies(broker, "t", 60)
+
+
+async def test_a_send_is_tried_so_often_and_no_longer_than_its_time(broker: Broker) -> None:
+    async with (
+        CuttingProxy(broker.tcp_address) as proxy,
+        producer_of(proxy.address, send_retries=1) as producer,
+    ):
+        proxy.swallow()
+        with pytest.raises(PublishTimeout, match="did not answer in time"):
+            await producer.send("t", b"1", timeout_s=0.3)
+        proxy.go_on()
+        assert (await producer.send("t", b"2")).offset == 1
+        proxy.swallow()
+        lost = asyncio.create_task(producer.send("t", b"3"))
+        count = proxy.connected_count
+        await asyncio.wait_for(proxy.swallowed.wait(), 20)
+        proxy.go_on()
+        assert (await lost).is_duplicate
+        assert proxy.connected_count == count + 1
+    async with (
+        CuttingProxy(broker.tcp_address) as proxy,
+        producer_of(proxy.address, send_retries=0) as producer,
+    ):
+        proxy.swallow()
+        lost = asyncio.create_task(producer.send("t", b"4"))
+        await asyncio.wait_for(proxy.swallowed.wait(), 20)
+        proxy.go_on()
+        with pytest.raises(PublishLost, match="sent 1 times"):
+            await lost
+
+
+async def test_what_a_broker_can_not_store_now_is_tried_again(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = broker.server.broker.log
+    append, tries = log.append_batch, 0
+
+    def append_batch(*arguments: Any) -> int:
+        nonlocal tries
+        tries += 1
+        if tries % 3:
+            raise WritesRefused("the disk is full: so it is told")
+        return append(*arguments)
+
+    monkeypatch.setattr(log, "append_batch", append_batch)
+    async with producer_of(broker.tcp_address) as producer:
+        assert (await producer.send("t", b"1")).offset == 0
+        assert tries == 3
+    async with producer_of(broker.tcp_address, send_retries=1) as producer:
+        with pytest.raises(PublishRefused, match="REFUSED the disk is full"):
+            await producer.send("t", b"2")
+        assert tries == 5
+
+
+async def test_one_bad_message_does_not_take_others_with_it(broker: Broker) -> None:
+    limits = Limits(max_message_bytes=4 << 20)
+    async with producer_of(broker.tcp_address, limits=limits) as producer:
+        futures = [producer.send_async("t", body) for body in (b"1", bytes(2 << 20), b"2", b"3")]
+        results = await asyncio.gather(*futures, return_exceptions=True)
+        assert [type(each) for each in results] == [
+            SendResult,
+            PublishRefused,
+            SendResult,
+            SendResult,
+        ]
+        assert await bodies(broker, "t", 3) == [b"1", b"2", b"3"]
+
+
+async def test_another_broker_is_asked_only_if_that_is_wanted(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Broker(flush="sync") as other:
+        monkeypatch.setattr("martlet.server.sending.TIMEOUT_MS", 30)
+        monkeypatch.setattr(other.server.disk, "flush", lambda: None)
+        addresses = (other.tcp_address, broker.tcp_address)
+        async with producer_of(*addresses) as producer:
+            await eventually(lambda: producer.stats.connected == 2)
+            results = await asyncio.gather(*(producer.send(f"t{n}", b"1") for n in range(2)))
+            assert {each.status for each in results} == {
+                PutStatus.OK,
+                PutStatus.FLUSH_DISK_TIMEOUT,
+            }
+        async with producer_of(*addresses, retry_another_broker=True) as producer:
+            await eventually(lambda: producer.stats.connected == 2)
+            results = await asyncio.gather(*(producer.send(f"t{n}", b"2") for n in range(2)))
+            assert {each.status for each in results} == {PutStatus.OK}
+            assert {each.broker for each in results} == {broker.tcp_address}
+
+
+async def test_what_is_wrong_with_a_message_is_told_at_once(broker: Broker) -> None:
+    async with Producer(broker.tcp_address) as producer:
+        with pytest.raises(BadBody):
+            await producer.send("t", b"")
+        with pytest.raises(TypeError, match="a message is bytes, or has a body and properties"):
+            await producer.send("t", "text")  # type: ignore[arg-type]
+        with pytest.raises(BadProperties, match="a tag is printable"):
+            producer.send_async("t", b"1", tag="a|b")
+    with pytest.raises(Closed):
+        await producer.send("t", b"1")
+    limits = Limits(max_pending_messages=2)
+    async with Producer(broker.tcp_address, limits=limits) as producer:
+        futures = [producer.send_async("t", b"%d" % number) for number in range(2)]
+        with pytest.raises(ProducerFull):
+            producer.send_async("t", b"3")
+        await asyncio.gather(*futures)
+
+
+async def test_a_send_that_is_too_old_is_no_success_and_no_refusal(broker: Broker) -> None:
+    async with Producer(broker.tcp_address) as producer:
+        await producer.send("t", b"1")
+        (desk,) = producer._sender._desks.values()
+        desk._sequence = 500
+        for _ in range(70):
+            await producer.send("t", b"1")
+        desk._sequence = 0
+        with pytest.raises(PublishUnclear, match="TOO_OLD"):
+            await producer.send("t", b"1")
+
+
+def test_threads_send_without_await(tmp_path: Path) -> None:
+    from martlet.testing import BrokerProcess
+
+    with BrokerProcess(tmp_path) as broker:
+        with sync.Producer(broker.tcp_address) as producer:
+            first = producer.send("t", b"1", tag="red")
+            assert (first.offset, first.status) == (0, PutStatus.OK)
+            futures = [producer.send_async("t", b"%d" % n) for n in range(2, 5)]
+            assert [each.result(20).offset for each in futures] == [1, 2, 3]
+            assert [each.offset for each in producer.send_many("t", [b"5", b"6"])] == [4, 5]
+            producer.send_oneway("t", b"7")
+            with pytest.raises(PublishRefused, match="NO_QUEUE"):
+                producer.send("t", b"8", queue=9)
+            producer.publish("t", b"8", tag="blue")
+        with sync.Consumer("t", "c", broker.tcp_address) as consumer:
+            assert [next(consumer).body for _ in range(8)] == [b"%d" % n for n in range(1, 9)]
