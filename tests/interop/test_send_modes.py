@@ -148,7 +148,8 @@ async def test_oneway_is_stored_and_waits_for_nothing(broker: Broker) -> None:
 async def test_messages_are_delivered_at_their_time(broker: Broker) -> None:
     async with Producer(broker.tcp_address) as producer:
         at = datetime.now(UTC) + timedelta(milliseconds=300)
-        await producer.send("t", b"later", deliver_at=at)
+        later = await producer.send("t", b"later", deliver_at=at)
+        assert (later.queue, later.offset) == (0, None)
         await producer.send("t", b"now")
         async with Consumer("t", "c", broker.tcp_address) as consumer:
             assert (await anext(consumer)).body == b"now"
@@ -156,6 +157,28 @@ async def test_messages_are_delivered_at_their_time(broker: Broker) -> None:
         assert time.time() >= at.timestamp()
         with pytest.raises(ValueError, match="needs a time zone"):
             await producer.send("t", b"x", deliver_at=datetime(2030, 1, 1))
+
+
+async def test_a_message_for_later_is_stored_once_too_also_when_it_is_on_its_way_already(
+    broker: Broker,
+) -> None:
+    async with (
+        CuttingProxy(broker.tcp_address) as proxy,
+        producer_of(proxy.address, send_retries=None) as producer,
+        Consumer("t", "c", broker.tcp_address) as consumer,
+    ):
+        core = broker.server.broker
+        proxy.swallow()
+        future = producer.send_async("t", b"later", deliver_at=time.time() + 0.2)
+        await asyncio.wait_for(proxy.swallowed.wait(), 20)
+        message = await asyncio.wait_for(anext(consumer), 20)
+        message.finish()
+        for bucket in list(core.delays.buckets_of(core.topics["t"])):
+            assert core.delays.drop(bucket)  # as it does when the bucket's time is over
+        proxy.go_on()
+        result = await future
+        assert (result.is_duplicate, result.offset, result.id) == (True, None, None)
+        assert core.topics["t"].message_count == 1
 
 
 @pytest.mark.parametrize("flush", ["async", "sync"])
@@ -210,7 +233,7 @@ async def test_messages_of_an_order_key_stay_in_order_through_cuts(broker: Broke
                 proxy.go_on()
         results = await asyncio.gather(*futures)
         for first in range(4):
-            places = [(each.queue, each.offset) for each in results[first::4]]
+            places = [(each.queue, each.offset or 0) for each in results[first::4]]
             assert places == sorted(places)
             assert len({queue for queue, _ in places}) == 1
         assert len({(each.queue, each.offset) for each in results}) == 60

@@ -16,7 +16,8 @@ the kind PRODUCERS, little-endian::
      0 durable position u64 | 8 forgotten until i64 ns
     then for each producer
      0 id 16 bytes | 16 floor u64 | 24 heard at i64 ns | 32 count u64
-    40 count x (sequence u64 | end position u64 | offset u64 | topic u32 | messages u32)
+    40 count x (sequence u64 | end position u64 | offset u64 | topic u32 | home u32 | messages u32 |
+        0 u32)
 
 An entry may survive a power cut that a batch before it did not survive.  So a send that it tells of
 is believed where the log was durable up to it then, and else only where its batch was seen.
@@ -43,13 +44,13 @@ MOST_PRODUCERS = 10_000
 """So many producers are known."""
 _LEAST_SENDS = 1024
 _SEGMENT_BYTES_A_SEND = 1024
-"""For so many bytes of a segment one send is known: its head tells each of them in 32."""
+"""For so many bytes of a segment one send is known: its head tells each of them in 40."""
 _ENTRY_BYTES = 1 << 15
 _WAY_OUT = "look whether it is stored before you send it by another number"
 
 _HEAD = struct.Struct("<Qq")
 _PRODUCER = struct.Struct("<16sQqQ")
-_ROW = struct.Struct("<QQQII")
+_ROW = struct.Struct("<QQQIIII")
 _SENT_FIELD = struct.Struct("<BBH")
 _SENT_HEAD = _SENT_FIELD.pack(Field.SENT, 0, SENT_BYTES)
 _MARK_BYTES = len(_SENT_HEAD) + SENT_BYTES
@@ -68,16 +69,20 @@ class Send:
 
     Attributes:
         receipt: what became of it.
-        topic: the topic's number in the log, at the queue where it is.
+        topic: the topic's number in the log, at the queue where it is; a bucket's, for later ones.
+        home: the same of the queue that they go to in the end.
         offset: of its first message.
         count: its messages.
     """
 
-    __slots__ = ("_row", "count", "offset", "receipt", "topic")
+    __slots__ = ("_row", "count", "home", "offset", "receipt", "topic")
 
-    def __init__(self, receipt: Receipt, topic: int, offset: int, count: int) -> None:
+    def __init__(
+        self, receipt: Receipt, topic: int, offset: int, count: int, home: int | None = None
+    ) -> None:
         self.receipt = receipt
         self.topic = topic
+        self.home = topic if home is None else home
         self.offset = offset
         self.count = count
         self._row = b""
@@ -86,7 +91,8 @@ class Send:
         """As the journal tells it, once it is stored."""
         if not self._row:
             position = self.receipt.position
-            self._row = _ROW.pack(sequence, position, self.offset, self.topic, self.count)
+            places = (self.topic, self.home, self.count, 0)
+            self._row = _ROW.pack(sequence, position, self.offset, *places)
         return self._row
 
     @property
@@ -174,11 +180,12 @@ class Producers:
                     f" none; {_WAY_OUT}"
                 )
             return None
-        if known.receipt.error is not None or known.topic not in self.topics:
+        home = self.topics.get(known.home)
+        if known.receipt.error is not None or home is None:
             # It was not stored, or has gone with its topic.
             self._drop(window, sent.sequence)
             return None
-        if known.count != sent.count or self.topics[known.topic].home not in topic.parts:
+        if known.count != sent.count or home.home not in topic.parts:
             raise Reused(
                 f"producer {sent.producer.hex()} has sent other messages, or to another topic, by"
                 f" number {sent.sequence}: each send needs a number of its own"
@@ -258,11 +265,12 @@ class Producers:
             window.floor = max(window.floor, floor)
             window.heard_at_ns = max(window.heard_at_ns, heard_at_ns)
             rows = memoryview(entry)[at:end]
-            for sequence, position, offset, topic, messages in _ROW.iter_unpack(rows):
+            for row in _ROW.iter_unpack(rows):
+                sequence, position, offset, topic, home, messages, _ = row
                 if position <= durable and sequence not in window.sends:
                     receipt = Receipt()
                     receipt.position = position
-                    send = Send(receipt, topic, offset, messages)
+                    send = Send(receipt, topic, offset, messages, home)
                     self.add(Sent(producer, sequence, messages), send, heard_at_ns)
             at = end
 

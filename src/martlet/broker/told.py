@@ -247,10 +247,14 @@ class Told:
         """Know the sends that a batch has stored; of a copy they were known before."""
         if header.flags & Flag.RELOCATED:
             return
+        state = self.topics.get(header.topic)
+        delayed = state.description.get("delayed") if state is not None else None
+        home = delayed["topic"] if delayed else header.topic
         for number, sent in marks(properties(header, record)):
             receipt = Receipt()
             receipt.position = header.next_position
-            send = Send(receipt, header.topic, header.first_offset + number, sent.count)
+            offset = header.first_offset + number
+            send = Send(receipt, header.topic, offset, sent.count, home)
             self.producers.add(sent, send, header.stored_at_ns)
 
     def learn_bundle(self, header: Header, record: memoryview) -> None:

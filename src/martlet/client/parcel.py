@@ -177,11 +177,12 @@ class Parcel:
             status = fields["status"]
             result = None
             if status in _STORED:
+                offset, id = fields["offset"], fields["id"]
                 result = SendResult(
                     PutStatus(status),
                     int(fields["queue"]),
-                    int(fields["offset"]),
-                    str(fields["id"]).encode(),
+                    None if offset is None else int(offset),
+                    None if id is None else str(id).encode(),
                     name,
                     bool(fields.get("duplicate")),
                 )

@@ -15,16 +15,18 @@ class SendResult(NamedTuple):
     Attributes:
         status: OK, or what is still missing (see `PutStatus`).
         queue: the queue's number.
-        offset: the message's in that queue.
-        id: the message's, as its consumers see it.
+        offset: the message's in that queue; None for one that is delivered later, which gets its
+            place there at its time.
+        id: the message's, as its consumers see it; of one that is delivered later the one by which
+            it can be cancelled, None where a repeated send finds that it is on its way already.
         broker: the broker's address.
         is_duplicate: whether an earlier try of the same send had stored it.
     """
 
     status: PutStatus
     queue: int
-    offset: int
-    id: bytes
+    offset: int | None
+    id: bytes | None
     broker: str
     is_duplicate: bool = False
 
@@ -32,5 +34,6 @@ class SendResult(NamedTuple):
         """Of the message that was sent with it so many behind it."""
         if not count:
             return self
-        id = b"%016x" % ((int(self.id, 16) + count) & _ID_MASK)
-        return self._replace(offset=self.offset + count, id=id)
+        offset = None if self.offset is None else self.offset + count
+        id = None if self.id is None else b"%016x" % ((int(self.id, 16) + count) & _ID_MASK)
+        return self._replace(offset=offset, id=id)

@@ -65,16 +65,20 @@ class Stored(Promise):
     """What is answered once messages are stored.
 
     Args:
-        topic: where, which may be a bucket.
+        home: where they go to.
+        topic: where they are, which may be a bucket; None where that has gone since.
         send: which.
         waits: whether that is when they are as safe as a PUB that is answered OK.
         is_duplicate: whether they were stored before.
     """
 
-    __slots__ = ("_is_duplicate", "_send", "_status", "_topic", "is_told")
+    __slots__ = ("_home", "_is_duplicate", "_send", "_status", "_topic", "is_told")
 
-    def __init__(self, topic: Topic, send: Send, waits: bool, is_duplicate: bool = False) -> None:
+    def __init__(
+        self, home: Topic, topic: Topic | None, send: Send, waits: bool, is_duplicate: bool = False
+    ) -> None:
         super().__init__(waits)
+        self._home = home
         self._topic = topic
         self._send = send
         self._is_duplicate = is_duplicate
@@ -93,10 +97,10 @@ class Stored(Promise):
         topic, offset = self._topic, self._send.offset
         return told(
             status=self._status,
-            queue=topic.home.number,
-            offset=offset if topic.home is topic else None,
+            queue=self._home.number,
+            offset=offset if topic is self._home else None,
             count=self._send.count,
-            id=topic.queue.message_id(offset).decode(),
+            id=topic.queue.message_id(offset).decode() if topic is not None else None,
             **({"duplicate": True} if self._is_duplicate else {}),
         )
 
@@ -179,7 +183,8 @@ def _stage(
         known = broker.producers.find(sent, topic, broker.clock() - age_ns if age_ns else 0)
     promise: Stored | Untold
     if known is not None:
-        promise = Stored(broker.by_id[known.topic], known, waits, is_duplicate=True)
+        home = broker.by_id[known.home].home
+        promise = Stored(home, broker.by_id.get(known.topic), known, waits, is_duplicate=True)
         receipt = known.receipt
     else:
         part = _part(topic, arguments)
@@ -188,12 +193,12 @@ def _stage(
         offset, count = part.next_offset, len(command.bodies)
         properties = command.properties if sent is None else marked(command.properties, sent)
         receipt = part.stage(command.bodies, at_ns, properties)
-        stored = Send(receipt, part.id, offset, count)
+        stored = Send(receipt, part.id, offset, count, part.home.id)
         if sent is not None:
             broker.producers.add(sent, stored, broker.clock())
         counters = connection.message_counters
         counters[command.topic] = counters.get(command.topic, 0) + count
-        promise = Stored(part, stored, waits)
+        promise = Stored(part.home, part, stored, waits)
     if untold is not None:
         promise = untold
     elif waits and not server.answers_at_once:
