@@ -202,7 +202,15 @@ async def test_tail_and_dump_show_them(tmp_path: Path) -> None:
         await connection.ask(commands.send("t", [b"red", b"plain"], {}, block((0, RED))))
         await connection.call("channel.want", topic="t", channel="c", policy={})
         tail = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "martlet.apps.main", "tail", "--topic=t", "--channel=c", "-n=2"),
+            *(
+                sys.executable,
+                "-m",
+                "martlet.apps.main",
+                "tail",
+                "--topic=t",
+                "--channel=c",
+                "-n=2",
+            ),
             f"--nsqd-tcp-address={broker.tcp_address}",
             "--print-properties",
             stdout=asyncio.subprocess.PIPE,
@@ -213,7 +221,16 @@ async def test_tail_and_dump_show_them(tmp_path: Path) -> None:
         "{} plain",
     ]
     dump = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "martlet.apps.main", "log", "dump", str(tmp_path), "--topic=t", "--json"),
+        *(
+            sys.executable,
+            "-m",
+            "martlet.apps.main",
+            "log",
+            "dump",
+            str(tmp_path),
+            "--topic=t",
+            "--json",
+        ),
         stdout=asyncio.subprocess.PIPE,
     )
     rows = [json.loads(line) for line in (await dump.communicate())[0].splitlines()]

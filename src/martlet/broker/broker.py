@@ -380,6 +380,15 @@ class Broker:
                 yield
                 now_ns = self.clock()
 
+    def write_cursor(self, channel: Channel) -> None:
+        """Write down at once where a channel's cursor is. Raises WritesRefused.
+
+        It tells all, so it may be lost in a power cut though later entries are not.
+        """
+        topic = self.by_id[channel.queue.topic]
+        entry = pack_cursor(channel.id, channel.cursor, topic.limit, full=True)
+        self.log.append_journal(Kind.CURSOR, entry, topic=topic.id, stored_at_ns=self.clock())
+
     def snapshot(self, **fields: object) -> list[JournalEntry]:
         """The whole journal in its shortest form.
 

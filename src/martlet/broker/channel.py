@@ -14,11 +14,12 @@ import numpy as np
 from martlet.broker.burial import bury
 from martlet.broker.consumer import Client, Consumer, Lease
 from martlet.broker.cursor import Cursor
-from martlet.broker.delivery import Delivery, Source, Surroundings
-from martlet.broker.errors import TooMany
+from martlet.broker.delivery import Source, Surroundings, Waiting
+from martlet.broker.errors import Conflict, TooMany
 from martlet.broker.failure import Failures
 from martlet.broker.finishes import Finishes
 from martlet.broker.group import Group, Share
+from martlet.broker.group_queue import GroupQueue
 from martlet.broker.order import Order
 from martlet.broker.retry import Cause
 from martlet.broker.stretch import apart_from, distinct, inside
@@ -59,7 +60,7 @@ class Channel(Failures):
         name: str,
         cursor: Cursor,
         source: Source,
-        waiting: dict[Delivery, None],
+        waiting: dict[Waiting, None],
         *,
         most_consumers: int = 0,
         max_timeout_ns: int,
@@ -85,6 +86,8 @@ class Channel(Failures):
         """To consumers that have left."""
         self.voids: Sequence[tuple[int, int]] = ()
         """Offsets of its topic that do not concern it."""
+        self.group: GroupQueue | None = None
+        """Where it is a group, whose members fetch."""
         self._most_consumers = most_consumers
         self._last_number = 0
 
@@ -92,7 +95,10 @@ class Channel(Failures):
         """Go by a policy from now on."""
         before, self.policy = self.policy, policy
         self.wanted = TagFilter(policy.tags) if policy.tags else None
-        if (policy.order, policy.lock_ms) != (before.order, before.lock_ms):
+        if policy.kind == "offsets":
+            if self.group is None:
+                self.order = self.group = GroupQueue(self, self._around)
+        elif (policy.order, policy.lock_ms) != (before.order, before.lock_ms):
             if self.order is not None:
                 self.order.end()
                 self.order = None
@@ -107,6 +113,8 @@ class Channel(Failures):
         """How many messages wait to be delivered, deferred ones aside."""
         cursor = self.cursor
         fresh = self.source.count_from(cursor.next) - cursor.deferred_ahead
+        if self.group is not None:
+            fresh += self.group.own_ahead
         return fresh + cursor.stragglers.ready_count
 
     @property
@@ -155,6 +163,11 @@ class Channel(Failures):
         )
 
     def _next_number(self) -> int:
+        if self.group is not None:
+            raise Conflict(
+                f"{self.name!r} of topic {self.topic!r} is a group, whose members join it and"
+                " fetch; subscribe to a channel of another name"
+            )
         if self._most_consumers and len(self.consumers) >= self._most_consumers:
             raise TooMany(
                 f"consumers for {self.topic}:{self.name} exceeds limit of {self._most_consumers}"
@@ -165,6 +178,10 @@ class Channel(Failures):
         self.consumers.append(consumer)
         self._by_number[consumer.number] = consumer
         return consumer
+
+    def count_fetched(self, count: int) -> None:
+        """So many messages went to a member."""
+        self._delivered_before += count
 
     def add_share(self, group: Group) -> None:
         """Subscribe a client that consumes other queues too. Raises TooMany."""
@@ -286,7 +303,9 @@ class Channel(Failures):
 
     def schedule(self, first: int, end: int) -> None:
         """See that deferred messages from an offset up to another come at their time."""
-        due_ns = self.cursor.schedule(first, end, self._around.clock(), self.id)
+        # A group's members fetch what is for it alone.
+        number = self.id if self.group is None else 0
+        due_ns = self.cursor.schedule(first, end, self._around.clock(), number)
         if due_ns is not None:
             self._alarm.at(due_ns)
             self._changed()
@@ -296,6 +315,8 @@ class Channel(Failures):
         earliest_ns = self.cursor.stragglers.earliest_ns()
         if earliest_ns is not None:
             self._alarm.at(earliest_ns)
+        if self.group is not None:
+            self._alarm.at(self._around.clock())
 
     def deliver_again(self, attempts: Mapping[int, int]) -> None:
         """Deliver messages below the cursor that were delivered so often before: offset: attempts.
@@ -397,6 +418,8 @@ class Channel(Failures):
         """The channel is deleted: its clients are told, and get no more messages."""
         self._alarm.cancel()
         self.closed = self.paused = True
+        if self.group is not None:
+            self.group.end()
         if self.queue.number:
             return  # Number 0 has told them.
         for consumer in list(self.consumers):

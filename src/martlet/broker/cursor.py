@@ -64,6 +64,8 @@ class Cursor:
         """How many messages from `next` on are deferred ones, which do not come from there."""
         self.journal_number = 0
         """The number of the last entry in the journal."""
+        self.own_mark = 0
+        """Batches that have this in place of a time come from here."""
         self.on_lost: Callable[[int, int, str], None] = lambda first, end, why: None
         self._row = -1
         self._entry: Entry | None = None
@@ -220,7 +222,7 @@ class Cursor:
         if entry is None or entry.first_offset > offset:
             self._skip(min(limit, entry.first_offset if entry else limit))
             return False
-        if entry.deliver_at_ns:
+        if entry.deliver_at_ns and entry.deliver_at_ns != self.own_mark:
             self.deferred_ahead -= entry.end_offset - offset
             self._skip(entry.end_offset)
             return False
@@ -258,7 +260,7 @@ class Cursor:
         if end - begin == entry.count:
             return self._record[HEADER_BYTES : self._payload_end]
         if self._ends is None:
-            self._ends = _frame_ends(entry, self._payload_end, self._record)
+            self._ends = frame_ends(entry, self._payload_end, self._record)
         start = self._ends[begin - 1] if begin else 0
         return self._record[HEADER_BYTES + start : HEADER_BYTES + self._ends[end - 1]]
 
@@ -303,7 +305,7 @@ class Cursor:
     def frame_of(entry: Entry, payload_end: int, record: memoryview, offset: int) -> memoryview:
         """One message's frame in a batch that was read, as it lies there."""
         number = offset - entry.first_offset
-        ends = _frame_ends(entry, payload_end, record)
+        ends = frame_ends(entry, payload_end, record)
         start = ends[number - 1] if number else 0
         return record[HEADER_BYTES + start : HEADER_BYTES + ends[number]]
 
@@ -327,7 +329,7 @@ class Cursor:
         self._let_record_go()
 
 
-def _frame_ends(entry: Entry, payload_end: int, record: memoryview) -> memoryview:
+def frame_ends(entry: Entry, payload_end: int, record: memoryview) -> memoryview:
     """Where each frame of a batch ends, from the first one's start: an array of u32, in place."""
     ends_at = align8(payload_end)
     return record[ends_at : ends_at + 4 * entry.count].cast("I")

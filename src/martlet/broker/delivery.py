@@ -20,6 +20,7 @@ from martlet.broker.window import COMFORTABLE_SPAN
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
+    from martlet.broker.group_queue import GroupQueue
     from martlet.broker.order import Order
     from martlet.broker.stretch import Stretch
     from martlet.broker.tag_filter import TagFilter
@@ -46,6 +47,16 @@ class Surroundings(Protocol):
 
     def put_off(self, channel: Channel, error: OSError) -> None:
         """The channel can not read its messages at the moment; it is tried again."""
+
+
+class Waiting(Protocol):
+    """What wants to know of messages that arrive in a queue."""
+
+    def pump(self) -> None:
+        """Some have arrived."""
+
+    def pump_lone(self, offset: int, frame: memoryview) -> None:
+        """One has arrived."""
 
 
 class Source(Protocol):
@@ -90,7 +101,7 @@ class Delivery(ABC):
         around: Surroundings,
         cursor: Cursor,
         source: Source,
-        waiting: dict[Delivery, None],
+        waiting: dict[Waiting, None],
     ) -> None:
         self.cursor = cursor
         self.paused = False
@@ -103,7 +114,7 @@ class Delivery(ABC):
         self._fresh_turn = False
         self.wanted: TagFilter | None = None
         """Which messages it gets; None for all."""
-        self.order: Order | None = None
+        self.order: Order | GroupQueue | None = None
         """In which order messages go out; None for NSQ's."""
         self._by_number: dict[int, Consumer] = {}
         self._alarm: Alarm = around.schedule.alarm(self._expire)

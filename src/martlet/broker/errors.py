@@ -6,8 +6,10 @@ from martlet.log.commitlog import WritesRefused
 
 __all__ = [
     "BrokerError",
+    "Conflict",
     "InvalidName",
     "LimitReached",
+    "NotAMember",
     "NotFound",
     "NotInFlight",
     "OutOfReach",
@@ -57,3 +59,11 @@ class QueuesRefused(BrokerError):
 
 class TooMany(BrokerError):
     """A limit of the broker is reached; the text names it."""
+
+
+class Conflict(BrokerError):
+    """Others are there who want something else; the text says what, and the way out."""
+
+
+class NotAMember(BrokerError):
+    """It is no member of the group, or not any more: it may join again."""

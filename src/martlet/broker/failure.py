@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from martlet.broker.consumer import NOBODY, Consumer
 from martlet.broker.dead_letter_topic import LONGEST_ERROR
-from martlet.broker.delivery import Delivery, Source, Surroundings
+from martlet.broker.delivery import Delivery, Source, Surroundings, Waiting
 from martlet.broker.errors import NotInFlight
 from martlet.broker.policy import ChannelPolicy
 from martlet.broker.retry import Cause, Retry
@@ -39,7 +39,7 @@ class Failures(Delivery):
         around: Surroundings,
         cursor: Cursor,
         source: Source,
-        waiting: dict[Delivery, None],
+        waiting: dict[Waiting, None],
         max_timeout_ns: int,
     ) -> None:
         super().__init__(around, cursor, source, waiting)

@@ -86,6 +86,8 @@ def _grow_channel(topic: Topic, channel: Channel, fresh: list[Topic]) -> None:
         fresh_channel.paused = channel.paused
         fresh_channel.configure(channel.policy)
     join(topic, channel.name)
+    if channel.group is not None:
+        channel.group.resize(len(topic.parts))
     for consumer in list(channel.consumers):
         group = consumer.group if isinstance(consumer, Share) else channel.regroup(consumer)
         for part in fresh:

@@ -140,10 +140,16 @@ class TopicPolicy(Policy):
 class ChannelPolicy(Policy):
     """What is set for a channel.
 
-    The broker decides about messages that fail as soon as one of the first three is set (see
-    `martlet.broker.retry`).
+    The broker decides about messages that fail as soon as one of `max_attempts`, `retry_delays_ms`
+    and `dead_letter_topic` is set (see `martlet.broker.retry`).
     """
 
+    kind: str = choice(
+        "shared",
+        ("shared", "offsets"),
+        "whether consumers subscribe to it and share its messages, or are members of a group that"
+        " fetch from the queues allocated to them and commit offsets; a group stays one",
+    )
     max_attempts: int = number(
         0,
         "how often a message is delivered before it goes to the dead-letter topic; -1 for ever, 0"

@@ -85,6 +85,11 @@ def replay(topic: Topic, name: str, offsets: Mapping[int, int]) -> None:
                 queue=part.number,
             )
     channel = topic.find_channel(name)
+    if channel.group is not None:
+        raise OutOfReach(
+            f"{name!r} of topic {topic.name!r} is a group: set its offsets with"
+            " martlet groups reset"
+        )
     if not channel.ephemeral:
         topic.journal(
             [

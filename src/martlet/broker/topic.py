@@ -20,9 +20,10 @@ from crc32c import crc32c
 from martlet.broker.channel import Channel
 from martlet.broker.cursor import Cursor
 from martlet.broker.dead_letter_topic import check_dead_letter_topic
-from martlet.broker.delivery import Delivery, Surroundings
+from martlet.broker.delivery import Surroundings, Waiting
 from martlet.broker.description import channel_op, told
 from martlet.broker.errors import InvalidName, LimitReached, NotFound, WritesRefused
+from martlet.broker.group_queue import check_kind
 from martlet.broker.journal import Description
 from martlet.broker.latency import Latency
 from martlet.broker.part import Part
@@ -93,7 +94,8 @@ class Topic(Part):
         """Messages that were given up, to make room, before every channel had finished them."""
         self.policy = TopicPolicy()
         self._around = around
-        self._waiting: dict[Delivery, None] = {}
+        self.awaiting: dict[Waiting, None] = {}
+        """Who is told of messages that arrive."""
 
     @property
     def home(self) -> Topic:
@@ -137,6 +139,7 @@ class Topic(Part):
         """Set a channel's policy. Raises NotFound, BadPolicy and WritesRefused."""
         channel = self.find_channel(name)
         check_dead_letter_topic(policy.dead_letter_topic, self.name)
+        check_kind(channel, policy)
         self.journal_channel(name, policy=policy.told())
         for part in channel.parts:
             part.configure(policy)
@@ -231,14 +234,14 @@ class Topic(Part):
         if deferred:
             for channel in self.channels.values():
                 channel.schedule(first, end)
-        for waiting in list(self._waiting):
+        for waiting in list(self.awaiting):
             waiting.pump()
 
     def stored_lone(self, offset: int, frame: memoryview) -> None:
         """A message was appended by itself: hand it to the channels."""
         self.message_count += 1
-        if self.paused_at is None and self._waiting:
-            for waiting in list(self._waiting):
+        if self.paused_at is None and self.awaiting:
+            for waiting in list(self.awaiting):
                 waiting.pump_lone(offset, frame)
 
     # channels
@@ -334,7 +337,7 @@ class Topic(Part):
             name,
             cursor,
             View(self, voids) if voids else self,
-            self._waiting,
+            self.awaiting,
             most_consumers=around.most_consumers,
             max_timeout_ns=around.max_timeout_ns,
         )
@@ -389,6 +392,8 @@ class Topic(Part):
                 for channel in part.channels.values():
                     part.schedule(channel, offset)
                     channel.pump()
+                for waiting in list(part.awaiting):
+                    waiting.pump()
 
     def pause_channel(self, name: str, paused: bool) -> None:
         """Stop a channel's delivery, or let it go on. Raises NotFound."""

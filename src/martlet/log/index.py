@@ -266,15 +266,21 @@ class Index:
         """How many of the messages from offset `first` up to `end` are deferred ones."""
         return sum(int((ends - begins).sum()) for begins, ends in self._deferred(first, end))
 
+    def count_marked(self, first: int, end: int, mark: int) -> int:
+        """How many of the messages from offset `first` up to `end` have this in place of a time."""
+        marked = self._deferred(first, end, mark)
+        return sum(int((ends - begins).sum()) for begins, ends in marked)
+
     def _deferred(
-        self, first: int, end: int
+        self, first: int, end: int, mark: int | None = None
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         if first >= end:
             return
         stop = min(self.find(end) + 1, self.end_row)
         for number in range(self.find(first), stop, _ROWS_AT_ONCE):
             rows = self.array(number, min(number + _ROWS_AT_ONCE, stop))
-            rows = rows[rows["deliver_at_ns"] != 0]
+            times = rows["deliver_at_ns"]
+            rows = rows[times != 0 if mark is None else times == mark]
             begins = np.maximum(rows["first_offset"].astype(np.int64), first)
             ends = np.minimum(rows["first_offset"].astype(np.int64) + rows["count"], end)
             yield begins[begins < ends], ends[begins < ends]

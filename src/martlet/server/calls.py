@@ -19,9 +19,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from martlet.broker.errors import (
     BrokerError,
+    Conflict,
     InvalidName,
     LimitReached,
+    NotAMember,
     NotFound,
+    OutOfReach,
     TooMany,
     WritesRefused,
 )
@@ -29,6 +32,8 @@ from martlet.protocol import nsq_v2 as v2
 from martlet.server.arguments import Arguments, CallError
 from martlet.server.dead_letter_calls import DeadLetterCalls
 from martlet.server.delay_calls import DelayCalls
+from martlet.server.fetch_calls import FetchCalls
+from martlet.server.group_calls import GroupCalls
 from martlet.server.message_calls import MessageCalls
 from martlet.server.topic_calls import TopicCalls
 from martlet.server.transaction_calls import TransactionCalls
@@ -65,6 +70,9 @@ Methods = Mapping[str, Method]
 _CODES: dict[type[Exception], str] = {
     InvalidName: "BAD_NAME",
     NotFound: "NOT_FOUND",
+    NotAMember: "NOT_A_MEMBER",
+    Conflict: "CONFLICT",
+    OutOfReach: "OUT_OF_REACH",
     LimitReached: "LIMIT_REACHED",
     TooMany: "LIMIT_REACHED",
     WritesRefused: "REFUSED",
@@ -78,6 +86,8 @@ class Calls:
         self._server = server
         self.methods: Methods = {
             **DeadLetterCalls(server).methods(),
+            **FetchCalls(server).methods(),
+            **GroupCalls(server).methods(),
             **MessageCalls(server).methods(),
             **TopicCalls(server).methods(),
             **DelayCalls(server).methods(),

@@ -78,6 +78,8 @@ class Connection(asyncio.BufferedProtocol):
         """How many messages it has published, by topic."""
         self.calls: set[asyncio.Task[None]] = set()
         """Those that wait for their answers."""
+        self.when_gone: dict[object, Callable[[], None]] = {}
+        """What is done when the client has gone, by what for."""
 
     # what it looks like
 
@@ -127,6 +129,9 @@ class Connection(asyncio.BufferedProtocol):
         self.heartbeat.stop()
         for waiting in self.calls:
             waiting.cancel()
+        for leave in list(self.when_gone.values()):
+            leave()
+        self.when_gone.clear()
         if self.guard is not None:
             self.guard.close()
         self._output.close()
@@ -382,6 +387,10 @@ class Connection(asyncio.BufferedProtocol):
                 raise CallError("FORBIDDEN", str(error)) from None
             except Waits:
                 raise CallError("TRY_AGAIN", "the auth server is being asked again") from None
+
+    async def drained(self) -> None:
+        """Return when the client has read most of what it was sent."""
+        await self._output.drained()
 
     def send_answer(self, frame: bytes) -> None:
         """Answer a call, whatever else is owed."""

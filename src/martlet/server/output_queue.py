@@ -40,6 +40,7 @@ class OutputQueue:
         "_timer",
         "_transport",
         "_unsent_bytes",
+        "_waiting",
         "full",
     )
 
@@ -56,6 +57,7 @@ class OutputQueue:
         self._timer: asyncio.TimerHandle | None = None
         self._patience_s = 0.0
         self._unsent_bytes: int | None = None
+        self._waiting: list[asyncio.Future[None]] = []
         self.full = False
 
     def filled(self, patience_ns: int) -> None:
@@ -93,6 +95,17 @@ class OutputQueue:
         """The transport says that the client has read."""
         self.full = False
         self.close()
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def drained(self) -> None:
+        """Return when it is not full: for answers that are made only then."""
+        while self.full:
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._waiting.append(future)
+            await future
 
     def close(self) -> None:
         """Look no more."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from martlet.broker.errors import TooMany, WritesRefused
+from martlet.broker.errors import Conflict, TooMany, WritesRefused
 from martlet.protocol import nsq_v2 as v2
 from martlet.protocol.negotiation import negotiate
 from martlet.server.auth import Waits
@@ -58,7 +58,7 @@ def subscribe(connection: Connection, command: v2.Subscribe) -> None:
             connection.identity.sample_rate,
             with_properties=connection.identity.extended,
         )
-    except (TooMany, WritesRefused) as error:
+    except (Conflict, TooMany, WritesRefused) as error:
         raise v2.ProtocolError("E_SUB_FAILED", f"SUB failed {error}") from error
     connection.decoder.state = v2.State.SUBSCRIBED
     connection.reply(v2.OK)

@@ -1,0 +1,132 @@
+"""The group queue: a channel at one queue whose consumers keep their places themselves.
+
+A group is a channel of the kind ``offsets``.  Nobody subscribes to it: its members (see
+`martlet.broker.membership`) fetch from the queues that they have, and commit how far they have
+come.  That is the channel's cursor, so a group is kept, counted and restored like any channel, and
+sees all that other channels of its topic see.
+
+A deferred message has no place in the queue that would be read at its time.  As for any channel it
+is a straggler until then; when it is due it is appended again, as a batch for this channel alone,
+and gets an offset behind all others.  That it is a straggler no more is written down when the batch
+is as safe as a publish that was answered OK: a crash may double it and loses nothing.
+
+Committed offsets only rise, but for a reset by the operator.  They are in the journal within its
+interval, as any cursor is; a commit is answered before that.  So after a broker was killed, what
+was committed in the last second may come again (RocketMQ writes its offsets each 5 s).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from martlet.broker.membership import Membership
+from martlet.broker.policy import BadPolicy
+from martlet.broker.transfer import Transfer
+from martlet.properties import BadProperties, Properties
+
+if TYPE_CHECKING:
+    from martlet.broker.channel import Channel
+    from martlet.broker.delivery import Surroundings, Waiting
+    from martlet.broker.policy import ChannelPolicy
+    from martlet.broker.topic import Topic
+
+
+class GroupQueue:
+    """A group at one queue.
+
+    Args:
+        channel: the channel there.
+        around: the broker.
+    """
+
+    def __init__(self, channel: Channel, around: Surroundings) -> None:
+        self._channel = channel
+        self._around = around
+        self.members = Membership(channel.topic, around.clock, around.schedule)
+        """Those of the whole group, at number 0."""
+        self.waiting: dict[Waiting, None] = {}
+        """Who waits until it is paused no more."""
+
+    def resize(self, count: int) -> None:
+        """The topic has so many queues."""
+        self.members.resize(replace(self.members.place, count=count))
+
+    def pump(self) -> None:
+        """Bring what is due to where it is fetched, and wake those who wait."""
+        channel = self._channel
+        for waiting in list(self.waiting):
+            waiting.pump()
+        stragglers = channel.cursor.stragglers
+        for offset in stragglers.take_ready():
+            attempts = stragglers.by_offset[offset].attempts
+            self._around.transfers.begin(
+                Transfer(channel, offset, attempts, self._topic, _kept, only=channel)
+            )
+
+    def _topic(self) -> Topic:
+        channel = self._channel
+        return self._around.topic(channel.topic).part(channel.queue.number)
+
+    def end(self) -> None:
+        """The channel is deleted."""
+        self.members.dismiss()
+
+    @property
+    def own_ahead(self) -> int:
+        """How many of the messages that are for this channel alone are yet to be fetched."""
+        channel = self._channel
+        if not channel.cursor.deferred_ahead:
+            return 0
+        index = channel.queue.index
+        found = 0
+        for first, end in channel.source.stretches(channel.cursor.next):
+            found += index.count_marked(first, end, -channel.id)
+        return found
+
+    def commit(self, offset: int) -> int:
+        """Everything below an offset has been handled. Returns the offset that counts, which is
+        higher where a higher one was committed before.
+        """
+        channel = self._channel
+        cursor = channel.cursor
+        offset = min(offset, channel.source.limit)
+        if offset > cursor.next:
+            index = channel.queue.index
+            passed = channel.source.stretches(cursor.next, offset)
+            deferred = sum(index.count_deferred(*stretch) for stretch in passed)
+            cursor.skip_to(offset, cursor.deferred_ahead - deferred)
+            channel.moved()
+        return cursor.next
+
+    def move(self, offset: int) -> None:
+        """Go on at an offset, before or behind the present one. What is deferred stays so."""
+        channel = self._channel
+        channel.cursor.window.reset(offset)
+        channel.cursor.deferred_ahead = channel.source.deferred_from(offset)
+        channel.moved()
+
+
+def _kept(entry: bytes, stored_at_ns: int) -> bytes:
+    """The properties of a message that is appended again: it is no producer's send any more."""
+    if not entry:
+        return entry
+    try:
+        return replace(Properties.unpack(entry), sent=None).pack()
+    except BadProperties:
+        return b""
+
+
+def check_kind(channel: Channel, policy: ChannelPolicy) -> None:
+    """See that a channel may be as a policy has it. Raises BadPolicy."""
+    if policy.kind == channel.policy.kind == "shared":
+        return
+    what = f"{channel.name!r} of topic {channel.topic!r}"
+    if policy.kind == "shared":
+        raise BadPolicy(f"kind: {what} is a group and stays one; delete it, or take another name")
+    if policy.order != "none":
+        raise BadPolicy(f"order: {what} is a group, each queue of which is in order anyway")
+    if channel.ephemeral:
+        raise BadPolicy(f"kind: {what} is ephemeral, and a group is there to keep its offsets")
+    if channel.group is None and channel.whole.consumers:
+        raise BadPolicy(f"kind: {what} has consumers; let them stop before it becomes a group")
