@@ -189,6 +189,22 @@ async def test_what_no_topic_can_have_is_refused_with_the_way_out(reader: Reader
     assert len(await queues_of(reader)) == 8
 
 
+async def test_a_call_makes_queues_too(reader: Reader) -> None:
+    async def call(**fields: object) -> tuple[int, Any]:
+        status, body = await reader.post("/call/topic.create", json.dumps(fields).encode())
+        return status, json.loads(body)
+
+    status, told = await call(topic=TOPIC)
+    assert (status, [queue["queue"] for queue in told["queues"]]) == (200, [0])
+    status, told = await call(topic=TOPIC, queues=3)
+    assert (status, [queue["queue"] for queue in told["queues"]]) == (200, [0, 1, 2])
+    status, told = await call(topic=TOPIC, queues=2)
+    assert (status, told["code"]) == (409, "CONFLICT")
+    status, told = await call(topic=TOPIC, queues=1025)
+    assert status == 400
+    assert "'queues' must be a whole number from 1 to 1024" in told["message"]
+
+
 async def test_readers_name_the_queue(reader: Reader) -> None:
     await create(reader, 3)
     await fill(reader)

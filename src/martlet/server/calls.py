@@ -25,6 +25,7 @@ from martlet.broker.errors import (
     NotAMember,
     NotFound,
     OutOfReach,
+    QueuesRefused,
     TooMany,
     WritesRefused,
 )
@@ -75,6 +76,7 @@ _CODES: dict[type[Exception], str] = {
     OutOfReach: "OUT_OF_REACH",
     LimitReached: "LIMIT_REACHED",
     TooMany: "LIMIT_REACHED",
+    QueuesRefused: "CONFLICT",
     WritesRefused: "REFUSED",
 }
 

@@ -6,11 +6,13 @@ import json
 from typing import TYPE_CHECKING
 
 from martlet.broker.policy import BadPolicy, PolicyT
-from martlet.server.arguments import CallError
+from martlet.broker.queue import MOST_QUEUES
+from martlet.server.arguments import Arguments, CallError
 from martlet.server.settled import written_down
 
 if TYPE_CHECKING:
-    from martlet.server.arguments import Arguments
+    from collections.abc import Mapping
+
     from martlet.server.calls import Answer, Caller, Methods
     from martlet.server.server import Server
 
@@ -24,13 +26,27 @@ class TopicCalls:
     def methods(self) -> Methods:
         """The method of each name."""
         return {
+            "topic.create": self.create,
             "topic.describe": self.describe,
             "topic.configure": self.configure_topic,
             "channel.configure": self.configure_channel,
             "channel.want": self.want_channel,
         }
 
-    def describe(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def create(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Make a topic, or give it more queues; it never gets fewer. Answers as `describe`."""
+        arguments.only("topic", "queues")
+        name = arguments.name("topic")
+        caller.may(name)
+        broker = self._server.broker
+        if "queues" in arguments:
+            broker.set_queues(name, arguments.number("queues", least=1, most=MOST_QUEUES))
+        else:
+            broker.topic(name)
+        await written_down(self._server)
+        return self.describe(caller, Arguments({"topic": name}))
+
+    def describe(self, caller: Caller, arguments: Arguments) -> Mapping[str, object]:
         """A topic's queues and channels."""
         arguments.only("topic")
         topic = arguments.topic(self._server.broker)
