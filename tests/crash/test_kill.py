@@ -179,7 +179,7 @@ async def test_kills_with_sync_flush(tmp_path: Path) -> None:
 
 
 async def test_kills_with_several_queues(tmp_path: Path) -> None:
-    await torture(tmp_path, 4, 4, queues=4)
+    await torture(tmp_path, 3, 4, queues=4)
 
 
 @pytest.mark.slow
