@@ -48,6 +48,8 @@ _FRAME = struct.Struct(">II")
 _FIELD = struct.Struct("<BBH")
 _SENT = struct.Struct("<QI")
 _COUNT = struct.Struct("<I")
+_SINGLE = struct.Struct("<IIII")
+"""What stands before the entry in the block of one message."""
 BLOCK_HEAD_BYTES = _COUNT.size
 BLOCK_ROW_BYTES = 12
 """What a block takes for each message that has properties, beside its entry."""
@@ -338,6 +340,9 @@ def pack_block(entries: Sequence[tuple[int, bytes]]) -> bytes:
     if not entries:
         return b""
     count = len(entries)
+    if count == 1:
+        number, entry = entries[0]
+        return _SINGLE.pack(1, number, len(entry), _hash_of(entry)) + entry
     numbers = np.fromiter((number for number, _ in entries), "<u4", count)
     ends = np.fromiter((len(entry) for _, entry in entries), "<u4", count).cumsum(dtype="<u4")
     tags = np.fromiter((_hash_of(entry) for _, entry in entries), "<u4", count)
@@ -348,6 +353,20 @@ def pack_block(entries: Sequence[tuple[int, bytes]]) -> bytes:
 def frame(block: Bytes) -> bytes:
     """A block as the frame that a consumer gets before the messages that it tells of."""
     return _FRAME.pack(len(block) + 4, FRAME_TYPE) + block
+
+
+def told_alone(entry: bytes) -> bytes:
+    """The frame that tells the properties of the one message behind it."""
+    return frame(pack_block([(0, entry)]))
+
+
+def entry_of(data: Bytes, number: int) -> bytes:
+    """From a block the entry of the message of that number; empty where it has none."""
+    if len(data) >= _SINGLE.size:
+        count, only, length, _ = _SINGLE.unpack_from(data)
+        if count == 1:
+            return bytes(data[_SINGLE.size : _SINGLE.size + length]) if only == number else b""
+    return Block(data).of(number)
 
 
 _NO_NUMBERS: Numbers = np.empty(0, np.uint32)

@@ -20,6 +20,8 @@ from martlet.protocol.frames import FrameSplitter, Piece, Response
 from martlet.protocol.message_run import MessageRun
 from martlet.testing import Broker
 
+COMMAND = (sys.executable, "-m", "martlet.apps.main")
+
 
 @pytest.fixture
 async def broker() -> AsyncIterator[Broker]:

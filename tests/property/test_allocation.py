@@ -1,6 +1,6 @@
 """The strategies of allocation: RocketMQ's formulas, and what every strategy must keep."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from martlet.broker.allocation import STRATEGIES, Candidate, Place, allocate
@@ -14,6 +14,7 @@ def place(count: int) -> Place:
     return Place("orders", "broker-a", "east", count)
 
 
+@settings(deadline=None)
 @given(counts, names, st.sampled_from(TO_ALL))
 def test_each_queue_has_one_member(count: int, ids: list[str], strategy: str) -> None:
     members = [Candidate(id, room=("east", "west")[len(id) % 2]) for id in ids]
@@ -24,6 +25,7 @@ def test_each_queue_has_one_member(count: int, ids: list[str], strategy: str) ->
         assert all(queues == sorted(queues) for queues in found.values())
 
 
+@settings(deadline=None)
 @given(counts, names)
 def test_averagely_is_the_formula(n: int, ids: list[str]) -> None:
     found = allocate("averagely", place(n), [Candidate(id) for id in ids])
@@ -36,6 +38,7 @@ def test_averagely_is_the_formula(n: int, ids: list[str]) -> None:
         assert found[id] == list(range(start, start + take))
 
 
+@settings(deadline=None)
 @given(counts, names)
 def test_by_circle_and_by_room_are_the_formulas(n: int, ids: list[str]) -> None:
     circle = allocate("averagely-by-circle", place(n), [Candidate(id) for id in ids])
@@ -48,6 +51,7 @@ def test_by_circle_and_by_room_are_the_formulas(n: int, ids: list[str]) -> None:
         assert room[id] == expected
 
 
+@settings(deadline=None)
 @given(counts, names, names, st.data())
 def test_sticky_is_even_and_moves_no_more_than_it_must(
     count: int, before: list[str], after: list[str], data: st.DataObject
@@ -79,6 +83,7 @@ def test_rooms() -> None:
     assert allocate("machine-room-nearby", place(3), members[:1]) == {"a": [0, 1, 2]}
 
 
+@settings(deadline=None)
 @given(counts, names)
 def test_consistent_hash_moves_only_what_the_newcomer_gets(count: int, ids: list[str]) -> None:
     members = [Candidate(id) for id in ids]

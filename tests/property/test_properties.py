@@ -1,6 +1,6 @@
 """Properties come out of a block as they went in, whole or cut."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from martlet.properties import NONE, Block, Properties, Sent, entries_of, pack_block
@@ -23,6 +23,7 @@ def packed(batch: list[Properties]) -> bytes:
     return pack_block([(n, each.pack()) for n, each in enumerate(batch) if each])
 
 
+@settings(deadline=None)
 @given(
     some, st.one_of(st.none(), st.builds(Sent, st.binary(min_size=16, max_size=16), names.map(len)))
 )
@@ -38,6 +39,7 @@ def test_an_entry_tells_what_was_packed(properties: Properties, sent: Sent | Non
     assert Properties.unpack(whole.pack()) == whole
 
 
+@settings(deadline=None)
 @given(batches, st.data())
 def test_a_block_tells_each_and_so_does_any_cut_of_it(
     batch: list[Properties], data: st.DataObject
@@ -51,6 +53,7 @@ def test_a_block_tells_each_and_so_does_any_cut_of_it(
     assert (cut.tags == Block(packed(batch[begin:end])).tags).all()
 
 
+@settings(deadline=None)
 @given(batches)
 def test_what_a_client_may_send_is_taken_as_it_is(batch: list[Properties]) -> None:
     told = entries_of(packed(batch), len(batch))

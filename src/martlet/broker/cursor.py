@@ -30,7 +30,7 @@ from martlet.log.record import (
     properties_of,
     read_record,
 )
-from martlet.properties import Block, frame, pack_block
+from martlet.properties import Block, entry_of, frame
 
 if TYPE_CHECKING:
     from martlet.log.index import Rows
@@ -189,6 +189,26 @@ class Cursor:
             self._let_record_go()
         return parts, taken
 
+    def take_one(self, limit: int) -> tuple[memoryview, bytes] | None:
+        """Pass one message below offset `limit`, which its caller keeps in mind. Returns its frame
+        and its properties, packed; None where there was no message, though `next` may have moved.
+        """
+        offset = self.window.next
+        entry = self._entry
+        if entry is None or not entry.first_offset <= offset < entry.end_offset:
+            if not self._move(offset, limit):
+                return None
+            entry = self._entry
+            assert entry is not None
+        number = offset - entry.first_offset
+        block = properties_of(self._record)
+        frame = self._slice(entry, number, number + 1)
+        told = b"" if block is None else entry_of(block, number)
+        self._skip(offset + 1)
+        if offset + 1 == entry.end_offset:
+            self._let_record_go()
+        return frame, told
+
     def _tell(self, entry: Entry, begin: int, end: int, parts: list[memoryview | bytes]) -> None:
         """Add the frame with the properties of some of the current batch's messages."""
         block = properties_of(self._record)
@@ -294,12 +314,7 @@ class Cursor:
         except BadRecord:
             return b""  # Who reads its frame is told.
         block = properties_of(record)
-        return b"" if block is None else Block(block).of(offset - entry.first_offset)
-
-    def properties_frame(self, offset: int) -> bytes:
-        """The frame that tells one message's properties; empty where it has none."""
-        entry = self.properties(offset)
-        return frame(pack_block([(0, entry)])) if entry else b""
+        return b"" if block is None else entry_of(block, offset - entry.first_offset)
 
     @staticmethod
     def frame_of(entry: Entry, payload_end: int, record: memoryview, offset: int) -> memoryview:

@@ -17,6 +17,7 @@ from martlet.broker.consumer import Consumer, Lease
 from martlet.broker.cursor import Cursor
 from martlet.broker.schedule import Alarm, Schedule
 from martlet.broker.window import COMFORTABLE_SPAN
+from martlet.properties import told_alone
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
@@ -290,28 +291,47 @@ class Delivery(ABC):
 
     def deliver_straggler(self, consumer: Consumer, offset: int) -> None:
         """Deliver one that is ready; one that has gone, or is not wanted, is let go of."""
-        stragglers = self.cursor.stragglers
-        attempts = stragglers.by_offset[offset].attempts + 1
-        frame = self.cursor.frame(offset, attempts)
+        cursor = self.cursor
+        attempts = cursor.stragglers.by_offset[offset].attempts + 1
+        frame = cursor.frame(offset, attempts)
+        told = b""
+        if consumer.with_properties or self.wanted is not None:
+            told = cursor.properties(offset)
         self._changed()
-        sampled_out = consumer.sample_rate and self._sampled_out(consumer)
-        if frame is None or sampled_out or not self.wants(offset):
-            stragglers.remove(offset)
-            return
+        if frame is None or not self.wants(told) or self.samples_out(consumer):
+            cursor.stragglers.remove(offset)
+        else:
+            self.hand_out(consumer, offset, attempts, frame, told)
+
+    def hand_out(
+        self,
+        consumer: Consumer,
+        offset: int,
+        attempts: int,
+        frame: memoryview | bytearray,
+        properties: bytes,
+    ) -> None:
+        """Deliver a message that stands, or from now on stands, among the stragglers."""
         now_ns = self._around.clock()
         deadline_ns = now_ns + consumer.timeout_ns
-        stragglers.hold(offset, attempts, consumer, now_ns, deadline_ns)
+        self.cursor.stragglers.hold(offset, attempts, consumer, now_ns, deadline_ns)
         self._alarm.at(deadline_ns)
         consumer.in_flight_count += 1
         consumer.message_count += 1
         if len(self._line) > 1:
             self._line.rotate(-1)
-        told = self.cursor.properties_frame(offset) if consumer.with_properties else b""
-        consumer.client.send_messages((told, frame) if told else (frame,))
+        if properties and consumer.with_properties:
+            consumer.client.send_messages((told_alone(properties), frame))
+        else:
+            consumer.client.send_messages((frame,))
 
-    def wants(self, offset: int) -> bool:
-        """Whether its filter lets a message through."""
-        return self.wanted is None or self.wanted.lets(self.cursor.properties(offset))
+    def wants(self, properties: bytes) -> bool:
+        """Whether its filter lets a message with such properties through."""
+        return self.wanted is None or self.wanted.lets(properties)
+
+    def samples_out(self, consumer: Consumer) -> bool:
+        """Whether a message is not for a consumer that wants only some of all."""
+        return bool(consumer.sample_rate) and self._sampled_out(consumer)
 
     # what its order asks
 

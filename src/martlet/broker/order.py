@@ -81,7 +81,7 @@ class Order:
         for offset, straggler in sorted(stragglers.by_offset.items()):
             is_waiting = straggler.owner is None and not stragglers.is_ready(offset)
             if straggler.attempts or not is_waiting:  # or it is a deferred one
-                self._enter(offset)
+                self._enter(offset, self._channel.cursor.properties(offset))
         stragglers.line_up_ready()
 
     def pump(self) -> None:
@@ -98,7 +98,7 @@ class Order:
             if offset is not None:
                 channel.deliver_straggler(consumer, offset)
                 self._lend(consumer)
-            elif not self._read():
+            elif not self._read(consumer):
                 return
         channel.look_again_soon()
 
@@ -145,43 +145,47 @@ class Order:
         if key is None or self._behind[key][0] == offset:
             heappush(self._free, offset)
 
-    def _read(self) -> bool:
-        """Take the next fresh message in. False where there is none, or none may be."""
+    def _read(self, consumer: Consumer) -> bool:
+        """Take the next fresh message in, and deliver it if it has not to wait. False where there
+        is none, or none may be.
+        """
         channel = self._channel
-        if self.parked_count >= (MOST_PARKED if self._by_key else 1):
-            return False
         if not self._by_key and self._keys:
+            return False
+        if self.parked_count >= MOST_PARKED:
             return False
         cursor = channel.cursor
         limit = channel.limit()
         if cursor.next >= limit:
             return False
-        taken = cursor.take(0, 1, limit)[1]
-        cursor.window.advance()
+        offset = cursor.next
+        taken = cursor.take_one(limit)
         channel.moved()
-        if taken:
-            offset = cursor.next - 1
-            if channel.wants(offset):
-                now_ns = channel.now_ns()
-                cursor.stragglers.wait(offset, 0, now_ns, now_ns)
-                self._enter(offset)
-                self._take_in_ready()
+        if taken is None:
+            return True
+        frame, properties = taken
+        if not channel.wants(properties) or channel.samples_out(consumer):
+            return True
+        is_first = self._enter(offset, properties)
+        if is_first:
+            channel.hand_out(consumer, offset, 1, frame, properties)
+            self._lend(consumer)
+        else:
+            now_ns = channel.now_ns()
+            cursor.stragglers.wait(offset, 0, now_ns, now_ns)
         return True
 
-    def _enter(self, offset: int) -> None:
-        key = self._key_of(offset)
-        if key is None:
-            return
+    def _enter(self, offset: int, properties: bytes) -> bool:
+        """Remember an unfinished message. Whether no other of its key stands before it."""
+        key = _ANY
+        if self._by_key:
+            key = _order_key(properties)
+            if not key:
+                return True
         self._keys[offset] = key
-        self._behind.setdefault(key, deque()).append(offset)
-
-    def _key_of(self, offset: int) -> bytes | None:
-        if not self._by_key:
-            return _ANY
-        for kind, _, value in fields(self._channel.cursor.properties(offset)):
-            if kind == Field.ORDER_KEY:
-                return value
-        return None
+        behind = self._behind.setdefault(key, deque())
+        behind.append(offset)
+        return len(behind) == 1
 
     def _removed(self, offset: int) -> None:
         """A message is finished, or gone: the next one of its key may go."""
@@ -196,3 +200,12 @@ class Order:
             heappush(self._free, behind[0])
         if self._holder is not None:
             self._lent_until_ns = self._channel.now_ns() + self._lock_ns
+
+
+def _order_key(properties: bytes) -> bytes:
+    """The order key in properties; empty for none."""
+    if properties:
+        for kind, _, value in fields(properties):
+            if kind == Field.ORDER_KEY:
+                return value
+    return b""
