@@ -538,7 +538,7 @@ def everything_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upcoming_module, "_BEFORE_NS", 5 * 10**8)
     monkeypatch.setattr(bucket_module, "MOST_ROWS", 3)
     monkeypatch.setattr(bucket_module, "MOST_BYTES", 400)
-    monkeypatch.setattr(bucket_module, "_OLDEST", 3)
+    monkeypatch.setattr(marks_module, "OLDEST", 3)
     monkeypatch.setattr(marks_module, "_PIECE", 4)
     monkeypatch.setattr(index_module, "MOST_ROWS_IN_MEMORY", 6)
     monkeypatch.setattr(index_module, "_KEPT_ROWS", 2)

@@ -56,8 +56,6 @@ PROPERTY = "delayed"
 MOST_ROWS = 1024
 MOST_BYTES = 1 << 20
 """So many are forwarded at once, then others have their turn."""
-_OLDEST = 1024
-"""So many of the oldest messages are kept one by one, from the others on all is kept."""
 _AGAIN_NS = 1_000_000_000
 _LINGER_NS = 600 * 10**9
 """So long a bucket stays after its time: a send that is repeated is known by what is in it."""
@@ -125,7 +123,7 @@ class Bucket(Topic):
             self._marks.add(forwarded)
             self._doubtful.append((self._broker.log.position, forwarded))
         self._upcoming.expect(self.start_ns)
-        self._set_alarm()
+        self._alarm.at(self._upcoming.next_ns or 0)
 
     @property
     def home(self) -> Topic:
@@ -158,16 +156,12 @@ class Bucket(Topic):
     @property
     def floor(self) -> int:
         """From this offset on, which does not go back, every message counts as needed."""
-        oldest = self._oldest()
-        return int(oldest[-1]) if len(oldest) > _OLDEST else self.queue.end_offset
+        return self._marks.kept(self.queue.end_offset)[0]
 
     def stragglers_below(self, floor: int) -> npt.NDArray[np.uint64]:
         """The offsets below a floor that are not done with, rising."""
-        oldest = self._oldest()
-        return oldest[oldest < floor].astype(np.uint64)
-
-    def _oldest(self) -> Offsets:
-        return self._marks.unmarked(self._marks.front, self.queue.end_offset, _OLDEST + 1)
+        below = self._marks.kept(self.queue.end_offset)[1]
+        return below[below < floor].astype(np.uint64)
 
     @property
     def passed(self) -> int:
@@ -244,8 +238,9 @@ class Bucket(Topic):
         end = self.queue.end_offset
         self._broker.delays.pending_count += end - first
         row = self.queue.index.row(self.queue.index.end_row - 1)
-        self._upcoming.add(row.deliver_at_ns, first)
-        self._set_alarm()
+        wanted_ns = self._upcoming.add(row.deliver_at_ns, first)
+        if self._alarm.set_for_ns is None or wanted_ns < self._alarm.set_for_ns:
+            self._alarm.at(wanted_ns)
 
     def _first_row(self) -> int:
         return self.queue.index.find(self._marks.front)
@@ -255,10 +250,6 @@ class Bucket(Topic):
         # Those of many messages are looked at when they are due.
         alone: npt.NDArray[np.bool_] = rows["count"] == 1
         return alone & self._marks.has_each(rows["first_offset"])
-
-    def _set_alarm(self) -> None:
-        next_ns = self._upcoming.next_ns
-        self._alarm.at(self._gone_ns if next_ns is None else next_ns)
 
     def _run(self, now_ns: int) -> int | None:
         """Do what is due. Returns when to look again."""

@@ -52,6 +52,7 @@ from typing import Any
 import numpy as np
 
 from martlet.broker.cursor import Cursor
+from martlet.broker.marks import Marks
 from martlet.log.checkpoint import Checkpoint, Needed
 from martlet.log.record import BadRecord, Kind
 
@@ -230,6 +231,7 @@ def needed_by(loaded: Checkpoint) -> dict[int, Needed]:
         if not topic["channels"]
     }
     stragglers: dict[int, set[int]] = {}
+    marks: dict[int, Marks] = {}
     for kind, topic, entry in loaded.entries:
         if kind == Kind.CURSOR and channel_of(entry)[1]:
             cursor = CursorState(0, 0)
@@ -237,9 +239,15 @@ def needed_by(loaded: Checkpoint) -> dict[int, Needed]:
             floor = min([cursor.next, *(first for first, _ in cursor.ranges)])
             floors[topic] = min(floors.get(topic, floor), floor)
             stragglers.setdefault(topic, set()).update(cursor.stragglers)
+        elif kind == Kind.MARKS:
+            marks.setdefault(topic, Marks()).apply(entry)
         elif kind == Kind.TRANSACTION:
             half = next((t["id"] for t in snapshot["topics"] if t["name"] == HALF), 0)
             stragglers.setdefault(half, set()).update(_held_by(entry))
+    for bucket in snapshot["topics"]:
+        if "delayed" in bucket and bucket["id"] in marks:
+            floor, below = marks[bucket["id"]].kept(bucket["end_offset"])
+            floors[bucket["id"]], stragglers[bucket["id"]] = floor, set(below.tolist())
     voids = {topic["id"]: [tuple(void) for void in topic["voids"]] for topic in snapshot["topics"]}
     return {
         topic: Needed(

@@ -21,6 +21,8 @@ Offsets = npt.NDArray[np.int64]
 _KIND = struct.Struct("<II")
 _FIRST = struct.Struct("<Q")
 _OFFSETS, _BITS = 0, 1
+OLDEST = 1024
+"""So many of the lowest that are not marked are kept one by one."""
 _PIECE = 1 << 16
 _NONE: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
 
@@ -90,6 +92,15 @@ class Marks:
         if left > 0 and begin < end:
             parts.append(np.arange(begin, min(end, begin + left)))
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+    def kept(self, end: int) -> tuple[int, Offsets]:
+        """What is needed of the offsets up to `end`: all from an offset on, which does not go back,
+        and below it some, one by one.
+        """
+        oldest = self.unmarked(self.front, end, OLDEST + 1)
+        if len(oldest) <= OLDEST:
+            return end, oldest
+        return int(oldest[-1]), oldest[:-1]
 
     def pack(self, doubtful: Offsets | None = None) -> bytes:
         """An entry that tells all but some."""

@@ -72,12 +72,13 @@ class Upcoming:
     def __len__(self) -> int:
         return len(self._due) + len(self._fresh)
 
-    def add(self, due_ns: int, first_offset: int) -> None:
-        """A row has come."""
+    def add(self, due_ns: int, first_offset: int) -> int:
+        """A row has come. Returns when to look, or to take, because of it."""
         if (due_ns, first_offset) <= self._horizon:
             heappush(self._fresh, (due_ns, first_offset))
-        else:
-            self._beyond_ns = min(self._beyond_ns, due_ns)
+            return due_ns
+        self._beyond_ns = min(self._beyond_ns, due_ns)
+        return due_ns - _BEFORE_NS
 
     def expect(self, due_ns: int) -> None:
         """There are rows already, none of which is due before a time."""

@@ -49,7 +49,7 @@ _FRAME_TYPE_MESSAGE = 2
 _LONE_HEAD = struct.Struct(">II10x16s")
 _END = struct.Struct("<I")
 _ID = re.compile(rb"[0-9a-f]{16}")
-_HEAD_KINDS = frozenset({Kind.TOPOLOGY, Kind.CURSOR, Kind.PRODUCERS, Kind.TRANSACTION})
+_HEAD_KINDS = frozenset({Kind.TOPOLOGY, Kind.CURSOR, Kind.PRODUCERS, Kind.TRANSACTION, Kind.MARKS})
 """What a segment begins with."""
 _JOURNAL_KINDS = _HEAD_KINDS | {Kind.EPOCH, Kind.BUNDLE}
 _LOOKS = 3
