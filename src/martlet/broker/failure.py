@@ -54,6 +54,11 @@ class Failures(Delivery):
         self._max_timeout_ns = max_timeout_ns
 
     @property
+    def retries(self) -> bool:
+        """Whether the broker decides about messages that fail."""
+        return self._retry is not None
+
+    @property
     def policy(self) -> ChannelPolicy:
         """What is set for it."""
         return self._policy

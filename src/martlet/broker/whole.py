@@ -170,6 +170,11 @@ class WholeChannel:
         return self.parts[0].paused
 
     @property
+    def retries(self) -> bool:
+        """Whether the broker decides about messages that fail."""
+        return self.parts[0].retries
+
+    @property
     def depth(self) -> int:
         """How many messages wait to be delivered, deferred ones aside."""
         return sum(part.depth for part in self.parts)

@@ -31,7 +31,7 @@ from martlet.client.errors import (
     SubscribeRefused,
 )
 from martlet.client.failure_backoff import FailureBackoff
-from martlet.client.failure_policy import Requeue
+from martlet.client.failure_policy import Reject, Requeue
 from martlet.client.hooks import Handling, Hooks, Publishing
 from martlet.client.identity import Identity
 from martlet.client.limits import Limits
@@ -86,6 +86,7 @@ __all__ = [
     "Publishing",
     "PutStatus",
     "Refused",
+    "Reject",
     "Requeue",
     "Rotation",
     "SendResult",

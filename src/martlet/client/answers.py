@@ -25,6 +25,10 @@ def _ignore_settled() -> None:
     """Nobody waits for room."""
 
 
+_MOST_IDS = 5000
+"""Given back in one call."""
+
+
 class Answers:
     """What is to be told to the broker about the messages that it delivered here.
 
@@ -96,6 +100,37 @@ class Answers:
         if not self._scheduled:
             self._schedule()
 
+    @property
+    def are_extended(self) -> bool:
+        """Whether the broker is a Martlet, which takes more than NSQ's answers."""
+        return self._connection.features.extensions > 0
+
+    def later(self, message_id: bytes, error: str, *, backoff: bool, **delay: int) -> None:
+        """Ask for the message again, and say what went wrong; of a Martlet broker."""
+        self.on_answer(Event.FAILURE if backoff else Event.REQUEUE)
+        self.requeued += 1
+        self._call("message.later", id=message_id.decode(), error=error, **delay)
+
+    def reject(self, message_id: bytes, reason: str, error: str) -> None:
+        """Have the message become a dead letter; of a Martlet broker."""
+        self.on_answer(Event.REQUEUE)
+        self.requeued += 1
+        self._call("message.dead", id=message_id.decode(), reason=reason, error=error)
+
+    def _call(self, method: str, **fields: object) -> None:
+        self._others.append(self._connection.unanswered(method, **fields))
+        if not self._scheduled:
+            self._schedule()
+
+    def give_back_one(self, message_id: bytes) -> None:
+        """Ask for a message again that nobody tried to deal with."""
+        if not self.are_extended:
+            self.requeue(message_id, 0, backoff=False)
+            return
+        self.on_answer(Event.REQUEUE)
+        self.requeued += 1
+        self._call("message.give_back", ids=[message_id.decode()])
+
     def touch(self, message_id: bytes) -> None:
         """Ask for more time for the message."""
         self._others.append(commands.touch(message_id))
@@ -111,10 +146,21 @@ class Answers:
     def requeue_array(self, ids: NDArray[np.void], delay_ms: int, *, backoff: bool) -> None:
         """Ask at once for these messages again, so much later."""
         self.on_answer(Event.FAILURE if backoff else Event.REQUEUE)
-        self.give_back(ids, delay_ms)
 
-    def give_back(self, ids: NDArray[np.void], delay_ms: int = 0) -> None:
+        self._requeue_array(ids, delay_ms)
+
+    def give_back(self, ids: NDArray[np.void]) -> None:
         """Ask at once for messages again that nobody tried to deal with."""
+        if not self.are_extended:
+            self._requeue_array(ids, 0)
+            return
+        self.requeued += len(ids)
+        told = [id.decode() for id in ids.tolist()]
+        for start in range(0, len(told), _MOST_IDS):
+            some = told[start : start + _MOST_IDS]
+            self._write(self._connection.unanswered("message.give_back", ids=some))
+
+    def _requeue_array(self, ids: NDArray[np.void], delay_ms: int) -> None:
         self.requeued += len(ids)
         self._write(commands.requeue_array(ids, delay_ms))
 

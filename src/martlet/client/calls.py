@@ -62,6 +62,10 @@ class Calls:
         finally:
             self._waiting.pop(number, None)
 
+    def unanswered(self, method: str, fields: Mapping[str, Any]) -> bytes:
+        """A call whose answer nobody waits for, to be written with other commands."""
+        return commands.call(next(self._numbers) % _MOST_NUMBERS, method, fields)
+
     def answered(self, data: bytes) -> None:
         """An answer came. Raises BadFrame where it is none."""
         try:

@@ -210,6 +210,10 @@ class Connection(asyncio.BufferedProtocol):
             raise self.lost.result()
         return await self._calls.call(method, fields)
 
+    def unanswered(self, method: str, **fields: Any) -> bytes:
+        """A call to a Martlet broker, whose answer nobody waits for, to be written with others."""
+        return self._calls.unanswered(method, fields)
+
     def close(self) -> None:
         """Hang up once everything written is sent."""
         if self._transport is not None:

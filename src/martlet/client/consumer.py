@@ -105,10 +105,13 @@ class Consumer(Receiver):
             failure_backoff: for how long no messages are asked for when handlers fail; two minutes
                 at most where it is not given, ``FailureBackoff(max_s=0)`` for never.
             retry: how long a message waits when its handler has failed, by its attempts; go-nsq's
-                way is ``LinearDelay()``.
+                way is ``LinearDelay()``.  Where it is not given and the channel has a retry policy,
+                that counts.
             max_attempts: a message that comes for more than so many times is not given to the
                 handler of ``run`` any more, but given up: logged, handed to ``on_giving_up``, and
-                finished.  0 never gives up, which is the default, as giving up loses messages.
+                finished; without that, a Martlet broker puts it into the channel's dead-letter
+                topic.  0 never gives up, which is the default: a Martlet broker can be told to do
+                that by itself, and with one of NSQ giving up loses messages.
             on_giving_up: gets each such message, to keep it elsewhere; a function or a coroutine
                 function.  When it raises, the message is not finished, and comes again.
             auto_touch: ask for more time, up to the broker's ``--max-msg-timeout``, for messages

@@ -99,4 +99,4 @@ class Crew:
             message = self._workers[task].message
             if message is not None and not message.is_answered:
                 logger.error("the handler of %r does not end, though it was cancelled", message)
-                message.requeue(backoff=False)
+                message.give_back()

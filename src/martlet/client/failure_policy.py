@@ -5,7 +5,10 @@ NSQ's clients give up after five attempts, and a consumer that does not look for
 failed for the time of a small outage; here a message that always fails costs a delivery every ten
 minutes, and shows in the logs and in the channel's count of requeues.  Where there is a limit,
 ``on_giving_up`` gets the message first, to put it elsewhere; only when that succeeds is the message
-finished.
+finished.  Without it, a Martlet broker puts the message into the channel's dead-letter topic.
+
+A Martlet broker is told what went wrong.  Where the channel has a retry policy of its own, it
+decides when the message comes again, unless the application has chosen a ``retry``.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
+from traceback import format_exception_only
 from typing import Protocol
 
 from martlet.client.backoff import Backoff
@@ -49,6 +53,20 @@ class Requeue(Exception):
         super().__init__(delay_ms, backoff)
         self.delay_ms = delay_ms
         self.backoff = backoff
+
+
+class Reject(Exception):
+    """Raised by a handler whose message would fail again however often it came, as one that cannot
+    be read.  A Martlet broker puts it into the channel's dead-letter topic at once, with the text;
+    from a broker of NSQ it comes again, as after any error.
+    """
+
+
+def _told(error: BaseException) -> str:
+    """What a person is told of an error."""
+    if isinstance(error, Reject) and str(error):
+        return str(error)
+    return "".join(format_exception_only(error)).strip()
 
 
 def is_cancelled() -> bool:
@@ -87,25 +105,44 @@ class FailurePolicy:
                 message.requeue(self._delay_ms(message, error.delay_ms), backoff=error.backoff)
             return
         delay_ms = self._delay_ms(message)
+        is_rejected = isinstance(error, Reject) and message.can_be_rejected
+        again = "it goes to the dead-letter topic" if is_rejected else f"again in {delay_ms} ms"
         logger.error(
             "handler failed for message %s, attempt %d; %s",
             message.id.decode("ascii", "replace"),
             message.attempts,
-            "it had answered it" if message.is_answered else f"again in {delay_ms} ms",
+            "it had answered it" if message.is_answered else again,
             exc_info=error,
         )
-        if not message.is_answered:
-            message.requeue(delay_ms)
+        if message.is_answered:
+            return
+        text = _told(error)
+        if is_rejected:
+            message.reject(text)
+        elif self._retry is RETRY:
+            message.fail(text, delay_ms)
+        else:
+            message.requeue(delay_ms, error=text)
 
     async def give_up(self, message: Message) -> None:
-        """It was tried too often: hand it to whom it may concern, and finish it."""
+        """It was tried too often: hand it to whom it may concern, and finish it; where there is
+        nobody to hand it to, a Martlet broker puts it into the dead-letter topic.
+        """
+        is_rejected = self._on_giving_up is None and message.can_be_rejected
+        where = "; on_giving_up, to keep it, is not set"
+        if is_rejected:
+            where = "; it goes to the channel's dead-letter topic"
         logger.error(
             "giving up message %s: it has come %d times, max_attempts is %d%s",
             message.id.decode("ascii", "replace"),
             message.attempts,
             self.attempt_limit,
-            "" if self._on_giving_up else "; on_giving_up, to keep it, is not set",
+            "" if self._on_giving_up else where,
         )
+        if is_rejected:
+            self.given_up += 1
+            message.reject(reason="given_up")
+            return
         try:
             if self._on_giving_up is not None:
                 result = self._on_giving_up(message)
@@ -134,7 +171,7 @@ class FailurePolicy:
     @staticmethod
     def _give_back(message: Message) -> None:
         if not message.is_answered:
-            message.requeue(backoff=False)
+            message.give_back()
 
     def _delay_ms(self, message: Message, delay_ms: int | None = None) -> int:
         if delay_ms is not None:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from martlet.client.errors import HandlerFailed
-from martlet.client.failure_policy import Requeue
+from martlet.client.failure_policy import Reject, Requeue
 from martlet.client.message import Message, MessageView
 
 logger = logging.getLogger("martlet.client")
@@ -45,6 +45,7 @@ class _Failure:
 
     text: str
     requeue: tuple[int | None, bool] | None = None
+    is_rejected: bool = False
 
 
 class HandlerPool:
@@ -87,6 +88,7 @@ class HandlerPool:
 
         Raises:
             Requeue: the handler wants it again later.
+            Reject: it does not want it again.
             HandlerFailed: it failed in a process, or ended the thread or process.
             Exception: what it raised in a thread.
         """
@@ -118,6 +120,8 @@ class HandlerPool:
             if failure.requeue is not None:
                 delay_ms, backoff = failure.requeue
                 raise Requeue(delay_ms, backoff=backoff)
+            if failure.is_rejected:
+                raise Reject(failure.text)
             raise HandlerFailed(f"in a process:\n{failure.text}")
 
     def close(self) -> None:
@@ -162,6 +166,8 @@ def _handle_there(handler: PlainHandler, view: MessageView) -> _Failure | None:
         handler(view)
     except Requeue as request:
         return _Failure("", (request.delay_ms, request.backoff))
+    except Reject as rejection:
+        return _Failure(str(rejection), is_rejected=True)
     except BaseException:
         return _Failure(traceback.format_exc())
     return None

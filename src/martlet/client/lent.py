@@ -38,5 +38,5 @@ class Lent:
         """Have the brokers deliver what is not answered to others."""
         for message in self._messages:
             if not message.is_answered:
-                message.requeue(backoff=False)
+                message.give_back()
         self._messages.clear()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from martlet.client.answers import Answers
-from martlet.client.errors import AlreadyAnswered
+from martlet.client.errors import AlreadyAnswered, NotSupported
 from martlet.properties import NONE, Properties
 
 
@@ -78,8 +79,12 @@ class Message:
         """
         self._answer().finish(self.id)
 
-    def requeue(self, delay_ms: int = 0, *, backoff: bool = True) -> None:
+    def requeue(self, delay_ms: int = 0, *, backoff: bool = True, error: str = "") -> None:
         """Have the broker deliver the message again, after so many milliseconds.
+
+        Where the channel has a retry policy, a delay of 0 stands for the one of the policy, and
+        after its last attempt the message becomes a dead letter.  What `error` says went wrong is
+        kept with that, for an operator to see; a broker of NSQ does not take it.
 
         The broker shortens a delay above its ``--max-req-timeout`` (an hour by default).  With
         ``backoff`` it counts as a failure, so that the consumer asks for no more for a while (see
@@ -90,7 +95,47 @@ class Message:
             ValueError: the delay is negative.
         """
         delay_ms = check_delay_ms(delay_ms)
-        self._answer().requeue(self.id, delay_ms, backoff=backoff)
+        answers = self._answer()
+        if error and answers.are_extended:
+            answers.later(self.id, error, backoff=backoff, delay_ms=delay_ms)
+        else:
+            answers.requeue(self.id, delay_ms, backoff=backoff)
+
+    def fail(self, error: str, delay_ms: int) -> None:
+        """Have the broker deliver the message again when the channel's policy has it, or where it
+        has none after so many milliseconds; say what went wrong.
+        """
+        answers = self._answer()
+        if answers.are_extended:
+            answers.later(self.id, error, backoff=True, otherwise_ms=delay_ms)
+        else:
+            answers.requeue(self.id, delay_ms, backoff=True)
+
+    @property
+    def can_be_rejected(self) -> bool:
+        """Whether it came from a Martlet broker, and is not answered."""
+        return self._answers is not None and self._answers.are_extended
+
+    def reject(
+        self, error: str = "", *, reason: Literal["rejected", "given_up"] = "rejected"
+    ) -> None:
+        """Have the broker put the message into the channel's dead-letter topic: it would fail again
+        however often it came.
+
+        Raises:
+            AlreadyAnswered: it was finished or requeued before.
+            NotSupported: its broker is no Martlet, and has no dead-letter topics.
+        """
+        if self._answers is not None and not self._answers.are_extended:
+            raise NotSupported(
+                f"{self!r} came from a broker of NSQ, which has no dead-letter topics: publish it"
+                " elsewhere and finish it"
+            )
+        self._answer().reject(self.id, reason, error)
+
+    def give_back(self) -> None:
+        """Have the broker deliver the message to others: it was not tried."""
+        self._answer().give_back_one(self.id)
 
     def touch(self) -> None:
         """Have the message's time start anew, because dealing with it takes long.

@@ -89,4 +89,4 @@ class Worker:
     @staticmethod
     def _give_back(message: Message) -> None:
         if not message.is_answered:
-            message.requeue(backoff=False)
+            message.give_back()

@@ -11,10 +11,10 @@ called.  A method is a plain function, or a coroutine function where it has to w
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from martlet.broker.errors import (
@@ -96,32 +96,55 @@ class Calls:
             **TransactionCalls(server).methods(),
         }
 
-    async def call(self, caller: Caller, method: str, fields: Mapping[str, object]) -> Told:
-        """Do it. An error is told in the answer's fields."""
-        try:
-            return await self.run(caller, method, fields)
-        except CallError as error:
-            return {"error": {"code": error.code, "text": str(error), **error.fields}}, b""
+    def waits(self, method: str) -> bool:
+        """Whether a method may have to wait for something."""
+        return inspect.iscoroutinefunction(self.methods.get(method))
 
-    async def run(self, caller: Caller, method: str, fields: Mapping[str, object]) -> Told:
-        """Do it. Raises CallError."""
+    def begin(
+        self, caller: Caller, method: str, fields: Mapping[str, object]
+    ) -> Answer | Awaitable[Answer]:
+        """Do it, or what it does before it waits for something. Raises CallError."""
         found = self.methods.get(method)
         if found is None:
             raise CallError("UNKNOWN_METHOD", f"there is no method {method[:80]!r}")
-        try:
-            answer = found(caller, Arguments(fields))
-            if inspect.isawaitable(answer):
+        with _refusals():
+            return found(caller, Arguments(fields))
+
+    async def run(self, caller: Caller, method: str, fields: Mapping[str, object]) -> Told:
+        """Do it. Raises CallError."""
+        answer = self.begin(caller, method, fields)
+        if inspect.isawaitable(answer):
+            with _refusals():
                 answer = await answer
-        except (BrokerError, WritesRefused) as error:
-            code = next((c for kind, c in _CODES.items() if isinstance(error, kind)), "REFUSED")
-            raise CallError(code, str(error)) from error
-        if isinstance(answer, tuple):
-            return answer
-        return answer or {}, b""
+        return _whole(answer)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except (BrokerError, WritesRefused) as error:
+        code = next((c for kind, c in _CODES.items() if isinstance(error, kind)), "REFUSED")
+        raise CallError(code, str(error)) from error
+
+
+def _whole(answer: Answer) -> Told:
+    if isinstance(answer, tuple):
+        return answer
+    return answer or {}, b""
 
 
 def call(connection: Connection, command: v2.Call) -> None:
-    """CALL: answered when it has been done."""
+    """CALL: answered when it has been done; what has to wait for nothing is done at once, in the
+    order of the connection's commands.
+    """
+    known = connection.server.calls
+    if not known.waits(command.method):
+        with _answered(connection, command) as answer:
+            begun = known.begin(connection, command.method, command.fields)
+            assert not inspect.isawaitable(begun)
+            answer(_whole(begun))
+        return
     calls = connection.calls
     if len(calls) >= MOST_CALLS:
         text = f"{MOST_CALLS} calls wait for their answers already; wait for some of them"
@@ -134,14 +157,25 @@ def call(connection: Connection, command: v2.Call) -> None:
 
 
 async def _answer(connection: Connection, command: v2.Call) -> None:
+    with _answered(connection, command) as answer:
+        answer(await connection.server.calls.run(connection, command.method, command.fields))
+
+
+@contextmanager
+def _answered(connection: Connection, command: v2.Call) -> Iterator[Callable[[Told], None]]:
+    """Answer a call with what is told, or with what was raised."""
+
+    def answer(told: Told) -> None:
+        fields, data = told
+        connection.send_answer(v2.answer(command.number, encoded(fields), data))
+
     try:
-        told, data = await connection.server.calls.call(connection, command.method, command.fields)
-    except asyncio.CancelledError:
-        raise
+        yield answer
+    except CallError as error:
+        answer(({"error": {"code": error.code, "text": str(error), **error.fields}}, b""))
     except Exception:
         connection.server.log.exception("call %s of %s", command.method, connection.remote_address)
-        told, data = {"error": {"code": "INTERNAL_ERROR", "text": "see the broker's log"}}, b""
-    connection.send_answer(v2.answer(command.number, encoded(told), data))
+        answer(({"error": {"code": "INTERNAL_ERROR", "text": "see the broker's log"}}, b""))
 
 
 def encoded(told: Mapping[str, object]) -> bytes:

@@ -3,7 +3,8 @@
 ======================  ============================================================================
 ``message.later``       the message comes again: after ``delay_ms``, or after one of RocketMQ's
                         levels (``level``, 1 to 18), or, with neither, when the channel's policy has
-                        it; ``error`` says what went wrong
+                        it, and where it has none after ``otherwise_ms``; ``error`` says what went
+                        wrong
 ``message.dead``        the message goes to the channel's dead-letter topic; ``reason`` is
                         ``rejected`` or ``given_up``, ``error`` says what went wrong
 ``message.give_back``   nothing was tried with the messages ``ids``: they go to others at once
@@ -54,10 +55,9 @@ class MessageCalls:
 
     def later(self, caller: Caller, arguments: Arguments) -> Answer:
         """Have a message delivered again."""
-        arguments.only("id", "delay_ms", "level", "error")
+        arguments.only("id", "delay_ms", "otherwise_ms", "level", "error")
         channel, consumer = _subscription(caller)
         error = arguments.text("error", "", most=_MOST_ERROR)
-        longest_ms = self._server.options.max_req_timeout_ns // MILLISECOND_NS
         if "level" in arguments:
             if "delay_ms" in arguments:
                 raise CallError("BAD_ARGUMENT", "give 'delay_ms' or 'level', not both")
@@ -68,12 +68,18 @@ class MessageCalls:
                 return None
             delay_ms = level_ms(level) if level else 0
         else:
-            delay_ms = arguments.number("delay_ms", 0, most=max(longest_ms, DELAY_LEVELS_MS[-1]))
+            delay_ms = self._delay_ms(arguments, "delay_ms")
+            if not delay_ms and not channel.retries:
+                delay_ms = self._delay_ms(arguments, "otherwise_ms")
         delay_ns = delay_ms * MILLISECOND_NS
         with _told(arguments):
             offset = _offset(channel, arguments.text("id"))
             channel.requeue(consumer, offset, delay_ns, error)
         return None
+
+    def _delay_ms(self, arguments: Arguments, name: str) -> int:
+        longest_ms = self._server.options.max_req_timeout_ns // MILLISECOND_NS
+        return min(arguments.number(name, 0), max(longest_ms, DELAY_LEVELS_MS[-1]))
 
     def dead(self, caller: Caller, arguments: Arguments) -> Answer:
         """Have a message go to the dead-letter topic."""

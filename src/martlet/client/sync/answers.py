@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import cast
 
 from martlet.client.answers import Answers
@@ -38,6 +39,30 @@ class PostedAnswers:
     def _requeue(self, message_id: bytes, delay_ms: int, backoff: bool) -> None:
         self.answers.requeue(message_id, delay_ms, backoff=backoff)
 
+    @property
+    def are_extended(self) -> bool:
+        """Whether the broker is a Martlet, which takes more than NSQ's answers."""
+        return self.answers.are_extended
+
+    def later(self, message_id: bytes, error: str, *, backoff: bool, **delay: int) -> None:
+        """Ask for the message again, and say what went wrong."""
+        self._thread.check()
+        call = partial(self.answers.later, message_id, error, backoff=backoff, **delay)
+        self._thread.post(call)
+
+    def reject(self, message_id: bytes, reason: str, error: str) -> None:
+        """Have the message become a dead letter."""
+        self._thread.check()
+        self._thread.post(self.answers.reject, message_id, reason, error)
+
+    def give_back_one(self, message_id: bytes) -> None:
+        """Ask for a message again that nobody tried to deal with."""
+        if self._thread.is_current:
+            self.answers.give_back_one(message_id)
+            return
+        self._thread.check()
+        self._thread.post(self.answers.give_back_one, message_id)
+
     def touch(self, message_id: bytes) -> None:
         """Ask for more time for the message."""
         self._thread.check()
@@ -48,6 +73,8 @@ def posted(message: Message, thread: LoopThread) -> Message:
     """The same message, to be answered from any thread."""
     answers = message._answers
     assert answers is not None
-    # The three methods that a message calls are all that it knows of its answers.
+    # The methods that a message calls are all that it knows of its answers.
     in_its_place = cast(Answers, PostedAnswers(answers, thread))
-    return Message(in_its_place, message.timestamp_ns, message.attempts, message.id, message.body)
+    again = Message(in_its_place, message.timestamp_ns, message.attempts, message.id, message.body)
+    again.carries(message._packed)
+    return again

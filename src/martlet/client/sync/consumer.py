@@ -105,7 +105,8 @@ class Consumer(Face):
         """Hand each message to the handler until the consumer is stopped or closed.
 
         When the handler returns, the message is finished, unless it answered the message itself;
-        when it raises ``Requeue`` the message is put off; when it raises anything else, that is
+        when it raises ``Requeue`` the message is put off; when it raises ``Reject`` a Martlet
+        broker puts it into the channel's dead-letter topic; when it raises anything else, that is
         logged and the message requeued, for longer with each attempt.
 
         On Ctrl-C the handlers at work end what they do, and KeyboardInterrupt is raised.

@@ -1,0 +1,183 @@
+"""What Martlet's client and broker do together about messages that fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from martlet.broker.dead_letter_topic import CHANNEL
+from martlet.broker.policy import ChannelPolicy
+from martlet.client import (
+    Consumer,
+    FailureBackoff,
+    LinearDelay,
+    Message,
+    MessageView,
+    Producer,
+    Properties,
+    Reject,
+    Requeue,
+    sync,
+)
+from martlet.testing import Broker
+
+AMPLE_S = 30
+NEVER = FailureBackoff(max_s=0)
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    async with Broker() as broker:
+        yield broker
+
+
+def configure(broker: Broker, *delays_ms: int, most: int = 0) -> None:
+    topic = broker.server.broker.topic("t")
+    topic.channel("c")
+    policy = ChannelPolicy(max_attempts=most, retry_delays_ms=delays_ms)
+    topic.configure_channel("c", policy)
+
+
+async def dead_letter(broker: Broker) -> tuple[bytes, Properties]:
+    async with (
+        asyncio.timeout(AMPLE_S),
+        Consumer("t.c.dead", CHANNEL, broker.tcp_address) as consumer,
+    ):
+        message = await anext(consumer)
+        message.finish()
+        return message.body, message.properties
+
+
+async def publish(broker: Broker, *bodies: bytes) -> None:
+    async with Producer(broker.tcp_address) as producer:
+        await producer.publish_many("t", list(bodies))
+
+
+async def test_the_channels_delays_count_and_the_errors_are_kept(broker: Broker) -> None:
+    configure(broker, 1, 2, most=3)
+    await publish(broker, b"bad")
+    seen: list[int] = []
+
+    async def handle(message: Message) -> None:
+        seen.append(message.attempts)
+        raise ConnectionError(f"try {message.attempts}")
+
+    async with Consumer("t", "c", broker.tcp_address, failure_backoff=NEVER) as consumer:
+        running = asyncio.create_task(consumer.run(handle))
+        body, properties = await dead_letter(broker)
+        consumer.stop()
+        await running
+    assert (body, seen) == (b"bad", [1, 2, 3])
+    assert properties.system["dead_reason"] == "max_attempts"
+    assert properties.system["dead_first_error"] == "ConnectionError: try 1"
+    assert properties.system["dead_last_error"] == "ConnectionError: try 3"
+
+
+async def test_a_delay_that_the_application_has_chosen_counts_more(broker: Broker) -> None:
+    configure(broker, 3_600_000)
+    await publish(broker, b"bad")
+    again = asyncio.Event()
+
+    def handle(message: Message) -> None:
+        if message.attempts == 3:
+            again.set()
+            return
+        if message.attempts == 2:
+            raise Requeue(1)
+        raise ConnectionError("no")
+
+    async with Consumer(
+        "t", "c", broker.tcp_address, failure_backoff=NEVER, retry=LinearDelay(step_s=0.001)
+    ) as consumer:
+        running = asyncio.create_task(consumer.run(handle))
+        async with asyncio.timeout(AMPLE_S):
+            await again.wait()
+        consumer.stop()
+        await running
+
+
+async def test_a_consumer_that_gives_up_by_itself_loses_nothing(broker: Broker) -> None:
+    await publish(broker, b"bad")
+
+    def handle(message: Message) -> None:
+        message.requeue(backoff=False, error="out of stock")
+
+    async with Consumer("t", "c", broker.tcp_address, max_attempts=2) as consumer:
+        running = asyncio.create_task(consumer.run(handle))
+        body, properties = await dead_letter(broker)
+        assert consumer.stats.given_up == 1
+        consumer.stop()
+        await running
+    assert body == b"bad"
+    assert properties.system["dead_reason"] == "given_up"
+    assert properties.system["dead_last_error"] == "out of stock"
+    channel = broker.server.broker.topics["t"].channels["c"]
+    assert channel.dead_letter_count == 1
+    assert not channel.cursor.stragglers
+
+
+def reject(view: MessageView) -> None:
+    raise Reject(f"cannot read {view.body!r}")
+
+
+@pytest.mark.parametrize("on", ["loop", "threads", "processes"])
+async def test_a_handler_may_reject_a_message(broker: Broker, on: str) -> None:
+    await publish(broker, b"bad")
+    async with Consumer("t", "c", broker.tcp_address) as consumer:
+        running = asyncio.create_task(consumer.run(reject, on=on))  # type: ignore[call-overload]
+        _, properties = await dead_letter(broker)
+        consumer.stop()
+        await running
+    assert properties.system["dead_reason"] == "rejected"
+    assert properties.system["dead_attempts"] == "1"
+    assert properties.system["dead_last_error"] == "cannot read b'bad'"
+
+
+async def test_what_was_not_tried_is_given_back_without_a_delay(broker: Broker) -> None:
+    configure(broker, 3_600_000, most=5)
+    await publish(broker, b"1", b"2", b"3")
+    async with Consumer("t", "c", broker.tcp_address) as consumer:
+        for _ in range(3):
+            await anext(consumer)
+    async with asyncio.timeout(AMPLE_S), Consumer("t", "c", broker.tcp_address) as consumer:
+        again = [await anext(consumer) for _ in range(3)]
+        for message in again:
+            message.finish()
+    assert {message.attempts for message in again} == {2}
+
+
+async def test_many_that_fail_at_once_are_all_told(broker: Broker) -> None:
+    """More than the calls of one connection that may wait for an answer."""
+    count = 2000
+    configure(broker, most=1)
+    await publish(broker, *[b"%d" % number for number in range(count)])
+    async with Consumer("t", "c", broker.tcp_address, max_in_flight=count) as consumer:
+        for _ in range(count):
+            (await anext(consumer)).requeue(backoff=False, error="no")
+    keeper = broker.server.broker.topics["t.c.dead"].channels[CHANNEL]
+    channel = broker.server.broker.topics["t"].channels["c"]
+    broker.server.broker.run()
+    assert keeper.depth + channel.in_flight_count == count
+
+
+async def test_without_await(broker: Broker) -> None:
+    configure(broker, 1, most=2)
+    await publish(broker, b"later", b"rejected")
+
+    def consume() -> None:
+        with sync.Consumer("t", "c", broker.tcp_address) as consumer:
+            for _ in range(3):
+                message = next(consumer)
+                if message.body == b"rejected":
+                    message.reject("no such account")
+                else:
+                    message.requeue(backoff=False, error="busy")
+
+    await asyncio.to_thread(consume)
+    told = [await dead_letter(broker) for _ in range(2)]
+    assert {body: each.system["dead_last_error"] for body, each in told} == {
+        b"later": "busy",
+        b"rejected": "no such account",
+    }
