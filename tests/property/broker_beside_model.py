@@ -24,13 +24,13 @@ from martlet.broker.consumer import Consumer
 from martlet.broker.cursor import Cursor
 from martlet.broker.errors import WritesRefused
 from martlet.broker.eviction import Eviction, Loss
-from martlet.broker.group import Group
 from martlet.broker.history import Retention
 from martlet.broker.latency import quantiles
 from martlet.broker.policy import TopicPolicy
 from martlet.broker.queue import Receipt
 from martlet.broker.relief import Relief
 from martlet.broker.restore import Restored, restore
+from martlet.broker.subscriber import Subscriber
 from martlet.broker.topic import Topic
 from martlet.broker.upkeep import CheckpointJob
 from martlet.log.commitlog import FlushJob
@@ -59,7 +59,7 @@ class BesideModel(RuleBasedStateMachine):
         self.topics: dict[str, ModelTopic] = {}
         self.clock = SimulatedClock()
         self.storage = SimulatedStorage(Random(0))
-        self.real: dict[ModelConsumer, Consumer | Group] = {}
+        self.real: dict[ModelConsumer, Consumer | Subscriber] = {}
         self.sent: list[tuple[ModelConsumer, bytes]] = []
         self.staged: list[tuple[Receipt, ModelTopic, list[bytes], int]] = []
         """What is published in this turn, and when it is to be delivered."""

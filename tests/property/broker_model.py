@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from martlet.broker.group import Group
+from martlet.broker.subscriber import Subscriber
 from martlet.broker.whole import WholeChannel
 
 OFFSET_BITS = 54
@@ -72,7 +72,7 @@ class ModelConsumer:
     ready_count: int = 0
     blocked: bool = False
     closed: bool = False
-    grown: Group | None = None
+    grown: Subscriber | None = None
     delivered_count: int = 0
     finished_count: int = 0
     requeued_count: int = 0
@@ -90,7 +90,7 @@ class ModelConsumer:
         """The channel was deleted."""
         self.closed = True
 
-    def channel_grown(self, channel: WholeChannel, consumer: Group) -> None:
+    def channel_grown(self, channel: WholeChannel, consumer: Subscriber) -> None:
         """It has several queues now."""
         self.grown = consumer
 

@@ -10,9 +10,9 @@ from tests.property.broker_consumers import ConsumerRules, picks
 from tests.property.broker_model import ModelTopic, Place
 
 from martlet.broker.errors import OutOfReach
-from martlet.broker.group import Share
 from martlet.broker.peek import Frames, State, peek
 from martlet.broker.replay import channel_from, offset_at, replay
+from martlet.broker.subscriber import Share
 
 shares = st.integers(0, 100)
 """How far between the oldest that there is and the newest that may be, in per cent."""
@@ -120,7 +120,7 @@ class ReplayRules(ConsumerRules):
         for one in seen:
             message = channel.messages[one.offset]
             owner = message.owner
-            known = one.owner.group if isinstance(one.owner, Share) else one.owner
+            known = one.owner.subscriber if isinstance(one.owner, Share) else one.owner
             assert known is (self.real[owner] if owner else None)
             if owner is not None:
                 assert one.delivered_at_ns == message.delivered_at_ns

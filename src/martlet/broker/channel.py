@@ -18,11 +18,11 @@ from martlet.broker.delivery import Source, Surroundings, Waiting
 from martlet.broker.errors import Conflict, TooMany
 from martlet.broker.failure import Failures
 from martlet.broker.finishes import Finishes
-from martlet.broker.group import Group, Share
 from martlet.broker.group_queue import GroupQueue
 from martlet.broker.order import Order
 from martlet.broker.retry import Cause
 from martlet.broker.stretch import apart_from, distinct, inside
+from martlet.broker.subscriber import Share, Subscriber
 from martlet.broker.tag_filter import TagFilter
 from martlet.broker.whole import WholeChannel
 from martlet.duration import MILLISECOND_NS
@@ -183,28 +183,28 @@ class Channel(Failures):
         """So many messages went to a member."""
         self._delivered_before += count
 
-    def add_share(self, group: Group) -> None:
+    def add_share(self, subscriber: Subscriber) -> None:
         """Subscribe a client that consumes other queues too. Raises TooMany."""
         self._last_number = self._next_number()
-        group.shares.append(self._add(Share(group, self, self._last_number)))
+        subscriber.shares.append(self._add(Share(subscriber, self, self._last_number)))
 
-    def regroup(self, consumer: Consumer) -> Group:
-        """A consumer of one queue will be one of several: its group, which goes on for it."""
-        group = Group(
+    def spread_out(self, consumer: Consumer) -> Subscriber:
+        """A consumer of one queue goes on as a subscriber of several."""
+        subscriber = Subscriber(
             consumer.client,
             consumer.timeout_ns,
             consumer.sample_rate,
             with_properties=consumer.with_properties,
         )
-        share = Share.instead_of(consumer, group, self)
-        group.shares.append(share)
+        share = Share.instead_of(consumer, subscriber, self)
+        subscriber.shares.append(share)
         self.consumers[self.consumers.index(consumer)] = share
         self._by_number[consumer.number] = share
         if consumer.is_ready:
             self._line[self._line.index(consumer)] = share
         for _, straggler in self.cursor.stragglers.owned_by(consumer):
             straggler.owner = share
-        return group
+        return subscriber
 
     def remove_consumer(self, consumer: Consumer) -> None:
         """The client has gone: what it held is delivered to others at once."""

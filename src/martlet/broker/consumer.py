@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from martlet.broker.group import Group
+    from martlet.broker.subscriber import Subscriber
     from martlet.broker.whole import WholeChannel
 
 
@@ -22,7 +22,7 @@ class Client(Protocol):
     def channel_closed(self) -> None:
         """The channel or its topic was deleted: close the connection."""
 
-    def channel_grown(self, channel: WholeChannel, consumer: Group) -> None:
+    def channel_grown(self, channel: WholeChannel, consumer: Subscriber) -> None:
         """The channel has several queues from now on: answer to this one, as this one."""
 
 
@@ -34,7 +34,7 @@ class _Nobody:
     def channel_closed(self) -> None:
         """Nobody is told."""
 
-    def channel_grown(self, channel: WholeChannel, group: Group) -> None:
+    def channel_grown(self, channel: WholeChannel, subscriber: Subscriber) -> None:
         """Nobody is told."""
 
 

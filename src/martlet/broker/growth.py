@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from martlet.broker.description import channel_op
 from martlet.broker.errors import QueuesRefused
-from martlet.broker.group import Share
 from martlet.broker.queue import ID_MASK, MOST_QUEUES, OFFSET_BITS, Queue
+from martlet.broker.subscriber import Share
 from martlet.broker.topic import Topic, join
 from martlet.broker.whole import WholeChannel
 from martlet.log.index import Index
@@ -24,8 +24,8 @@ from martlet.log.index import Index
 if TYPE_CHECKING:
     from martlet.broker.broker import Broker
     from martlet.broker.channel import Channel
-    from martlet.broker.group import Group
     from martlet.broker.journal import Description
+    from martlet.broker.subscriber import Subscriber
 
 
 def check_count(count: int) -> None:
@@ -89,14 +89,16 @@ def _grow_channel(topic: Topic, channel: Channel, fresh: list[Topic]) -> None:
     if channel.group is not None:
         channel.group.resize(len(topic.parts))
     for consumer in list(channel.consumers):
-        group = consumer.group if isinstance(consumer, Share) else channel.regroup(consumer)
+        subscriber = (
+            consumer.subscriber if isinstance(consumer, Share) else channel.spread_out(consumer)
+        )
         for part in fresh:
-            part.channels[channel.name].add_share(group)
+            part.channels[channel.name].add_share(subscriber)
         if not isinstance(consumer, Share):
-            _tell(channel, group)
-        group.go_on()
+            _tell(channel, subscriber)
+        subscriber.go_on()
 
 
-def _tell(channel: Channel, group: Group) -> None:
+def _tell(channel: Channel, subscriber: Subscriber) -> None:
     assert isinstance(channel.whole, WholeChannel)
-    group.client.channel_grown(channel.whole, group)
+    subscriber.client.channel_grown(channel.whole, subscriber)

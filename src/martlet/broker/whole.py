@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from martlet.broker.errors import NotInFlight
-from martlet.broker.group import Group, Share
 from martlet.broker.latency import Latency, Together
 from martlet.broker.queue import ID_MASK, OFFSET_BITS, OFFSET_MASK
 from martlet.broker.retry import Cause
+from martlet.broker.subscriber import Share, Subscriber
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
@@ -63,38 +63,38 @@ class WholeChannel:
         sample_rate: int = 0,
         *,
         with_properties: bool = False,
-    ) -> Group:
+    ) -> Subscriber:
         """Subscribe a client at all queues. Raises TooMany."""
-        group = Group(client, timeout_ns, sample_rate, with_properties=with_properties)
+        subscriber = Subscriber(client, timeout_ns, sample_rate, with_properties=with_properties)
         for part in self.parts:
-            part.add_share(group)
-        return group
+            part.add_share(subscriber)
+        return subscriber
 
-    def remove_consumer(self, group: Group) -> None:
+    def remove_consumer(self, subscriber: Subscriber) -> None:
         """The client has gone: what it held is delivered to others at once."""
-        group.blocked = True
-        for part, share in zip(self.parts, group.shares, strict=True):
+        subscriber.blocked = True
+        for part, share in zip(self.parts, subscriber.shares, strict=True):
             part.remove_consumer(share)
 
-    def set_ready(self, group: Group, count: int) -> None:
+    def set_ready(self, subscriber: Subscriber, count: int) -> None:
         """RDY: the client takes up to so many messages at a time."""
-        group.ready_count = count
-        group.go_on()
+        subscriber.ready_count = count
+        subscriber.go_on()
 
-    def set_blocked(self, group: Group, blocked: bool) -> None:
+    def set_blocked(self, subscriber: Subscriber, blocked: bool) -> None:
         """The client has stopped, or begun again, to read what it is sent."""
-        group.blocked = blocked
-        group.go_on()
+        subscriber.blocked = blocked
+        subscriber.go_on()
 
     # what they answer
 
-    def finish(self, group: Group, place: int) -> None:
+    def finish(self, subscriber: Subscriber, place: int) -> None:
         """FIN. Raises NotInFlight."""
-        self._answer(group, place, lambda part, share, offset: part.finish(share, offset))
+        self._answer(subscriber, place, lambda part, share, offset: part.finish(share, offset))
 
     def requeue(
         self,
-        group: Group,
+        subscriber: Subscriber,
         place: int,
         delay_ns: int,
         error: str = "",
@@ -102,57 +102,57 @@ class WholeChannel:
     ) -> None:
         """REQ: the message is delivered again, after a delay. Raises NotInFlight."""
         self._answer(
-            group,
+            subscriber,
             place,
             lambda part, share, offset: part.requeue(share, offset, delay_ns, error, cause),
         )
 
-    def reject(self, group: Group, place: int, reason: Reason, error: str = "") -> None:
+    def reject(self, subscriber: Subscriber, place: int, reason: Reason, error: str = "") -> None:
         """The message becomes a dead letter. Raises NotInFlight."""
         self._answer(
-            group, place, lambda part, share, offset: part.reject(share, offset, reason, error)
+            subscriber, place, lambda part, share, offset: part.reject(share, offset, reason, error)
         )
 
-    def touch(self, group: Group, place: int) -> None:
+    def touch(self, subscriber: Subscriber, place: int) -> None:
         """TOUCH: the message's timeout begins anew. Raises NotInFlight."""
-        self._answer(group, place, lambda part, share, offset: part.touch(share, offset))
+        self._answer(subscriber, place, lambda part, share, offset: part.touch(share, offset))
 
     def _answer(
-        self, group: Group, place: int, answer: Callable[[Channel, Share, int], None]
+        self, subscriber: Subscriber, place: int, answer: Callable[[Channel, Share, int], None]
     ) -> None:
         number, offset = (place & ID_MASK) >> OFFSET_BITS, place & OFFSET_MASK
-        if number >= len(group.shares):
+        if number >= len(subscriber.shares):
             raise NotInFlight("ID not in flight")
-        group.held = True
+        subscriber.held = True
         try:
-            answer(self.parts[number], group.shares[number], offset)
+            answer(self.parts[number], subscriber.shares[number], offset)
         finally:
-            group.held = False
-            group.go_on()
+            subscriber.held = False
+            subscriber.go_on()
 
-    def finish_run(self, group: Group, places: Offsets) -> Offsets:
+    def finish_run(self, subscriber: Subscriber, places: Offsets) -> Offsets:
         """FIN for many places, in any order. Returns those that must be finished one by one."""
         numbers = places.view(np.uint64) >> np.uint64(OFFSET_BITS)
         first = int(numbers[0])
-        group.held = True
+        subscriber.held = True
         try:
             if (numbers == first).all():
-                return self._finish_some(group, first, places)
+                return self._finish_some(subscriber, first, places)
             left = [
-                self._finish_some(group, number, places[numbers == number])
+                self._finish_some(subscriber, number, places[numbers == number])
                 for number in np.unique(numbers).tolist()
             ]
             return np.concatenate(left)
         finally:
-            group.held = False
-            group.go_on()
+            subscriber.held = False
+            subscriber.go_on()
 
-    def _finish_some(self, group: Group, number: int, places: Offsets) -> Offsets:
+    def _finish_some(self, subscriber: Subscriber, number: int, places: Offsets) -> Offsets:
         """Those of one queue."""
-        if number >= len(group.shares):
+        if number >= len(subscriber.shares):
             return places
         offsets = places & OFFSET_MASK
-        left = self.parts[number].finish_run(group.shares[number], offsets)
+        left = self.parts[number].finish_run(subscriber.shares[number], offsets)
         if not len(left):
             return _NO_PLACES
         return left if not number else places[np.isin(offsets, left)]
@@ -160,9 +160,9 @@ class WholeChannel:
     # what it looks like
 
     @property
-    def consumers(self) -> list[Group]:
+    def consumers(self) -> list[Subscriber]:
         """The clients."""
-        return [share.group for share in self.parts[0].consumers if isinstance(share, Share)]
+        return [share.subscriber for share in self.parts[0].consumers if isinstance(share, Share)]
 
     @property
     def paused(self) -> bool:

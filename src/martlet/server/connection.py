@@ -35,7 +35,7 @@ from martlet.server.upgrade import Agreed, Upgrade
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
     from martlet.broker.consumer import Consumer
-    from martlet.broker.group import Group
+    from martlet.broker.subscriber import Subscriber
     from martlet.broker.topic import Topic
     from martlet.broker.whole import WholeChannel
     from martlet.layer.tls import TlsLayer
@@ -105,7 +105,7 @@ class Connection(asyncio.BufferedProtocol):
         self.remote_address = shown_peer(transport)
         self.connected_at_ns = self.broker.clock()
         self.identity = default_identity(self.server.options, self.remote_address)
-        self.consumer: Consumer | Group | None = None
+        self.consumer: Consumer | Subscriber | None = None
         self.channel: Channel | WholeChannel | None = None
         self.topic: Topic | None = None
         self._output = OutputQueue(
@@ -296,7 +296,7 @@ class Connection(asyncio.BufferedProtocol):
         """That it was sent says all."""
 
     def subscription(self) -> tuple[Channel | WholeChannel, Any]:
-        """What it consumes, and as whom: a consumer, or of several queues a group."""
+        """What it consumes, and as whom: a consumer, or of several queues a subscriber."""
         assert self.channel is not None
         assert self.consumer is not None
         return self.channel, self.consumer
@@ -401,7 +401,7 @@ class Connection(asyncio.BufferedProtocol):
         """The channel was deleted."""
         self.transport.close()
 
-    def channel_grown(self, channel: WholeChannel, consumer: Group) -> None:
+    def channel_grown(self, channel: WholeChannel, consumer: Subscriber) -> None:
         """The channel has several queues from now on."""
         self.channel, self.consumer = channel, consumer
 

@@ -30,7 +30,7 @@ from martlet.server.tls import suite_name, version_name
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
     from martlet.broker.consumer import Consumer
-    from martlet.broker.group import Group
+    from martlet.broker.subscriber import Subscriber
     from martlet.broker.topic import Topic
     from martlet.broker.whole import WholeChannel
     from martlet.server.connection import Connection
@@ -127,7 +127,7 @@ async def _channel(
 ) -> Report:
     depth = channel.depth
     clients: list[Report] = []
-    consumers: list[Consumer] | list[Group] = channel.consumers
+    consumers: list[Consumer] | list[Subscriber] = channel.consumers
     for consumer in consumers.copy() if include_clients else ():
         clients.append(_client(consumer.client, consumer, published))
         await pace.rest()
@@ -160,7 +160,7 @@ def _latency(measured: Latency | Together | None, levels: Sequence[float]) -> Re
     return {"count": count, "percentiles": percentiles}
 
 
-def _client(connection: object, consumer: Consumer | Group | None, published: str) -> Report:
+def _client(connection: object, consumer: Consumer | Subscriber | None, published: str) -> Report:
     """One client; of what it has published only the named topic, if one is named."""
     client = cast("Connection", connection)
     identity = client.identity

@@ -11,9 +11,9 @@ from martlet.broker.broker import Broker
 from martlet.broker.channel import Channel
 from martlet.broker.consumer import Consumer
 from martlet.broker.cursor import Cursor
-from martlet.broker.group import Group
 from martlet.broker.queue import Receipt
 from martlet.broker.restore import Restored, restore
+from martlet.broker.subscriber import Subscriber
 from martlet.broker.topic import Topic
 from martlet.broker.upkeep import begin_checkpoint, end_checkpoint
 from martlet.broker.whole import WholeChannel
@@ -70,7 +70,7 @@ class Client:
     def channel_closed(self) -> None:
         self.closed = True
 
-    def channel_grown(self, channel: WholeChannel, consumer: Group) -> None:
+    def channel_grown(self, channel: WholeChannel, consumer: Subscriber) -> None:
         self.grown = channel, consumer
 
     @property

@@ -14,9 +14,9 @@ from tests.unit.broker.core import SECOND_NS, Core, Got, parse
 from martlet.broker.broker import Broker
 from martlet.broker.dead_letter import file_name
 from martlet.broker.errors import NotFound, NotInFlight, QueuesRefused, WritesRefused
-from martlet.broker.group import Group
 from martlet.broker.queue import MOST_QUEUES
 from martlet.broker.replay import channel_from, replay
+from martlet.broker.subscriber import Subscriber
 from martlet.broker.whole import WholeChannel
 from martlet.log.record import Kind
 
@@ -39,7 +39,7 @@ class Client:
     def channel_closed(self) -> None:
         self.closed += 1
 
-    def channel_grown(self, channel: WholeChannel, consumer: Group) -> None:
+    def channel_grown(self, channel: WholeChannel, consumer: Subscriber) -> None:
         self.channel, self.consumer = channel, consumer
 
     @property

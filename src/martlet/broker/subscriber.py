@@ -1,4 +1,4 @@
-"""The group: one client at all queues of a channel.
+"""The subscriber: one client at all queues of a channel.
 
 A topic of several queues has a channel at each of them, and a client that subscribes is a consumer
 of each.  What it said of itself counts for all of them together: what it takes at a time, and
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from martlet.broker.delivery import Delivery
 
 
-class Group:
+class Subscriber:
     """A client's consumers at the queues of a channel, by queue.
 
     Args:
@@ -82,38 +82,38 @@ class Group:
 
 
 class Share(Consumer):
-    """A group at one queue: what a channel sees of it.
+    """A subscriber at one queue: what a channel sees of it.
 
     Args:
-        group: whose.
+        subscriber: whose.
         channel: of the queue.
         number: its number in the channel's window, from 1.
     """
 
-    __slots__ = ("_in_flight_count", "_is_ready", "channel", "group")
+    __slots__ = ("_in_flight_count", "_is_ready", "channel", "subscriber")
 
-    def __init__(self, group: Group, channel: Delivery, number: int) -> None:
-        self.group = group
+    def __init__(self, subscriber: Subscriber, channel: Delivery, number: int) -> None:
+        self.subscriber = subscriber
         self.channel = channel
         self._in_flight_count = 0
-        before = group.ready_count, group.blocked
+        before = subscriber.ready_count, subscriber.blocked
         super().__init__(
-            group.client,
+            subscriber.client,
             number,
-            group.timeout_ns,
-            group.sample_rate,
-            with_properties=group.with_properties,
+            subscriber.timeout_ns,
+            subscriber.sample_rate,
+            with_properties=subscriber.with_properties,
         )
-        group.ready_count, group.blocked = before
+        subscriber.ready_count, subscriber.blocked = before
 
     @classmethod
-    def instead_of(cls, consumer: Consumer, group: Group, channel: Delivery) -> Share:
-        """A share that goes on where a consumer was that had no group."""
-        share = cls(group, channel, consumer.number)
+    def instead_of(cls, consumer: Consumer, subscriber: Subscriber, channel: Delivery) -> Share:
+        """A share that goes on where a consumer was that had no subscriber."""
+        share = cls(subscriber, channel, consumer.number)
         for name in ("message_count", "finish_count", "requeue_count", "leases"):
             setattr(share, name, getattr(consumer, name))
-        group.ready_count = consumer.ready_count
-        group.blocked = consumer.blocked
+        subscriber.ready_count = consumer.ready_count
+        subscriber.blocked = consumer.blocked
         share.in_flight_count = consumer.in_flight_count
         share.is_ready = consumer.is_ready
         return share
@@ -121,31 +121,31 @@ class Share(Consumer):
     @property
     def room(self) -> int:
         """How many more messages may be sent to it now."""
-        return self.group.room
+        return self.subscriber.room
 
     def offer_room(self) -> None:
         """There may be room that no answer of the client has made: other queues may use it."""
-        self.group.go_on()
+        self.subscriber.go_on()
 
-    # What the group counts for all its shares; the base class has plain attributes.
+    # What the subscriber counts for all its shares; the base class has plain attributes.
 
     @property
     def ready_count(self) -> int:
         """How many messages the client takes at a time, from all queues."""
-        return self.group.ready_count
+        return self.subscriber.ready_count
 
     @ready_count.setter
     def ready_count(self, count: int) -> None:
-        self.group.ready_count = count
+        self.subscriber.ready_count = count
 
     @property
     def blocked(self) -> bool:
         """The client does not read what was sent to it."""
-        return self.group.blocked
+        return self.subscriber.blocked
 
     @blocked.setter
     def blocked(self, blocked: bool) -> None:
-        self.group.blocked = blocked
+        self.subscriber.blocked = blocked
 
     @property
     def in_flight_count(self) -> int:
@@ -154,7 +154,7 @@ class Share(Consumer):
 
     @in_flight_count.setter
     def in_flight_count(self, count: int) -> None:
-        self.group.in_flight_count += count - self._in_flight_count
+        self.subscriber.in_flight_count += count - self._in_flight_count
         self._in_flight_count = count
 
     @property
@@ -166,6 +166,6 @@ class Share(Consumer):
     def is_ready(self, is_ready: bool) -> None:
         self._is_ready = is_ready
         if is_ready:
-            self.group.out.pop(self, None)
+            self.subscriber.out.pop(self, None)
         else:
-            self.group.out[self] = None
+            self.subscriber.out[self] = None
