@@ -45,6 +45,7 @@ FRAME_TYPE = 16
 """Of the frame that tells a consumer the properties of the messages that come right behind it."""
 
 _FRAME = struct.Struct(">II")
+_CUT = "properties that are cut in the middle of a field"
 _FIELD = struct.Struct("<BBH")
 _SENT = struct.Struct("<QI")
 _COUNT = struct.Struct("<I")
@@ -204,12 +205,12 @@ def fields(entry: Bytes) -> Iterable[tuple[int, bytes, bytes]]:
     at = 0
     while at < len(data):
         if at + _FIELD.size > len(data):
-            raise BadProperties("properties that are cut in the middle of a field")
+            raise BadProperties(_CUT)
         kind, name_length, length = _FIELD.unpack_from(data, at)
         at += _FIELD.size
         end = at + name_length + length
         if end > len(data):
-            raise BadProperties("properties that are cut in the middle of a field")
+            raise BadProperties(_CUT)
         yield kind, data[at : at + name_length], data[at + name_length : end]
         at = end
 
@@ -246,12 +247,40 @@ def check(entry: Bytes) -> None:
         raise BadProperties(
             f"the properties of one message take {len(entry)} bytes, the most is {MOST_BYTES}"
         )
-    for kind, name, _ in fields(entry):
-        if kind == Field.SYSTEM:
-            raise BadProperties(f"only the broker may set {name.decode('utf-8', 'replace')!r}")
-        if kind not in _OF_CLIENTS:
-            raise BadProperties(f"a field of the kind {kind}, which no client may send")
-    Properties.unpack(entry).pack()
+    data, at, end, key_count = bytes(entry), 0, len(entry), 0
+    try:
+        while at < end:
+            kind, name_length, length = _FIELD.unpack_from(data, at)
+            name_end = at + _FIELD.size + name_length
+            at = name_end + length
+            if at > end:
+                raise BadProperties(_CUT)
+            name, value = data[name_end - name_length : name_end].decode(), data[name_end:at]
+            if kind not in _OF_CLIENTS:
+                raise BadProperties(
+                    f"only the broker may set {name!r}"
+                    if kind == Field.SYSTEM
+                    else f"a field of the kind {kind}, which no client may send"
+                )
+            text = value.decode()
+            if kind == Field.KEY:
+                key_count += 1
+                _key("key", text)
+            elif kind == Field.TAG:
+                _tag(text)
+            elif kind == Field.ORDER_KEY:
+                _key("order key", text)
+            elif not name:
+                raise BadProperties(
+                    f"the header name {name!r} takes 0 bytes, between 1 and {LONGEST_NAME_BYTES}"
+                    " are allowed"
+                )
+    except struct.error:
+        raise BadProperties(_CUT) from None
+    except UnicodeDecodeError as error:
+        raise BadProperties(f"properties that are not UTF-8: {error}") from None
+    if key_count > MOST_KEYS:
+        raise BadProperties(f"{key_count} keys, the most is {MOST_KEYS}")
 
 
 def entries_of(data: Bytes, count: int) -> list[tuple[int, bytes]]:
@@ -329,25 +358,29 @@ def tag_hash(tag: str) -> int:
 
 def _hash_of(entry: bytes) -> int:
     """The hash of the tag in an entry, 0 where it has none."""
-    for kind, _, value in fields(entry):
+    at = 0
+    while at < len(entry):
+        kind, name_length, length = _FIELD.unpack_from(entry, at)
+        at += _FIELD.size + name_length
         if kind == Field.TAG:
-            return tag_hash(value.decode())
+            return tag_hash(entry[at : at + length].decode())
+        at += length
     return 0
 
 
 def pack_block(entries: Sequence[tuple[int, bytes]]) -> bytes:
     """The block of a batch: for each message that has properties its number, rising, and entry."""
-    if not entries:
-        return b""
     count = len(entries)
+    if not count:
+        return b""
     if count == 1:
-        number, entry = entries[0]
+        ((number, entry),) = entries
         return _SINGLE.pack(1, number, len(entry), _hash_of(entry)) + entry
-    numbers = np.fromiter((number for number, _ in entries), "<u4", count)
-    ends = np.fromiter((len(entry) for _, entry in entries), "<u4", count).cumsum(dtype="<u4")
-    tags = np.fromiter((_hash_of(entry) for _, entry in entries), "<u4", count)
-    parts = [_COUNT.pack(count), numbers.tobytes(), ends.tobytes(), tags.tobytes()]
-    return b"".join([*parts, *(entry for _, entry in entries)])
+    numbers, told = zip(*entries, strict=True)
+    ends = np.fromiter(map(len, told), "<u4", count).cumsum(dtype="<u4")
+    tags = np.fromiter(map(_hash_of, told), "<u4", count)
+    head = (_COUNT.pack(count), np.array(numbers, "<u4").tobytes(), ends.tobytes(), tags.tobytes())
+    return b"".join([*head, *told])
 
 
 def frame(block: Bytes) -> bytes:

@@ -25,7 +25,13 @@ def packed(batch: list[Properties]) -> bytes:
 
 @settings(deadline=None)
 @given(
-    some, st.one_of(st.none(), st.builds(Sent, st.binary(min_size=16, max_size=16), names.map(len)))
+    some,
+    st.one_of(
+        st.none(),
+        st.builds(
+            Sent, st.binary(min_size=16, max_size=16), names.map(len), st.integers(1, 1 << 20)
+        ),
+    ),
 )
 def test_an_entry_tells_what_was_packed(properties: Properties, sent: Sent | None) -> None:
     whole = Properties(
