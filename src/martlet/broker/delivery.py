@@ -362,6 +362,13 @@ class Delivery(ABC):
             self._leave_line(consumer)
         return None
 
+    def step_aside(self, consumer: Consumer) -> None:
+        """A consumer without room leaves the line: what makes room, at whichever queue, lines it
+        up again.
+        """
+        if consumer.room <= 0:
+            self._leave_line(consumer)
+
     def spread(self) -> None:
         """Give each message in flight its own place."""
         window = self.cursor.window

@@ -111,6 +111,7 @@ class Order:
             if is_there and now_ns < self._lent_until_ns:
                 if self._holder.is_ready and self._holder.room > 0:
                     return self._holder
+                channel.step_aside(self._holder)
                 channel.look_again_at(self._lent_until_ns)
                 return None
             self._holder = None

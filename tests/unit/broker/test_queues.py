@@ -14,6 +14,7 @@ from tests.unit.broker.core import SECOND_NS, Core, Got, parse
 from martlet.broker.broker import Broker
 from martlet.broker.dead_letter import file_name
 from martlet.broker.errors import NotFound, NotInFlight, QueuesRefused, WritesRefused
+from martlet.broker.policy import ChannelPolicy
 from martlet.broker.queue import MOST_QUEUES
 from martlet.broker.replay import channel_from, replay
 from martlet.broker.subscriber import Subscriber
@@ -488,3 +489,19 @@ def test_dead_letters_of_each_queue_have_a_file_of_their_own() -> None:
     assert names[0] == "00000000000000004096@t@c.jsonl"
     assert names[3] == "00000000000000004096.3@t@c.jsonl"
     assert len(set(names)) == 4
+
+
+def test_an_ordered_queue_goes_on_when_another_one_makes_room() -> None:
+    """It is lent to the client, which had no room when the message came."""
+    core = four()
+    core.broker.topics["t"].channel("c")
+    core.broker.topics["t"].configure_channel("c", ChannelPolicy(order="queue"))
+    client = Client(core).ready(1)
+    for queue, body in ((1, b"a"), (0, b"b"), (1, b"c")):
+        publish(core.broker, "t", queue, body)
+    publish(core.broker, "t", 1, b"d")
+    for count in range(1, 5):
+        assert len(client.got) == count
+        client.finish(client.got[-1])
+    assert sorted(client.bodies) == [b"a", b"b", b"c", b"d"]
+    assert [body for body in client.bodies if body != b"b"] == [b"a", b"c", b"d"]
