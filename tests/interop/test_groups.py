@@ -8,11 +8,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from martlet.address import Address
-from martlet.client import CallRefused, Identity, Producer
+from martlet.client import CallRefused, ClientError, Consumer, Identity, Producer, Properties
 from martlet.client.connection import Connection
+from martlet.properties import pack_block
 from martlet.protocol import commands
 from martlet.protocol.frames import FrameSplitter
 from martlet.protocol.message_run import MessageRun
@@ -146,3 +148,305 @@ async def test_an_offset_that_is_not_there_is_told_where_to_go_on(broker: Broker
         assert (fields["status"], fields["next_offset"]) == ("NO_NEW", 2)
         with pytest.raises(CallRefused, match="NOT_FOUND topic 't' has no queue 3"):
             await member.fetch(3, 0)
+
+
+async def grow(broker: Broker, queues: int) -> None:
+    async with aiohttp.ClientSession(f"http://{broker.http_address}") as http:
+        url = f"/topic/create?topic=t&queues={queues}"
+        async with http.post(url) as response:
+            assert response.status == 200
+
+
+async def test_queues_pass_only_when_they_were_let_go_of(broker: Broker) -> None:
+    await grow(broker, 4)
+    async with connected(broker) as one, connected(broker) as other:
+        a = await Member(one, "a").join()
+        assert sorted(a.offsets) == [0, 1, 2, 3]
+        waiting = asyncio.create_task(a.assignment())
+        b = await Member(other, "b").join()
+        assert b.offsets == {}
+        assert await waiting == [0, 1, 2, 3]
+        assert a.revoked == [2, 3]
+        assert (await b.fetch(2, 0))[0]["status"] == "NOT_HELD"
+        assert (await b.commit(q2=0))["refused"] == {"2": "NOT_HELD"}
+        waiting = asyncio.create_task(b.assignment())
+        assert (await a.commit("group.release", q2=0, q3=0))["offsets"] == {"2": 0, "3": 0}
+        assert await waiting == [2, 3]
+        assert (await a.fetch(2, 0))[0]["status"] == "NOT_HELD"
+        assert (await a.commit(q2=0, q0=0)) == {"offsets": {"0": 0}, "refused": {"2": "NOT_HELD"}}
+
+
+async def test_who_hangs_up_loses_all_at_once_and_the_next_goes_on_from_what_it_committed(
+    broker: Broker,
+) -> None:
+    await publish(broker, *(b"%d" % number for number in range(10)))
+    async with connected(broker) as other:
+        async with connected(broker) as one:
+            a = await Member(one, "a").join()
+            b = await Member(other, "b").join()
+            assert (sorted(a.offsets), b.offsets) == ([0], {})
+            assert (await a.fetch(0, 0, max_messages=8))[0]["next_offset"] == 8
+            await a.commit(q0=5)
+            waiting = asyncio.create_task(b.assignment())
+        assert await waiting == [0]
+        assert b.offsets == {0: 5}
+        assert (await b.fetch(0, 5))[1] == [b"%d" % number for number in range(5, 10)]
+        told = (await other.call("group.describe", topic="t", group="g")).fields
+        assert [each["member"] for each in told["members"]] == ["b"]
+        assert (told["lag"], told["queues"][0]["member"]) == (5, "b")
+
+
+async def test_a_member_of_which_nothing_is_heard_is_none_any_more(broker: Broker) -> None:
+    async with connected(broker) as one, connected(broker) as other:
+        a = await Member(one, "a").join(lease_ms=1000)
+        b = await Member(other, "b").join()
+        assert await b.assignment() == [0]
+        with pytest.raises(CallRefused, match="NOT_A_MEMBER"):
+            await a.commit(q0=0)
+        # Its connection is still there, and is none of b's.
+        a.member = "b"
+        with pytest.raises(CallRefused, match="NOT_A_MEMBER"):
+            await a.commit(q0=0)
+        await b.call("group.leave")
+        a.member = ""
+        assert (await a.join()).offsets == {0: 0}
+
+
+async def test_more_queues_are_shared_out_at_once(broker: Broker) -> None:
+    async with connected(broker) as connection:
+        member = await Member(connection, "a").join()
+        waiting = asyncio.create_task(member.assignment())
+        await asyncio.sleep(0)
+        await grow(broker, 3)
+        assert await waiting == [0, 1, 2]
+        assert member.offsets == {0: 0, 1: 0, 2: 0}
+
+
+async def test_a_group_takes_no_subscription_and_consumers_are_not_made_members(
+    broker: Broker,
+) -> None:
+    async with connected(broker) as connection:
+        await Member(connection, "a").join()
+        async with connected(broker) as other:
+            with pytest.raises(ClientError, match="'g' of topic 't' is a group"):
+                await other.ask(commands.subscribe("t", "g"))
+        async with Consumer("u", "g", broker.tcp_address, max_in_flight=1) as consumer:
+            await publish(broker, b"x", topic="u")
+            await anext(consumer)
+            with pytest.raises(CallRefused, match="'g' of topic 'u' has consumers"):
+                await connection.call("group.join", topic="u", group="g", client_id="a")
+        with pytest.raises(CallRefused, match="is a group and stays one"):
+            await configure(connection, kind="shared")
+
+
+async def test_channels_and_groups_each_see_all_of_a_topic(broker: Broker) -> None:
+    sent = [b"%d" % number for number in range(200)]
+    async with connected(broker) as one, connected(broker) as other:
+        await Member(one, "a").join()
+        await other.call("group.join", topic="t", group="h", client_id="b")
+        channels = [Consumer("t", name, broker.tcp_address) for name in ("c", "d")]
+        async with channels[0], channels[1]:
+            await publish(broker, *sent)
+            for channel in channels:
+                got = []
+                for _ in sent:
+                    message = await anext(channel)
+                    got.append(message.body)
+                    message.finish()
+                assert sorted(got) == sorted(sent)
+        for connection, group, name in ((one, "g", "a"), (other, "h", "b")):
+            place = {"topic": "t", "group": group, "member": name}
+            answer = await connection.call(
+                "group.fetch", **place, queue=0, offset=0, max_messages=500
+            )
+            assert bodies(answer.data) == sent
+
+
+async def test_a_deferred_message_comes_at_its_time_and_keeps_nobody_waiting(
+    broker: Broker,
+) -> None:
+    async with connected(broker) as connection:
+        member = await Member(connection, "a").join()
+        await connection.ask(commands.publish_deferred("t", b"later", 300))
+        await publish(broker, b"now")
+        published = asyncio.get_running_loop().time()
+        fields, got = await member.fetch(0, 0)
+        assert got == [b"now"]
+        waiting = asyncio.create_task(member.fetch(0, fields["next_offset"], wait_ms=20_000))
+        await member.commit(q0=fields["next_offset"])
+        told = (await connection.call("group.describe", topic="t", group="g")).fields["queues"][0]
+        assert (told["lag"], told["deferred"]) == (0, 1)
+        fields, got = await waiting
+        assert got == [b"later"]
+        assert asyncio.get_running_loop().time() - published >= 0.28
+        told = (await connection.call("group.describe", topic="t", group="g")).fields["queues"][0]
+        assert (told["lag"], told["deferred"]) == (1, 0)
+        await member.commit(q0=fields["next_offset"])
+        told = (await connection.call("group.describe", topic="t", group="g")).fields["queues"][0]
+        assert (told["lag"], told["deferred"]) == (0, 0)
+        # A channel got it once, at its time.
+        async with Consumer("t", "c", broker.tcp_address) as consumer:
+            await publish(broker, b"end")
+            assert (await anext(consumer)).body == b"end"
+
+
+async def test_what_was_deferred_before_a_restart_comes_after_it(tmp_path: Path) -> None:
+    async with Broker(tmp_path) as broker, connected(broker) as connection:
+        await Member(connection, "a").join()
+        await connection.ask(commands.publish_deferred("t", b"later", 50))
+        await connection.ask(commands.publish_deferred("t", b"much later", 3_600_000))
+    await asyncio.sleep(0.1)  # It is due while nobody is there.
+    async with Broker(tmp_path) as broker, connected(broker) as connection:
+        member = await Member(connection, "a").join()
+        fields, got = await member.fetch(0, 0, wait_ms=20_000)
+        assert got == [b"later"]
+        await member.commit(q0=fields["next_offset"])
+    async with Broker(tmp_path) as broker, connected(broker) as connection:
+        told = (await connection.call("group.describe", topic="t", group="g")).fields["queues"][0]
+        assert (told["lag"], told["deferred"]) == (0, 1)
+
+
+async def test_only_wanted_tags_come_and_properties_with_them(broker: Broker) -> None:
+    async with connected(broker) as connection:
+        member = await Member(connection, "a").join(wanted_tags=["red"])
+        red, blue = Properties(tag="red", keys=("k",)).pack(), Properties(tag="blue").pack()
+        told = pack_block([(0, blue), (2, red), (3, red), (5, blue)])
+        await connection.ask(commands.send("t", [b"%d" % n for n in range(6)], {}, told))
+        fields, got = await member.fetch(0, 0, max_messages=1)
+        assert (fields["next_offset"], got) == (3, [b"2"])
+        fields, got = await member.fetch(0, 3)
+        assert (fields["next_offset"], got) == (6, [b"3"])
+        fields, got = await member.fetch(0, 4)
+        assert (fields["status"], fields["next_offset"]) == ("NO_NEW", 6)
+        answer = await member.call("group.fetch", queue=0, offset=0)
+        assert Properties(tag="red", keys=("k",)).pack() in answer.data
+        async with connected(broker) as other:
+            with pytest.raises(CallRefused, match=r"want the tags \['red'\]"):
+                await Member(other, "b").join(wanted_tags=["blue"])
+
+
+async def test_a_fetch_keeps_to_its_bytes_and_gives_one_at_least(broker: Broker) -> None:
+    sent = [bytes([65 + number]) * 1000 for number in range(10)]
+    async with connected(broker) as connection:
+        member = await Member(connection, "a").join()
+        await connection.ask(commands.publish_many("t", sent))
+        for most_bytes, count in ((1, 1), (1034, 1), (2067, 1), (2068, 2), (5000, 4)):
+            fields, got = await member.fetch(0, 3, max_bytes=most_bytes)
+            assert (got, fields["next_offset"]) == (sent[3 : 3 + count], 3 + count)
+        for wrong in ({"max_bytes": 0}, {"max_messages": 10_001}, {"wait_ms": -1}, {"no": 1}):
+            with pytest.raises(CallRefused, match="BAD_ARGUMENT"):
+                await member.fetch(0, 0, **wrong)
+
+
+async def test_a_group_is_reset_while_nobody_is_there_or_by_force(tmp_path: Path) -> None:
+    async def reset(connection: Connection, **fields: object) -> list[int]:
+        answer = await connection.call("group.reset", topic="t", group="g", **fields)
+        return [each["offset"] for each in answer.fields["queues"]]
+
+    async with Broker(tmp_path) as broker, connected(broker) as connection:
+        # A channel that nobody consumes keeps all.
+        await connection.call("channel.want", topic="t", channel="all", policy={})
+        await publish(broker, *(b"%d" % number for number in range(10)))
+        member = await Member(connection, "a").join(start="first")
+        await member.commit(q0=8)
+        with pytest.raises(CallRefused, match="CONFLICT the group has 1 members"):
+            await reset(connection, to="first")
+        assert await reset(connection, to="offset", offset=3, force=True) == [3]
+        with pytest.raises(CallRefused, match="NOT_A_MEMBER"):
+            await member.commit(q0=9)
+        with pytest.raises(CallRefused, match="offset 11 is not there: queue 0 of topic 't' has 0"):
+            await reset(connection, to="offset", offset=11)
+        assert await reset(connection, to="last") == [10]
+        assert await reset(connection, to="time", time_ms=0) == [0]
+        async with aiohttp.ClientSession(f"http://{broker.http_address}") as http:
+            url = "/channel/replay?topic=t&channel=g&offset=0"
+            async with http.post(url) as response:
+                assert response.status == 409
+                assert "martlet groups reset" in await response.text()
+    async with Broker(tmp_path) as broker, connected(broker) as connection:
+        member = await Member(connection, "a").join()
+        assert member.offsets == {0: 0}
+
+
+async def test_where_a_new_group_begins(broker: Broker) -> None:
+    async with connected(broker) as connection:
+        await publish(broker, b"0", b"1", b"2")
+
+        async def begin(group: str, **fields: object) -> int:
+            place = {"topic": "t", "group": group, "client_id": "a"}
+            answer = await connection.call("group.join", **place, **fields)
+            await connection.call("group.leave", topic="t", group=group, member="a")
+            offset: int = answer.fields["queues"][0]["offset"]
+            return offset
+
+        with pytest.raises(CallRefused, match="none of it would be left for others"):
+            await begin("offset", start="offset", start_offset=2)
+        assert await begin("backlog") == 0
+        assert await begin("last") == 3
+        assert await begin("first", start="first") == 0
+        assert await begin("time", start="time", start_time_ms=0) == 0
+        assert await begin("now", start="time", start_time_ms=4_000_000_000_000) == 3
+        assert await begin("offset", start="offset", start_offset=2) == 2
+        # One that is there goes on where it is.
+        assert await begin("offset", start="first") == 2
+        listed = (await connection.call("group.list")).fields["groups"]
+        assert {each["group"]: each["lag"] for each in listed} == {
+            "backlog": 3, "first": 3, "last": 0, "now": 0, "offset": 1, "time": 3,
+        }  # fmt: skip
+        answer = await connection.call("topic.offset", topic="t", queue=0, time_ms=0)
+        assert (answer.fields["offset"], answer.fields["gone"]) == (0, False)
+
+
+async def test_a_topic_is_read_without_a_group(broker: Broker) -> None:
+    async with connected(broker) as connection:
+        await publish(broker, b"0", b"1")
+        place = {"topic": "t", "queue": 0}
+        answer = await connection.call("topic.fetch", **place, offset=1, wait_ms=0)
+        assert (answer.fields["status"], bodies(answer.data)) == ("FOUND", [b"1"])
+        waiting = asyncio.create_task(connection.call("topic.fetch", **place, offset=2))
+        await asyncio.sleep(0)
+        await publish(broker, b"2")
+        assert bodies((await waiting).data) == [b"2"]
+        async with aiohttp.ClientSession(f"http://{broker.http_address}") as http:
+            asked = {**place, "offset": 0, "max_messages": 2, "wait_ms": 0}
+            async with http.post("/call/topic.fetch", json=asked) as response:
+                assert '"next_offset":2' in response.headers["X-Martlet-Fields"]
+                assert bodies(await response.read()) == [b"0", b"1"]
+
+
+async def test_a_paused_group_waits_and_goes_on_at_once(broker: Broker) -> None:
+    async with (
+        connected(broker) as connection,
+        aiohttp.ClientSession(f"http://{broker.http_address}") as http,
+    ):
+        member = await Member(connection, "a").join()
+        for what in ("channel", "topic"):
+            place = "topic=t&channel=g" if what == "channel" else "topic=t"
+            await http.post(f"/{what}/pause?{place}")
+            await publish(broker, b"x")
+            offset = member.offsets[0]
+            assert (await member.fetch(0, offset))[0]["status"] == "NO_NEW"
+            waiting = asyncio.create_task(member.fetch(0, offset, wait_ms=20_000))
+            await asyncio.sleep(0)
+            await http.post(f"/{what}/unpause?{place}")
+            fields, got = await waiting
+            assert got == [b"x"]
+            member.offsets[0] = fields["next_offset"]
+
+
+async def test_a_group_that_is_deleted_ends_what_waits_for_it(broker: Broker) -> None:
+    async with (
+        connected(broker) as connection,
+        aiohttp.ClientSession(f"http://{broker.http_address}") as http,
+    ):
+        member = await Member(connection, "a").join()
+        waiting = [
+            asyncio.create_task(member.fetch(0, 0, wait_ms=20_000)),
+            asyncio.create_task(member.assignment()),
+        ]
+        await asyncio.sleep(0)
+        async with http.post("/channel/delete?topic=t&channel=g") as response:
+            assert response.status == 200
+        for each in waiting:
+            with pytest.raises(CallRefused, match=r"NOT_FOUND|NOT_A_MEMBER"):
+                await each
