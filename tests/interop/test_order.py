@@ -25,8 +25,9 @@ def send(broker: Broker, count: int) -> None:
     broker.server.broker.commit()
 
 
+@pytest.mark.parametrize("order", ["key", "queue"])
 @pytest.mark.parametrize("queues", [1, 4])
-async def test_each_key_is_handled_in_order_by_many_handlers(queues: int) -> None:
+async def test_each_key_is_handled_in_order_by_many_handlers(queues: int, order: str) -> None:
     async with Broker() as broker:
         broker.server.broker.topic("t")
         broker.server.broker.set_queues("t", queues)
@@ -50,7 +51,7 @@ async def test_each_key_is_handled_in_order_by_many_handlers(queues: int) -> Non
             if sum(map(len, done.values())) == 30 * len(KEYS):
                 finished.set()
 
-        settings = {"order": "key", "failure_backoff": FailureBackoff(max_s=0)}
+        settings = {"order": order, "failure_backoff": FailureBackoff(max_s=0)}
         async with (
             Consumer("t", "c", broker.tcp_address, **settings) as one,  # type: ignore[arg-type]
             Consumer("t", "c", broker.tcp_address, **settings) as other,  # type: ignore[arg-type]

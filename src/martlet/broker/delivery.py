@@ -375,6 +375,12 @@ class Delivery(ABC):
         if window.floor < window.next:
             self._thin_out(window.next)
 
+    def has_room(self, consumer: Consumer) -> bool:
+        """Whether a consumer in line would take a message; who has no room leaves the line."""
+        if consumer.is_ready and consumer.room <= 0:
+            self._leave_line(consumer)
+        return consumer.is_ready
+
     def look_again_at(self, time_ns: int) -> None:
         """Pump then."""
         self._alarm.at(time_ns)

@@ -109,7 +109,7 @@ class Order:
             now_ns = channel.now_ns()
             is_there = channel.numbers.get(self._holder.number) is self._holder
             if is_there and now_ns < self._lent_until_ns:
-                if self._holder.is_ready and self._holder.room > 0:
+                if channel.has_room(self._holder):
                     return self._holder
                 channel.step_aside(self._holder)
                 channel.look_again_at(self._lent_until_ns)
