@@ -297,6 +297,7 @@ TestTransactions.settings = settings(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_transactions_for_long() -> None:
     more = settings(TestTransactions.settings, max_examples=2000, stateful_step_count=80)
     run_state_machine_as_test(TransactionMachine, settings=more)

@@ -7,6 +7,7 @@
 
 from martlet.client.backoff import Backoff, LinearDelay
 from martlet.client.batch import Batch
+from martlet.client.checking import Outcome, PendingTransaction
 from martlet.client.consumer import Consumer
 from martlet.client.consumer_stats import ConnectionStats, ConsumerStats, Counts
 from martlet.client.errors import (
@@ -29,6 +30,11 @@ from martlet.client.errors import (
     PublishUnclear,
     Refused,
     SubscribeRefused,
+    TransactionEnded,
+    TransactionError,
+    TransactionRefused,
+    TransactionUnclear,
+    WrongBroker,
 )
 from martlet.client.failure_backoff import FailureBackoff
 from martlet.client.failure_policy import Reject, Requeue
@@ -42,6 +48,7 @@ from martlet.client.readiness import Rotation
 from martlet.client.send_result import SendResult
 from martlet.client.stats import BrokerStats, Health, ProducerStats
 from martlet.client.tls import Tls
+from martlet.client.transaction import Contribution, Transaction
 from martlet.properties import Properties
 from martlet.put_status import PutStatus
 
@@ -61,6 +68,7 @@ __all__ = [
     "ConnectionStats",
     "Consumer",
     "ConsumerStats",
+    "Contribution",
     "Counts",
     "FailureBackoff",
     "HandlerFailed",
@@ -74,7 +82,9 @@ __all__ = [
     "Message",
     "MessageView",
     "NotSupported",
+    "Outcome",
     "Outgoing",
+    "PendingTransaction",
     "Producer",
     "ProducerFull",
     "ProducerStats",
@@ -92,4 +102,10 @@ __all__ = [
     "SendResult",
     "SubscribeRefused",
     "Tls",
+    "Transaction",
+    "TransactionEnded",
+    "TransactionError",
+    "TransactionRefused",
+    "TransactionUnclear",
+    "WrongBroker",
 ]

@@ -101,6 +101,57 @@ class PublishUnclear(ClientError):
     """
 
 
+class TransactionError(ClientError):
+    """Something about a transaction.
+
+    Attributes:
+        id: which.
+    """
+
+    def __init__(self, id: str, text: str) -> None:
+        super().__init__(text)
+        self.id = id
+
+
+class TransactionRefused(TransactionError):
+    """The broker did not do it.
+
+    Attributes:
+        code: one word in capitals: ``CONFLICT`` (it is in another state), ``INCOMPLETE`` (messages
+            of it are missing), ``NOT_FOUND`` (it is not known), ``BAD_TRANSACTION`` (it is too
+            large, say), ``LIMIT_REACHED``, or ``REFUSED`` (the disk is full).
+        state: in which it is, where the broker has told that.
+    """
+
+    def __init__(self, id: str, code: str, text: str, state: str = "") -> None:
+        super().__init__(id, f"{code} {text}")
+        self.code = code
+        self.state = state
+
+
+class TransactionUnclear(TransactionError, TimeoutError):
+    """The broker did not answer within the time; it may have done what it was asked, or not.
+
+    It may be asked again.  A commit that stays unclear is settled by the check of its group.
+    """
+
+
+class TransactionEnded(TransactionError):
+    """The transaction was committed or rolled back before.
+
+    Attributes:
+        state: ``committed`` or ``rolled-back``.
+    """
+
+    def __init__(self, id: str, state: str) -> None:
+        super().__init__(id, f"transaction {id!r} is {state}")
+        self.state = state
+
+
+class WrongBroker(ClientError):
+    """What belongs to one transaction would go to different brokers; the text names them."""
+
+
 class ProducerFull(ClientError):
     """As much is published and not answered as may be: nothing was taken."""
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from martlet.address import Address
 from martlet.client.backoff import Backoff
+from martlet.client.connection import Connection
 from martlet.client.dialer import Dialer
 from martlet.client.discovery import Discovery
 from martlet.client.errors import ConnectRefused
@@ -34,6 +35,7 @@ class Pool:
         refusal: what a broker said, while all that there are refuse this client for good.
         on_refused: called when that becomes so.
         on_flush: called when what waits is sent.
+        on_connected: called with each new connection to a broker.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Pool:
         self.refusal: ConnectRefused | None = None
         self.on_refused: Callable[[ConnectRefused], None] = lambda _refusal: None
         self.on_flush: Callable[[], None] = lambda: None
+        self.on_connected: Callable[[Connection], None] = lambda _connection: None
         self._outbox = outbox
         self._outbox.on_room = self.flush_soon
         self._given = list(addresses)
@@ -72,6 +75,7 @@ class Pool:
         self._looks_in_vain = 0
         self._has_searched = self._discovery is None
         self.is_closed = False
+        self._change: asyncio.Future[None] | None = None
         self._is_flushing = False
         self._loop: asyncio.AbstractEventLoop
 
@@ -79,6 +83,11 @@ class Pool:
     def links(self) -> list[Link]:
         """One for each broker."""
         return list(self._links.values())
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether there will be no other brokers than those that are there."""
+        return self._discovery is None
 
     @property
     def errors(self) -> str:
@@ -118,6 +127,7 @@ class Pool:
     async def close(self) -> None:
         """Hang up."""
         self.is_closed = True
+        self._has_changed()
         self.attempted.set()
         if self._look is not None:
             self._look.cancel()
@@ -173,6 +183,7 @@ class Pool:
         self.refusal = None
         self._link_of[link.lane] = link
         self._keepers[link] = asyncio.create_task(link.keep(), name=f"martlet producer {address}")
+        self._has_changed()
 
     def _on_found(self, addresses: list[Address], is_all: bool) -> None:
         """Lookup daemons have told what brokers there are."""
@@ -204,10 +215,13 @@ class Pool:
         self._keepers.pop(link).cancel()
         self.flush_soon()
 
-    def _on_up(self, _link: Link) -> None:
+    def _on_up(self, link: Link) -> None:
         self.refusal = None
         self.attempted.set()
         self.flush_soon()
+        self._has_changed()
+        if link.connection is not None:
+            self.on_connected(link.connection)
 
     def _on_down(self, _link: Link) -> None:
         self.flush_soon()  # What was in flight there goes to others.
@@ -220,6 +234,18 @@ class Pool:
             self.attempted.set()
             assert link.refusal is not None
             self.on_refused(link.refusal)
+            self._has_changed()
+
+    async def changed(self) -> None:
+        """Wait until a broker was connected, or found, or none will have this client."""
+        if self._change is None:
+            self._change = self._loop.create_future()
+        await asyncio.shield(self._change)
+
+    def _has_changed(self) -> None:
+        change, self._change = self._change, None
+        if change is not None:
+            change.set_result(None)
 
     # Whether they answer.
 

@@ -13,6 +13,7 @@ from martlet.client.address import Addresses, parse_addresses
 from martlet.client.backoff import Backoff
 from martlet.client.body import Body, check_body
 from martlet.client.bulk import publish_bodies
+from martlet.client.checking import Check
 from martlet.client.errors import (
     Closed,
     ConnectFailed,
@@ -31,10 +32,11 @@ from martlet.client.publication import OrderKey, Publication
 from martlet.client.sender import Sender
 from martlet.client.sends import Sends
 from martlet.client.stats import ProducerStats
+from martlet.client.transacts import Transacts
 from martlet.protocol.commands import MPUB_EXTRA_BYTES
 
 
-class Producer(Sends):
+class Producer(Sends, Transacts):
     """Publishes messages to a broker, or to several, each message to one of them.
 
     ::
@@ -74,6 +76,8 @@ class Producer(Sends):
         tls: TlsChoice | None = None,
         compression: Compression | None = None,
         auth_secret: str | bytes | None = None,
+        group: str = "",
+        check: Check | None = None,
         hooks: Hooks | None = None,
     ) -> None:
         """Take the settings; nothing is connected before ``async with``.
@@ -102,6 +106,8 @@ class Producer(Sends):
             connect_timeout_s: how long one attempt to connect may take.
             identity: what to tell the brokers of this client.
             tls, compression, auth_secret: in the place of the identity's; see `Identity`.
+            group: the name that producers have in common which know the same transactions.
+            check: asked what has become of a transaction of the group whose producer is silent.
             hooks: what to call for logs, metrics and traces.
         """
         for name, value in (
@@ -145,6 +151,7 @@ class Producer(Sends):
             tries_others=retry_another_broker,
         )
         self._pool.on_flush = self._sender.flush
+        self._be_of(group, check)
         self._expiry = Expiry(self._outbox, self._pool, timeout_s)
         self._pool.on_refused = self._on_refused
         self._loop: asyncio.AbstractEventLoop
@@ -407,4 +414,6 @@ class Producer(Sends):
             publication.fail(Closed("the producer was closed before the broker answered"))
         self._expiry.close()
         self._sender.close()
+        if self._checking is not None:
+            self._checking.close()
         await self._pool.close()

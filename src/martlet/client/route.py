@@ -30,12 +30,12 @@ def lightest(lanes: Iterable[Lane], publication: Publication) -> Lane | None:
     return best
 
 
-def home(lanes: Iterable[Lane], key: OrderKey) -> Lane | None:
-    """The lane at which the key is at home, of those that are up."""
+def home(lanes: Iterable[Lane], key: OrderKey, *, among_all: bool = False) -> Lane | None:
+    """The lane at which the key is at home, of those that are up, or of all."""
     topic, rest = key
     text = topic.encode() + b" " + (rest.encode() if isinstance(rest, str) else rest)
     return max(
-        (lane for lane in lanes if lane.is_up),
+        (lane for lane in lanes if lane.is_up or among_all),
         key=lambda lane: (blake2b(text, digest_size=8, key=_key(lane.name)).digest(), lane.name),
         default=None,
     )

@@ -21,5 +21,6 @@ cannot be used after it in the child, and says so.
 from martlet.client.sync.batch import Batch
 from martlet.client.sync.consumer import Consumer
 from martlet.client.sync.producer import Producer
+from martlet.client.sync.transaction import Transaction
 
-__all__ = ["Batch", "Consumer", "Producer"]
+__all__ = ["Batch", "Consumer", "Producer", "Transaction"]

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextvars import Context, copy_context
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -18,6 +19,7 @@ from martlet.client.stats import ProducerStats
 from martlet.client.sync.face import Face
 from martlet.client.sync.likeness import like
 from martlet.client.sync.loop_thread import LoopThread
+from martlet.client.sync.transaction import Transaction
 from martlet.protocol.commands import MPUB_EXTRA_BYTES
 
 _Job = tuple[str, bytes, int | None, str | bytes | None, Future[None], Context | None]
@@ -42,6 +44,8 @@ class Producer(Face):
     @like(asynchronous.Producer.__init__)
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__()
+        if settings.get("check") is not None:
+            settings["check"] = partial(asyncio.to_thread, settings["check"])
         self._producer = asynchronous.Producer(*arguments, **settings)
         self._most_bytes = self._producer._limits.max_message_bytes
         self._posted: deque[_Job] = deque()
@@ -152,6 +156,27 @@ class Producer(Face):
 
     async def _send_oneway(self, arguments: tuple[Any, ...], settings: dict[str, Any]) -> None:
         self._producer.send_oneway(*arguments, **settings)
+
+    def transaction(
+        self, id: str = "", *, check_after_s: float | None = None, broker: str = ""
+    ) -> Transaction:
+        """A transaction: messages that are seen together, when it is committed, or not at all.
+
+        ::
+
+            with producer.transaction() as transaction:
+                transaction.publish("orders", b"one")
+
+        The arguments and errors are those of `martlet.client.Producer.transaction`.
+        """
+        thread = self._entered()
+        made = self._producer.transaction(id, check_after_s=check_after_s, broker=broker)
+        return Transaction(thread, made)
+
+    def join_transaction(self, id: str, *, broker: str = "") -> Transaction:
+        """Add to a transaction that somebody else has begun, and will commit."""
+        thread = self._entered()
+        return Transaction(thread, self._producer.join_transaction(id, broker=broker))
 
     @property
     def stats(self) -> ProducerStats:

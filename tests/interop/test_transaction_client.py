@@ -1,0 +1,300 @@
+"""Transactions of the client, at real brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from tests.interop.cutting_proxy import CuttingProxy
+
+from martlet.client import (
+    Backoff,
+    BadBody,
+    Consumer,
+    Contribution,
+    NotSupported,
+    Outcome,
+    PendingTransaction,
+    Producer,
+    Transaction,
+    TransactionEnded,
+    TransactionRefused,
+    TransactionUnclear,
+    WrongBroker,
+)
+from martlet.client import sync as blocking
+from martlet.duration import MILLISECOND_NS
+from martlet.testing import Broker
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    async with Broker() as broker:
+        yield broker
+
+
+def asking_often() -> Broker:
+    """A broker whose transactions are silent soon, and never set aside."""
+    return Broker(
+        transaction_check_after_ns=50 * MILLISECOND_NS,
+        transaction_check_interval_ns=20 * MILLISECOND_NS,
+        transaction_checks=10_000,
+    )
+
+
+async def bodies(broker: Broker, topic: str, count: int) -> list[bytes]:
+    """The first messages of a topic."""
+    found = []
+    async with (
+        asyncio.timeout(20),
+        Consumer(topic, "looking", addresses=broker.tcp_address) as consumer,
+    ):
+        async for message in consumer:
+            found.append(bytes(message.body))
+            message.finish()
+            if len(found) == count:
+                return found
+    raise AssertionError("the consumer ended")
+
+
+async def fail_in(transaction: Transaction, body: bytes) -> None:
+    async with transaction:
+        await transaction.publish("orders", body)
+        raise LookupError
+
+
+def stored_count(broker: Broker, topic: str) -> int:
+    found = broker.server.broker.topics.get(topic)
+    return 0 if found is None else sum(part.queue.end_offset for part in found.parts)
+
+
+async def test_a_block_commits_what_was_added_in_it(broker: Broker) -> None:
+    async with Producer(broker.tcp_address) as producer:
+        async with producer.transaction() as transaction:
+            await transaction.publish("orders", b"one", tag="red", keys="k")
+            await asyncio.gather(*(transaction.publish("orders", b"%d" % n) for n in range(50)))
+            assert await transaction.publish_many("mails", [b"a", b"b", b"c"]) == 3
+            assert stored_count(broker, "orders") == stored_count(broker, "mails") == 0
+        assert transaction.contribution.message_count == 54
+        with pytest.raises(TransactionEnded, match="is committed"):
+            await transaction.publish("orders", b"late")
+        await transaction.commit()
+    assert await bodies(broker, "orders", 51) == [b"one", *(b"%d" % n for n in range(50))]
+    assert await bodies(broker, "mails", 3) == [b"a", b"b", b"c"]
+    # What was added in one turn of the loop has gone together.
+    assert broker.server.broker.transactions.half is not None
+    assert broker.server.broker.transactions.half.queue.index.end_row < 10
+
+
+async def test_a_block_that_fails_rolls_back(broker: Broker) -> None:
+    async with Producer(broker.tcp_address) as producer:
+        transaction = producer.transaction()
+        with pytest.raises(LookupError):
+            await fail_in(transaction, b"one")
+        with pytest.raises(TransactionEnded, match="is rolled-back"):
+            await transaction.commit()
+        async with producer.transaction() as empty:
+            pass
+        await empty.commit()
+    assert stored_count(broker, "orders") == 0
+    assert not broker.server.broker.transactions.open
+
+
+async def test_one_of_its_own_name_is_committed_once(broker: Broker) -> None:
+    async with Producer(broker.tcp_address) as producer:
+        async with producer.transaction("job-17") as first:
+            await first.publish("orders", b"once")
+        with pytest.raises(TransactionEnded, match="'job-17' is committed"):
+            await fail_in(producer.transaction("job-17"), b"the block is not entered")
+        assert await producer.transaction("job-17").begin() == "committed"
+        # One that was rolled back may be tried again.
+        with pytest.raises(LookupError):
+            await fail_in(producer.transaction("job-18"), b"in vain")
+        async with producer.transaction("job-18") as again:
+            await again.publish("orders", b"twice")
+            await again.prepare()
+    assert await bodies(broker, "orders", 2) == [b"once", b"twice"]
+
+
+async def test_others_join_and_who_commits_says_what_belongs_to_it(broker: Broker) -> None:
+    async with Producer(broker.tcp_address) as driver, Producer(broker.tcp_address) as task:
+        transaction = driver.transaction("batch-1")
+        assert await transaction.begin() == "open"
+        parts: list[Contribution] = []
+        for number in range(3):
+            async with task.join_transaction("batch-1") as joined:
+                await joined.publish_many("orders", [b"%d" % number] * 2)
+            parts.append(joined.contribution)
+        async with task.join_transaction("batch-1") as in_vain:
+            await in_vain.publish("orders", b"tried in vain")
+        with pytest.raises(TransactionRefused, match="INCOMPLETE") as refused:
+            await transaction.commit(*parts, Contribution("nobody", 1))
+        assert refused.value.state == "open"
+        await transaction.commit(*parts)
+        with pytest.raises(TransactionRefused, match="is committed"):
+            await task.join_transaction("batch-1").publish("orders", b"late")
+        with pytest.raises(TransactionRefused, match="NOT_FOUND"):
+            await task.join_transaction("batch-2").publish("orders", b"early")
+    assert await bodies(broker, "orders", 6) == [b"0", b"0", b"1", b"1", b"2", b"2"]
+
+
+async def test_what_is_refused_fails_the_transaction(broker: Broker) -> None:
+    async with Producer(broker.tcp_address) as producer:
+        transaction = producer.transaction()
+        with pytest.raises(BadBody):
+            await transaction.publish("orders", b"")
+        await transaction.publish("orders", b"good")
+        with pytest.raises(TransactionRefused, match="has no queue 99"):
+            await transaction.publish("orders", b"bad", queue=99)
+        with pytest.raises(TransactionRefused):
+            await transaction.commit()
+        await transaction.rollback()
+    assert stored_count(broker, "orders") == 0
+
+
+async def lost_answer(proxy: CuttingProxy, step: Coroutine[Any, Any, Any]) -> None:
+    """A step that is done by the broker, and whose answer is lost with the connection."""
+    proxy.swallow()
+    task = asyncio.create_task(step)
+    await asyncio.wait_for(proxy.swallowed.wait(), 20)
+    proxy.go_on()
+    await asyncio.wait_for(task, 20)
+
+
+async def test_lost_answers_are_asked_for_again(broker: Broker) -> None:
+    async with (
+        CuttingProxy(broker.tcp_address) as proxy,
+        Producer(proxy.address, backoff=Backoff(first_s=0.01, max_s=0.02)) as producer,
+    ):
+        transaction = producer.transaction("mine")
+        await lost_answer(proxy, transaction.begin())
+        for number in range(4):
+            await lost_answer(proxy, transaction.publish("orders", b"%d" % number))
+        await transaction.publish("orders", b"4")
+        await lost_answer(proxy, transaction.prepare())
+        await lost_answer(proxy, transaction.commit())
+        other = producer.transaction()
+        await other.publish("orders", b"x")
+        await lost_answer(proxy, other.rollback())
+    assert await bodies(broker, "orders", 5) == [b"0", b"1", b"2", b"3", b"4"]
+    assert stored_count(broker, "orders") == 5
+
+
+async def test_a_broker_that_does_not_answer_leaves_it_unclear() -> None:
+    async with Broker() as broker:
+        async with Producer(broker.tcp_address, timeout_s=0.5) as producer:
+            transaction = producer.transaction()
+            await transaction.publish("orders", b"one")
+            await broker.server.stop()
+            with pytest.raises(TransactionUnclear, match="may have been done or not"):
+                await transaction.commit()
+        broker._server = None
+        await broker.__aenter__()
+
+
+async def test_another_producer_of_the_group_is_asked_for_one_that_died() -> None:
+    asked: list[PendingTransaction] = []
+    outcomes = {"paid": Outcome.COMMIT, "failed": Outcome.ROLLBACK}
+    enough = asyncio.Event()
+
+    async def check(pending: PendingTransaction) -> Outcome:
+        asked.append(pending)
+        if len(asked) < 3:
+            raise LookupError("the database is not there")
+        if [each.id for each in asked[-3:]] == ["unknown"] * 3:
+            enough.set()
+        return outcomes.get(pending.id, Outcome.UNKNOWN)
+
+    async with (
+        asking_often() as broker,
+        Producer(broker.tcp_address, group="billing", check=check) as alive,
+    ):
+        async with Producer(broker.tcp_address, group="billing") as dies:
+            for id in ("paid", "failed", "unknown"):
+                await dies.transaction(id).publish("orders", id.encode())
+        assert await bodies(broker, "orders", 1) == [b"paid"]
+        await asyncio.wait_for(enough.wait(), 20)
+        assert list(broker.server.broker.transactions.open) == ["unknown"]
+        assert {each.id for each in asked} == {"paid", "failed", "unknown"}
+        assert asked[0].topics == {"orders": 1}
+        assert not asked[0].is_prepared
+        assert alive.stats.brokers
+    assert stored_count(broker, "orders") == 1
+
+
+async def test_over_two_brokers_each_is_at_one() -> None:
+    async with Broker() as one, Broker() as two:
+        addresses = [one.tcp_address, two.tcp_address]
+        async with Producer(addresses) as producer, Producer(addresses) as other:
+            for number in range(20):
+                async with producer.transaction(f"named-{number}") as transaction:
+                    await transaction.publish("orders", b"a")
+                    async with other.join_transaction(transaction.id) as joined:
+                        await joined.publish("mails", b"b")
+                    await transaction.commit(joined.contribution)
+            assert stored_count(one, "orders") == stored_count(one, "mails") > 0
+            assert stored_count(two, "orders") == stored_count(two, "mails") > 0
+            transaction = producer.transaction(broker=one.tcp_address)
+            adding = [transaction.publish("orders", b"x", order_key=str(n)) for n in range(50)]
+            refused = await asyncio.gather(*adding, return_exceptions=True)
+            assert "a transaction is at one broker" in "".join(map(str, refused))
+            assert {type(error) for error in refused} == {WrongBroker, type(None)}
+            await transaction.rollback()
+            with pytest.raises(WrongBroker, match="there is no broker 'nowhere:1'"):
+                await producer.transaction(broker="nowhere:1").publish("orders", b"x")
+
+
+async def test_a_broker_that_is_no_martlet_has_no_transactions() -> None:
+    async def nsqd(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"IDENTIFY\n")
+        size = int.from_bytes(await reader.readexactly(4))
+        await reader.readexactly(size)
+        writer.write((6).to_bytes(4) + (0).to_bytes(4) + b"OK")
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(nsqd, "127.0.0.1", 0)
+    address = "{}:{}".format(*server.sockets[0].getsockname())
+    async with server, Producer(address) as producer:
+        with pytest.raises(NotSupported, match="no Martlet broker"):
+            producer.transaction()
+
+
+async def test_a_group_that_is_asked_needs_its_name() -> None:
+    with pytest.raises(ValueError, match="group"):
+        Producer(check=lambda pending: Outcome.COMMIT)
+
+
+async def test_without_await() -> None:
+    """The same from threads, and a check that blocks."""
+    seen = threading.Event()
+
+    def check(pending: PendingTransaction) -> Outcome:
+        return Outcome.COMMIT if pending.id == "left" else Outcome.UNKNOWN
+
+    def program(address: str) -> None:
+        with blocking.Producer(address, group="g", check=check) as producer:
+            with producer.transaction() as transaction:
+                transaction.publish("orders", b"one")
+                assert transaction.publish_many("orders", (b"%d" % n for n in range(3))) == 3
+            with suppress(LookupError), producer.transaction() as failed:
+                failed.publish("orders", b"never")
+                raise LookupError
+            driver = producer.transaction("batch")
+            assert driver.begin() == "open"
+            with producer.join_transaction("batch") as joined:
+                joined.publish("orders", b"joined")
+            driver.prepare(joined.contribution)
+            driver.commit(joined.contribution)
+            producer.transaction("left").publish("orders", b"left")
+            assert seen.wait(20)
+
+    async with asking_often() as broker:
+        running = asyncio.create_task(asyncio.to_thread(program, broker.tcp_address))
+        assert await bodies(broker, "orders", 6) == [b"one", b"0", b"1", b"2", b"joined", b"left"]
+        seen.set()
+        await running
