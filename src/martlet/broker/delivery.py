@@ -362,13 +362,6 @@ class Delivery(ABC):
             self._leave_line(consumer)
         return None
 
-    def step_aside(self, consumer: Consumer) -> None:
-        """A consumer without room leaves the line: what makes room, at whichever queue, lines it
-        up again.
-        """
-        if consumer.room <= 0:
-            self._leave_line(consumer)
-
     def spread(self) -> None:
         """Give each message in flight its own place."""
         window = self.cursor.window
@@ -376,7 +369,9 @@ class Delivery(ABC):
             self._thin_out(window.next)
 
     def has_room(self, consumer: Consumer) -> bool:
-        """Whether a consumer in line would take a message; who has no room leaves the line."""
+        """Whether a consumer would take a message; who has no room leaves the line, and what makes
+        room, at whichever queue, lines it up again.
+        """
         if consumer.is_ready and consumer.room <= 0:
             self._leave_line(consumer)
         return consumer.is_ready

@@ -111,7 +111,6 @@ class Order:
             if is_there and now_ns < self._lent_until_ns:
                 if channel.has_room(self._holder):
                     return self._holder
-                channel.step_aside(self._holder)
                 channel.look_again_at(self._lent_until_ns)
                 return None
             self._holder = None
