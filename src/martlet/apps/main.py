@@ -39,6 +39,9 @@ COMMANDS = {
     "dead-letters": Command(
         "martlet.apps.dead_letters", "list, show, bring back or purge what has failed too often"
     ),
+    "groups": Command(
+        "martlet.apps.groups", "who fetches which queue in a group, and how far they are"
+    ),
     "log": Command("martlet.apps.log", "verify or dump the commit log of a data folder"),
     "import-nsqd": Command("martlet.apps.import_nsqd", "take a stopped nsqd's data folder over"),
     "pipeline": Command("martlet.apps.pipeline", "Spark jobs on topics: archive", "spark"),

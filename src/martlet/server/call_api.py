@@ -28,6 +28,8 @@ _STATUS = {
     "REFUSED": 503,
     "LIMIT_REACHED": 503,
     "CONFLICT": 409,
+    "NOT_A_MEMBER": 409,
+    "OUT_OF_REACH": 409,
     "INCOMPLETE": 409,
     "GONE": 410,
     "FORBIDDEN": 403,

@@ -1,0 +1,87 @@
+"""``martlet groups`` against real brokers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from tests.interop.asking import ask
+from tests.interop.test_tools_look import Tool, tool
+
+from martlet.testing import BrokerProcess
+
+__all__ = ["tool"]
+pytestmark = pytest.mark.interop
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess(None, "--journal-interval=10ms") as process:
+        yield process
+
+
+def call(broker: BrokerProcess, method: str, **fields: object) -> object:
+    return ask(broker.http_address, f"/call/{method}", "POST", json.dumps(fields).encode())
+
+
+def test_groups_are_listed_described_and_reset(broker: BrokerProcess, tool: Tool) -> None:
+    where = f"--nsqd-http-address={broker.http_address}"
+    assert "there are no groups" in tool("groups", "list", where).err
+    ask(broker.http_address, "/topic/create?topic=orders&queues=3", "POST")
+    place = {"topic": "orders", "group": "report"}
+    for name in ("a", "b\x1b[2J"):
+        call(broker, "group.join", **place, client_id=name, room="here")
+    for _ in range(5):
+        ask(broker.http_address, "/pub?topic=orders&queue=0", "POST", b"x")
+    head, row = tool("groups", "list", where).out.splitlines()
+    assert head.split() == ["TOPIC", "GROUP", "MEMBERS", "QUEUES", "LAG", "BROKER"]
+    assert row.split()[:5] == ["orders", "report", "2", "3", "5"]
+    told = json.loads(tool("groups", "describe", "orders", "report", where, "--json").out)
+    offset = sum(queue["end_offset"] for queue in told["queues"])
+    assert (offset, told["lag"]) == (5, 5)
+    shown = tool("groups", "describe", "orders", "report", where).out.splitlines()
+    assert "lag 5, 2 members, sticky" in shown[0]
+    assert shown[2].split() == ["QUEUE", "MEMBER", "COMMITTED", "END", "LAG", "DEFERRED"]
+    assert any(line.split()[:3] == ["2", "a", "(to"] for line in shown)
+    assert r"b\x1b[2J" in shown[-1]
+    refused = tool("groups", "reset", "orders", "report", where, "--to-last")
+    assert refused.code == 1
+    assert "the group has 2 members" in refused.err
+    done = tool("groups", "reset", "orders", "report", where, "--to-last", "--force").out
+    assert "WAS AT  IS AT  LAG" in done
+    told = json.loads(tool("groups", "describe", "orders", "report", where, "--json").out)
+    assert (told["lag"], told["members"]) == (0, [])
+    tool("groups", "reset", "orders", "report", where, "--to-time=1h")
+    told = json.loads(tool("groups", "list", "orders", where, "--json").out)
+    assert [group["lag"] for group in told["groups"]] == [5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ([], "what to do is one of list, describe, reset: none is given"),
+        (["explode"], "'explode' is none of them"),
+        (["describe", "orders"], "which group? Name --group"),
+        (["describe", "orders", "a b"], "a b"),
+        (["reset", "orders", "g"], "say where to, with one of --to-first"),
+        (["reset", "orders", "g", "--to-last", "--to-first"], "say where to, with one of"),
+        (["reset", "orders", "g", "--to-time=soon"], "--to-time=soon is no time"),
+    ],
+)
+def test_a_wrong_command_line_says_what_is_wrong(
+    broker: BrokerProcess, tool: Tool, arguments: list[str], why: str
+) -> None:
+    done = tool("groups", *arguments, f"--nsqd-http-address={broker.http_address}")
+    assert done.code == 2
+    assert why in done.err
+
+
+def test_what_is_not_there_is_named(broker: BrokerProcess, tool: Tool) -> None:
+    where = f"--nsqd-http-address={broker.http_address}"
+    done = tool("groups", "describe", "nowhere", "g", where)
+    assert (done.code, "there is no topic 'nowhere'" in done.err) == (1, True)
+    ask(broker.http_address, "/topic/create?topic=plain", "POST")
+    ask(broker.http_address, "/channel/create?topic=plain&channel=c", "POST")
+    done = tool("groups", "describe", "plain", "c", where)
+    assert (done.code, "is a channel that consumers share" in done.err) == (1, True)
