@@ -285,8 +285,9 @@ class NsqApi:
 
     def empty_channel(self, request: Request) -> None:
         """Finish all that is stored for a channel."""
-        topic = self._topic(request.argument("topic"))
-        self._server.broker.empty_channel(topic, self._channel(request).name)
+        topic, name = self._topic_and_channel_name(request)
+        self._channel(request)
+        self._server.broker.empty_channel(topic, name)
 
     def pause_channel(self, request: Request) -> None:
         """Stop a channel's delivery, or let it go on."""
