@@ -68,8 +68,7 @@ def describe_lines(answer: Fields, now_ms: int) -> list[str]:
     tags = f", only tags {', '.join(answer['tags'])}" if answer["tags"] else ""
     lines = [
         f"{answer['topic']}/{answer['group']} at {answer['broker']}: lag {answer['lag']},"
-        f" {len(answer['members'])} members, {answer['strategy']},"
-        f" generation {answer['generation']}{paused}{tags}"
+        f" {len(answer['members'])} members, {answer['strategy']}{paused}{tags}"
     ]
     rows: list[tuple[str, ...]] = [("QUEUE", "MEMBER", "COMMITTED", "END", "LAG", "DEFERRED")]
     for queue in answer["queues"]:
