@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from martlet.broker.cursor import Cursor
+from martlet.broker.errors import WritesRefused
 from martlet.broker.marks import Marks, pack_offsets
 from martlet.broker.queue import Queue
 from martlet.broker.stretch import inside
@@ -57,6 +58,8 @@ MOST_ROWS = 1024
 MOST_BYTES = 1 << 20
 """So many are forwarded at once, then others have their turn."""
 _AGAIN_NS = 1_000_000_000
+_MORE_BYTES = 128
+"""A forwarded message, and a batch, may be longer by so much than it was."""
 _LINGER_NS = 600 * 10**9
 """So long a bucket stays after its time: a send that is repeated is known by what is in it."""
 _SLACK = 1 << 20
@@ -270,19 +273,17 @@ class Bucket(Topic):
 
     def _forward(self, keys: list[Key]) -> bool:
         """Append what is due to its topic. False where that was refused: it is tried again."""
-        firsts = np.array(sorted(first for _, first in keys), np.uint64)
-        by_first = {row[0]: row for row in self.queue.index.holding(firsts)[1].tolist()}
+        entries = self._take(keys)
+        try:
+            self._make_room(entries)
+        except WritesRefused:
+            self._put_back(entries)
+            return False
         bodies: list[bytes] = []
         told: list[tuple[int, bytes]] = []
         times_ns: list[int] = []
         offsets: list[int] = []
-        length_bytes = 0
-        place = 0
-        for place, (_, first) in enumerate(keys, 1):  # noqa: B007
-            row = by_first.get(first)
-            if row is None:
-                continue  # It was cancelled, and its index shortened.
-            entry = Entry._make(row)
+        for entry in entries:
             try:
                 found = self._read(entry)
             except BadRecord as error:
@@ -293,10 +294,6 @@ class Bucket(Topic):
                 told.append((len(told), without(packed, Field.SENT) + self._told(offset)))
                 times_ns.append(entry.stored_at_ns)
                 offsets.append(offset)
-            length_bytes += entry.length
-            if length_bytes >= MOST_BYTES:
-                break
-        self._upcoming.put_back(keys[place:])
         if not bodies:
             return True
         batch = self._broker.staged(self.target)
@@ -306,13 +303,36 @@ class Bucket(Topic):
         batch.flags = Flag.FORWARDED
         receipt = self._broker.commit_topic(self.target, 0)
         if receipt.error is not None:
-            self._upcoming.put_back(keys[:place])
+            self._put_back(entries)
             return False
         done = np.array(offsets, np.int64)
         self._mark(done)
         self._forget_doubts()
         self._doubtful.append((receipt.position, done))
         return True
+
+    def _take(self, keys: list[Key]) -> list[Entry]:
+        """The first of some batches that are due, as many as are forwarded at once."""
+        firsts = np.array(sorted(first for _, first in keys), np.uint64)
+        by_first = {row[0]: row for row in self.queue.index.holding(firsts)[1].tolist()}
+        # What was cancelled may have left the index.
+        rows = [by_first[first] for _, first in keys if first in by_first]
+        ends = np.cumsum([row[3] for row in rows])
+        count = int(np.searchsorted(ends, MOST_BYTES)) + 1
+        self._put_back([Entry._make(row) for row in rows[count:]])
+        return [Entry._make(row) for row in rows[:count]]
+
+    def _put_back(self, entries: list[Entry]) -> None:
+        self._upcoming.put_back([(each.deliver_at_ns, each.first_offset) for each in entries])
+
+    def _make_room(self, entries: list[Entry]) -> None:
+        """See that what is forwarded will fit into the log, before it is read: room may be made by
+        giving up the oldest messages, which these may be. Raises WritesRefused.
+        """
+        if self.target.queue.batch is not None:
+            self._broker.commit_topic(self.target, 0)
+        bytes_each = sum(each.length + _MORE_BYTES * each.count for each in entries)
+        self._broker.log.make_room(bytes_each + _MORE_BYTES, journal=False)
 
     def _read(self, entry: Entry) -> list[tuple[int, bytes, bytes]]:
         """What waits of a batch: offset, body, and properties, packed. Raises BadRecord."""

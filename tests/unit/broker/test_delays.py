@@ -7,10 +7,11 @@ import struct
 import pytest
 from tests.unit.broker.core import SECOND_NS, Core
 
-from martlet.broker import delays
+from martlet.broker import delays, upcoming
 from martlet.broker.bucket import Bucket
 from martlet.broker.delays import DAY_NS, HOUR_NS, MINUTE_NS, Place
 from martlet.broker.errors import LimitReached
+from martlet.broker.eviction import Eviction
 from martlet.broker.marks import Marks
 from martlet.properties import Properties
 
@@ -329,7 +330,7 @@ def test_more_deferred_ones_than_channels_may_hold_wait_on_disk(
 
 
 def test_very_many_are_taken_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from martlet.broker import bucket, upcoming
+    from martlet.broker import bucket
 
     monkeypatch.setattr(upcoming, "LEAST_ROWS", 20)
     monkeypatch.setattr(upcoming, "_PIECE_ROWS", 7)
@@ -363,3 +364,55 @@ def test_a_full_disk_only_puts_off() -> None:
     core.broker.log.look_for_room()
     due_now(core, 2 * SECOND_NS)
     assert client.bodies == [b"x"]
+
+
+def test_what_is_given_up_to_make_room_is_not_forwarded_then() -> None:
+    """The room was made by giving up the very messages that were on their way to their topic."""
+    core = Core()
+
+    def flush() -> bool:
+        core.flush()
+        return True
+
+    eviction = Eviction(core.broker, flush)
+    client = core.client("t", timeout_ns=LONG_NS).ready(100)
+    delay(core, "t", b"x", delay_ns=SECOND_NS)
+    core.fill("u", 3)
+    core.storage.capacity_bytes = core.storage.used_bytes
+    core.broker.log.end_segment()
+    due_now(core, SECOND_NS)
+    assert eviction.evicted_count == 1
+    assert client.bodies == []
+    assert core.broker.delays.pending_count == 0
+
+
+def test_an_index_that_is_shortened_while_it_is_looked_through_yields_each_row_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upcoming, "_PIECE_ROWS", 10)
+    core = Core(segment_bytes=1 << 16)
+    client = core.client("t", timeout_ns=LONG_NS).ready(1000)
+    ids = [delay(core, "t", b"%d" % n, delay_ns=100 * SECOND_NS + n)[0] for n in range(60)]
+    (bucket,) = buckets(core)
+    core.clock.advance(80 * SECOND_NS)
+    core.broker.run()
+    core.broker.delays.cancel(core.broker.topics["t"], ids[:35])
+    bucket.queue.index.drop_before(35)
+    due_now(core, 30 * SECOND_NS)
+    assert client.bodies == [b"%d" % n for n in range(35, 60)]
+
+
+def test_what_a_start_finds_forwarded_is_doubtful_until_the_next_flush() -> None:
+    core = Core()
+    core.channel("t")
+    delay(core, "t", b"x", delay_ns=SECOND_NS)
+    core.checkpoint()
+    due_now(core, SECOND_NS)
+    core.kill()
+    (bucket,) = buckets(core)
+    known = Marks()
+    known.apply(bucket.pack_marks(certain=True))
+    assert (bucket.pending_count, known.count) == (0, 0)
+    core.flush()
+    known.apply(bucket.pack_marks(certain=True))
+    assert known.count == 1
