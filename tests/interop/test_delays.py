@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -150,3 +152,35 @@ async def test_they_wait_on_over_a_kill(tmp_path: Path) -> None:
             message = await asyncio.wait_for(anext(consumer), 30)
             assert time.time() * 1000 >= at_ms
             assert (message.body, message.properties.system) == (b"kept", {"delayed": kept})
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run ``martlet delayed``."""
+    command = [sys.executable, "-m", "martlet.apps.main", "delayed", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+async def test_the_command_lists_and_cancels(broker: Broker, connection: Connection) -> None:
+    far, near = in_ms(7_200_000), in_ms(600_000)
+    far_id = (await send(connection, b"far", at_ms=far))["id"]
+    near_id = (await send(connection, b"near!", at_ms=near, tag="blue"))["id"]
+    door = f"--nsqd-http-address={broker.http_address}"
+    told = await asyncio.to_thread(run, "list", "t", "--json", door)
+    listed = [json.loads(line) for line in told.stdout.splitlines()]
+    assert [(each["id"], each["deliver_at_ms"]) for each in listed] == [
+        (near_id, near),
+        (far_id, far),
+    ]
+    told = await asyncio.to_thread(run, "list", "t", "--limit=1", door)
+    assert told.returncode == 0
+    (line,) = told.stdout.splitlines()
+    assert line.startswith(f"{near_id}  due ")
+    assert line.endswith("  5 bytes  tag blue")
+    assert "2 messages wait, 1 are listed" in told.stderr
+    told = await asyncio.to_thread(run, "cancel", "t", near_id, "0123456789abcdef", door)
+    assert told.returncode == 1
+    assert "1 messages are cancelled" in told.stderr
+    assert "0123456789abcdef does not wait" in told.stderr
+    told = await asyncio.to_thread(run, "cancel", "t", "--all", door)
+    assert told.returncode == 0
+    assert (await connection.call("delay.list", topic="t")).fields["pending_count"] == 0

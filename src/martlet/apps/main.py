@@ -36,6 +36,7 @@ COMMANDS = {
     "peek": Command("martlet.apps.peek", "show what a channel has yet to finish, and take nothing"),
     "replay": Command("martlet.apps.replay", "set a channel back to an offset or a time"),
     "topic": Command("martlet.apps.topic", "make a topic, or give it more queues"),
+    "delayed": Command("martlet.apps.delayed", "list or cancel what waits for its time"),
     "dead-letters": Command(
         "martlet.apps.dead_letters", "list, show, bring back or purge what has failed too often"
     ),

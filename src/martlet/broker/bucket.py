@@ -336,12 +336,16 @@ class Bucket(Topic):
 
     def _read(self, entry: Entry) -> list[tuple[int, bytes, bytes]]:
         """What waits of a batch: offset, body, and properties, packed. Raises BadRecord."""
-        payload_end, record = self._cursor.read(entry)
-        block = properties_of(record)
         first = entry.first_offset
         if entry.count == 1:
-            if self._marks.has(first):
-                return []
+            offsets = [] if self._marks.has(first) else [first]
+        else:
+            offsets = self._marks.unmarked(first, entry.end_offset).tolist()
+        if not offsets:
+            return []  # Its record may have gone.
+        payload_end, record = self._cursor.read(entry)
+        block = properties_of(record)
+        if entry.count == 1:
             body = bytes(record[HEADER_BYTES + FRAME_HEADER_BYTES : payload_end])
             return [(first, body, b"" if block is None else Block(block).of(0))]
         properties = Block(block or b"")
@@ -352,7 +356,7 @@ class Bucket(Topic):
                 bytes(frame_of(entry, payload_end, record, offset)[FRAME_HEADER_BYTES:]),
                 properties.of(offset - first),
             )
-            for offset in self._marks.unmarked(first, entry.end_offset).tolist()
+            for offset in offsets
         ]
 
     def _told(self, offset: int) -> bytes:

@@ -1,0 +1,28 @@
+"""What `martlet delayed` is told wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from martlet.options.delayed import DelayedOptions
+from martlet.options.flag import OptionError
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"action": "list"}, "which topic is it?"),
+        ({"topic": "t"}, "what to do is one of list, cancel: none is given"),
+        ({"action": "forget", "topic": "t"}, "list, cancel: 'forget' is none of them"),
+        ({"action": "cancel", "topic": "t"}, "which ones are meant?"),
+        (
+            {"action": "cancel", "topic": "t", "ids": ("0" * 16,), "all": True},
+            "which ones are meant?",
+        ),
+        ({"action": "cancel", "topic": "t", "ids": ("xyz",)}, "--id=xyz: an id has 16 hexadecimal"),
+        ({"action": "list", "topic": "a b"}, "a b"),
+    ],
+)
+def test_what_is_wrong_is_told(given: dict[str, object], why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        DelayedOptions(nsqd_http_addresses=("127.0.0.1:4151",), **given)  # type: ignore[arg-type]
