@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Protocol
+from itertools import accumulate, islice
+from typing import Any, NamedTuple, Protocol, cast
 
 from martlet.client.body import Body, check_body
 from martlet.properties import NONE, Properties
+from martlet.protocol.commands import MPUB_EXTRA_BYTES
+
+_LOOK_AT = 20_000
+"""The most messages that go together."""
 
 
 class Outgoing(NamedTuple):
@@ -85,31 +91,44 @@ def deliver_at_ms(deliver_at: datetime | float | None) -> int:
     return round(deliver_at * 1000)
 
 
-def with_properties(
-    properties: Properties,
-    tag: str,
-    keys: Iterable[str] | str,
-    headers: Mapping[str, str] | None,
-    order_key: str,
-) -> bytes:
-    """Properties, packed, of which these are set in the place of what there is.
+class Also(NamedTuple):
+    """What messages carry that are sent with one call, in the place of what they have themselves.
 
-    What the broker had noted of a message that was received is left out.
-
-    Raises:
-        BadProperties: no message may have them.
+    Attributes:
+        tag, keys, headers, order_key: those that are empty stand in the place of nothing.
     """
-    return Properties(
-        tag or properties.tag,
-        ((keys,) if isinstance(keys, str) else tuple(keys)) or properties.keys,
-        headers if headers is not None else properties.headers,
-        order_key or properties.order_key,
-    ).pack()
 
+    tag: str = ""
+    keys: tuple[str, ...] = ()
+    headers: Mapping[str, str] | None = None
+    order_key: str = ""
 
-def body_of(message: Sendable) -> Body:
-    """The body of a message, which may be nothing but that."""
-    return message if isinstance(message, (bytes, bytearray, memoryview)) else message.body
+    @classmethod
+    def of(
+        cls,
+        tag: str,
+        keys: Iterable[str] | str,
+        headers: Mapping[str, str] | None,
+        order_key: str,
+    ) -> Also:
+        """With one key, or any number of them."""
+        several = ((keys,) if keys else ()) if isinstance(keys, str) else tuple(keys)
+        return cls(tag, several, headers, order_key)
+
+    def packed_with(self, properties: Properties) -> bytes:
+        """Both, packed; what the broker had noted of a message that was received is left out.
+
+        Raises:
+            BadProperties: no message may have them.
+        """
+        if not (properties or any(self)):
+            return b""
+        return Properties(
+            self.tag or properties.tag,
+            self.keys or properties.keys,
+            self.headers if self.headers is not None else properties.headers,
+            self.order_key or properties.order_key,
+        ).pack()
 
 
 def taken_apart(message: Sendable, most_bytes: int) -> tuple[bytes, Properties]:
@@ -127,3 +146,64 @@ def taken_apart(message: Sendable, most_bytes: int) -> tuple[bytes, Properties]:
             f"a message is bytes, or has a body and properties, not {type(message).__name__}"
         )
     return check_body(message.body, most_bytes), properties
+
+
+class Prepared(NamedTuple):
+    """Messages that go together.
+
+    Attributes:
+        bodies: theirs.
+        entries: the packed properties of those that have any, by their numbers.
+        size_bytes: what they take in a SEND, about.
+    """
+
+    bodies: Sequence[bytes]
+    entries: Sequence[tuple[int, bytes]]
+    size_bytes: int
+
+
+def prepared(messages: Sequence[Sendable], also: Also, most_bytes: int) -> Prepared:
+    """Check messages that are to go together, and pack what they carry.
+
+    Raises:
+        BadBody, BadProperties, TypeError: one of them can not be sent.
+    """
+    if set(map(type, messages)) == {bytes}:
+        bodies = cast("Sequence[bytes]", messages)
+        if not 0 < min(map(len, bodies)) <= max(map(len, bodies)) <= most_bytes:
+            for body in bodies:
+                check_body(body, most_bytes)
+        packed = also.packed_with(NONE)
+        entries = [(number, packed) for number in range(len(bodies))] if packed else []
+        extra_bytes = len(bodies) * (MPUB_EXTRA_BYTES + len(packed))
+        return Prepared(bodies, entries, sum(map(len, bodies)) + extra_bytes)
+    bodies, entries, size_bytes = [], [], 0
+    known, packed = NONE, also.packed_with(NONE)
+    for number, message in enumerate(messages):
+        body, properties = taken_apart(message, most_bytes)
+        if properties is not known:
+            known, packed = properties, also.packed_with(properties)
+        if packed:
+            entries.append((number, packed))
+        bodies.append(body)
+        size_bytes += len(body) + len(packed) + MPUB_EXTRA_BYTES
+    return Prepared(bodies, entries, size_bytes)
+
+
+def cut(messages: Iterable[Sendable], most_bytes: int) -> Iterator[Sequence[Sendable]]:
+    """Cut messages into pieces whose bodies are about so large together."""
+    iterator = iter(messages)
+    while piece := list(islice(iterator, _LOOK_AT)):
+        sizes = [
+            MPUB_EXTRA_BYTES + len(each if type(each) is bytes else _body(each)) for each in piece
+        ]
+        ends = list(accumulate(sizes))
+        start = passed = 0
+        while start < len(piece):
+            end = max(start + 1, bisect_right(ends, passed + most_bytes))
+            yield piece[start:end]
+            start, passed = end, ends[end - 1]
+
+
+def _body(message: Sendable) -> Body:
+    return message if isinstance(message, (bytes, bytearray, memoryview)) else message.body

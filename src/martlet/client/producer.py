@@ -26,7 +26,7 @@ from martlet.client.identity import Compression, Identity, TlsChoice
 from martlet.client.limits import Limits
 from martlet.client.name import check_name
 from martlet.client.outbox import Outbox
-from martlet.client.outgoing import SendOptions
+from martlet.client.outgoing import Also, SendOptions
 from martlet.client.pool import Pool
 from martlet.client.publication import OrderKey, Publication
 from martlet.client.sender import Sender
@@ -232,7 +232,9 @@ class Producer(Sends, Transacts):
             key = order_key.decode() if isinstance(order_key, bytes) else order_key or ""
             defer_until = 0 if defer_ms is None else round(time.time() * 1000) + defer_ms
             options = SendOptions(defer_until, True, key, None, self._retries)
-            await self._start(topic, (body,), (tag, keys, headers, key), options, self._timeout_s)
+            await self._start(
+                topic, (body,), Also.of(tag, keys, headers, key), options, self._timeout_s
+            )
             return
         await self._publish(topic, body, defer_ms, order_key)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple, overload
 
 from martlet.put_status import PutStatus
 
@@ -37,3 +39,34 @@ class SendResult(NamedTuple):
         offset = None if self.offset is None else self.offset + count
         id = None if self.id is None else b"%016x" % ((int(self.id, 16) + count) & _ID_MASK)
         return self._replace(offset=offset, id=id)
+
+
+class SendResults(Sequence[SendResult]):
+    """Where each of many messages is stored, made of what was answered for some at once."""
+
+    def __init__(self) -> None:
+        self._firsts: list[SendResult] = []
+        self._ends: list[int] = []
+
+    def add(self, count: int, first: SendResult) -> None:
+        """So many more were stored together, of which the first one is there."""
+        self._firsts.append(first)
+        self._ends.append(len(self) + count)
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, place: int) -> SendResult: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[SendResult]: ...
+
+    def __getitem__(self, place: int | slice) -> SendResult | list[SendResult]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        number = place + len(self) if place < 0 else place
+        if not 0 <= number < len(self):
+            raise IndexError(f"there are {len(self)} results, and none at {place}")
+        at = bisect_right(self._ends, number)
+        return self._firsts[at].behind(number - (self._ends[at - 1] if at else 0))

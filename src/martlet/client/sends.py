@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 
@@ -13,20 +13,21 @@ from martlet.client.hooks import Hooks, Publishing
 from martlet.client.limits import Limits
 from martlet.client.name import check_name
 from martlet.client.outgoing import (
+    Also,
     Sendable,
     SendOptions,
-    body_of,
+    cut,
     deliver_at_ms,
+    prepared,
     taken_apart,
-    with_properties,
 )
 from martlet.client.parcel import Sending
-from martlet.client.send_result import SendResult
+from martlet.client.send_result import SendResult, SendResults
 from martlet.client.sender import Sender
 from martlet.protocol.commands import MPUB_EXTRA_BYTES
 
-_PIECE_MESSAGES = 20_000
-"""The most messages that go together."""
+_AHEAD = 8
+"""How many pieces of many messages may be on their way while the next is taken."""
 
 
 class Sends(ABC):
@@ -94,7 +95,7 @@ class Sends(ABC):
         return await self._start(
             topic,
             (message,),
-            (tag, keys, headers, order_key),
+            Also.of(tag, keys, headers, order_key),
             SendOptions(
                 deliver_at_ms(deliver_at), wait_store_ok, order_key, queue, self._send_retries
             ),
@@ -131,7 +132,7 @@ class Sends(ABC):
         future = self._start(
             topic,
             (message,),
-            (tag, keys, headers, order_key),
+            Also.of(tag, keys, headers, order_key),
             SendOptions(
                 deliver_at_ms(deliver_at), wait_store_ok, order_key, queue, self._send_retries
             ),
@@ -154,7 +155,7 @@ class Sends(ABC):
         deliver_at: datetime | float | None = None,
         wait_store_ok: bool = True,
         timeout_s: float | None = None,
-    ) -> list[SendResult]:
+    ) -> Sequence[SendResult]:
         """Send messages in order, and return where each is stored.
 
         They go in pieces that the broker takes, of which each is stored wholly or not at all, and
@@ -166,19 +167,19 @@ class Sends(ABC):
         options = SendOptions(
             deliver_at_ms(deliver_at), wait_store_ok, order_key, queue, self._send_retries
         )
-        also = (tag, keys, headers, order_key)
-        results: list[SendResult] = []
+        also = Also.of(tag, keys, headers, order_key)
+        results = SendResults()
         sent: deque[tuple[int, asyncio.Future[SendResult]]] = deque()
         try:
-            for piece in self._pieces(messages):
+            for piece in cut(messages, self._limits.command_bytes):
                 future = self._start(topic, piece, also, options, timeout_s or self._send_timeout_s)
                 sent.append((len(piece), future))
                 await asyncio.sleep(0)
-                while len(sent) > 2:
-                    results += _each(sent[0][0], await sent[0][1])
+                while len(sent) > _AHEAD:
+                    results.add(sent[0][0], await sent[0][1])
                     sent.popleft()
             while sent:
-                results += _each(sent[0][0], await sent[0][1])
+                results.add(sent[0][0], await sent[0][1])
                 sent.popleft()
         except BaseException:
             for _, future in sent:
@@ -212,7 +213,7 @@ class Sends(ABC):
         sending = self._sending(
             topic,
             (message,),
-            (tag, keys, headers, order_key),
+            Also.of(tag, keys, headers, order_key),
             SendOptions(deliver_at_ms(deliver_at), False, order_key, queue, 0),
             0.0,
         )
@@ -221,8 +222,8 @@ class Sends(ABC):
     def _start(
         self,
         topic: str,
-        messages: Iterable[Sendable],
-        also: _Also,
+        messages: Sequence[Sendable],
+        also: Also,
         options: SendOptions,
         timeout_s: float,
     ) -> asyncio.Future[SendResult]:
@@ -238,8 +239,8 @@ class Sends(ABC):
     def _sending(
         self,
         topic: str,
-        messages: Iterable[Sendable],
-        also: _Also,
+        messages: Sequence[Sendable],
+        also: Also,
         options: SendOptions,
         timeout_s: float,
     ) -> Sending:
@@ -247,44 +248,11 @@ class Sends(ABC):
         self._check_open()
         if timeout_s < 0:
             raise ValueError(f"timeout_s={timeout_s} must be above 0")
-        bodies: list[bytes] = []
-        entries: list[tuple[int, bytes]] = []
-        size_bytes = 0
-        for number, message in enumerate(messages):
-            body, properties = taken_apart(message, self._limits.max_message_bytes)
-            packed = with_properties(properties, *also) if properties or any(also) else b""
-            if packed:
-                entries.append((number, packed))
-            bodies.append(body)
-            size_bytes += len(body) + len(packed) + MPUB_EXTRA_BYTES
+        bodies, entries, size_bytes = prepared(messages, also, self._limits.max_message_bytes)
         loop = self._loop
         future: asyncio.Future[SendResult] = loop.create_future()
         deadline_s = loop.time() + timeout_s
         return Sending(topic, bodies, entries, options, size_bytes, future, deadline_s)
-
-    def _pieces(self, messages: Iterable[Sendable]) -> Iterable[list[Sendable]]:
-        piece: list[Sendable] = []
-        piece_bytes = 0
-        for message in messages:
-            size_bytes = len(body_of(message)) + MPUB_EXTRA_BYTES
-            if piece and (
-                piece_bytes + size_bytes > self._limits.command_bytes
-                or len(piece) >= _PIECE_MESSAGES
-            ):
-                yield piece
-                piece, piece_bytes = [], 0
-            piece.append(message)
-            piece_bytes += size_bytes
-        if piece:
-            yield piece
-
-
-_Also = tuple[str, Iterable[str] | str, Mapping[str, str] | None, str]
-"""A tag, keys, headers and an order key for messages that have none of their own."""
-
-
-def _each(count: int, first: SendResult) -> Iterable[SendResult]:
-    return map(first.behind, range(count))
 
 
 def _call_back(

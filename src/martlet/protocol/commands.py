@@ -85,9 +85,21 @@ def send(
 ) -> bytes:
     """Publish several messages, all or none, with options and a block of properties."""
     told = _json(options)
-    rest = [_u32(len(told)), told, _u32(len(properties)), properties, _u32(len(bodies))]
-    rest += chain.from_iterable(zip(map(_u32, map(len, bodies)), bodies, strict=True))
-    return b"".join([b"SEND %b\n" % topic.encode(), _u32(sum(map(len, rest))), *rest])
+    sizes = list(map(len, bodies))
+    count = len(sizes)
+    total = len(told) + len(properties) + sum(sizes) + 4 * (count + 3)
+    head = b"SEND %b\n%b%b%b%b%b%b" % (
+        topic.encode(),
+        _u32(total),
+        _u32(len(told)),
+        told,
+        _u32(len(properties)),
+        properties,
+        _u32(count),
+    )
+    if sizes.count(sizes[0]) == count:
+        return _u32(sizes[0]).join([head, *bodies])
+    return b"".join([head, *chain.from_iterable(zip(map(_u32, sizes), bodies, strict=True))])
 
 
 def call(number: int, method: str, fields: Mapping[str, Any]) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextvars import Context, copy_context
 from functools import partial
@@ -137,7 +137,7 @@ class Producer(Face):
         return self._entered().call(self._producer.send(*arguments, **settings))
 
     @like(asynchronous.Producer.send_many)
-    def send_many(self, *arguments: Any, **settings: Any) -> list[SendResult]:
+    def send_many(self, *arguments: Any, **settings: Any) -> Sequence[SendResult]:
         """Send messages in order, and return where each is stored."""
         return self._entered().call(self._producer.send_many(*arguments, **settings))
 
