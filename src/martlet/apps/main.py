@@ -42,6 +42,8 @@ COMMANDS = {
     ),
     "groups": Command(
         "martlet.apps.groups", "who fetches which queue in a group, and how far they are"
+    "transactions": Command(
+        "martlet.apps.transactions", "list, show, commit or roll back transactions"
     ),
     "log": Command("martlet.apps.log", "verify or dump the commit log of a data folder"),
     "import-nsqd": Command("martlet.apps.import_nsqd", "take a stopped nsqd's data folder over"),
