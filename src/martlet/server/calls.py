@@ -15,6 +15,7 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from martlet.broker.errors import (
@@ -31,13 +32,6 @@ from martlet.broker.errors import (
 )
 from martlet.protocol import nsq_v2 as v2
 from martlet.server.arguments import Arguments, CallError
-from martlet.server.dead_letter_calls import DeadLetterCalls
-from martlet.server.delay_calls import DelayCalls
-from martlet.server.fetch_calls import FetchCalls
-from martlet.server.group_calls import GroupCalls
-from martlet.server.message_calls import MessageCalls
-from martlet.server.topic_calls import TopicCalls
-from martlet.server.transaction_calls import TransactionCalls
 
 if TYPE_CHECKING:
     from martlet.server.connection import Connection
@@ -86,15 +80,13 @@ class Calls:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self.methods: Methods = {
-            **DeadLetterCalls(server).methods(),
-            **FetchCalls(server).methods(),
-            **GroupCalls(server).methods(),
-            **MessageCalls(server).methods(),
-            **TopicCalls(server).methods(),
-            **DelayCalls(server).methods(),
-            **TransactionCalls(server).methods(),
-        }
+
+    @cached_property
+    def methods(self) -> Methods:
+        """The method of each name; imported when one is first asked for, or HTTP is."""
+        from martlet.server.call_rooms import broker_methods
+
+        return broker_methods(self._server)
 
     def waits(self, method: str) -> bool:
         """Whether a method may have to wait for something."""

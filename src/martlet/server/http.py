@@ -58,6 +58,7 @@ _OK = ReadyText("OK")
 
 def broker_routes(server: Server) -> Routes:
     """The endpoints of a broker."""
+    _ = server.calls.methods  # Not when the first client waits for it.
     return {
         **NsqApi(server).routes(),
         **LogApi(server).routes(),

@@ -1,0 +1,33 @@
+"""The rooms of the calls: all methods of a broker, put together.
+
+They stand apart from `martlet.server.calls`, since a broker listens before it needs them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from martlet.server.dead_letter_calls import DeadLetterCalls
+from martlet.server.delay_calls import DelayCalls
+from martlet.server.fetch_calls import FetchCalls
+from martlet.server.group_calls import GroupCalls
+from martlet.server.message_calls import MessageCalls
+from martlet.server.topic_calls import TopicCalls
+from martlet.server.transaction_calls import TransactionCalls
+
+if TYPE_CHECKING:
+    from martlet.server.calls import Methods
+    from martlet.server.server import Server
+
+
+def broker_methods(server: Server) -> Methods:
+    """The methods of a broker."""
+    return {
+        **DeadLetterCalls(server).methods(),
+        **DelayCalls(server).methods(),
+        **FetchCalls(server).methods(),
+        **GroupCalls(server).methods(),
+        **MessageCalls(server).methods(),
+        **TopicCalls(server).methods(),
+        **TransactionCalls(server).methods(),
+    }
