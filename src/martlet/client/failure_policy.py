@@ -106,7 +106,11 @@ class FailurePolicy:
             return
         delay_ms = self._delay_ms(message)
         is_rejected = isinstance(error, Reject) and message.can_be_rejected
-        again = "it goes to the dead-letter topic" if is_rejected else f"again in {delay_ms} ms"
+        again = f"again in {delay_ms} ms"
+        if is_rejected:
+            again = "it goes to the dead-letter topic"
+        elif self._retry is RETRY and message.can_be_rejected:
+            again += ", or when its channel's retry policy has it"
         logger.error(
             "handler failed for message %s, attempt %d; %s",
             message.id.decode("ascii", "replace"),

@@ -1,0 +1,338 @@
+"""Retries and dead letters: whatever fails, crashes or is full, each message is where it belongs.
+
+Random consumers take messages, finish, requeue or reject them, let their time run out and leave;
+dead letters are brought back and purged; the disk is full for a while, the broker is killed or
+loses its power.  What is checked:
+
+- Always: what was promised to be stored is finished, or the channel has it, or it is a dead letter.
+- A message comes again when its policy has it, with one attempt more, and never after the last.
+- It is a dead letter only after its last attempt, or because a consumer has said so.
+- Without a crash it is never in both places at once.
+- Another channel of the topic gets every message once, and nothing that was brought back.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.broker.core import SECOND_NS, Client, Core
+
+from martlet.broker.channel import Channel
+from martlet.broker.dead_letter_topic import CHANNEL, Reason
+from martlet.broker.errors import WritesRefused
+from martlet.broker.peek import Frames, State, peek
+from martlet.broker.policy import ChannelPolicy
+from martlet.broker.queue import Receipt
+from martlet.broker.redrive import Letter, letters, purge, redrive, way_back
+from martlet.log.record import FRAME_HEADER_BYTES
+
+TIMEOUT_NS = 5 * SECOND_NS
+DELAYS_NS = (SECOND_NS // 2, SECOND_NS)
+MOST_ATTEMPTS = 2
+DEAD = "t.c.dead"
+
+
+class Retried:
+    """A broker with a channel that has a retry policy, and what is known of its messages."""
+
+    def __init__(self, seed: int, *, sync: bool) -> None:
+        self.random = Random(seed)
+        self.sync = sync
+        self.core = Core()
+        self.published: dict[bytes, Receipt] = {}
+        self.count = 0
+        self.promised: set[bytes] = set()
+        self.settled: set[bytes] = set()
+        """Finished or purged: it need not be anywhere."""
+        self.rejected: set[bytes] = set()
+        self.clients: list[Client] = []
+        self.seen: dict[Client, int] = {}
+        self.held: dict[Client, list[int]] = {}
+        self.attempts: dict[int, int] = {}
+        """By offset: how often the channel has delivered it."""
+        self.not_before_ns: dict[int, int] = {}
+        self.sibling: dict[bytes, set[int]] = {}
+        self.crashed = False
+        self.core.channel("t")
+        policy = ChannelPolicy(
+            max_attempts=MOST_ATTEMPTS,
+            retry_delays_ms=tuple(delay_ns // 10**6 for delay_ns in DELAYS_NS),
+        )
+        self.core.broker.topic("t").configure_channel("c", policy)
+        self.core.flush()
+        self.begin()
+
+    def begin(self) -> None:
+        """What is done in each life of the broker."""
+        self.clients.clear()
+        self.core.broker.transfers.waits_for_flush = self.sync
+        self.channel = self.core.broker.topics["t"].channels["c"]
+        self.other = self.core.client("t", "other").ready(1000)
+        self.other_seen = 0
+        for offset, straggler in self.channel.cursor.stragglers.by_offset.items():
+            self.attempts[offset] = straggler.attempts
+            self.not_before_ns[offset] = straggler.due_ns
+
+    # what is where
+
+    @property
+    def keeper(self) -> Channel | None:
+        topic = self.core.broker.topics.get(DEAD)
+        return None if topic is None else topic.channels.get(CHANNEL)
+
+    @staticmethod
+    def bodies(channel: Channel | None) -> list[bytes]:
+        """Of all that a channel has yet to finish."""
+        if channel is None:
+            return []
+        frames = Frames(channel.cursor)
+        found = [frames.read(each.offset) for each in peek(channel, 0, 1 << 20, list(State))]
+        return [bytes(read[1][FRAME_HEADER_BYTES:]) for read in found if read is not None]
+
+    def check(self) -> None:
+        """Look at what was delivered, and where all is."""
+        self._look()
+        log = self.core.broker.log
+        for body, receipt in self.published.items():
+            if receipt.position and (not self.sync or receipt.position <= log.durable_position):
+                self.promised.add(body)
+        alive, dead = self.bodies(self.channel), self.bodies(self.keeper)
+        lost = self.promised - self.settled - set(alive) - set(dead)
+        assert not lost, f"lost: {sorted(lost)}"
+        if not self.crashed and not self.core.broker.transfers:
+            both = alive + dead
+            assert len(both) == len(set(both))
+        for letter in self.letters():
+            attempts = int(letter.note("attempts"))
+            assert attempts >= MOST_ATTEMPTS or letter.body in self.rejected
+
+    def _look(self) -> None:
+        now_ns = self.core.clock.now_ns
+        for client in self.clients:
+            for number in range(self.seen[client], len(client.got)):
+                offset, attempts = client.offset(number), client.got[number].attempts
+                assert attempts == self.attempts.get(offset, 0) + 1
+                assert attempts <= MOST_ATTEMPTS or self.crashed
+                assert now_ns >= self.not_before_ns.get(offset, 0)
+                self.attempts[offset] = attempts
+                self.held[client].append(number)
+            self.seen[client] = len(client.got)
+        for number in range(self.other_seen, len(self.other.got)):
+            self.sibling.setdefault(self.other.got[number].body, set()).add(
+                self.other.offset(number)
+            )
+            self.other.finish(number)
+        self.other_seen = len(self.other.got)
+        assert all(len(offsets) == 1 for offsets in self.sibling.values())
+
+    def letters(self) -> list[Letter]:
+        keeper = self.keeper
+        return [] if keeper is None else letters(keeper, 0, 1 << 20)[0]
+
+    # what happens
+
+    def publish(self) -> None:
+        topic = self.core.broker.topic("t")
+        for _ in range(self.random.choice([1, 1, 3])):
+            self.count += 1
+            body = b"%d " % self.count + b"." * self.random.choice([0, 20, 200])
+            self.published[body] = topic.stage([body])
+        self.core.broker.commit()
+
+    def subscribe(self) -> None:
+        if len(self.clients) < 3:
+            client = self.core.client("t", timeout_ns=TIMEOUT_NS)
+            self.clients.append(client)
+            self.seen[client], self.held[client] = 0, []
+            client.ready(self.random.choice([1, 2, 5]))
+
+    def pick(self) -> tuple[Client, int] | None:
+        some = [(client, number) for client in self.clients for number in self.held[client]]
+        if not some:
+            return None
+        client, number = self.random.choice(some)
+        self.held[client].remove(number)
+        return client, number
+
+    def finish(self) -> None:
+        if (picked := self.pick()) is not None:
+            client, number = picked
+            self.settled.add(client.got[number].body)
+            client.finish(number)
+
+    def requeue(self) -> None:
+        if (picked := self.pick()) is not None:
+            client, number = picked
+            asked_ns = self.random.choice([0, 0, 2 * SECOND_NS])
+            self.failed(client.offset(number), asked_ns)
+            error = self.random.choice(["", "first", "second"])
+            self.channel.requeue(client.consumer, client.offset(number), asked_ns, error)
+
+    def failed(self, offset: int, asked_ns: int = 0) -> None:
+        attempts = self.attempts[offset]
+        delay_ns = asked_ns or DELAYS_NS[min(attempts, len(DELAYS_NS)) - 1]
+        self.not_before_ns[offset] = self.core.clock.now_ns + delay_ns
+        if attempts >= MOST_ATTEMPTS:
+            self.not_before_ns[offset] = 1 << 62
+
+    def reject(self) -> None:
+        if (picked := self.pick()) is not None:
+            client, number = picked
+            self.rejected.add(client.got[number].body)
+            self.not_before_ns[client.offset(number)] = 1 << 62
+            self.channel.reject(client.consumer, client.offset(number), Reason.REJECTED)
+
+    def leave(self) -> None:
+        if self.clients:
+            client = self.clients.pop(self.random.randrange(len(self.clients)))
+            for number in self.held.pop(client):
+                offset = client.offset(number)
+                if self.attempts[offset] > 1:
+                    self.failed(offset)
+            client.leave()
+
+    def wait(self) -> None:
+        if self.random.random() < 0.3:
+            for client, numbers in self.held.items():
+                for number in numbers:
+                    self.failed(client.offset(number))
+                numbers.clear()
+            self.core.wait(TIMEOUT_NS)
+        else:
+            self.core.wait(self.random.choice([0, SECOND_NS]))
+            self._forget_timed_out()
+
+    def _forget_timed_out(self) -> None:
+        """Of what is held, some may have timed out: it is not held any more."""
+        window, stragglers = self.channel.cursor.window, self.channel.cursor.stragglers
+        for client, numbers in self.held.items():
+            for number in list(numbers):
+                offset = client.offset(number)
+                is_held = window.holds(client.consumer.number, offset)
+                if not is_held and stragglers.get(offset, client.consumer) is None:
+                    numbers.remove(number)
+                    self.not_before_ns.pop(offset, None)
+
+    def redrive(self) -> None:
+        waiting = [each for each in self.letters() if each.state is not State.IN_FLIGHT]
+        if waiting:
+            letter = self.random.choice(waiting)
+            part, only = way_back(self.core.broker, letter)
+            redrive(self.core.broker, letter, lambda: part, only, lambda error: None)
+
+    def purge(self) -> None:
+        waiting = [each for each in self.letters() if each.state is not State.IN_FLIGHT]
+        if waiting:
+            letter = self.random.choice(waiting)
+            self.settled.add(letter.body)
+            purge(letter)
+
+    def flush(self) -> None:
+        self.core.flush()
+        self.core.broker.transfers.settle()
+
+    def checkpoint(self) -> None:
+        try:
+            self.core.checkpoint()
+        except OSError:
+            assert self.core.storage.capacity_bytes is not None
+
+    def journal(self) -> None:
+        try:
+            self.core.broker.write_journal()
+        except WritesRefused:
+            assert self.core.storage.capacity_bytes is not None
+
+    def fill(self) -> None:
+        self.core.storage.capacity_bytes = self.core.storage.used_bytes
+
+    def make_room(self) -> None:
+        self.core.storage.capacity_bytes = None
+        self.core.broker.log.look_for_room()
+
+    def crash(self, *, power: bool) -> None:
+        self.check()
+        self.make_room()
+        if power:
+            durable = self.core.broker.log.durable_position
+            self.published = {b: r for b, r in self.published.items() if r.position <= durable}
+        self.crashed = True
+        self.held.clear()
+        self.core.kill(power=power)
+        self.sibling.clear()
+        self.attempts.clear()
+        self.not_before_ns.clear()
+        self.begin()
+
+    def kill(self) -> None:
+        self.crash(power=False)
+
+    def cut_power(self) -> None:
+        if self.random.random() < 0.7:
+            self.journal()
+        self.crash(power=self.sync)
+
+    def drain(self) -> None:
+        """In the end each message is finished, here or as a dead letter."""
+        self.make_room()
+        for client in self.clients:
+            client.leave()
+        self.clients.clear()
+        last = self.core.client("t", timeout_ns=1 << 60).ready(1 << 20)
+        for _ in range(12):
+            self.core.wait(SECOND_NS)
+            self.flush()
+        got = set(last.bodies)
+        keeper = self.keeper
+        if keeper is not None:
+            got |= set(self.core.client(DEAD, CHANNEL, timeout_ns=1 << 60).ready(1 << 20).bodies)
+        missing = self.promised - self.settled - got
+        assert not missing, f"never delivered: {sorted(missing)}"
+        assert not self.core.broker.transfers
+        assert self.channel.depth == self.channel.deferred_count == 0
+
+
+STEPS = [
+    *["publish"] * 3,
+    *["subscribe"] * 2,
+    "finish",
+    *["requeue"] * 8,
+    *["wait"] * 6,
+    "reject",
+    "leave",
+    "redrive",
+    "redrive",
+    "purge",
+    "flush",
+    "checkpoint",
+    "journal",
+    "fill",
+    "make_room",
+    "kill",
+    *["cut_power"] * 2,
+]
+steps = st.lists(st.sampled_from(STEPS), min_size=20, max_size=80)
+
+
+def live(steps: list[str], seed: int, *, sync: bool) -> None:
+    retried = Retried(seed, sync=sync)
+    for step in steps:
+        getattr(retried, step)()
+        retried.check()
+    retried.drain()
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(steps, st.integers(0, 1 << 16), st.booleans())
+def test_each_message_is_where_it_belongs(steps: list[str], seed: int, sync: bool) -> None:
+    live(steps, seed, sync=sync)
+
+
+@pytest.mark.slow
+@settings(max_examples=5000, deadline=None)
+@given(steps, st.integers(0, 1 << 16), st.booleans())
+def test_each_message_is_where_it_belongs_for_long(steps: list[str], seed: int, sync: bool) -> None:
+    live(steps, seed, sync=sync)
