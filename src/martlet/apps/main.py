@@ -42,6 +42,7 @@ COMMANDS = {
     ),
     "groups": Command(
         "martlet.apps.groups", "who fetches which queue in a group, and how far they are"
+    ),
     "transactions": Command(
         "martlet.apps.transactions", "list, show, commit or roll back transactions"
     ),
