@@ -14,6 +14,7 @@ import pytest
 from tests.interop.agent import Agent
 
 from martlet.address import Address
+from martlet.apps import log
 from martlet.broker.dead_letter_topic import CHANNEL
 from martlet.client import CallRefused, Consumer, Identity, Producer, Properties
 from martlet.client.connection import Connection
@@ -282,3 +283,15 @@ async def test_what_can_not_be_done_with_dead_letters_is_told_with_the_way_out(
     ((reason, count),) = answer["kept"].items()
     assert count == 1
     assert "there is no topic 't', where dead letters are to go back to" in reason
+
+
+async def test_a_dump_of_the_log_tells_which_channel_a_batch_is_for(
+    broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await dead_letters(broker, 1)
+    await call(broker, "dead_letters.redrive", topic="t", channel="c", all=True)
+    number = broker.server.broker.topics["t"].channels["c"].id
+    assert log.main(["dump", str(broker.data_path), "--topic=t", "--json"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each.get("only_channel") for each in told] == [None, number]
+    assert all("deliver_at" not in each for each in told)

@@ -245,8 +245,7 @@ def _record_fields(header: Header, record: memoryview, names: TopicNames) -> Fie
             "count": header.count,
             "flags": [flag.name for flag in Flag if flag & header.flags],
         }
-        if header.deliver_at_ns:
-            fields["deliver_at"] = _time(header.deliver_at_ns)
+        fields |= _for_later(header)
     elif header.kind == Kind.TOPOLOGY:
         fields["entry"] = unpack_topology(bytes(payload(header, record)))
     elif header.kind == Kind.TRANSACTION:
@@ -276,6 +275,13 @@ def _messages(
             yield from _frames(header, record, start)
 
 
+def _for_later(header: Header) -> Fields:
+    """When a batch is due; or, instead of a time, the number of the channel that alone gets it."""
+    if header.deliver_at_ns < 0:
+        return {"only_channel": -header.deliver_at_ns}
+    return {"deliver_at": _time(header.deliver_at_ns)} if header.deliver_at_ns else {}
+
+
 def _frames(header: Header, record: memoryview, start: int) -> Iterator[Fields]:
     frames = payload(header, record)
     block = Block(properties(header, record))
@@ -289,8 +295,7 @@ def _frames(header: Header, record: memoryview, start: int) -> Iterator[Fields]:
                 "id": bytes(frames[begin + 18 : begin + FRAME_HEADER_BYTES]).decode("ascii"),
                 "stored_at": _time(header.stored_at_ns),
             }
-            if header.deliver_at_ns:
-                fields["deliver_at"] = _time(header.deliver_at_ns)
+            fields |= _for_later(header)
             try:
                 fields["body"] = body.decode()
             except UnicodeDecodeError:

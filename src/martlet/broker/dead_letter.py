@@ -77,7 +77,7 @@ def lines(
                     offset,
                     message_id(offset),
                     int.from_bytes(record[at + 8 : at + 16]),
-                    entry.deliver_at_ns,
+                    max(0, entry.deliver_at_ns),  # Negative: for one channel alone.
                     b2a_base64(
                         record[at + FRAME_HEADER_BYTES : HEADER_BYTES + ends[number + 1]],
                         newline=False,

@@ -4,6 +4,8 @@ One row a batch, rows by first offset::
 
     first offset u64 | position u64 | count u32 | length u32 | stored at i64 ns | deliver at i64 ns
 
+(Of a batch for one channel alone, "deliver at" is that channel's number, negative.)
+
 Rows are numbered from the queue's beginning and keep their number.  The newest are in memory as
 tuples, which is the fastest thing to read one at a time; the rest is in a file, mapped as a numpy
 array.  The file may lag behind or be lost: the log rebuilds it.  Rows that are in the file change

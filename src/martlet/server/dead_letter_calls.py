@@ -71,14 +71,17 @@ class DeadLetterCalls:
         arguments.only(*_WHOSE)
         named = bool(arguments.text("topic", "") or arguments.text("dead_letter_topic", ""))
         topics = [self._topic(arguments)] if named else self._server.broker.topics.values()
-        return {"dead_letter_topics": [await _counted(t) for t in _tended(topics)]}
+        seen = [topic for topic in _tended(topics) if named or _may_see(caller, topic)]
+        if named:
+            self._keepers(caller, arguments)
+        return {"dead_letter_topics": [await _counted(topic) for topic in seen]}
 
     async def show(self, caller: Caller, arguments: Arguments) -> Answer:
         """Dead letters, the oldest first."""
         arguments.only(*_WHOSE, *_WHICH, *_PAGE, "limit", "max_body_bytes")
         most = arguments.number("limit", 100, least=1, most=_MOST_SHOWN)
         most_bytes = arguments.number("max_body_bytes", 1024, most=_MOST_ANSWER_BYTES)
-        walk = _Walk(self._keepers(arguments), arguments)
+        walk = _Walk(self._keepers(caller, arguments), arguments)
         selection, _ = self._selection(arguments)
         messages: list[dict[str, Any]] = []
         told_bytes = 0
@@ -99,7 +102,7 @@ class DeadLetterCalls:
         """Bring dead letters back."""
         arguments.only(*_WHOSE, *_WHICH, *_PAGE, "all", "dry_run", "to_topic")
         to_name = arguments.name("to_topic") if "to_topic" in arguments else ""
-        walk = _Walk(self._keepers(arguments), arguments)
+        walk = _Walk(self._keepers(caller, arguments), arguments)
         if to_name == walk.topic:
             raise CallError("BAD_ARGUMENT", f"topic {to_name!r} is where they are already")
         selection, is_dry = self._selection(arguments, to_act=True)
@@ -113,8 +116,8 @@ class DeadLetterCalls:
                     kept["a consumer has it"] += 1
                     continue
                 try:
-                    end = self._move(letter, to_name, is_dry)
-                except NotFound as error:
+                    end = self._move(caller, letter, to_name, is_dry)
+                except (NotFound, CallError) as error:
                     kept[str(error)] += 1
                     continue
                 moves.append(end)
@@ -126,17 +129,19 @@ class DeadLetterCalls:
         return {"count": len(moves) - len(refused), "kept": kept, **walk.told(selection)}
 
     def _move(
-        self, letter: Letter, to_name: str, is_dry: bool
+        self, caller: Caller, letter: Letter, to_name: str, is_dry: bool
     ) -> asyncio.Future[WritesRefused | None]:
         broker = self._server.broker
         end: asyncio.Future[WritesRefused | None] = self._server.loop.create_future()
         only: Channel | None = None
         if to_name:
+            caller.may(to_name)
 
             def to() -> Topic:
                 return broker.topic(to_name).next_part()
         else:
             part, only = way_back(broker, letter)
+            caller.may(part.name)
 
             def to() -> Topic:
                 return part
@@ -150,7 +155,7 @@ class DeadLetterCalls:
     async def purge(self, caller: Caller, arguments: Arguments) -> Answer:
         """Throw dead letters away."""
         arguments.only(*_WHOSE, *_WHICH, *_PAGE, "all", "dry_run")
-        walk = _Walk(self._keepers(arguments), arguments)
+        walk = _Walk(self._keepers(caller, arguments), arguments)
         selection, is_dry = self._selection(arguments, to_act=True)
         count = 0
         kept: Counter[str] = Counter()
@@ -190,8 +195,9 @@ class DeadLetterCalls:
             )
         return found
 
-    def _keepers(self, arguments: Arguments) -> list[Channel]:
+    def _keepers(self, caller: Caller, arguments: Arguments) -> list[Channel]:
         topic = self._topic(arguments)
+        caller.may(topic.name, CHANNEL)
         try:
             topic.find_channel(CHANNEL)
         except NotFound:
@@ -266,6 +272,14 @@ class _Walk:
     def told(self, selection: Selection) -> dict[str, object]:
         """How to go on."""
         return {"next": self.next, "until_ms": selection.until_ms}
+
+
+def _may_see(caller: Caller, topic: Topic) -> bool:
+    try:
+        caller.may(topic.name, CHANNEL)
+    except CallError:
+        return False
+    return True
 
 
 def _tended(topics: Any) -> list[Topic]:
