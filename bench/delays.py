@@ -1,12 +1,14 @@
 """Delayed messages: what millions of them cost a broker, and how exactly they come.
 
-    python bench/delays.py [--pending 5000000] [--due 20000] [--over 20] [--burst 200000]
-        [--load 2000] [--json FILE]
+    python bench/delays.py [--pending 5000000] [--sent 100000] [--due 20000] [--over 20]
+        [--burst 200000] [--load 2000] [--json FILE]
 
 One broker, a process of its own, and this one beside it:
 
-publish   `--pending` messages of 100 bytes, one a SEND, due at random in 30 to 60 minutes
-restart   the broker is killed, and started again with all of them: until it listens
+publish   `--sent` messages of 100 bytes, one a SEND, due at random in 30 to 60 minutes
+fill      the core alone, in a process of its own, publishes as many to its folder as are missing to
+          `--pending`, one by one: what the broker needs for a message beside the wire
+restart   the broker is started with all of them: until it listens
 exact     `--due` messages due at random within `--over` seconds, while those wait and `--load`
           messages a second are published to another topic and consumed from it: how late each came
           here, in milliseconds. Early ones fail the script.
@@ -22,10 +24,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import random
 import struct
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +38,13 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from martlet.broker.broker import Broker
+from martlet.broker.restore import restore
+from martlet.broker.upkeep import begin_checkpoint, end_checkpoint
+from martlet.options import BrokerOptions
 from martlet.protocol import commands
+from martlet.server.clock import Clock
+from martlet.server.data_folder import open_folder
 from martlet.testing import BrokerProcess
 
 BODY_BYTES = 100
@@ -162,18 +173,58 @@ class Gauge:
         }
 
 
+def later_ms(chance: random.Random) -> int:
+    """A time in 30 to 60 minutes."""
+    return time.time_ns() // 10**6 + chance.randrange(1_800_000, 3_600_000)
+
+
+def fill(folder: Path, count: int) -> dict[str, Any]:
+    """Publish messages to a data folder that no broker has open."""
+    options = BrokerOptions()
+    storage, _ = open_folder(folder, options, logging.getLogger("martlet"))
+    broker, _ = restore(storage, Clock(), random.Random(2), segment_bytes=options.segment_bytes)
+    topic, chance = broker.topic("delayed"), random.Random(3)
+    began, cpu = time.perf_counter(), time.process_time()
+    for number in range(count):
+        at_ms = later_ms(chance)
+        body = _DUE.pack(at_ms).ljust(BODY_BYTES, b".")
+        broker.delays.publish(topic, [body], at_ms * 10**6)
+        if number % 100_000 == 0:
+            checkpoint(broker)
+    checkpoint(broker)
+    memory = psutil.Process().memory_full_info()
+    storage.close()
+    return {
+        "messages": count,
+        "seconds": round(time.perf_counter() - began, 2),
+        "cpu_us": round((time.process_time() - cpu) * 1e6 / max(1, count), 2),
+        "own_mb": round(memory.uss / 1e6),
+        "resident_mb": round(memory.rss / 1e6),
+    }
+
+
+def checkpoint(broker: Broker) -> None:
+    """Save where everything is."""
+    job = begin_checkpoint(broker)
+    job.flush.run()
+    job.save()
+    end_checkpoint(broker, job)
+
+
 async def run(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Measure all of it."""
     rows: dict[str, dict[str, Any]] = {}
     chance = random.Random(1)
     with BrokerProcess(None, "--log-level=warn") as broker:
         rows["empty"] = Gauge(broker).row(0)
-        now_ms = time.time_ns() // 10**6
-        times = [now_ms + chance.randrange(1_800_000, 3_600_000) for _ in range(given.pending)]
+        times = [later_ms(chance) for _ in range(given.sent)]
         gauge = Gauge(broker)
         await publish(broker.tcp_address, times)
-        rows["publish"] = gauge.row(given.pending)
+        rows["publish"] = gauge.row(given.sent)
         broker.kill()
+        with ProcessPoolExecutor(1, get_context("spawn")) as other:
+            job = other.submit(fill, broker.data_path, given.pending - given.sent)
+            rows["fill"] = job.result()
         began = time.perf_counter()
         broker.start()
         rows["restart"] = Gauge(broker).row(0) | {"seconds": round(time.perf_counter() - began, 2)}
@@ -231,6 +282,7 @@ def main() -> int:
     """Measure, and print it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--pending", type=int, default=5_000_000)
+    parser.add_argument("--sent", type=int, default=100_000)
     parser.add_argument("--due", type=int, default=20_000)
     parser.add_argument("--over", type=int, default=20, help="seconds")
     parser.add_argument("--burst", type=int, default=200_000)

@@ -140,6 +140,7 @@ class DelayRules(BesideModel):
             delayed = self.delayed[loss.topic.queue.message_id(offset)]
             assert delayed.waits
             delayed.gone_position = position
+            delayed.topic.dropped_count += 1
 
     def waiting_of(self, topic: ModelTopic) -> int:
         """How many messages of a topic wait, as the model has it."""

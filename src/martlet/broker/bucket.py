@@ -177,7 +177,7 @@ class Bucket(Topic):
 
     def give_up(self, gone: Sequence[Stretch]) -> None:
         """Some stretches have gone."""
-        self._mark(self.waiting(gone))
+        self.target.dropped_count += self._mark(self.waiting(gone))
 
     # marks
 

@@ -209,7 +209,7 @@ def settle(broker: Broker) -> list[Loss]:
             loss = Loss(topic, gone, topic.queue.index.array(0, 0))
             loss.suffer()
             loss.leave_voids()
-            topic.dropped_count = 0
+            topic.dropped_count = topic.home.dropped_count = 0
             for channel in topic.channels.values():
                 channel.dropped_count = 0
             if len(loss.offsets):

@@ -261,6 +261,12 @@ def _broker(server: Server) -> str:
                 ),
                 ("martlet_connections", "gauge", "Clients over TCP.", len(server.connections)),
                 ("martlet_topics", "gauge", "Topics.", len(server.broker.topics)),
+                (
+                    "martlet_delayed_messages",
+                    "gauge",
+                    "Messages that wait on the disk for their time.",
+                    server.broker.delays.pending_count,
+                ),
                 *_transactions(server.broker.transactions),
             ]
         )

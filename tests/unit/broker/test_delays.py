@@ -382,6 +382,7 @@ def test_what_is_given_up_to_make_room_is_not_forwarded_then() -> None:
     core.broker.log.end_segment()
     due_now(core, SECOND_NS)
     assert eviction.evicted_count == 1
+    assert core.broker.topics["t"].dropped_count == 1
     assert client.bodies == []
     assert core.broker.delays.pending_count == 0
 
