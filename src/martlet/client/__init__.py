@@ -44,6 +44,14 @@ from martlet.client.limits import Limits
 from martlet.client.message import Message, MessageView
 from martlet.client.outgoing import Outgoing
 from martlet.client.producer import Producer
+from martlet.client.pull.batch import PulledBatch
+from martlet.client.pull.broadcast import BroadcastConsumer
+from martlet.client.pull.consumer import PullConsumer
+from martlet.client.pull.limits import FlowLimits
+from martlet.client.pull.message import PulledMessage
+from martlet.client.pull.offset_file import BadOffsetFile
+from martlet.client.pull.place import Place
+from martlet.client.pull.tally import Tally
 from martlet.client.readiness import Rotation
 from martlet.client.send_result import SendResult
 from martlet.client.stats import BrokerStats, Health, ProducerStats
@@ -57,7 +65,9 @@ __all__ = [
     "AuthRefused",
     "Backoff",
     "BadBody",
+    "BadOffsetFile",
     "Batch",
+    "BroadcastConsumer",
     "BrokerStats",
     "CallRefused",
     "ClientError",
@@ -71,6 +81,7 @@ __all__ = [
     "Contribution",
     "Counts",
     "FailureBackoff",
+    "FlowLimits",
     "HandlerFailed",
     "Handling",
     "Health",
@@ -85,6 +96,7 @@ __all__ = [
     "Outcome",
     "Outgoing",
     "PendingTransaction",
+    "Place",
     "Producer",
     "ProducerFull",
     "ProducerStats",
@@ -94,6 +106,9 @@ __all__ = [
     "PublishTimeout",
     "PublishUnclear",
     "Publishing",
+    "PullConsumer",
+    "PulledBatch",
+    "PulledMessage",
     "PutStatus",
     "Refused",
     "Reject",
@@ -101,6 +116,7 @@ __all__ = [
     "Rotation",
     "SendResult",
     "SubscribeRefused",
+    "Tally",
     "Tls",
     "Transaction",
     "TransactionEnded",

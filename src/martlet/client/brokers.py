@@ -11,18 +11,55 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 from martlet.address import Address
 from martlet.client.discovery import Discovery
 from martlet.client.errors import ConnectRefused
-from martlet.client.subscription import Subscription
 
 logger = logging.getLogger("martlet.client")
 
 REVIVAL_S = 1.0
 
 
-class Brokers:
+class Kept(Protocol):
+    """A consumer's place at one broker, such as a `Subscription`."""
+
+    attempted: asyncio.Future[None]
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the broker has taken us."""
+
+    @property
+    def received(self) -> int:
+        """How many messages came from there."""
+
+    @property
+    def finished(self) -> int:
+        """How many of them were finished."""
+
+    @property
+    def requeued(self) -> int:
+        """How many were requeued."""
+
+    async def keep(self) -> None:
+        """Be there until closed. Raises what ends that."""
+
+    def mark_attempted(self) -> None:
+        """Nobody is to wait for the first attempt any longer."""
+
+    async def leave(self, timeout_s: float) -> None:
+        """Tell the broker that nothing more is wanted."""
+
+    async def close(self, timeout_s: float) -> None:
+        """Hang up for good."""
+
+
+KeptT = TypeVar("KeptT", bound=Kept)
+
+
+class Brokers(Generic[KeptT]):
     """Keeps a subscription at each.
 
     Args:
@@ -39,16 +76,16 @@ class Brokers:
     def __init__(
         self,
         given: Sequence[Address],
-        subscribe: Callable[[Address], Subscription],
+        subscribe: Callable[[Address], KeptT],
         on_failure: Callable[[Exception], None],
     ) -> None:
-        self.subscriptions: list[Subscription] = []
+        self.subscriptions: list[KeptT] = []
         self.received = self.finished = self.requeued = 0
         self._given = list(given)
         self._subscribe = subscribe
         self._on_failure = on_failure
-        self._found: dict[Address, Subscription] = {}
-        self._keepers: dict[Subscription, asyncio.Task[None]] = {}
+        self._found: dict[Address, KeptT] = {}
+        self._keepers: dict[KeptT, asyncio.Task[None]] = {}
         self._discovery: Discovery | None = None
         self._on_trouble: Callable[[str], object] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -58,7 +95,7 @@ class Brokers:
     @property
     def connected_count(self) -> int:
         """How many are connected now."""
-        return sum(each.connection is not None for each in self.subscriptions)
+        return sum(each.is_connected for each in self.subscriptions)
 
     def discover(self, discovery: Discovery, on_trouble: Callable[[str], object]) -> None:
         """Look for others too, once begun; to be told where looking itself breaks."""
@@ -107,11 +144,11 @@ class Brokers:
                 self._found[address] = self._keep(address)
         if is_all:
             for address in self._found.keys() - set(addresses):
-                if self._found[address].connection is None:
+                if not self._found[address].is_connected:
                     logger.info("the broker at %s has gone", address)
                     self._drop(address)
 
-    def _keep(self, address: Address) -> Subscription:
+    def _keep(self, address: Address) -> KeptT:
         subscription = self._subscribe(address)
         self.subscriptions.append(subscription)
         keeper = asyncio.create_task(subscription.keep(), name=f"martlet consumer {address}")

@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 
 from martlet.address import Address
 from martlet.client.calls import Answer, Calls
+from martlet.client.carried import carry
 from martlet.client.errors import (
     ConnectFailed,
     ConnectionLost,
@@ -284,16 +285,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _carry(self, run: MessageRun, block: Block) -> None:
         """Give messages the properties that came before them."""
-        first, end = self._carried_from, self._carried_from + run.count
-        start, stop = block.numbers.searchsorted((first, end)).tolist()
-        if start < stop:
-            places = (block.numbers[start:stop] - first).tolist()
-            run.properties = {
-                place: bytes(block.entry(at)) for at, place in enumerate(places, start)
-            }
-        self._carried_from = end
-        if stop == len(block):
+        if carry(run, block, self._carried_from):
             self._carried = None
+        self._carried_from += run.count
 
     def _respond(self, data: bytes) -> None:
         if data == HEARTBEAT:

@@ -62,7 +62,7 @@ class Reject(Exception):
     """
 
 
-def _told(error: BaseException) -> str:
+def told(error: BaseException) -> str:
     """What a person is told of an error."""
     if isinstance(error, Reject) and str(error):
         return str(error)
@@ -120,7 +120,7 @@ class FailurePolicy:
         )
         if message.is_answered:
             return
-        text = _told(error)
+        text = told(error)
         if is_rejected:
             message.reject(text)
         elif self._retry is RETRY:

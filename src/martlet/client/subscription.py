@@ -91,6 +91,11 @@ class Subscription:
         self._is_closing = False
 
     @property
+    def is_connected(self) -> bool:
+        """Whether it is subscribed now."""
+        return self.connection is not None
+
+    @property
     def max_ready_count(self) -> int:
         """The highest ready count that the broker takes."""
         return self.connection.features.max_ready_count if self.connection else 0

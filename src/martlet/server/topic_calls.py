@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from martlet.broker.policy import BadPolicy, PolicyT
-from martlet.broker.queue import MOST_QUEUES
+from martlet.broker.queue import ID_MASK, MOST_QUEUES
 from martlet.server.arguments import Arguments, CallError
 from martlet.server.settled import written_down
 
@@ -47,7 +47,7 @@ class TopicCalls:
         return self.describe(caller, Arguments({"topic": name}))
 
     def describe(self, caller: Caller, arguments: Arguments) -> Mapping[str, object]:
-        """A topic's queues and channels."""
+        """A topic's queues and channels; an id is an offset on its queue's ``id_base``."""
         arguments.only("topic")
         topic = arguments.topic(self._server.broker)
         return {
@@ -55,6 +55,7 @@ class TopicCalls:
             "queues": [
                 {
                     "queue": part.number,
+                    "id_base": f"{part.queue.id_base & ID_MASK:016x}",
                     "start_offset": part.queue.start_offset,
                     "end_offset": part.queue.end_offset,
                 }

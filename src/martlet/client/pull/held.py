@@ -1,0 +1,308 @@
+"""A queue that this consumer holds: what was fetched of it and is not done.
+
+::
+
+    offset   100      103        107            140            396
+             done     at work    waits to be    fetched, as    to be
+             below    or done    tried again    it came        fetched
+             ^ committed next                   ^ position     ^ fetch_offset
+
+A queue that is being given back hands out nothing more, and what of it was not handed out is
+forgotten; what is at work may still be finished.  One that is closed has gone to another member, or
+was replaced when the application went elsewhere in it: nothing that is finished counts any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from enum import Enum
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+from martlet.client.pull.batch import PulledBatch
+from martlet.client.pull.limits import FlowLimits
+from martlet.client.pull.message import PulledMessage, Stage
+from martlet.client.pull.piece import Piece, joined
+from martlet.client.pull.place import Place
+from martlet.client.pull.progress import Progress
+from martlet.client.pull.tally import Tally
+from martlet.protocol.message_run import FRAME_HEADER_BYTES, MessageRun
+
+if TYPE_CHECKING:
+    from martlet.client.pull.line import Line
+
+
+class Hold(Enum):
+    """Whose the queue is."""
+
+    OPEN = "open"
+    """Ours."""
+    LEAVING = "leaving"
+    """To be given back once nobody is at work on it."""
+    CLOSED = "closed"
+    """Not ours."""
+
+
+class HeldQueue:
+    """What is here of a queue.
+
+    Args:
+        topic: the topic's name.
+        place: which queue.
+        offset: where to go on.
+        id_base: what offsets are added to in ids.
+        limits: how much may be here.
+        line: where it waits to be handled.
+        tally: counts what becomes of messages.
+
+    Attributes:
+        hold: whose it is.
+        fetch_offset: of what is fetched next.
+        committed: what the broker was told last.
+        end_offset: of the queue, when it was last fetched from.
+        tally: what becomes of messages.
+        count, size_bytes: of what is here and not done.
+        at_work: how many messages or batches are handed out.
+        is_paused: whether the application wants nothing of it now.
+        is_busy: whether a handler is at work on it beside which there must be no other.
+        is_in_line: whether it is in the line.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        place: Place,
+        offset: int,
+        id_base: int,
+        limits: FlowLimits,
+        line: Line,
+        tally: Tally,
+    ) -> None:
+        self.topic = topic
+        self.place = place
+        self.id_base = id_base
+        self.hold = Hold.OPEN
+        self.fetch_offset = self.committed = self.end_offset = offset
+        self.count = self.size_bytes = self.at_work = 0
+        self.is_paused = self.is_busy = self.is_in_line = False
+        self._limits = limits
+        self._line = line
+        self.tally = tally
+        self._again: list[PulledMessage] = []
+        """A heap of those that were handed out before."""
+        self._ready: deque[PulledMessage] = deque()
+        self._pieces: deque[Piece] = deque()
+        self._progress = Progress()
+        self._changed = asyncio.Event()
+
+    # how it stands
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether something of it can be handed out."""
+        return (
+            self.hold is Hold.OPEN
+            and not self.is_paused
+            and bool(self._ready or self._pieces or self._again)
+        )
+
+    @property
+    def position(self) -> int:
+        """The offset of what is handed out next."""
+        if self._again:
+            return self._again[0].offset
+        return self._untouched
+
+    @property
+    def _untouched(self) -> int:
+        """The offset of the first message that was not handed out yet."""
+        if self._ready:
+            return self._ready[0].offset
+        return self._pieces[0].first if self._pieces else self.fetch_offset
+
+    @property
+    def next_commit(self) -> int:
+        """All below this offset are done."""
+        lowest = self._progress.lowest
+        untouched = self._untouched
+        return untouched if lowest is None else min(lowest, untouched)
+
+    def room(self) -> tuple[int, int]:
+        """How many messages may be fetched now, and bytes; none where nothing may."""
+        limits = self._limits
+        span = self.fetch_offset - self.next_commit
+        messages = min(limits.max_messages - self.count, limits.fetch_messages)
+        size_bytes = min(limits.max_bytes - self.size_bytes, limits.fetch_bytes)
+        if self.hold is not Hold.OPEN or self.is_paused or span >= limits.max_span:
+            return 0, 0
+        return max(0, messages), max(0, size_bytes)
+
+    async def change(self) -> None:
+        """Wait until there may be more room, or it has another holder, or nobody is at work."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    # what comes in
+
+    def put(self, run: MessageRun | None, next_offset: int) -> None:
+        """These were fetched, and there is nothing else before that offset."""
+        if run is not None:
+            self._pieces.append(Piece.of(run, self.id_base))
+            self.tally.received += run.count
+            self.count += run.count
+            self.size_bytes += len(run.raw)
+        self.fetch_offset = next_offset
+        self._line.add(self)
+
+    # what goes out
+
+    def take(self) -> PulledMessage:
+        """The next message, which there is."""
+        if self._again:
+            message = heappop(self._again)
+        else:
+            if not self._ready:
+                self._make_ready()
+            message = self._ready.popleft()
+            self._progress.begin(message.offset)
+        message._stage = Stage.OUT
+        message.attempts += 1
+        self.at_work += 1
+        return message
+
+    def _make_ready(self) -> None:
+        piece = self._pieces.popleft()
+        told = piece.run.properties
+        self._ready.extend(
+            PulledMessage(self, offset, timestamp_ns, id, body, told.get(at, b""))
+            for at, (offset, (timestamp_ns, _, id, body)) in enumerate(
+                zip(piece.offsets(), piece.run.fields(), strict=True)
+            )
+        )
+
+    def take_batch(self, most: int) -> PulledBatch:
+        """The next messages, of which there are some, up to so many."""
+        self.at_work += 1
+        if self._again:
+            messages = [heappop(self._again) for _ in range(min(most, len(self._again)))]
+            keys = tuple(message.offset for message in messages)
+            return PulledBatch(self, Piece.again(messages), keys)
+        if self._ready:
+            self._pieces.appendleft(Piece.again(self._ready))
+            self._ready.clear()
+        taken = [self._pieces.popleft()]
+        count = taken[0].run.count
+        while count < most and self._pieces:
+            taken.append(self._pieces.popleft())
+            count += taken[-1].run.count
+        if count > most:
+            taken[-1], rest = taken[-1].split(taken[-1].run.count - (count - most))
+            self._pieces.appendleft(rest)
+        piece = joined(taken)
+        self._progress.begin(piece.first)
+        return PulledBatch(self, piece, (piece.first,))
+
+    # what is done
+
+    def finish(self, message: PulledMessage) -> None:
+        """It is done."""
+        if message._stage is Stage.OUT:
+            self.at_work -= 1
+        message._stage = Stage.DONE
+        self._progress.end(message.offset)
+        self.tally.finished += 1
+        self.count -= 1
+        self.size_bytes -= len(message.body) + FRAME_HEADER_BYTES
+        self._settled()
+
+    def finish_batch(self, batch: PulledBatch) -> None:
+        """They are done."""
+        batch.is_finished = True
+        self.at_work -= 1
+        for key in batch.keys:
+            self._progress.end(key)
+        self.tally.finished += batch.count
+        self.count -= batch.count
+        self.size_bytes -= len(batch.piece.run.raw)
+        self._settled()
+
+    def put_off(self, message: PulledMessage) -> None:
+        """Nobody is at work on it any more; it is not done, and waits for its time."""
+        message._stage = Stage.WAITING
+        self.tally.requeued += 1
+        self.at_work -= 1
+        self._changed.set()
+
+    def put_back(self, message: PulledMessage) -> None:
+        """It is to be handed out again, before those that have higher offsets."""
+        if message._stage is Stage.OUT:
+            self.put_off(message)
+        heappush(self._again, message)
+        self.is_busy = False
+        self._line.add(self)
+
+    def put_back_batch(self, batch: PulledBatch) -> None:
+        """They are to be handed out again."""
+        batch.is_finished = True
+        self.at_work -= 1
+        piece = batch.piece
+        for key in batch.keys:
+            self._progress.end(key)
+        self._pieces.appendleft(piece)
+        ready, self._ready = self._ready, deque()
+        self._make_ready()
+        again, self._ready = self._ready, ready
+        for message in again:
+            self._progress.begin(message.offset)
+            heappush(self._again, message)
+        self._settled()
+
+    def _settled(self) -> None:
+        self.is_busy = False
+        self._changed.set()
+        self._line.add(self)
+
+    # where it belongs
+
+    def pause(self) -> None:
+        """Hand out and fetch nothing more until `resume`."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """Go on."""
+        self.is_paused = False
+        self._changed.set()
+        self._line.add(self)
+
+    def begin_leaving(self) -> None:
+        """Hand out nothing more; what was not handed out is forgotten."""
+        self.hold = Hold.LEAVING
+        self.fetch_offset = self._untouched
+        self.count -= len(self._ready) + sum(piece.run.count for piece in self._pieces)
+        self.size_bytes -= sum(len(each.body) + FRAME_HEADER_BYTES for each in self._ready)
+        self.size_bytes -= sum(len(piece.run.raw) for piece in self._pieces)
+        self._ready.clear()
+        self._pieces.clear()
+        self._changed.set()
+
+    def stay(self) -> None:
+        """It is ours after all."""
+        self.hold = Hold.OPEN
+        self._changed.set()
+        self._line.add(self)
+
+    def close(self) -> None:
+        """It is not ours any more."""
+        self.begin_leaving()
+        self.hold = Hold.CLOSED
+
+    async def idle(self, timeout_s: float) -> bool:
+        """Wait until nobody is at work on it. Returns whether that is so within the time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.at_work and self.hold is Hold.LEAVING:
+                    await self.change()
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,50 @@
+"""Flow control: how much of each queue may be here and not be done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+FETCH_MESSAGES = 256
+MOST_FETCH_MESSAGES = 10_000
+MOST_FETCH_BYTES = 8 * MIB
+"""A broker answers no more at once."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlowLimits:
+    """How much is fetched, and how much may be here, of each queue.
+
+    The first three are RocketMQ's.  Where one is reached nothing more is fetched until something is
+    done.
+
+    Attributes:
+        max_messages: that are not done.
+        max_bytes: of those; one message may exceed it.
+        max_span: between the lowest offset that is not done and the one to be fetched next: one
+            slow handler does not leave thousands behind it to be done twice after a crash.
+        fetch_messages: what one fetch asks for.  RocketMQ has 32; here frames come as a slice of
+            the log, so that more at once is cheaper.
+        fetch_bytes: likewise; a larger message comes alone.
+        fetch_wait_s: how long the broker may hold a fetch for which there is nothing.
+    """
+
+    max_messages: int = 1000
+    max_bytes: int = 100 * MIB
+    max_span: int = 2000
+    fetch_messages: int = FETCH_MESSAGES
+    fetch_bytes: int = MIB
+    fetch_wait_s: float = 15.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_messages", "max_bytes", "max_span", "fetch_messages", "fetch_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: 1 is the least")
+        for name, most in (
+            ("fetch_messages", MOST_FETCH_MESSAGES),
+            ("fetch_bytes", MOST_FETCH_BYTES),
+        ):
+            if getattr(self, name) > most:
+                raise ValueError(f"{name}={getattr(self, name)}: {most} is the most")
+        if not 0 < self.fetch_wait_s <= 60:
+            raise ValueError(f"fetch_wait_s={self.fetch_wait_s} must be above 0, and 60 at most")

@@ -1,0 +1,334 @@
+"""A member of a group at one broker.
+
+It joins, and then always asks who has which queue; the broker holds the question until that
+changes, and takes it as a sign of life.  A queue that another is to have is handed out no more;
+once the handlers at work on it have ended, or after ``leave_timeout_s``, it is given back with its
+offset.  Should it be ours after all meanwhile, we go on where we were.
+
+Whoever is told that it is no member any more (its lease is over, or the broker was started again)
+joins again.  Others may have had its queues since: what it commits of them is refused then, so
+that it cannot undo what they did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from martlet.address import Address
+from martlet.client.connection import Connection
+from martlet.client.dialer import Dialer
+from martlet.client.errors import CallRefused, ClientError, ConnectionLost
+from martlet.client.name import check_name
+from martlet.client.pull.fetcher import ERROR_PAUSE_S, GONE
+from martlet.client.pull.held import HeldQueue, Hold
+from martlet.client.pull.message import PulledMessage
+from martlet.client.pull.outpost import Outpost, Settings
+from martlet.properties import BadProperties, Properties, pack_block
+from martlet.protocol import commands
+from martlet.put_status import PutStatus
+
+logger = logging.getLogger("martlet.client")
+
+ASK_MS = 15_000
+"""How long the broker may hold the question who has which queue; it is never above half a lease."""
+
+
+class Membership(Outpost):
+    """Is a member of a group as long as it can.
+
+    Args:
+        address: the broker's.
+        dialer: connects.
+        settings: what is the same at all brokers.
+        group: the group's name.
+        joining: what is said when joining.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        dialer: Dialer,
+        settings: Settings,
+        group: str,
+        joining: Mapping[str, Any],
+    ) -> None:
+        super().__init__(address, dialer, settings)
+        self._group = {"topic": settings.topic, "group": group}
+        self._joining = joining
+        self._member: dict[str, Any] | None = None
+        """What each call of the member says."""
+        self._generation = 0
+        self._since: dict[int, int] = {}
+        """Of each queue, the generation in which it became ours."""
+        self._leaving: dict[HeldQueue, asyncio.Task[None]] = {}
+        self._releasing: set[int] = set()
+        """Of those, the queues that cannot stay any more."""
+        self._errands: set[asyncio.Task[None]] = set()
+
+    @property
+    def _fetching(self) -> tuple[str, Mapping[str, Any]]:
+        return "group.fetch", self._member or {}
+
+    # being a member
+
+    async def _attend(self, connection: Connection) -> None:
+        joined = await connection.call("group.join", **self._group, **self._joining)
+        self._member = {**self._group, "member": joined.fields["member"]}
+        tasks: list[asyncio.Task[None]] = []
+        assert self._over is not None
+        try:
+            self.is_there(connection)
+            await self._heed(connection, joined.fields)
+            self.mark_attempted()
+            tasks.append(asyncio.create_task(self._follow(connection), name="martlet assignment"))
+            if self.settings.commit_every_s:
+                task = asyncio.create_task(self._commit_regularly(), name="martlet commit")
+                tasks.append(task)
+            ends: list[asyncio.Future[Any]] = [self._over, connection.lost, *tasks]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()  # Raises what broke it.
+        finally:
+            self._member = None
+            self._since.clear()
+            self._releasing.clear()
+            tasks += [*self._leaving.values(), *self._errands]
+            self._leaving.clear()
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+
+    async def _follow(self, connection: Connection) -> None:
+        """Ask who has which queue, again and again."""
+        while (member := self._member) is not None:
+            try:
+                told = await connection.call(
+                    "group.assignment", **member, generation=self._generation, wait_ms=ASK_MS
+                )
+            except CallRefused as error:
+                if error.code in GONE:
+                    self.end(str(error))
+                    return
+                logger.warning("%s: cannot ask who has which queue: %s", self.address, error)
+                await asyncio.sleep(ERROR_PAUSE_S)
+            except ConnectionLost:
+                return
+            else:
+                await self._heed(connection, told.fields)
+
+    async def _heed(self, connection: Connection, told: Mapping[str, Any]) -> None:
+        """Have the queues that we were told are ours, and no others."""
+        self._generation = int(told["generation"])
+        ours = {int(each["queue"]): each for each in told["queues"]}
+        revoked = set(told["revoked"])
+        gone = [
+            held
+            for number, held in self.held.items()
+            if number not in ours
+            or ours[number]["since"] != self._since.get(number)
+            or held.hold is Hold.CLOSED
+        ]
+        for held in gone:
+            if held not in self._leaving:
+                logger.warning("%s of %s was taken from us", held.place, held.topic)
+        await self._lose(gone)
+        for number, held in self.held.items():
+            if number in self._releasing:
+                continue
+            if number not in revoked:
+                self._stay(held)
+            elif held not in self._leaving:
+                held.begin_leaving()
+                task = asyncio.create_task(self._give_back(connection, held))
+                self._leaving[held] = task
+        fresh = {
+            number: int(each["offset"])
+            for number, each in ours.items()
+            if number not in self.held and number not in self._releasing
+        }
+        if unused := {number: fresh.pop(number) for number in revoked & fresh.keys()}:
+            await self._release(connection, unused)
+        taken = await self._take(connection, fresh)
+        for held in taken:
+            self._since[held.place.queue] = ours[held.place.queue]["since"]
+        await self.settings.watcher.assigned([held.place for held in taken])
+        self._begin(connection, [self.held[number] for number in fresh if number in self.held])
+
+    # queues that go
+
+    def _stay(self, held: HeldQueue) -> None:
+        """It is not to go, if it was to."""
+        task = self._leaving.pop(held, None)
+        if task is not None:
+            task.cancel()
+            held.stay()
+
+    async def _give_back(self, connection: Connection, held: HeldQueue) -> None:
+        """Let go of a queue once its handlers have ended."""
+        if not await held.idle(self.settings.leave_timeout_s):
+            logger.warning(
+                "%s of %s goes to another member, and after %g s handlers are still at work on it:"
+                " what they are at work on comes to that one too",
+                *(held.place, held.topic, self.settings.leave_timeout_s),
+            )
+        number = held.place.queue
+        if self.held.get(number) is not held:
+            return
+        # From here on it cannot stay; should it be ours again, we are told so anew.
+        task = self._leaving.pop(held)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+        self._releasing.add(number)
+        try:
+            await self.settings.watcher.revoked([held.place])
+            offset = held.next_commit
+            self._drop(held)
+            await self._release(connection, {number: offset})
+        finally:
+            self._releasing.discard(number)
+
+    async def _release(self, connection: Connection, offsets: Mapping[int, int]) -> None:
+        if self._member is None:
+            return
+        for number in offsets:
+            self._since.pop(number, None)
+        try:
+            told = await connection.call(
+                "group.release",
+                **self._member,
+                generation=self._generation,
+                offsets={str(number): offset for number, offset in offsets.items()},
+            )
+        except CallRefused as error:
+            self.end(f"queues could not be given back: {error}")
+        except ConnectionLost:
+            return
+        else:
+            self._heed_refusals(told.fields)
+
+    # how far we are
+
+    async def commit(self) -> None:
+        """Tell the broker how far the queues have come, where that has changed.
+
+        Raises:
+            ClientError: it could not be told.
+        """
+        connection, member = self.connection, self._member
+        if connection is None or member is None:
+            if any(held.next_commit > held.committed for held in self.held.values()):
+                raise ConnectionLost(f"{self.address} is not connected")
+            return
+        offsets = {
+            number: held.next_commit
+            for number, held in self.held.items()
+            if held.hold is not Hold.CLOSED and held.next_commit > held.committed
+        }
+        if not offsets:
+            return
+        asked = {number: self.held[number] for number in offsets}
+        try:
+            told = await connection.call(
+                "group.commit",
+                **member,
+                generation=self._generation,
+                offsets={str(number): offset for number, offset in offsets.items()},
+            )
+        except CallRefused as error:
+            if error.code in GONE:
+                self.end(str(error))
+            raise
+        for number, offset in told.fields["offsets"].items():
+            asked[int(number)].committed = int(offset)
+        self._heed_refusals(told.fields)
+
+    def _heed_refusals(self, told: Mapping[str, Any]) -> None:
+        """Offsets that were not taken: others have had these queues since."""
+        for number, why in told.get("refused", {}).items():
+            logger.warning(
+                "%s: the offset of queue %s was not taken (%s): what was handled of it meanwhile"
+                " may be handled again by the member that has it now",
+                *(self.address, number, why),
+            )
+            held = self.held.get(int(number))
+            if held is not None and why == "NOT_HELD":
+                held.close()
+
+    def _moved(self, held: HeldQueue) -> None:
+        task = asyncio.get_running_loop().create_task(self._commit_soon())
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    async def _commit_soon(self) -> None:
+        try:
+            await self.commit()
+        except ClientError as error:
+            logger.warning("%s: offsets could not be committed: %s", self.address, error)
+
+    async def leave(self, timeout_s: float) -> None:
+        """Commit, and let the others have the queues."""
+        self._closing.set()
+        connection, member = self.connection, self._member
+        if connection is None or member is None:
+            return
+        places = [held.place for held in self.held.values()]
+        for held in self.held.values():
+            held.begin_leaving()
+        await self.settings.watcher.revoked(places)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.commit()
+                await connection.call("group.leave", **member)
+        except (TimeoutError, ClientError) as error:
+            reason = str(error) or f"no answer within {timeout_s:.3g} s"
+            logger.warning("%s did not confirm the end: %s", self.address, reason)
+        for held in list(self.held.values()):
+            self._drop(held)
+
+    # messages that are given up
+
+    async def bury(self, message: PulledMessage) -> str | None:
+        """Publish a message to the group's dead-letter topic.
+
+        Raises:
+            ClientError: it is not stored.
+        """
+        connection = self.connection
+        if connection is None:
+            raise ConnectionLost(f"{self.address} is not connected")
+        topic = check_name(f"{message.topic}.{self._group['group']}.dead", "topic")
+        block = pack_block([(0, _told(message, self._group["group"]))])
+        answer = json.loads(await connection.ask(commands.send(topic, [message.body], {}, block)))
+        if answer.get("status") not in list(PutStatus):
+            raise ClientError(f"{self.address}: {answer.get('status')} {answer.get('text', '')}")
+        return topic
+
+
+def _told(message: PulledMessage, group: str) -> bytes:
+    """The properties of a dead letter."""
+    first, last = message.errors
+    headers = {
+        "dead_reason": "rejected" if message.is_rejected else "max_attempts",
+        "dead_attempts": str(message.attempts),
+        "dead_first_error": first,
+        "dead_last_error": last,
+        "dead_topic": message.topic,
+        "dead_channel": group,
+        "dead_queue": str(message.queue),
+        "dead_offset": str(message.offset),
+        "dead_id": message.id.decode("ascii", "replace"),
+        "dead_stored_ms": str(message.timestamp_ns // 1_000_000),
+    }
+    own = replace(message.properties, system={}, sent=None)
+    try:
+        return replace(own, headers={**own.headers, **headers}).pack()
+    except BadProperties:
+        # There is no room for both: its own are in the topic that it comes from.
+        return Properties(headers=headers).pack()

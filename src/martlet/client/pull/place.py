@@ -1,0 +1,39 @@
+"""Which queue of which broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """A queue, among all that a consumer may hold.
+
+    Attributes:
+        broker: its address, as ``host:port``.
+        queue: its number there.
+    """
+
+    broker: str
+    queue: int
+
+    def __str__(self) -> str:
+        return f"queue {self.queue} at {self.broker}"
+
+
+def find_place(wanted: Place | tuple[str, int] | int, held: Iterable[Place]) -> Place:
+    """The one that is meant, a number alone being enough where it is no other broker's too.
+
+    Raises:
+        ValueError: it is not held, or the number is that of several.
+    """
+    if isinstance(wanted, int):
+        found = [place for place in held if place.queue == wanted]
+        if len(found) > 1:
+            brokers = ", ".join(place.broker for place in found)
+            raise ValueError(f"queue {wanted} is held at {brokers}: say (broker, queue)")
+    else:
+        found = [place for place in held if place == tuple(wanted)]
+    if not found:
+        raise ValueError(f"{wanted!r} is not held here: see consumer.assignment")
+    return found[0]

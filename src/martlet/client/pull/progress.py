@@ -1,0 +1,46 @@
+"""How far the handling of a queue has come, however many handlers are at work at once.
+
+::
+
+    offset     4     5     6     7     8
+               done  begun done  begun done        lowest: 5
+
+The lowest offset that was begun and not ended is what may be committed: all below it are done.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+
+class Progress:
+    """Which offsets were begun and are not done."""
+
+    __slots__ = ("_begun", "_ended")
+
+    def __init__(self) -> None:
+        self._begun: list[int] = []
+        """A heap; what has ended leaves it when it is the lowest."""
+        self._ended: set[int] = set()
+
+    @property
+    def lowest(self) -> int | None:
+        """The lowest offset that was begun and has not ended; None where there is none."""
+        return self._begun[0] if self._begun else None
+
+    def begin(self, offset: int) -> None:
+        """Its handling begins, or begins again once it has ended."""
+        if offset in self._ended:
+            self._ended.remove(offset)
+        else:
+            heappush(self._begun, offset)
+
+    def end(self, offset: int) -> None:
+        """It is done, which was begun."""
+        begun, ended = self._begun, self._ended
+        if offset != begun[0]:
+            ended.add(offset)
+            return
+        heappop(begun)
+        while ended and begun[0] in ended:
+            ended.remove(heappop(begun))

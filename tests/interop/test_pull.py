@@ -1,0 +1,544 @@
+"""Pull consumers over real brokers: shared, left, killed, reset; nothing missed, all in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from martlet.address import Address
+from martlet.client import (
+    Backoff,
+    CallRefused,
+    Consumer,
+    Identity,
+    Message,
+    Place,
+    Producer,
+    PullConsumer,
+    PulledMessage,
+    Reject,
+    Requeue,
+    SubscribeRefused,
+)
+from martlet.client.connection import Connection
+from martlet.client.pull import outpost
+from martlet.client.pull.membership import Membership
+from martlet.properties import Properties
+from martlet.testing import Broker, BrokerProcess
+
+FAST = Backoff(first_s=0.01, max_s=0.05)
+QUEUES = 8
+LIMIT_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outpost, "ERROR_PAUSE_S", 0.02)
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    async with Broker() as broker:
+        yield broker
+
+
+def with_queues(broker: Broker, count: int, topic: str = "t") -> None:
+    broker.server.broker.topic(topic)
+    broker.server.broker.set_queues(topic, count)
+
+
+def put(broker: Broker, bodies: Sequence[bytes], queue: int = 0, topic: str = "t") -> None:
+    """Store messages in one queue, at once."""
+    broker.server.broker.topic(topic).part(queue).stage(list(bodies))
+    broker.server.broker.commit()
+
+
+def fill(broker: Broker, count: int, start: int = 0) -> list[bytes]:
+    """So many messages in each of 8 queues; all of them."""
+    for queue in range(QUEUES):
+        put(broker, [b"%d %d" % (queue, n) for n in range(start, start + count)], queue)
+    return [b"%d %d" % (q, n) for q in range(QUEUES) for n in range(start, start + count)]
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():  # noqa: ASYNC110, many things change it
+            await asyncio.sleep(0.005)
+
+
+async def call(broker: Broker | BrokerProcess, method: str, **fields: Any) -> dict[str, Any]:
+    connection = await Connection.open(Address.parse(broker.tcp_address), Identity())
+    try:
+        return dict((await connection.call(method, **fields)).fields)
+    finally:
+        connection.close()
+        await connection.wait_lost()
+
+
+def member(broker: Broker | BrokerProcess, **settings: Any) -> PullConsumer:
+    given: dict[str, Any] = {
+        "start": "first",
+        "backoff": FAST,
+        "commit_every_s": 0.05,
+        "retry": FAST,
+    }
+    return PullConsumer("t", "g", broker.tcp_address, **(given | settings))
+
+
+class Ledger:
+    """What handlers got, by queue, in the order in which they got it."""
+
+    def __init__(self, delay_s: float = 0.0) -> None:
+        self.offsets: dict[Place, list[int]] = defaultdict(list)
+        self.bodies: set[bytes] = set()
+        self.count = 0
+        self._delay_s = delay_s
+
+    async def handle(self, message: PulledMessage) -> None:
+        self.offsets[message.place].append(message.offset)
+        await asyncio.sleep(self._delay_s)
+        self.bodies.add(message.body)
+        self.count += 1
+
+    def check_order(self) -> None:
+        for place, offsets in self.offsets.items():
+            assert offsets == sorted(offsets), place
+
+
+async def test_members_share_the_queues_and_each_message_is_handled(broker: Broker) -> None:
+    with_queues(broker, QUEUES)
+    wanted = set(fill(broker, 50))
+    ledgers = [Ledger(0.001), Ledger(0.001), Ledger(0.001)]
+    tasks: list[asyncio.Task[None]] = []
+    async with Consumer("t", "channel", broker.tcp_address) as channel:
+        seen: set[bytes] = set()
+        one, two, three = (
+            member(broker, identity=Identity(client_id=name)) for name in ("one", "two", "three")
+        )
+        async with one:
+            assert len(one.assignment) == QUEUES
+            tasks.append(asyncio.create_task(one.run(ledgers[0].handle)))
+            await until(lambda: ledgers[0].count > 20)
+            async with two:
+                tasks.append(asyncio.create_task(two.run(ledgers[1].handle)))
+                await until(lambda: len(one.assignment) == len(two.assignment) == QUEUES // 2)
+                await until(lambda: ledgers[1].count > 20)
+                # The one leaves, a third one joins.
+                await one.close()
+                async with three:
+                    tasks.append(asyncio.create_task(three.run(ledgers[2].handle)))
+                    await until(lambda: len(three.assignment) == QUEUES // 2)
+                    wanted |= set(fill(broker, 20, 50))
+                    # The second one dies.
+                    for post in two._brokers.subscriptions:
+                        assert post.connection is not None
+                        post._closing.set()
+                        post.connection.abort()
+                    await until(lambda: len(three.assignment) == QUEUES)
+                    await until(lambda: set().union(*(each.bodies for each in ledgers)) >= wanted)
+                    await until(lambda: three._brokers.subscriptions[0].held[0].at_work == 0)
+        await asyncio.gather(*tasks)
+        for ledger in ledgers:
+            ledger.check_order()
+        # They did not have to be handled twice, but for what the killed one had not committed.
+        assert sum(ledger.count for ledger in ledgers) < len(wanted) + QUEUES * 25
+
+        async def handle(message: Message) -> None:
+            seen.add(message.body)
+            if seen >= wanted:
+                channel.stop()
+
+        async with asyncio.timeout(LIMIT_S):
+            await channel.run(handle)
+    told = await call(broker, "group.describe", topic="t", group="g")
+    assert (told["members"], told["lag"]) == ([], 0)
+
+
+async def test_what_is_not_done_comes_again_and_what_is_done_does_not(broker: Broker) -> None:
+    put(broker, [b"%d" % n for n in range(10)])
+    async with member(broker) as consumer:
+        async for message in consumer:
+            if message.offset == 4:
+                break
+    async with member(broker) as consumer:
+        assert consumer.position(0) == 4
+        async for message in consumer:
+            if message.offset == 6:
+                message.finish()
+                break
+    async with member(broker) as consumer:
+        assert consumer.position(0) == 7
+        assert [m.offset async for m in limited(consumer, 3)] == [7, 8, 9]
+
+
+async def limited(consumer: PullConsumer, count: int) -> AsyncIterator[PulledMessage]:
+    """So many messages, which are done."""
+    async for message in consumer:
+        message.finish()
+        count -= 1
+        yield message
+        if not count:
+            return
+
+
+async def test_the_lowest_offset_that_is_not_done_is_committed(broker: Broker) -> None:
+    put(broker, [b"%d" % n for n in range(20)])
+    release = asyncio.Event()
+
+    async def handle(message: PulledMessage) -> None:
+        if message.offset == 3:
+            await release.wait()
+
+    async with member(broker) as consumer:
+        running = asyncio.create_task(consumer.run(handle, concurrency=4))
+        await until(lambda: consumer.tally.finished == 19)
+        await consumer.commit()
+        assert consumer.committed(0) == 3
+        assert consumer.lag(0) == 17
+        release.set()
+        await until(lambda: consumer.committed(0) == 20)
+        consumer.stop()
+        await running
+
+
+async def test_it_begins_where_it_is_told_and_an_old_group_where_it_was(broker: Broker) -> None:
+    put(broker, [b"%d" % n for n in range(10)])
+    await asyncio.sleep(0.002)
+    moment = datetime.now(UTC)
+    put(broker, [b"%d" % n for n in range(10, 20)])
+    cases: list[tuple[str, Any, int]] = [
+        ("first", "first", 0),
+        ("last", "last", 20),
+        ("time", moment, 10),
+        ("offset", 13, 13),
+    ]
+    for group, start, wanted in cases:
+        async with PullConsumer("t", group, broker.tcp_address, start=start) as consumer:
+            assert consumer.position(0) == wanted, start
+            if start == "last":
+                put(broker, [b"new"])
+            async for message in consumer:
+                assert message.offset == wanted
+                break
+        async with PullConsumer("t", group, broker.tcp_address, start="last") as consumer:
+            assert consumer.position(0) == wanted, start
+
+
+async def test_it_goes_elsewhere_in_a_queue(broker: Broker) -> None:
+    put(broker, [b"%d" % n for n in range(10)])
+    await asyncio.sleep(0.002)
+    moment = datetime.now(UTC)
+    put(broker, [b"%d" % n for n in range(10, 20)])
+    async with member(broker) as consumer:
+        places: list[tuple[Any, int]] = [(15, 15), ("first", 0), (moment, 10), (3, 3)]
+        for to, wanted in places:
+            await consumer.seek(0, to)
+            assert [m.offset async for m in limited(consumer, 2)] == [wanted, wanted + 1]
+        await consumer.seek(consumer.assignment[0], "last")
+        put(broker, [b"new"])
+        assert [m.body async for m in limited(consumer, 1)] == [b"new"]
+        with pytest.raises(ValueError, match="7 is not held here"):
+            await consumer.seek(7, 0)
+
+
+async def test_a_queue_that_is_paused_waits_and_the_others_go_on(broker: Broker) -> None:
+    with_queues(broker, 2)
+    async with member(broker) as consumer:
+        consumer.pause(0)
+        put(broker, [b"a", b"b"], 0)
+        put(broker, [b"c"], 1)
+        assert [m.body async for m in limited(consumer, 1)] == [b"c"]
+        consumer.resume(0)
+        assert [m.body async for m in limited(consumer, 2)] == [b"a", b"b"]
+
+
+async def test_a_group_that_was_reset_while_nobody_was_there(broker: Broker) -> None:
+    put(broker, [b"%d" % n for n in range(10)])
+    async with member(broker) as consumer:
+        assert len([m async for m in limited(consumer, 10)]) == 10
+    await call(broker, "group.reset", topic="t", group="g", to="offset", offset=6)
+    async with member(broker) as consumer:
+        assert [m.offset async for m in limited(consumer, 4)] == [6, 7, 8, 9]
+        with pytest.raises(CallRefused, match="members"):
+            await call(broker, "group.reset", topic="t", group="g", to="first")
+        await call(broker, "group.reset", topic="t", group="g", to="first", force=True)
+        assert [m.offset async for m in limited(consumer, 3)] == [0, 1, 2]
+
+
+async def test_a_handler_that_fails_holds_up_its_queue_and_then_is_a_dead_letter(
+    broker: Broker,
+) -> None:
+    put(broker, [b"good", b"bad", b"later", b"unreadable", b"last"])
+    handled: list[tuple[bytes, int]] = []
+
+    async def handle(message: PulledMessage) -> None:
+        handled.append((message.body, message.attempts))
+        if message.body == b"bad":
+            raise RuntimeError(f"no {message.attempts}")
+        if message.body == b"later" and len(handled) == 5:
+            raise Requeue(5)
+        if message.body == b"unreadable":
+            raise Reject("no JSON")
+        if message.body == b"last":
+            consumer.stop()
+
+    async with member(broker, max_attempts=3) as consumer:
+        await consumer.run(handle)
+        assert consumer.tally.dead == 2
+    bad = [(b"bad", attempt) for attempt in (1, 2, 3)]
+    assert handled == [
+        (b"good", 1),
+        *bad,
+        (b"later", 1),
+        (b"later", 1),
+        (b"unreadable", 1),
+        (b"last", 1),
+    ]
+    async with Consumer("t.g.dead", "c", broker.tcp_address) as dead:
+        message = await anext(dead)
+        assert message.body == b"bad"
+        told = {**message.properties.headers, **message.properties.system}
+        assert told["dead_reason"] == "max_attempts"
+        assert (told["dead_first_error"], told["dead_last_error"]) == (
+            "RuntimeError: no 1",
+            "RuntimeError: no 3",
+        )
+        assert (told["dead_topic"], told["dead_channel"], told["dead_offset"]) == ("t", "g", "1")
+        rejected = (await anext(dead)).properties.headers
+        assert (rejected["dead_reason"], rejected["dead_last_error"]) == ("rejected", "no JSON")
+
+
+async def test_what_cannot_be_kept_elsewhere_is_not_done(broker: Broker) -> None:
+    put(broker, [b"bad"])
+    kept: list[int] = []
+
+    def keep(message: PulledMessage) -> None:
+        kept.append(message.attempts)
+        if len(kept) < 3:
+            raise OSError("no room")
+        consumer.stop()
+
+    def fail(message: PulledMessage) -> None:
+        raise RuntimeError
+
+    async with member(broker, max_attempts=2, on_giving_up=keep) as consumer:
+        await consumer.run(fail)
+    assert kept == [2, 3, 4]
+    async with member(broker) as consumer:
+        assert consumer.position(0) == 1
+
+
+async def test_a_broker_that_was_killed_is_joined_again(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path) as broker:
+        await call(broker, "topic.create", topic="t", queues=QUEUES)
+        ledger = Ledger()
+        async with Producer(broker.tcp_address) as producer, member(broker) as consumer:
+            running = asyncio.create_task(consumer.run(ledger.handle))
+            for start in (0, 500):
+                wanted = {b"%d" % n for n in range(start, start + 500)}
+                await producer.publish_many("t", sorted(wanted))
+                await until(lambda wanted=wanted: ledger.bodies >= wanted)  # type: ignore[misc]
+                if not start:
+                    await asyncio.to_thread(broker.kill)
+                    await asyncio.to_thread(broker.restart)
+            consumer.stop()
+            await running
+        assert len(ledger.bodies) == 1000
+
+
+async def test_who_was_away_for_too_long_joins_again_and_undoes_nothing(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(broker, [b"%d" % n for n in range(10)])
+    async with member(broker, commit_every_s=60) as slow:
+        messages = slow.__aiter__()
+        assert (await anext(messages)).offset == 0
+        # The broker takes it for dead; another has the queue meanwhile.
+        post = slow._brokers.subscriptions[0]
+        assert isinstance(post, Membership)
+        group = broker.server.broker.find_topic("t").find_channel("g").group
+        assert group is not None
+        members = group.members
+        members.leave(next(iter(members.members.values())))
+        async with member(broker) as other:
+            assert [m.offset async for m in limited(other, 5)] == list(range(5))
+            await other.commit()
+        # That the first one is done now counts for nothing.
+        assert (await anext(messages)).offset == 5
+        await slow.commit()
+        assert slow.committed(0) == 6
+        assert [m.offset async for m in limited(slow, 4)] == [6, 7, 8, 9]
+    told = await call(broker, "group.describe", topic="t", group="g")
+    assert told["queues"][0]["offset"] == 10
+
+
+async def test_queues_come_and_go_with_a_word(broker: Broker) -> None:
+    with_queues(broker, 2)
+    events: list[tuple[str, list[int]]] = []
+
+    async def assigned(places: Sequence[Place]) -> None:
+        events.append(("assigned", [place.queue for place in places]))
+
+    def revoked(places: Sequence[Place]) -> None:
+        events.append(("revoked", [place.queue for place in places]))
+
+    put(broker, [b"slow"], 0)
+    put(broker, [b"slow"], 1)
+    at_work: set[int] = set()
+    release = asyncio.Event()
+
+    async def handle(message: PulledMessage) -> None:
+        at_work.add(message.queue)
+        await release.wait()
+
+    async with member(broker, on_assigned=assigned, on_revoked=revoked) as one:
+        running = asyncio.create_task(one.run(handle, concurrency=2))
+        await until(lambda: at_work == {0, 1})
+        async with member(broker) as two:
+            await until(lambda: any(h.hold.value == "leaving" for h in one._all_held()))
+            assert not two.assignment
+            assert events == [("assigned", [0, 1])]
+            release.set()
+            await until(lambda: two.assignment)
+            queue = two.assignment[0].queue
+            assert two.position(queue) == 1
+            assert events == [("assigned", [0, 1]), ("revoked", [queue])]
+        await until(lambda: len(one.assignment) == 2)
+        assert events[2:] == [("assigned", [queue])]
+        one.stop()
+        await running
+    assert events[3:] == [("revoked", [0, 1])] or events[3:] == [("revoked", [1, 0])]
+
+
+async def test_messages_have_their_properties_and_tags_are_filtered(broker: Broker) -> None:
+    part = broker.server.broker.topic("t")
+    red, blue = Properties(tag="red", keys=("k",)), Properties(tag="blue")
+    told = [(n, (red if n % 3 == 0 else blue).pack()) for n in range(30)]
+    part.stage([b"%d" % n for n in range(30)], 0, told)
+    broker.server.broker.commit()
+    async with member(broker, tags="red", fetch_messages=4) as consumer:
+        got = [(m.offset, m.body, m.properties) async for m in limited(consumer, 10)]
+        assert got == [(n, b"%d" % n, red) for n in range(0, 30, 3)]
+        await until(lambda: consumer.position(0) == 30)
+        await consumer.commit()
+        assert consumer.committed(0) == 30
+    async with PullConsumer("t", "all", broker.tcp_address, start="first") as consumer:
+        async for batch in consumer.batches():
+            assert batch.offsets.tolist() == list(range(30))
+            assert [each.tag for each in batch.properties[:3]] == ["red", "blue", "blue"]
+            break
+
+
+async def test_batches_are_of_one_queue_and_done_in_order(broker: Broker) -> None:
+    with_queues(broker, QUEUES)
+    wanted = set(fill(broker, 100))
+    bodies: list[bytes] = []
+    async with member(broker) as consumer:
+        async for batch in consumer.batches(max_messages=40):
+            assert batch.count <= 40
+            assert batch.offsets[0] + batch.count - 1 == batch.offsets[-1]
+            assert all(body.split()[0] == b"%d" % batch.queue for body in batch.bodies)
+            bodies += batch.bodies
+            if len(bodies) == len(wanted):
+                batch.finish()
+                break
+        await consumer.commit()
+    assert set(bodies) == wanted
+    assert len(bodies) == len(wanted)
+    told = await call(broker, "group.describe", topic="t", group="g")
+    assert told["lag"] == 0
+
+
+async def test_a_slow_handler_of_large_messages_has_few_of_them_here(broker: Broker) -> None:
+    body = bytes(100_000)
+    put(broker, [body] * 8)
+    for _ in range(12):
+        put(broker, [body] * 8)
+    most = 0
+    async with member(broker, max_bytes=1_000_000, fetch_bytes=300_000) as consumer:
+        held = consumer._all_held()[0]
+        count = 0
+        async for _ in consumer:
+            await asyncio.sleep(0.002)  # Time for more to come.
+            most = max(most, held.size_bytes)
+            count += 1
+            if count == 104:
+                break
+    assert 500_000 < most <= 1_100_000
+
+
+async def test_a_span_of_offsets_holds_up_fetching(broker: Broker) -> None:
+    put(broker, [b"%d" % n for n in range(500)])
+    release = asyncio.Event()
+    handled: set[int] = set()
+
+    async def handle(message: PulledMessage) -> None:
+        if message.offset == 0:
+            await release.wait()
+        handled.add(message.offset)
+
+    async with member(broker, max_span=100, fetch_messages=10) as consumer:
+        running = asyncio.create_task(consumer.run(handle, concurrency=2))
+        await until(lambda: len(handled) == 99)
+        await asyncio.sleep(0.02)
+        assert handled == set(range(1, 100))
+        release.set()
+        await until(lambda: len(handled) == 500)
+        consumer.stop()
+        await running
+
+
+async def test_several_brokers_each_share_out_their_own_queues(broker: Broker) -> None:
+    async with Broker() as second:
+        addresses = [broker.tcp_address, second.tcp_address]
+        for each in (broker, second):
+            with_queues(each, 2)
+            put(each, [b"x"], 1)
+        async with PullConsumer("t", "g", addresses, start="first") as consumer:
+            assert set(consumer.assignment) == {Place(a, q) for a in addresses for q in (0, 1)}
+            got = {m.place async for m in limited(consumer, 2)}
+            assert got == {Place(address, 1) for address in addresses}
+            with pytest.raises(ValueError, match=r"say \(broker, queue\)"):
+                consumer.position(1)
+            assert consumer.position((addresses[0], 1)) == 1
+
+
+async def test_what_a_broker_will_not_have_is_told(broker: Broker) -> None:
+    async with (
+        PullConsumer("t", "g", broker.tcp_address),
+        Consumer("t", "channel", broker.tcp_address),
+    ):
+        with pytest.raises(SubscribeRefused, match="strategy"):
+            async with PullConsumer("t", "g", broker.tcp_address, strategy="averagely"):
+                pass
+        with pytest.raises(SubscribeRefused, match="channel"):
+            async with PullConsumer("t", "channel", broker.tcp_address):
+                pass
+    for settings, text in (
+        ({"start": datetime.now()}, "time zone"),
+        ({"start": -1}, "0 is the least"),
+        ({"max_messages": 0}, "max_messages=0"),
+        ({"fetch_bytes": 1 << 30}, "is the most"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            PullConsumer("t", "g", **settings)
+
+
+async def test_threads_handle_too(broker: Broker) -> None:
+    put(broker, [b"%d" % n for n in range(100)])
+    ledger: list[bytes] = []
+
+    def handle(message: PulledMessage) -> None:
+        ledger.append(message.body)
+
+    async with member(broker) as consumer:
+        running = asyncio.create_task(consumer.run(handle, concurrency=3, on="threads"))
+        await until(lambda: len(ledger) == 100)
+        consumer.stop()
+        await running

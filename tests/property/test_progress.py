@@ -1,0 +1,158 @@
+"""How far a queue's handling has come: against a set, and the whole of a held queue beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from struct import Struct
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from martlet.client.pull.batch import PulledBatch
+from martlet.client.pull.held import HeldQueue
+from martlet.client.pull.limits import FlowLimits
+from martlet.client.pull.line import Line
+from martlet.client.pull.message import PulledMessage
+from martlet.client.pull.place import Place
+from martlet.client.pull.progress import Progress
+from martlet.client.pull.tally import Tally
+from martlet.protocol.message_run import MessageRun
+
+BASE = (1 << 64) - 20
+"""Of ids: they go over the end of 64 bits and begin at 0 again."""
+_HEAD = Struct(">IIqH16s")
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_the_lowest_that_has_not_ended(data: st.DataObject) -> None:
+    progress = Progress()
+    begun: set[int] = set()
+    for _ in range(data.draw(st.integers(1, 40))):
+        ends = data.draw(st.booleans())
+        if ends and begun:
+            offset = data.draw(st.sampled_from(sorted(begun)))
+            progress.end(offset)
+            begun.discard(offset)
+        else:
+            offset = data.draw(st.sampled_from(sorted(set(range(60)) - begun)))
+            progress.begin(offset)
+            begun.add(offset)
+        assert progress.lowest == min(begun, default=None)
+    for offset in sorted(begun, reverse=True):
+        progress.end(offset)
+    assert progress.lowest is None
+    assert not progress._begun
+    assert not progress._ended
+
+
+def run_of(offsets: list[int], sizes: list[int]) -> MessageRun:
+    frames, ends, end = [], [], 0
+    for offset, size in zip(offsets, sizes, strict=True):
+        body = b"%0*d" % (size, offset)
+        id = b"%016x" % ((BASE + offset) % (1 << 64))
+        frames.append(_HEAD.pack(len(body) + 30, 2, offset, 1, id) + body)
+        end += len(frames[-1])
+        ends.append(end)
+    run = MessageRun(b"".join(frames), ends)
+    run.properties = {at: b"%d" % offset for at, offset in enumerate(offsets) if offset % 3 == 0}
+    return run
+
+
+ACTIONS = ["fetch", "take", "batch", "finish", "back", "off", "leave and stay"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_held_queue_commits_what_is_done_and_hands_out_all_else(data: st.DataObject) -> None:
+    asyncio.run(check(data))
+
+
+async def check(data: st.DataObject) -> None:
+    held = HeldQueue("t", Place("b", 0), 0, BASE, FlowLimits(), Line(), Tally())
+    stored: set[int] = set()
+    done: set[int] = set()
+    out: list[PulledMessage | PulledBatch] = []
+    put_off: list[PulledMessage] = []
+    for _ in range(data.draw(st.integers(1, 40))):
+        action = data.draw(st.sampled_from(ACTIONS))
+        if action == "fetch" and held.fetch_offset < 200:
+            gaps = data.draw(st.lists(st.integers(1, 3), max_size=6))
+            offsets, at = [], held.fetch_offset - 1
+            for gap in gaps:
+                at += gap
+                offsets.append(at)
+            # What was forgotten is there again, and nothing else.
+            known = [each for each in sorted(stored) if each >= held.fetch_offset]
+            offsets = known or offsets
+            size = data.draw(st.integers(3, 5))
+            sizes = [size + (offset % 2 if size == 4 else 0) for offset in offsets]
+            end = offsets[-1] + 1 if offsets else held.fetch_offset + 1
+            held.put(run_of(offsets, sizes) if offsets else None, end)
+            stored |= set(offsets)
+        elif action == "take" and held.is_ready:
+            message = held.take()
+            assert int(message.body) == message.offset == message.timestamp_ns
+            assert message.packed == (b"%d" % message.offset if message.offset % 3 == 0 else b"")
+            out.append(message)
+        elif action == "batch" and held.is_ready:
+            most = data.draw(st.integers(1, 5))
+            batch = held.take_batch(most)
+            assert batch.count <= most
+            assert [int(body) for body in batch.bodies] == batch.offsets.tolist()
+            assert batch.offsets.tolist() == sorted(set(batch.offsets.tolist()))
+            told = [batch.piece.run.properties.get(at, b"") for at in range(batch.count)]
+            assert told == [b"%d" % n if n % 3 == 0 else b"" for n in batch.offsets.tolist()]
+            out.append(batch)
+        elif action == "leave and stay":
+            held.begin_leaving()
+            assert not held.is_ready
+            held.stay()
+        elif action in ("finish", "back", "off") and out:
+            one = out.pop(data.draw(st.integers(0, len(out) - 1)))
+            if isinstance(one, PulledBatch):
+                if action == "finish":
+                    one.finish()
+                    done |= set(one.offsets.tolist())
+                else:
+                    held.put_back_batch(one)
+            elif action == "finish":
+                one.finish()
+                done.add(one.offset)
+            elif action == "back":
+                held.put_back(one)
+            else:
+                held.put_off(one)
+                put_off.append(one)
+        comes_back = data.draw(st.booleans())
+        if comes_back and put_off:
+            held.put_back(put_off.pop())
+        assert held.next_commit == min(stored - done, default=held.fetch_offset)
+        assert held.at_work == len(out)
+    await finish_all(held, out, put_off, stored, done)
+
+
+async def finish_all(
+    held: HeldQueue,
+    out: list[PulledMessage | PulledBatch],
+    put_off: list[PulledMessage],
+    stored: set[int],
+    done: set[int],
+) -> None:
+    """In the end all of it is done, and nothing is left."""
+    for one in out:
+        one.finish()
+        done |= set(one.offsets.tolist()) if isinstance(one, PulledBatch) else {one.offset}
+    for message in put_off:
+        held.put_back(message)
+    left = [n for n in sorted(stored) if n >= held.fetch_offset]
+    if left:
+        held.put(run_of(left, [4] * len(left)), left[-1] + 1)
+    seen = []
+    while held.is_ready:
+        message = held.take()
+        seen.append(message.offset)
+        message.finish()
+    assert seen == sorted(stored - done)
+    assert (held.count, held.size_bytes, held.at_work) == (0, 0, 0)
+    assert held.next_commit == held.fetch_offset
