@@ -145,6 +145,39 @@ async def test_oneway_is_stored_and_waits_for_nothing(broker: Broker) -> None:
         assert await bodies(broker, "t", 11) == [*(b"%d" % n for n in range(10)), b"last"]
 
 
+async def test_a_send_goes_on_when_the_broker_has_read_what_was_sent_oneway(broker: Broker) -> None:
+    """Nothing was in flight whose answer would have had it sent: it timed out."""
+    async with Producer(broker.tcp_address) as producer:
+
+        def flood() -> None:
+            for _ in range(1000):
+                producer.send_oneway("t", bytes(100_000))
+
+        with pytest.raises(ProducerFull, match="does not read as fast"):
+            flood()
+        result = await producer.send("t", b"behind them", timeout_s=20)
+        assert result.offset == broker.server.broker.topics["t"].queue.end_offset - 1
+
+
+async def test_it_never_runs_further_ahead_than_the_broker_remembers(broker: Broker) -> None:
+    async with (
+        CuttingProxy(broker.tcp_address) as proxy,
+        producer_of(proxy.address, send_retries=None) as producer,
+    ):
+        proxy.swallow()
+        futures = []
+        for number in range(200):
+            futures.append(producer.send_async("t", b"%d" % number))
+            await asyncio.sleep(0)
+        (desk,) = producer._sender._desks.values()
+        assert desk._sequence == 64
+        await asyncio.wait_for(proxy.swallowed.wait(), 20)
+        proxy.go_on()
+        results = await asyncio.gather(*futures)
+        assert [each.offset for each in results] == list(range(200))
+        assert 0 < sum(each.is_duplicate for each in results) <= 64
+
+
 async def test_messages_are_delivered_at_their_time(broker: Broker) -> None:
     async with Producer(broker.tcp_address) as producer:
         at = datetime.now(UTC) + timedelta(milliseconds=300)

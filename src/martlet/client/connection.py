@@ -82,6 +82,10 @@ def _ignore_run(_run: MessageRun) -> None:
     """A connection that has not subscribed gets no messages."""
 
 
+def _ignore_room() -> None:
+    """Who writes no more than is answered is woken by the answers."""
+
+
 def _ignore_refusal(_error: Refused) -> None:
     """A connection that has not subscribed answers no messages."""
 
@@ -95,6 +99,7 @@ class Connection(asyncio.BufferedProtocol):
         lost: done once the connection is gone, with the reason.
         on_run: called with each run of messages, as soon as it is received.
         on_refusal: called when a finish, requeue or touch came too late.
+        on_writable: called when more may be written, after it could not.
     """
 
     def __init__(
@@ -106,6 +111,7 @@ class Connection(asyncio.BufferedProtocol):
         self.lost: asyncio.Future[ConnectionLost] = loop.create_future()
         self.on_run: Callable[[MessageRun], None] = _ignore_run
         self.on_refusal: Callable[[Refused], None] = _ignore_refusal
+        self.on_writable: Callable[[], None] = _ignore_room
         self._identity = identity
         self._loop = loop
         self._splitter = FrameSplitter(max_frame_bytes=max_frame_bytes)
@@ -265,6 +271,7 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """The broker has read enough."""
         self._can_write.set()
+        self.on_writable()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""

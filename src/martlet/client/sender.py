@@ -149,6 +149,7 @@ class Sender:
             desk = self._desks.get(link)
             if desk is None:
                 desk = self._desks[link] = Desk(link)
+            connection.on_writable = self._pool.flush_soon
             desks.append(desk)
         if others and not desks and not self._desks:
             raise NotSupported(
