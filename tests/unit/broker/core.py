@@ -103,6 +103,9 @@ class Client:
 class Core:
     """A broker's core and what is around it."""
 
+    waits_for_flush = False
+    """Whether what is moved to another place is there only when it is durable."""
+
     def __init__(self, *, segment_bytes: int = SEGMENT_BYTES, **options: Any) -> None:
         self.clock = SimulatedClock()
         self.storage = SimulatedStorage(Random(1))
@@ -122,6 +125,7 @@ class Core:
             on_lost=lambda *what: self.lost.append(what),
             **self.options,
         )
+        self.broker.transfers.waits_for_flush = self.waits_for_flush
         self.broker.run()
 
     def kill(self, *, power: bool = False) -> None:

@@ -1,0 +1,344 @@
+"""Groups: whatever is published, deferred, committed, reset or crashes, nothing is skipped.
+
+One group reads a topic by offset, beside a channel; the topic gets more queues, the disk is full
+for a while, the broker is killed or loses its power.  What is checked:
+
+- Always: what was promised to be stored was fetched and committed, or is ahead of the group's
+  offset, or waits for its time.
+- A deferred message is not there before its time; without a crash it is there once.
+- Offsets go back only where somebody sets them back, and in a crash no further than to what was
+  written down, and in a power cut durable.
+- The lag is how many messages can be fetched from the committed offset on.
+- The channel gets every message once, and nothing that is there for the group alone.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.broker.core import SECOND_NS, Core, parse
+
+from martlet.broker.channel import Channel
+from martlet.broker.errors import WritesRefused
+from martlet.broker.fetch import Fetch
+from martlet.broker.policy import ChannelPolicy
+from martlet.broker.queue import Receipt
+from martlet.broker.reset import reset_group
+from martlet.broker.topic import Topic
+from martlet.log.record import FRAME_HEADER_BYTES
+
+
+class Grouped:
+    """A broker with a group, and what is known of its messages."""
+
+    def __init__(self, seed: int, *, sync: bool) -> None:
+        self.random = Random(seed)
+        self.sync = sync
+        self.core = Core()
+        self.core.waits_for_flush = self.core.broker.transfers.waits_for_flush = sync
+        self.published: dict[bytes, Receipt] = {}
+        self.due_ns: dict[bytes, int] = {}
+        self.promised: set[bytes] = set()
+        self.count = 0
+        self.fetched: dict[int, dict[int, bytes]] = {}
+        """By queue: what was fetched, by where the next was then, and not committed."""
+        self.handled: set[bytes] = set()
+        """Fetched and committed."""
+        self.passed: set[bytes] = set()
+        """Somebody has set the offset forward over it."""
+        self.known: dict[int, list[tuple[int, int]]] = {}
+        """By queue: (position, offset) of what was written down of the offset, the last first."""
+        self.crashed = self.holes = False
+        topic = self.core.broker.topic("t")
+        topic.channel("c")
+        topic.channel("g")
+        topic.configure_channel("g", ChannelPolicy(kind="offsets"))
+        self.core.flush()
+        self.begin()
+
+    def begin(self) -> None:
+        """What is done in each life of the broker."""
+        self.fetched = {}
+        self.places = {part.queue.number: part.cursor.next for part in self.parts}
+        self.other = self.core.client("t", "c").ready(1000)
+        self.other_seen = 0
+        self.siblings: dict[bytes, int] = {}
+        self.brought: set[bytes] = set()
+
+    @property
+    def topic(self) -> Topic:
+        return self.core.broker.topics["t"]
+
+    @property
+    def parts(self) -> list[Channel]:
+        return self.topic.channels["g"].parts
+
+    def ahead(self, part: Channel, offset: int, most: int = 1 << 30) -> tuple[list[bytes], int]:
+        """The bodies that can be fetched from an offset on, and where the next one would be."""
+        fetch = Fetch(self.core.broker.log, part.queue, offset, part.id)
+        bodies: list[bytes] = []
+        while len(bodies) < most:
+            found = fetch.read_on(part.source, most - len(bodies), self.random.choice([1, 99, 999]))
+            bodies += [message.body for part in found.parts for message in parse(bytes(part))]
+            assert found.count <= most
+            if found.is_end:
+                break
+        return bodies, fetch.next
+
+    def check(self) -> None:
+        """Look at where all is."""
+        log = self.core.broker.log
+        for body, receipt in self.published.items():
+            if receipt.position and (not self.sync or receipt.position <= log.durable_position):
+                self.promised.add(body)
+        there = set(self.handled | self.passed)
+        for part in self.parts:
+            bodies, end = self.ahead(part, part.cursor.next)
+            assert end == part.source.limit
+            there.update(bodies)
+            for body in bodies:
+                assert self.core.clock.now_ns >= self.due_ns.get(body, 0), "before its time"
+            for offset in part.cursor.stragglers.by_offset:
+                frame = part.cursor.frame(offset, 1)
+                assert frame is not None or self.holes
+                if frame is not None:
+                    there.add(bytes(frame[FRAME_HEADER_BYTES:]))
+            if not self.holes:
+                ready = part.cursor.stragglers.ready_count
+                assert part.depth == len(bodies) + ready
+        lost = self.promised - there
+        assert not lost, f"lost: {sorted(lost)}"
+        self._look_at_the_channel()
+
+    def _look_at_the_channel(self) -> None:
+        got = self.other.got[self.other_seen :]
+        self.other_seen += len(got)
+        for message in got:
+            assert message.body not in self.siblings, "twice, or once for the group alone"
+            self.siblings[message.body] = 1
+
+    # what happens
+
+    def publish(self) -> None:
+        part = self.random.choice(self.topic.parts)
+        for _ in range(self.random.choice([1, 1, 3, 9])):
+            body = self._body()
+            self.published[body] = part.stage([body])
+        self.core.broker.commit()
+
+    def _body(self) -> bytes:
+        self.count += 1
+        return b"%d " % self.count + b"." * self.random.choice([0, 20, 200])
+
+    def defer(self) -> None:
+        part = self.random.choice(self.topic.parts)
+        due_ns = self.core.clock.now_ns + self.random.choice([1, SECOND_NS, 3 * SECOND_NS])
+        bodies = [self._body() for _ in range(self.random.choice([1, 3]))]
+        receipt = part.stage(bodies, due_ns)
+        for body in bodies:
+            self.published[body], self.due_ns[body] = receipt, due_ns
+
+    def fetch(self) -> None:
+        part = self.random.choice(self.parts)
+        number = part.queue.number
+        offset = self.places.setdefault(number, 0)
+        most = self.random.choice([1, 2, 5, 100])
+        bodies, self.places[number] = self.ahead(part, offset, most)
+        assert len(bodies) <= most
+        kept = self.fetched.setdefault(number, {})
+        for at, body in enumerate(bodies):
+            kept[self.places[number] * 1000 + at] = body
+            if not self.crashed:
+                assert body not in self.brought, "fetched twice, though nothing was set back"
+            self.brought.add(body)
+
+    def commit(self) -> None:
+        part = self.random.choice(self.parts)
+        number = part.queue.number
+        assert part.group is not None
+        offset = self.places.get(number, 0)
+        before = part.cursor.next
+        assert part.group.commit(offset) == max(before, offset) == part.cursor.next
+        self.handled.update(self.fetched.pop(number, {}).values())
+        assert part.group.commit(self.random.randrange(offset + 1)) == part.cursor.next
+
+    def reset(self) -> None:
+        part = self.random.choice(self.parts)
+        number = part.queue.number
+        start, limit = self._bounds(part)
+        offset = self.random.randint(start, limit)
+        channel = self.topic.channels["g"]
+        before = part.cursor.next
+        ahead = self.ahead(part, before)[0]
+        try:
+            reset_group(self.core.broker, self.topic, channel, [number], "offset", 0, offset)
+        except WritesRefused:
+            assert self.core.storage.capacity_bytes is not None
+            assert part.cursor.next == before
+            return
+        assert part.cursor.next == offset
+        if offset > before:
+            self.passed.update(set(ahead) - set(self.ahead(part, offset)[0]))
+        self.crashed = True  # What was fetched may come again.
+        self.places[number] = offset
+        self.fetched.pop(number, None)
+        self._written_down(part)
+
+    def _bounds(self, part: Channel) -> tuple[int, int]:
+        limit = part.source.limit
+        return min(part.queue.start_offset, limit), limit
+
+    def grow(self) -> None:
+        if len(self.parts) < 3:
+            try:
+                self.core.broker.set_queues("t", len(self.parts) + 1)
+            except WritesRefused:
+                assert self.core.storage.capacity_bytes is not None
+
+    def pause(self) -> None:
+        self._set_paused(True)
+
+    def unpause(self) -> None:
+        self._set_paused(False)
+
+    def _set_paused(self, paused: bool) -> None:
+        try:
+            self.topic.pause_channel("g", paused)
+        except WritesRefused:
+            assert self.core.storage.capacity_bytes is not None
+
+    def finish(self) -> None:
+        """The channel's consumer has done with all, or the log would keep it for that."""
+        for number in range(len(self.other.got)):
+            place = self.other.got[number].id
+            queue = next(p for p in self.topic.parts if self._is_of(p, place))
+            channel = queue.channels["c"]
+            offset = channel.queue.offset_of(place)
+            for consumer in channel.consumers:
+                if channel.cursor.window.holds(consumer.number, offset):
+                    channel.finish(consumer, offset)
+
+    def _is_of(self, part: Topic, id: bytes) -> bool:
+        return part.queue.offset_of(id) < part.queue.end_offset
+
+    def wait(self) -> None:
+        self.core.wait(self.random.choice([0, 1, SECOND_NS, 3 * SECOND_NS]))
+
+    def flush(self) -> None:
+        self.core.flush()
+        self.core.broker.transfers.settle()
+
+    def checkpoint(self) -> None:
+        try:
+            self.core.checkpoint()
+        except OSError:
+            assert self.core.storage.capacity_bytes is not None
+
+    def journal(self) -> None:
+        try:
+            self.core.broker.write_journal()
+        except WritesRefused:
+            assert self.core.storage.capacity_bytes is not None
+            return
+        for part in self.parts:
+            self._written_down(part)
+
+    def _written_down(self, part: Channel) -> None:
+        known = self.known.setdefault(part.queue.number, [])
+        known.insert(0, (self.core.broker.log.position, part.cursor.next))
+
+    def fill(self) -> None:
+        self.core.storage.capacity_bytes = self.core.storage.used_bytes
+
+    def make_room(self) -> None:
+        self.core.storage.capacity_bytes = None
+        self.core.broker.log.look_for_room()
+
+    def kill(self) -> None:
+        self._crash(power=False)
+
+    def cut_power(self) -> None:
+        self._crash(power=self.sync)
+
+    def _crash(self, *, power: bool) -> None:
+        self.make_room()
+        durable = self.core.broker.log.durable_position if power else 1 << 62
+        if power:
+            self.published = {b: r for b, r in self.published.items() if r.position <= durable}
+            self.holes = True
+        self.crashed = True
+        self.core.kill(power=power)
+        # A later entry may have survived that was not durable, an earlier one must have.
+        for part in self.parts:
+            known = self.known.get(part.queue.number, [])
+            sure = next((at for at, (position, _) in enumerate(known) if position <= durable), None)
+            if sure is not None:
+                least = min(offset for _, offset in known[: sure + 1])
+                assert part.cursor.next >= least, "it goes back behind what was written down"
+            self._written_down(part)
+        self.begin()
+
+    def drain(self) -> None:
+        """In the end all is fetched that was not."""
+        self.make_room()
+        self.unpause()
+        for _ in range(12):
+            self.core.wait(SECOND_NS)
+            self.flush()
+        assert not self.core.broker.transfers
+        self.check()
+        for part in self.parts:
+            assert not part.cursor.stragglers.by_offset
+            assert part.deferred_count == 0
+            bodies, end = self.ahead(part, part.cursor.next)
+            assert part.group is not None
+            part.group.commit(end)
+            self.handled.update(bodies)
+            assert part.depth == 0
+        assert not self.promised - self.handled - self.passed
+
+
+STEPS = [
+    *["publish"] * 4,
+    *["defer"] * 3,
+    *["fetch"] * 6,
+    *["commit"] * 4,
+    *["wait"] * 4,
+    *["finish"] * 2,
+    *["journal"] * 2,
+    *["checkpoint"] * 3,
+    *["flush"] * 2,
+    "reset",
+    "grow",
+    "pause",
+    "unpause",
+    "fill",
+    "make_room",
+    "kill",
+    *["cut_power"] * 2,
+]
+steps = st.lists(st.sampled_from(STEPS), min_size=20, max_size=80)
+
+
+def live(steps: list[str], seed: int, *, sync: bool) -> None:
+    grouped = Grouped(seed, sync=sync)
+    for step in steps:
+        getattr(grouped, step)()
+        grouped.check()
+    grouped.drain()
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(steps, st.integers(0, 1 << 16), st.booleans())
+def test_nothing_is_skipped(steps: list[str], seed: int, sync: bool) -> None:
+    live(steps, seed, sync=sync)
+
+
+@pytest.mark.slow
+@settings(max_examples=3000, deadline=None)
+@given(steps, st.integers(0, 1 << 16), st.booleans())
+def test_nothing_is_skipped_for_long(steps: list[str], seed: int, sync: bool) -> None:
+    live(steps, seed, sync=sync)
