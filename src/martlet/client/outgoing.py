@@ -112,6 +112,8 @@ class Also(NamedTuple):
         order_key: str,
     ) -> Also:
         """With one key, or any number of them."""
+        if not (tag or keys or headers or order_key):
+            return NOTHING
         several = ((keys,) if keys else ()) if isinstance(keys, str) else tuple(keys)
         return cls(tag, several, headers, order_key)
 
@@ -121,7 +123,7 @@ class Also(NamedTuple):
         Raises:
             BadProperties: no message may have them.
         """
-        if not (properties or any(self)):
+        if self is NOTHING and not properties:
             return b""
         return Properties(
             self.tag or properties.tag,
@@ -129,6 +131,9 @@ class Also(NamedTuple):
             self.headers if self.headers is not None else properties.headers,
             self.order_key or properties.order_key,
         ).pack()
+
+
+NOTHING = Also()
 
 
 def taken_apart(message: Sendable, most_bytes: int) -> tuple[bytes, Properties]:
@@ -168,6 +173,11 @@ def prepared(messages: Sequence[Sendable], also: Also, most_bytes: int) -> Prepa
     Raises:
         BadBody, BadProperties, TypeError: one of them can not be sent.
     """
+    if len(messages) == 1 and type(messages[0]) is bytes:
+        body = check_body(messages[0], most_bytes)
+        packed = also.packed_with(NONE)
+        entries = [(0, packed)] if packed else []
+        return Prepared((body,), entries, len(body) + len(packed) + MPUB_EXTRA_BYTES)
     if set(map(type, messages)) == {bytes}:
         bodies = cast("Sequence[bytes]", messages)
         if not 0 < min(map(len, bodies)) <= max(map(len, bodies)) <= most_bytes:
