@@ -43,7 +43,7 @@ MOST_SENDS_EACH = 64
 MOST_PRODUCERS = 10_000
 """So many producers are known."""
 _LEAST_SENDS = 1024
-_SEGMENT_BYTES_A_SEND = 1024
+_SEGMENT_BYTES_A_SEND = 2048
 """For so many bytes of a segment one send is known: its head tells each of them in 40."""
 _ENTRY_BYTES = 1 << 15
 _WAY_OUT = "look whether it is stored before you send it by another number"
@@ -194,18 +194,23 @@ class Producers:
 
     def add(self, sent: Sent, send: Send, now_ns: int) -> None:
         """Know a send from now on, unless it is too old to be known."""
-        producer, sequence = sent.producer, sent.sequence
+        window = self._heard(sent.producer, now_ns)
+        if sent.sequence > window.floor:
+            self._count += sent.sequence not in window.sends
+            window.sends[sent.sequence] = send
+            self._trim(window)
+
+    def _heard(self, producer: bytes, now_ns: int) -> _Window:
+        """A producer's window, as that of who was heard last."""
         window = self._windows.pop(producer, None) or _Window()
         self._windows[producer] = window
         window.heard_at_ns = max(window.heard_at_ns, now_ns)
-        if sequence <= window.floor:
-            return
-        sends = window.sends
-        if sequence not in sends:
-            self._count += 1
-        sends[sequence] = send
-        if len(sends) > MOST_SENDS_EACH:
-            oldest = min(sends)
+        return window
+
+    def _trim(self, window: _Window) -> None:
+        """Forget what is too much, of the producer that was heard last or of others."""
+        while len(window.sends) > MOST_SENDS_EACH:
+            oldest = min(window.sends)
             self._drop(window, oldest)
             window.floor = max(window.floor, oldest)
         while len(self._windows) > self._most_producers or (
@@ -261,17 +266,18 @@ class Producers:
             producer, floor, heard_at_ns, count = _PRODUCER.unpack_from(entry, at)
             at += _PRODUCER.size
             end = at + count * _ROW.size
-            window = self._windows.setdefault(producer, _Window())
+            window = self._heard(producer, heard_at_ns)
             window.floor = max(window.floor, floor)
-            window.heard_at_ns = max(window.heard_at_ns, heard_at_ns)
-            rows = memoryview(entry)[at:end]
-            for row in _ROW.iter_unpack(rows):
+            sends = window.sends
+            for row in _ROW.iter_unpack(memoryview(entry)[at:end]):
                 sequence, position, offset, topic, home, messages, _ = row
-                if position <= durable and sequence not in window.sends:
+                is_new = sequence > window.floor and sequence not in sends
+                if is_new and position <= durable:
                     receipt = Receipt()
                     receipt.position = position
-                    send = Send(receipt, topic, offset, messages, home)
-                    self.add(Sent(producer, sequence, messages), send, heard_at_ns)
+                    sends[sequence] = Send(receipt, topic, offset, messages, home)
+                    self._count += 1
+            self._trim(window)
             at = end
 
 

@@ -161,7 +161,7 @@ def test_marks_are_found_beside_other_properties() -> None:
 
 
 def test_so_many_are_told_of_as_a_segment_has_room_for() -> None:
-    known = Producers.beside(1 << 20)
+    known = Producers.beside(2 << 20)
     receipt = Receipt()
     receipt.position = 8
     for number in range(5000):
@@ -171,7 +171,7 @@ def test_so_many_are_told_of_as_a_segment_has_room_for() -> None:
     entries = list(known.entries(8))
     assert max(map(len, entries)) < 1 << 16
     assert sum(map(len, entries)) < 1 << 17
-    other = Producers.beside(1 << 20)
+    other = Producers.beside(2 << 20)
     for entry in entries:
         other.learn(entry)
     assert list(other.entries(8)) == entries
