@@ -53,7 +53,7 @@ def test_they_are_listed_shown_brought_back_and_purged(broker: BrokerProcess, to
     assert "max_attempts 3" in row
     assert row.endswith("orders.c.dead")
     shown = tool("dead-letters", "show", "orders", "c", where, "--limit=2").out
-    assert "max_attempts after 1 attempts" in shown
+    assert "max_attempts after 1 attempt," in shown
     assert "body, 3 bytes: one" in shown
     assert r"body, 4 bytes: \x1b[2J" in shown
     assert "three" not in shown
@@ -65,7 +65,7 @@ def test_they_are_listed_shown_brought_back_and_purged(broker: BrokerProcess, to
     dry = tool("dead-letters", "redrive", "orders", "c", where, "--all", "--dry-run")
     assert (dry.code, "3 dead letters would be redriven" in dry.err) == (0, True)
     done = tool("dead-letters", "redrive", "orders", "c", where, f"--id={letters[1]['id']}")
-    assert "1 dead letters redriven" in done.err
+    assert "1 dead letter redriven" in done.err
     assert depth(broker, "orders", "c") == 1
     done = tool("dead-letters", "redrive", "orders", "c", where, "--since=1h", "--to-topic=later")
     assert "2 dead letters redriven" in done.err
@@ -74,7 +74,7 @@ def test_they_are_listed_shown_brought_back_and_purged(broker: BrokerProcess, to
     done = tool("dead-letters", "purge", "orders", "c", where, "--reason=timeout")
     assert "0 dead letters purged" in done.err
     done = tool("dead-letters", "purge", "orders", "c", where, "--all")
-    assert "1 dead letters purged" in done.err
+    assert "1 dead letter purged" in done.err
     assert depth(broker, "orders.c.dead", "dead-letters") == 0
 
 

@@ -21,6 +21,7 @@ from martlet.client.connection import Connection
 from martlet.protocol import commands
 from martlet.protocol.message_run import MessageRun
 from martlet.server import dead_letter_calls
+from martlet.server.arguments import CallError
 from martlet.testing import Broker
 
 AMPLE_S = 30
@@ -295,3 +296,32 @@ async def test_a_dump_of_the_log_tells_which_channel_a_batch_is_for(
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each.get("only_channel") for each in told] == [None, number]
     assert all("deliver_at" not in each for each in told)
+
+
+async def test_who_may_not_consume_dead_letters_sees_none_and_moves_none(broker: Broker) -> None:
+    await dead_letters(broker, 1)
+
+    class Stranger:
+        remote_address = "somewhere"
+        connection = None
+
+        def __init__(self, *allowed: str) -> None:
+            self.allowed = allowed
+
+        def may(self, topic: str, channel: str = "") -> None:
+            if topic not in self.allowed:
+                raise CallError("FORBIDDEN", f"not {topic}")
+
+    run = broker.server.calls.run
+    nobody, consumer = Stranger(), Stranger("t.c.dead")
+    told, _ = await run(nobody, "dead_letters.list", {})
+    assert told == {"dead_letter_topics": []}
+    whose = {"topic": "t", "channel": "c"}
+    for method in ("list", "show", "redrive", "purge"):
+        fields = whose | ({"all": True} if method in ("redrive", "purge") else {})
+        with pytest.raises(CallError, match=r"not t\.c\.dead"):
+            await run(nobody, f"dead_letters.{method}", fields)
+    told, _ = await run(consumer, "dead_letters.redrive", whose | {"all": True})
+    assert (told["count"], told["kept"]) == (0, {"not t": 1})
+    told, _ = await run(Stranger("t.c.dead", "t"), "dead_letters.redrive", whose | {"all": True})
+    assert told["count"] == 1

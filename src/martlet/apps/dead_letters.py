@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from martlet.apps import tool
 from martlet.options.dead_letters import DeadLetterOptions
-from martlet.tools.dead_letters import DeadLetterTool, count_lines, letter_lines, line
+from martlet.tools.dead_letters import DeadLetterTool, count_lines, counted, letter_lines, line
 from martlet.tools.standard_output import StandardOutput
 
 DESCRIPTION = (
@@ -61,7 +61,8 @@ def main(argv: Sequence[str]) -> int:
             kept.update({(url, why): many for why, many in stay.items()})
         for url, number in counts.items():
             would_be = "would be " if options.dry_run else ""
-            log.info("%s: %d dead letters %s%s", url, number, would_be, done)
+            letters = counted(number, "dead letter")
+            log.info("%s: %s %s%s", url, letters, would_be, done)
         for (url, why), many in kept.items():
             log.error("%s: %d stay where they are: %s", url, many, why)
 

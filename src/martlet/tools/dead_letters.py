@@ -129,7 +129,8 @@ def count_lines(topics: Iterable[Fields], now_ms: int) -> list[str]:
 def letter_lines(letter: Fields, now_ms: int) -> list[str]:
     """A dead letter for people."""
     origin = f"{letter.get('topic', '?')}/{letter.get('channel', '?')}"
-    died = f"{letter.get('reason', 'unknown')} after {letter.get('attempts', '?')} attempts"
+    attempts = counted(letter.get("attempts", "?"), "attempt")
+    died = f"{letter.get('reason', 'unknown')} after {attempts}"
     held = ", with a consumer" if letter["state"] == "in_flight" else ""
     lines = [f"{letter['id']}  {origin}  {died}, {_age(now_ms, letter['at_ms'])} ago{held}"]
     first, last = letter.get("first_error", ""), letter.get("last_error", "")
@@ -153,6 +154,11 @@ def letter_lines(letter: Fields, now_ms: int) -> list[str]:
         lines.append(f"  header {_printable(name)}: {_printable(value)}")
     lines.append(f"  body, {letter['body_bytes']} bytes: {_body(letter)}")
     return lines
+
+
+def counted(count: int | str, what: str) -> str:
+    """So many of something."""
+    return f"{count} {what}" if str(count) == "1" else f"{count} {what}s"
 
 
 def line(told: Fields) -> str:

@@ -291,3 +291,36 @@ def test_a_policy_is_there_after_a_restart() -> None:
     client.requeue(1)
     core.broker.run()
     assert [body for body, _ in dead_letters(core, "d")] == [b"1"]
+
+
+def test_in_order_what_is_dead_holds_up_the_next_no_longer() -> None:
+    core = Core()
+    configure(core, max_attempts=2, retry_delays_ms=[1000], order="queue")
+    client = core.client("t").ready(5)
+    core.publish("t", b"bad", b"next")
+    assert client.bodies == [b"bad"]
+    client.requeue(0)
+    assert client.bodies == [b"bad"]
+    core.wait(SECOND_NS)
+    assert client.bodies == [b"bad", b"bad"]
+    client.requeue(1)
+    core.broker.run()
+    assert client.bodies == [b"bad", b"bad", b"next"]
+    assert [body for body, _ in dead_letters(core)] == [b"bad"]
+
+
+def test_a_channel_at_several_queues_has_one_policy_and_one_dead_letter_topic() -> None:
+    core = Core()
+    topic = core.broker.set_queues("t", 3)
+    topic.channel("c")
+    topic.configure_channel("c", ChannelPolicy(max_attempts=1))
+    core.broker.set_queues("t", 4)
+    for part in topic.parts:
+        client = Client(part.channels["c"], 60 * SECOND_NS).ready(1)
+        part.stage([b"%d" % part.number])
+        core.broker.commit()
+        client.requeue(0)
+    core.broker.run()
+    told = dead_letters(core)
+    assert [body for body, _ in told] == [b"0", b"1", b"2", b"3"]
+    assert [properties.system["dead_queue"] for _, properties in told] == ["0", "1", "2", "3"]
