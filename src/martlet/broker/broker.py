@@ -260,6 +260,15 @@ class Broker:
         self._staged[topic] = None
         return queue.begin(self._scratch, self.stored_at_ns())
 
+    def lend_scratch(self) -> Batch:
+        """A batch to lay something out in; it is to be given back."""
+        return self._scratch.pop() if self._scratch else Batch()
+
+    def take_scratch(self, batch: Batch) -> None:
+        """It is not needed any more."""
+        if len(self._scratch) < MOST_SCRATCH and len(batch.scratch) <= BIG_SCRATCH_BYTES:
+            self._scratch.append(batch)
+
     def stored_at_ns(self) -> int:
         """When what is stored now is stored, which is never before anything earlier."""
         self._last_stored_ns = max(self._last_stored_ns, self.clock())

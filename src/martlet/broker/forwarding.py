@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from martlet.broker.queue import ID_MASK, MOST_BATCH_BYTES
-from martlet.log.batch import Batch
 from martlet.log.bundle import Part
 from martlet.log.index import Entry
 from martlet.log.record import FRAME_HEADER_BYTES, record_length
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from martlet.broker.broker import Broker
     from martlet.broker.half import Stored
     from martlet.broker.topic import Topic
+    from martlet.log.batch import Batch
 
 
 class _Piece(NamedTuple):
@@ -58,16 +58,19 @@ def forward(
         WritesRefused: there is no room.
     """
     broker.commit()
+    batch = broker.lend_scratch()
     pieces = list(_pieces(wanted))
     topics = list(dict.fromkeys(piece.topic for piece in pieces))
     now_ns = broker.stored_at_ns()
-    batch = Batch()
-    positions = broker.log.append_bundle(
-        entry(topics),
-        [piece.length for piece in pieces],
-        (_laid_out(batch, piece, now_ns) for piece in pieces),
-        now_ns,
-    )
+    try:
+        positions = broker.log.append_bundle(
+            entry(topics),
+            [piece.length for piece in pieces],
+            (_laid_out(batch, piece, now_ns) for piece in pieces),
+            now_ns,
+        )
+    finally:
+        broker.take_scratch(batch)
     firsts = {topic: topic.queue.end_offset for topic in topics}
     for piece, position in zip(pieces, positions, strict=True):
         queue = piece.topic.queue

@@ -259,6 +259,11 @@ class Batch:
         """
         count = len(ends)
         done = 0
+        if count <= _FEW:
+            for end in ends.tolist():
+                self.add(frames[done + FRAME_HEADER_BYTES : end])
+                done = end
+            return
         while done < count:
             # As far as the ids share their first digits.
             room = len(_LOW_DIGITS) - ((self.first_id + self.count) & _LOW_MASK)
