@@ -86,6 +86,7 @@ async def large(producer: Producer, size: int) -> tuple[float, float]:
 
 
 async def measure(address: str, given: argparse.Namespace) -> None:
+    """Print the figures."""
     async with Producer(address, timeout_s=120) as producer:
         print(f"{'':22}" + "".join(f"{f'{size} messages':>16}" for size in SIZES) + "   a second")
         for name, work in WORKS.items():
@@ -98,6 +99,7 @@ async def measure(address: str, given: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
+    """Measure; the result is the exit code of the process."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=2.0, help="for each figure")
     parser.add_argument("--tasks", type=int, default=50, help="how many are at it at a time")
