@@ -14,6 +14,7 @@ class CuttingProxy:
         address: where it listens, as ``host:port``.
         swallows: whether what the broker says does not reach the clients.
         swallowed: set when something did not.
+        refuses: whether who comes is cut off.
         connected_count: how many clients have come.
     """
 
@@ -22,6 +23,7 @@ class CuttingProxy:
         self._port = int(port)
         self.swallows = False
         self.swallowed = asyncio.Event()
+        self.refuses = False
         self.connected_count = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -61,6 +63,9 @@ class CuttingProxy:
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connected_count += 1
+        if self.refuses:
+            writer.transport.abort()
+            return
         try:
             back, forth = await asyncio.open_connection(self._host, self._port)
         except OSError:

@@ -19,6 +19,7 @@ from martlet.client import (
     BadBody,
     Closed,
     Consumer,
+    Hooks,
     Limits,
     NotSupported,
     Outgoing,
@@ -33,6 +34,7 @@ from martlet.client import (
     SendResult,
     sync,
 )
+from martlet.client.address import parse_addresses
 from martlet.properties import BadProperties
 from martlet.testing import Broker
 
@@ -358,6 +360,63 @@ async def test_another_broker_is_asked_only_if_that_is_wanted(
             results = await asyncio.gather(*(producer.send(f"t{n}", b"2") for n in range(2)))
             assert {each.status for each in results} == {PutStatus.OK}
             assert {each.broker for each in results} == {broker.tcp_address}
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_a_broker_that_is_known_no_more_takes_nothing(
+    broker: Broker, elsewhere: bool
+) -> None:
+    async with Broker() as other, CuttingProxy(other.tcp_address) as proxy:
+        settings = {"retry_another_broker": elsewhere, "send_retries": None}
+        async with producer_of(proxy.address, **settings) as producer:
+            pool = producer._pool
+            address = next(iter(pool._links))
+            proxy.swallow()
+            future = producer.send_async("t", b"1")
+            await asyncio.wait_for(proxy.swallowed.wait(), 20)
+            proxy.refuses = True
+            proxy.go_on()
+            await eventually(lambda: pool._links[address].connection is None)
+            pool._add(parse_addresses(broker.tcp_address)[0])
+            await eventually(lambda: producer.stats.connected == 1)
+            pool._drop(address)
+            if elsewhere:
+                result = await future
+                assert (result.broker, result.is_duplicate) == (broker.tcp_address, False)
+            else:
+                with pytest.raises(PublishLost, match=f"{proxy.address} has gone"):
+                    await future
+            assert (await producer.send("t", b"2")).broker == broker.tcp_address
+
+
+async def test_messages_of_an_order_key_go_to_one_of_several_brokers(broker: Broker) -> None:
+    async with Broker() as other, producer_of(broker.tcp_address, other.tcp_address) as producer:
+        await eventually(lambda: producer.stats.connected == 2)
+        results = await asyncio.gather(
+            *(producer.send("t", b"%d" % n, order_key=f"k{n % 8}") for n in range(80)),
+            *(producer.send("t", b"x") for _ in range(4)),
+        )
+        assert len({each.broker for each in results}) == 2
+        for key in range(8):
+            mine = results[:80][key::8]
+            assert len({each.broker for each in mine}) == 1
+            offsets = [each.offset or 0 for each in mine]
+            assert offsets == sorted(set(offsets))
+
+
+async def test_hooks_hear_of_sends(broker: Broker) -> None:
+    heard: list[tuple[int, int, bool]] = []
+    hooks = Hooks(
+        on_published=lambda call, error: heard.append(
+            (call.message_count, call.size_bytes, error is None)
+        )
+    )
+    async with Producer(broker.tcp_address, hooks=hooks) as producer:
+        await producer.send("t", b"12")
+        await producer.send_many("t", [b"1", b"23"])
+        with pytest.raises(PublishRefused):
+            await producer.send("t", b"1", queue=7)
+    assert heard == [(1, 2, True), (2, 3, True), (1, 1, False)]
 
 
 async def test_what_is_wrong_with_a_message_is_told_at_once(broker: Broker) -> None:

@@ -55,7 +55,7 @@ class _Step:
 
 
 class Publishing(_Step):
-    """A call of ``publish``, ``submit`` or ``publish_many``.
+    """A call of ``publish``, ``submit``, ``publish_many`` or ``send``, or a piece of ``send_many``.
 
     Attributes:
         topic: where to.
