@@ -1,6 +1,6 @@
 """What a command costs the broker's processor: the server without sockets.
 
-    python bench/hot_path.py [--rows pub,mpub] [--seconds 1] [--repeat 5] [--profile ROW]
+    python bench/hot_path.py [--rows pub,mpub] [--seconds 1] [--repeat 5] [--profile ROW] [--trace]
 
 A real server on a real folder, its connections fed by hand: what is measured is reading commands,
 the core, the log and building answers, each turn of the loop one receive. The system's part of
@@ -184,13 +184,17 @@ ROWS: dict[str, tuple[str, Callable[[Server], Step]]] = {
 }
 
 
-async def measure(row: str, seconds: float, repeat: int, profile: cProfile.Profile | None) -> float:
+async def measure(
+    row: str, seconds: float, repeat: int, profile: cProfile.Profile | None, *, trace: bool
+) -> float:
     """The least processor time of a command, in microseconds."""
     best = float("inf")
     for _ in range(repeat):
         with tempfile.TemporaryDirectory(prefix="martlet-hot-") as folder:
             anywhere = "127.0.0.1:0"
-            options = BrokerOptions(tcp_address=anywhere, http_address=anywhere, data_path=folder)
+            options = BrokerOptions(
+                tcp_address=anywhere, http_address=anywhere, data_path=folder, trace=trace
+            )
             server = Server(options, logging.getLogger("hot"))
             await server.start()
             queues = QUEUES if row.endswith("-queues") else 1
@@ -241,14 +245,15 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--profile", choices=ROWS)
+    parser.add_argument("--trace", action="store_true", help="write down what becomes of messages")
     given = parser.parse_args()
     if given.profile:
         profile = cProfile.Profile()
-        uvloop.run(measure(given.profile, given.seconds, 1, profile))
+        uvloop.run(measure(given.profile, given.seconds, 1, profile, trace=given.trace))
         pstats.Stats(profile).sort_stats("tottime").print_stats(28)
         return 0
     for row in given.rows.split(","):
-        cost = uvloop.run(measure(row, given.seconds, given.repeat, None))
+        cost = uvloop.run(measure(row, given.seconds, given.repeat, None, trace=given.trace))
         print(f"{ROWS[row][0]:34} {cost:8.2f} us a command", flush=True)
     return 0
 

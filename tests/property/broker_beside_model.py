@@ -109,6 +109,7 @@ class BesideModel(RuleBasedStateMachine):
             max_timeout_ns=MAX_TIMEOUT_NS,
             latency_window_ns=10**18,
             retention=Retention(self.retention_ms * MILLISECOND_NS),
+            traces=self.seed % 2 == 0,
             on_lost=lambda *what: self.lost.append(what),
         )
         if self.dropping:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from martlet.broker.journal import channel_of, needed_by, unpack_topology, unpack_transactions
+from martlet.broker.trail import Piece
 from martlet.log import checkpoint
 from martlet.log.bundle import entry_of
 from martlet.log.folder import Folder, NoLog
@@ -252,6 +253,9 @@ def _record_fields(header: Header, record: memoryview, names: TopicNames) -> Fie
         fields["entry"] = unpack_transactions(bytes(payload(header, record)))
     elif header.kind == Kind.BUNDLE:
         fields["entry"] = unpack_transactions(entry_of(header, record))
+    elif header.kind == Kind.TRACE:
+        piece = Piece(payload(header, record))
+        fields |= {"channel": piece.name, "rows": len(piece.rows), "clients": piece.consumers}
     elif header.kind == Kind.CURSOR:
         fields["channel_id"] = channel_of(bytes(payload(header, record)))
     if header.stored_at_ns:

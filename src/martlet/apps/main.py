@@ -35,6 +35,7 @@ COMMANDS = {
     "stat": Command("martlet.apps.stat", "counts as they change; takes nsq_stat's flags"),
     "peek": Command("martlet.apps.peek", "show what a channel has yet to finish, and take nothing"),
     "replay": Command("martlet.apps.replay", "set a channel back to an offset or a time"),
+    "trace": Command("martlet.apps.trace", "show where a message has been, by its id or a key"),
     "topic": Command("martlet.apps.topic", "make a topic, or give it more queues"),
     "delayed": Command("martlet.apps.delayed", "list or cancel what waits for its time"),
     "dead-letters": Command(

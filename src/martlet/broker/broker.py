@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ from martlet.log.record import Kind
 from martlet.name import is_system, is_valid_name
 
 if TYPE_CHECKING:
+    from martlet.broker.trail import Trail
     from martlet.broker.whole import WholeChannel
 
 MOST_SCRATCH = 8
@@ -66,6 +68,8 @@ class Broker:
         watermarks: how full the disk may be before history is spared less.
         transactions: the limits of transactions, where they are not the usual ones.
         most_delayed: so many delayed messages may wait; 0 for no limit.
+        traces: whether the log says what has become of messages whose topic's policy says nothing
+            of that.
         on_put_off: told of a channel that can not read its messages at the moment: topic, channel,
             why.
         on_lost: told of messages that can not be read any more: topic, channel, first offset,
@@ -87,6 +91,7 @@ class Broker:
         watermarks: Watermarks = WATERMARKS,
         transactions: TransactionLimits | None = None,
         most_delayed: int = 0,
+        traces: bool = False,
         on_put_off: Callable[[str, str, OSError], None] = lambda *_: None,
         on_lost: Callable[[str, str, int, int, str], None] = lambda *_: None,
     ) -> None:
@@ -100,6 +105,7 @@ class Broker:
         self.latency_window_ns = latency_window_ns
         self.retention = retention
         self.watermarks = watermarks
+        self.traces = traces
         self.lost = on_lost
         self._on_put_off = on_put_off
         self.schedule = Schedule()
@@ -382,6 +388,8 @@ class Broker:
                 channel.cursor.journal_number += 1
                 channel.cursor.stragglers.changed.clear()
                 channel.cursor.stragglers.removed.clear()
+            if topic is not None and channel.trail:
+                self._write_trail(topic, channel, channel.trail)
             channel.dirty = False
             self._dirty.popleft()
             left -= 1
@@ -397,6 +405,15 @@ class Broker:
         topic = self.by_id[channel.queue.topic]
         entry = pack_cursor(channel.id, channel.cursor, topic.limit, full=True)
         self.log.append_journal(Kind.CURSOR, entry, topic=topic.id, stored_at_ns=self.clock())
+
+    def _write_trail(self, topic: Topic, channel: Channel, trail: Trail) -> None:
+        """Write down what has become of messages. Where there is no room, nobody hears of it."""
+        now_ns = self.clock()
+        with suppress(WritesRefused):
+            for piece in trail.take(channel.id, channel.name):
+                self.log.append_journal(
+                    Kind.TRACE, piece, topic=topic.id, stored_at_ns=now_ns, needed=False
+                )
 
     def snapshot(self, **fields: object) -> list[JournalEntry]:
         """The whole journal in its shortest form.

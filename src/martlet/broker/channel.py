@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from martlet.broker.burial import bury
+from martlet.broker.burial import bury, dead_letter_topic
 from martlet.broker.consumer import Client, Consumer, Lease
 from martlet.broker.cursor import Cursor
 from martlet.broker.delivery import Source, Surroundings, Waiting
@@ -24,6 +24,7 @@ from martlet.broker.retry import Cause
 from martlet.broker.stretch import apart_from, distinct, inside
 from martlet.broker.subscriber import Share, Subscriber
 from martlet.broker.tag_filter import TagFilter
+from martlet.broker.trail import Step
 from martlet.broker.whole import WholeChannel
 from martlet.duration import MILLISECOND_NS
 from martlet.name import is_ephemeral
@@ -216,9 +217,9 @@ class Channel(Failures):
         stragglers = self.cursor.stragglers
         for lease in consumer.leases:
             for offset in self._release(consumer, lease):
-                self._again(offset, 1, now_ns, Cause.GIVEN_BACK)
+                self._again(offset, 1, now_ns, Cause.GIVEN_BACK, consumer=consumer)
         for offset, straggler in stragglers.owned_by(consumer):
-            self._again(offset, straggler.attempts, now_ns, Cause.GIVEN_BACK)
+            self._again(offset, straggler.attempts, now_ns, Cause.GIVEN_BACK, consumer=consumer)
         if consumer.in_flight_count:
             consumer.in_flight_count = 0
             self._changed()
@@ -234,6 +235,8 @@ class Channel(Failures):
                 raise self._not_in_flight(offset)
             cursor.stragglers.remove(offset)
         self.finishes.note(offset)
+        if self.trail is not None:
+            self.trail.note(Step.FINISHED, offset, offset + 1, self._around.clock(), consumer)
         self._finished(consumer, 1)
 
     def finish_run(self, consumer: Consumer, offsets: Offsets) -> Offsets:
@@ -251,6 +254,8 @@ class Channel(Failures):
             left, offsets = offsets[~held], some
             window.release_run(consumer.number, offsets)
         self.finishes.note_run(offsets)
+        if self.trail is not None:
+            self.trail.note_run(Step.FINISHED, offsets, self._around.clock(), consumer)
         self._finished(consumer, len(offsets))
         return left
 
@@ -262,6 +267,9 @@ class Channel(Failures):
         self.resume(consumer)
 
     def _bury(self, offset: int, attempts: int, reason: Reason) -> None:
+        if self.trail is not None:
+            now_ns, to = self._around.clock(), f"{reason} -> {dead_letter_topic(self)}"
+            self.trail.note(Step.GIVEN_UP, offset, offset + 1, now_ns, None, attempts, 0, to)
         bury(self._around, self, offset, attempts, reason)
 
     # time
@@ -274,14 +282,14 @@ class Channel(Failures):
             leases = consumer.leases
             while leases and leases[0].deadline_ns <= now_ns:
                 for offset in self._release(consumer, leases.popleft()):
-                    self._again(offset, 1, now_ns, Cause.TIMED_OUT)
+                    self._again(offset, 1, now_ns, Cause.TIMED_OUT, consumer=consumer)
                     consumer.in_flight_count -= 1
                     timed_out += 1
         for offset, straggler in stragglers.expire(now_ns):
             owner = straggler.owner
             assert owner is not None
             owner.in_flight_count -= 1
-            self._again(offset, straggler.attempts, now_ns, Cause.TIMED_OUT)
+            self._again(offset, straggler.attempts, now_ns, Cause.TIMED_OUT, consumer=owner)
             timed_out += 1
         if timed_out:
             self.timeout_count += timed_out

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 from martlet.broker.consumer import Consumer, Lease
 from martlet.broker.cursor import Cursor
 from martlet.broker.schedule import Alarm, Schedule
+from martlet.broker.stretch import merged
+from martlet.broker.trail import Step
 from martlet.broker.window import COMFORTABLE_SPAN
 from martlet.properties import told_alone
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from martlet.broker.stretch import Stretch
     from martlet.broker.tag_filter import TagFilter
     from martlet.broker.topic import Topic
+    from martlet.broker.trail import Trail
     from martlet.broker.transfer import Transfers
 
 
@@ -115,6 +118,8 @@ class Delivery(ABC):
         self._fresh_turn = False
         self.wanted: TagFilter | None = None
         """Which messages it gets; None for all."""
+        self.trail: Trail | None = None
+        """What becomes of its messages, where that is traced."""
         self.order: Order | GroupQueue | None = None
         """In which order messages go out; None for NSQ's."""
         self._by_number: dict[int, Consumer] = {}
@@ -270,7 +275,10 @@ class Delivery(ABC):
         """Note that a consumer has what the window says since offset `first`."""
         window = self.cursor.window
         leases = consumer.leases
-        deadline_ns = self._around.clock() + consumer.timeout_ns
+        now_ns = self._around.clock()
+        deadline_ns = now_ns + consumer.timeout_ns
+        if self.trail is not None:
+            self._trace_delivery(self.trail, consumer, first, count, now_ns)
         if leases and leases[0].end <= window.floor:
             consumer.trim_leases(window.floor)
         leases.append(_lease((first, window.next, deadline_ns)))
@@ -279,6 +287,18 @@ class Delivery(ABC):
         alarm = self._alarm
         if alarm.set_for_ns is None or deadline_ns < alarm.set_for_ns:
             alarm.at(deadline_ns)
+
+    def _trace_delivery(
+        self, trail: Trail, consumer: Consumer, first: int, count: int, now_ns: int
+    ) -> None:
+        window = self.cursor.window
+        end = window.next
+        if end - first == count:
+            trail.note(Step.DELIVERED, first, end, now_ns, consumer, 1)
+            return
+        held = window.held_offsets(first, end)
+        for begin, stop in merged(held, held + 1):
+            trail.note(Step.DELIVERED, begin, stop, now_ns, consumer, 1)
 
     def _sampled_out(self, consumer: Consumer) -> bool:
         return self._around.random.randrange(100) >= consumer.sample_rate
@@ -315,6 +335,8 @@ class Delivery(ABC):
         now_ns = self._around.clock()
         deadline_ns = now_ns + consumer.timeout_ns
         self.cursor.stragglers.hold(offset, attempts, consumer, now_ns, deadline_ns)
+        if self.trail is not None:
+            self.trail.note(Step.DELIVERED, offset, offset + 1, now_ns, consumer, attempts)
         self._alarm.at(deadline_ns)
         consumer.in_flight_count += 1
         consumer.message_count += 1

@@ -18,12 +18,18 @@ from martlet.broker.errors import NotInFlight
 from martlet.broker.policy import ChannelPolicy
 from martlet.broker.retry import Cause, Retry
 from martlet.broker.stretch import apart_from
+from martlet.broker.trail import Step
 
 if TYPE_CHECKING:
     from martlet.broker.cursor import Cursor
     from martlet.broker.dead_letter_topic import Reason
 
 NEVER_NS = 1 << 62
+_STEPS = {
+    Cause.REQUEUED: Step.REQUEUED,
+    Cause.TIMED_OUT: Step.TIMED_OUT,
+    Cause.GIVEN_BACK: Step.GIVEN_BACK,
+}
 
 
 class Failures(Delivery):
@@ -83,7 +89,8 @@ class Failures(Delivery):
         """
         attempts, _ = self._let_go(consumer, offset)
         self._note_error(offset, error)
-        self._again(offset, attempts, self._around.clock(), cause, delay_ns)
+        now_ns = self._around.clock()
+        self._again(offset, attempts, now_ns, cause, delay_ns, consumer=consumer, error=error)
         consumer.in_flight_count -= 1
         consumer.requeue_count += 1
         self.requeue_count += 1
@@ -138,15 +145,28 @@ class Failures(Delivery):
         return NotInFlight("ID not in flight")
 
     def _again(
-        self, offset: int, attempts: int, now_ns: int, cause: Cause, delay_ns: int = 0
+        self,
+        offset: int,
+        attempts: int,
+        now_ns: int,
+        cause: Cause,
+        delay_ns: int = 0,
+        *,
+        consumer: Consumer | None = None,
+        error: str = "",
     ) -> None:
-        """A message was not finished, and nobody has it: it comes again, or is given up."""
+        """A message was not finished, and nobody has it any more, a consumer had: it comes again,
+        or is given up.
+        """
         retry = self._retry
-        if retry is not None:
-            if retry.is_over(attempts):
-                self._bury(offset, attempts, cause.value)
-                return
+        if retry is not None and not retry.is_over(attempts):
             delay_ns = retry.delay_ns(attempts, cause, delay_ns)
+        if self.trail is not None:
+            end, step = offset + 1, _STEPS[cause]
+            self.trail.note(step, offset, end, now_ns, consumer, attempts, delay_ns, error)
+        if retry is not None and retry.is_over(attempts):
+            self._bury(offset, attempts, cause.value)
+            return
         self.cursor.stragglers.wait(offset, attempts, now_ns + delay_ns, now_ns)
         if delay_ns:
             self._alarm.at(now_ns + delay_ns)

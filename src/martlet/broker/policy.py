@@ -134,6 +134,11 @@ class TopicPolicy(Policy):
         "of those, how many bytes are kept at most, the newest; 0 for no such limit",
         most=1 << 60,
     )
+    trace: str = choice(
+        "default",
+        ("default", "on", "off"),
+        "whether the log says what has become of each message; default is the broker's --trace",
+    )
 
 
 @dataclass(frozen=True, slots=True)

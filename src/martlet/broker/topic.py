@@ -30,6 +30,7 @@ from martlet.broker.part import Part
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.broker.queue import MOST_BATCH_BYTES, Queue, Receipt
 from martlet.broker.stretch import with_stretch
+from martlet.broker.trail import Trail, traced
 from martlet.broker.view import View
 from martlet.broker.whole import WholeChannel, WholeTopic
 from martlet.log.commitlog import CommitLog
@@ -49,6 +50,7 @@ class TopicSurroundings(Surroundings, Protocol):
     most_channels: int
     max_timeout_ns: int
     latency_window_ns: int
+    traces: bool
 
     def on_channel(self, topic: Topic, channel: Channel, /) -> None:
         """A channel was made or deleted."""
@@ -134,6 +136,13 @@ class Topic(Part):
         self.journal([{"op": "topic", "topic": each} for each in told])
         for part in self.parts:
             part.policy = policy
+            for channel in part.channels.values():
+                part.trace(channel)
+
+    def trace(self, channel: Channel) -> None:
+        """Trace a channel's messages, or no longer, as the policy has it."""
+        is_traced = traced(self.name, self.policy, self._around.traces)
+        channel.trail = (channel.trail or Trail()) if is_traced else None
 
     def configure_channel(self, name: str, policy: ChannelPolicy) -> None:
         """Set a channel's policy. Raises NotFound, BadPolicy and WritesRefused."""
@@ -344,6 +353,7 @@ class Topic(Part):
         if around.latency_window_ns:
             channel.finishes.latency = Latency(around.clock, around.latency_window_ns)
         channel.voids = voids
+        self.trace(channel)
         self.channels[name] = channel
         return channel
 

@@ -190,16 +190,18 @@ class CommitLog:
         at = position - self._current.base + HEADER_BYTES
         return position, length, self._current.view[at : at + FRAME_HEADER_BYTES + len(body)]
 
-    def append_journal(self, kind: Kind, payload: bytes, *, topic: int, stored_at_ns: int) -> int:
+    def append_journal(
+        self, kind: Kind, payload: bytes, *, topic: int, stored_at_ns: int, needed: bool = True
+    ) -> int:
         """Write a journal entry. Returns its position.
 
         The journal may use the segment that is kept in reserve, so that consumers can go on, and
-        free room, when publishers are refused.
+        free room, when publishers are refused; what is not `needed` for that may not begin it.
 
         Raises:
             WritesRefused: as `append`.
         """
-        self.make_room(align8(HEADER_BYTES + len(payload)), journal=True)
+        self.make_room(align8(HEADER_BYTES + len(payload)), journal=needed)
         position = self.position
         record = journal_record(
             kind,

@@ -78,6 +78,17 @@ class Folder:
         except FileNotFoundError:
             return None
 
+    def map(self, name: str) -> memoryview | None:
+        """A file's content as it is now, mapped read-only; None where it is missing or empty."""
+        try:
+            with open(self.path / name, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if not size:
+                    return None
+                return memoryview(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
+        except FileNotFoundError:
+            return None
+
     @property
     def in_use(self) -> bool:
         """Whether a broker runs on it, as far as the system tells (`/proc/locks`)."""

@@ -91,6 +91,8 @@ class Kind(IntEnum):
     MARKS = 9
     """A piece of the journal that tells what of a bucket is done with (see `martlet.broker.marks`).
     """
+    TRACE = 10
+    """What has become of messages, for those who ask; nothing is restored from it."""
 
 
 class Flag(IntFlag):

@@ -82,7 +82,7 @@ def scan(
                 header, record = _read(segment, at)
             except BadRecord as error:
                 doubt = doubt or Damage(position, segment.base + segment.capacity, str(error))
-                behind = _next_good(segment, at + 8)
+                behind = next_good(segment, at + 8)
                 if behind is None:
                     break
                 at = behind
@@ -96,7 +96,7 @@ def scan(
                 # The next one was lost, or, as was possible once, found no room, and this one went
                 # on: what then stood here is lost, and what is behind would be found again by a
                 # later start.
-                behind = _next_good(segment, at + header.length)
+                behind = next_good(segment, at + header.length)
                 if behind is None:
                     break
                 doubt = Damage(position, segment.base + segment.capacity, "a stale end of segment")
@@ -138,7 +138,7 @@ def _is_torn(segments: list[Segment], position: int) -> bool:
     return False
 
 
-def _next_good(segment: Segment, at: int) -> int | None:
+def next_good(segment: Segment, at: int) -> int | None:
     """The place of the next good record of this segment at or behind byte `at`."""
     words = np.frombuffer(segment.view, "<u8", segment.capacity // 8)
     first_halves = np.frombuffer(segment.view, "<u4", segment.capacity // 4)[::2]

@@ -136,6 +136,13 @@ class StorageOptions(Options):
         " (0: it is refused where --min-free-bytes or --max-disk-bytes leaves no room)",
         limits=(0, 100),
     )
+    trace: bool = option(
+        "trace",
+        Kind.BOOL,
+        False,
+        "write down what becomes of each message, for `martlet trace`; a topic may say otherwise"
+        " (trace of its policy)",
+    )
     journal_interval_ns: int = option(
         "journal-interval",
         Kind.DURATION,

@@ -13,6 +13,7 @@ from martlet.server.fetch_calls import FetchCalls
 from martlet.server.group_calls import GroupCalls
 from martlet.server.message_calls import MessageCalls
 from martlet.server.topic_calls import TopicCalls
+from martlet.server.trace_calls import TraceCalls
 from martlet.server.transaction_calls import TransactionCalls
 
 if TYPE_CHECKING:
@@ -30,4 +31,5 @@ def broker_methods(server: Server) -> Methods:
         **MessageCalls(server).methods(),
         **TopicCalls(server).methods(),
         **TransactionCalls(server).methods(),
+        **TraceCalls(server).methods(),
     }

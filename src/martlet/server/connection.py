@@ -97,6 +97,11 @@ class Connection(asyncio.BufferedProtocol):
     snappy = False
     deflate = False
 
+    @property
+    def trace_name(self) -> str:
+        """How a trace calls the client."""
+        return f"{self.identity.client_id} {self.remote_address}"
+
     # the life of a connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -1,0 +1,200 @@
+"""Tracing: where messages have been, asked of brokers, and told.
+
+::
+
+    message 9c41d0... of topic orders, offset 17: 28 bytes, key order-17
+      21:55:34.123  stored
+    channel billing: done
+      21:55:34.124     +1 ms  delivered to till-3 127.0.0.1:41904
+      21:55:35.126    +1.0 s  requeued by till-3 127.0.0.1:41904, to come again in 10.0 s: no card
+      21:55:45.127   +11.0 s  delivered to till-3 127.0.0.1:41904, attempt 2
+      21:55:45.130   +11.0 s  finished by till-3 127.0.0.1:41904
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from martlet.options.trace import TraceOptions
+from martlet.tools.door import Doors, NoAnswer
+
+_GRACE_S = 5
+"""So much longer than the search may take the answer may."""
+Message = Mapping[str, Any]
+_STATES = {
+    "waiting": "waits for its first delivery",
+    "unfinished": "was delivered and is not finished",
+    "deferred": "waits for its time",
+    "done": "done",
+}
+
+
+class Tracing:
+    """Finds messages.
+
+    Args:
+        options: as the flags give them.
+        clock: nanoseconds since 1970.
+
+    Attributes:
+        errors: what brokers answered that did not find any, or could not be asked.
+    """
+
+    def __init__(self, options: TraceOptions, clock: Callable[[], int] = time.time_ns) -> None:
+        self._options = options
+        self.since_ns = clock() - options.since_ns if options.since_ns else 0
+        """Only what was stored then or later is looked at, if it is looked for by a key."""
+        self.errors: list[str] = []
+
+    async def answers(self) -> list[dict[str, Any]]:
+        """What was found: as the call ``trace.find`` answers, of each broker that found any.
+
+        What was not found anywhere stands in `errors`; where one broker has found it, others need
+        not.
+        """
+        options = self._options
+        found: list[dict[str, Any]] = []
+        unknown: list[str] = []
+        limit_ns = options.time_limit_ns
+        asked = options.replace(
+            request_timeout_ns=max(options.request_timeout_ns, limit_ns + _GRACE_S * 10**9)
+        )
+        async with Doors(asked) as doors:
+            for url in await doors.brokers(options.topic):
+                try:
+                    found.append(await doors.call(url, "trace.find", self._fields()))
+                except NoAnswer as error:
+                    (unknown if error.status == 404 else self.errors).append(str(error))
+        if not found:
+            self.errors += unknown
+        return found
+
+    def _fields(self) -> dict[str, object]:
+        options = self._options
+        fields: dict[str, object] = {"limit_ms": options.time_limit_ns // 1_000_000}
+        if options.topic:
+            fields["topic"] = options.topic
+        if options.id:
+            return {**fields, "id": options.id}
+        return {**fields, "key": options.key, "since_ns": self.since_ns, "most": options.limit}
+
+
+def line(message: Message) -> bytes:
+    """A message as a line of JSON."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def text(message: Message, answer: Mapping[str, Any]) -> bytes:
+    """A message for people."""
+    return "\n".join([*_lines(message, answer), ""]).encode()
+
+
+def _lines(message: Message, answer: Mapping[str, Any]) -> Iterator[str]:
+    queue = f", queue {message['queue']}" if message["queue"] else ""
+    yield (
+        f"message {message['id']} of topic {message['topic']}{queue}, offset {message['offset']}:"
+        f" {', '.join([_count(message['body_bytes']), *_carried(message['properties'])])}"
+    )
+    stored_ns = message["stored_at_ns"]
+    due_ns = message["deliver_at_ns"]
+    due = f", to be delivered {_time(due_ns, stored_ns)}" if due_ns else ""
+    yield f"  {_day(stored_ns)} {_clock(stored_ns)}  stored{due}"
+    standing = {each["channel"]: each for each in message["channels"]}
+    for name in dict.fromkeys([*standing, *(event["channel"] for event in message["events"])]):
+        yield from _channel(name, standing.get(name), message, answer)
+    if not answer["traced"]:
+        yield "what becomes of this topic's messages is not written down: see --trace of the broker"
+    elif message["known_since_ns"] > stored_ns:
+        since_ns = message["known_since_ns"]
+        yield f"what became of it before {_day(since_ns)} {_clock(since_ns)} is no longer known"
+
+
+def _channel(
+    name: str, standing: Mapping[str, Any] | None, message: Message, answer: Mapping[str, Any]
+) -> Iterator[str]:
+    stored_ns = message["stored_at_ns"]
+    told: list[tuple[int, str]] = [
+        (event["time_ns"], _happened(event))
+        for event in message["events"]
+        if event["channel"] == name
+    ]
+    if told:
+        first_ns = told[0][0]
+        starts = [(at_ns, "the broker was started") for at_ns in message["starts_ns"]]
+        told = sorted([*told, *(each for each in starts if each[0] > first_ns)], key=lambda t: t[0])
+    if standing is None:
+        yield f"channel {name}: it is not there any more"
+    else:
+        due_ns = standing["due_ns"]
+        due = f": {_time(due_ns, stored_ns)}" if due_ns else ""
+        attempts = standing["attempts"]
+        if standing["state"] == "done" and answer["traced"] and not told:
+            due = ": it was made later, or emptied, or went past it before it was traced"
+        tried = f", {attempts} attempts" if attempts > 1 else ""
+        yield f"channel {name}: {_STATES.get(standing['state'], standing['state'])}{due}{tried}"
+    for time_ns, what in told:
+        yield f"  {_time(time_ns, stored_ns)}  {'+' + _span(time_ns - stored_ns):>9}  {what}"
+
+
+def _happened(event: Mapping[str, Any]) -> str:
+    who = event["client"]
+    attempt = f", attempt {event['attempt']}" if event["attempt"] > 1 else ""
+    why = f": {event['reason']}" if event["reason"] else ""
+    delay_ms = event["delay_ms"]
+    again = f", to come again in {_span(delay_ms * 1_000_000)}" if delay_ms else ""
+    by = f" by {who}" if who else ""
+    return {
+        "delivered": f"delivered to {who}{attempt}",
+        "finished": f"finished{by}",
+        "requeued": f"requeued{by}{again}{why}",
+        "timed_out": f"timed out at {who}{again}{why}",
+        "given_back": f"given back{by}, which has gone or stopped{again}{why}",
+        "given_up": f"given up after {event['attempt']} attempts{why}",
+    }.get(event["event"], f"{event['event']}{by}{attempt}{again}{why}")
+
+
+def _carried(properties: Mapping[str, Any]) -> Iterator[str]:
+    for key in properties.get("keys", ()):
+        yield f"key {key}"
+    for name in ("tag", "order_key"):
+        if properties.get(name):
+            yield f"{name.replace('_', ' ')} {properties[name]}"
+    for name, value in properties.get("system", {}).items():
+        yield f"{name} {value}"
+
+
+def _count(length: int) -> str:
+    return "1 byte" if length == 1 else f"{length} bytes"
+
+
+def _moment(time_ns: int) -> datetime:
+    return datetime.fromtimestamp(time_ns / 1e9, UTC)
+
+
+def _day(time_ns: int) -> str:
+    return f"{_moment(time_ns):%Y-%m-%d}"
+
+
+def _clock(time_ns: int) -> str:
+    moment = _moment(time_ns)
+    return f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}"
+
+
+def _time(time_ns: int, reference_ns: int) -> str:
+    """The time of day, with the day where that is not the one of a reference."""
+    day = "" if _day(time_ns) == _day(reference_ns) else f"{_day(time_ns)} "
+    return day + _clock(time_ns)
+
+
+def _span(duration_ns: int) -> str:
+    milliseconds = duration_ns / 1e6
+    if milliseconds < 1000:
+        return f"{milliseconds:.0f} ms"
+    seconds = milliseconds / 1000
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,150 @@
+"""Where a message has been, as `martlet trace` shows it: of real clients, and after a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from martlet.apps.main import main
+from martlet.client import Consumer, Identity, Message, Producer
+from martlet.testing import BrokerProcess
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    arguments = ("--trace", "--journal-interval=20ms", "--max-bytes-per-file=4MiB")
+    with BrokerProcess(tmp_path / "data", *arguments) as process:
+        yield process
+
+
+async def failing_twice(broker: BrokerProcess) -> Message:
+    """A message with a key that fails twice, and is finished then."""
+    url = f"http://{broker.http_address}/pub?topic=orders"
+    headers = {"X-Martlet-Key": "order-17", "X-Martlet-Tag": "eu"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url, data=b"tea", headers=headers) as response,
+    ):
+        assert response.status == 200
+    identity = Identity(client_id="till-3")
+    async with Consumer("orders", "billing", broker.tcp_address, identity=identity) as consumer:
+        for attempt in (1, 2):
+            message = await anext(consumer)
+            assert message.attempts == attempt
+            message.requeue(10 * attempt, backoff=False)
+        message = await anext(consumer)
+        message.finish()
+    return message
+
+
+def shown(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["trace", *arguments]) == 0
+    return capfd.readouterr().out
+
+
+async def found(broker: BrokerProcess, id: str) -> Any:
+    url = f"http://{broker.http_address}/call/trace.find"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url, data=json.dumps({"id": id})) as response,
+    ):
+        assert response.status == 200
+        return (await response.json())["messages"][0]
+
+
+async def finished(broker: BrokerProcess, id: str) -> Any:
+    """The trace of a message, once it is known to be finished."""
+    while (told := await found(broker, id))["channels"][0]["state"] != "done":
+        pass
+    return told
+
+
+def test_a_message_that_failed_twice_and_was_finished(
+    broker: BrokerProcess, capfd: pytest.CaptureFixture[str]
+) -> None:
+    message = asyncio.run(failing_twice(broker))
+    id = message.id.decode()
+    told = asyncio.run(finished(broker, id))
+    events = [(e["event"], e["attempt"], e["delay_ms"]) for e in told["events"]]
+    assert events == [
+        ("delivered", 1, 0),
+        ("requeued", 1, 10),
+        ("delivered", 2, 0),
+        ("requeued", 2, 20),
+        ("delivered", 3, 0),
+        ("finished", 0, 0),
+    ]
+    assert all(e["client"].startswith("till-3 127.0.0.1:") for e in told["events"])
+    times = [told["stored_at_ns"], *(e["time_ns"] for e in told["events"])]
+    assert times == sorted(times)
+    assert told["properties"] == {"tag": "eu", "keys": ["order-17"]}
+
+    address = f"--nsqd-http-address={broker.http_address}"
+    text = shown(capfd, "--key=order-17", "--topic=orders", address)
+    assert f"message {id} of topic orders, offset 0: 3 bytes, key order-17, tag eu" in text
+    assert "channel billing: done" in text
+    assert "requeued by till-3 127.0.0.1:" in text
+    assert ", to come again in 10 ms" in text
+    assert "attempt 3" in text
+
+    broker.kill()
+    folder = f"--data-path={broker.data_path}"
+    assert json.loads(shown(capfd, id, folder, "--json"))["events"] == told["events"]
+    assert shown(capfd, "--key=order-17", folder) == text
+    assert main(["log", "verify", str(broker.data_path)]) == 0
+    capfd.readouterr()
+    assert main(["log", "dump", str(broker.data_path), "--json"]) == 0
+    records = map(json.loads, capfd.readouterr().out.splitlines())
+    trails = [record for record in records if record.get("kind") == "trace"]
+    assert {trail["channel"] for trail in trails} == {"billing"}
+
+
+async def test_after_a_kill_the_trace_says_what_was_so(broker: BrokerProcess) -> None:
+    """The last moment may be missing; what is told happened, and what came again is told."""
+    async with Producer(broker.tcp_address) as producer:
+        await producer.publish("orders", b"tea")
+    consumer = Consumer("orders", "billing", broker.tcp_address)
+    async with consumer:
+        message = await anext(consumer)
+        id = message.id.decode()
+        while not any(e["event"] == "delivered" for e in (await found(broker, id))["events"]):
+            pass
+        broker.kill()
+    broker.start()
+    async with Consumer("orders", "billing", broker.tcp_address) as again:
+        second = await anext(again)
+        assert second.attempts == 2
+        second.finish()
+    told = await finished(broker, id)
+    kinds = [(e["event"], e["attempt"]) for e in told["events"]]
+    assert kinds == [("delivered", 1), ("delivered", 2), ("finished", 0)]
+    assert len(told["starts_ns"]) == 1
+
+
+def test_what_is_asked_wrongly_or_not_there_is_said(
+    broker: BrokerProcess, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    address = f"--nsqd-http-address={broker.http_address}"
+
+    def error(*arguments: str) -> str:
+        code: object = 0
+        try:
+            code = main(["trace", *arguments])
+        except SystemExit as ended:
+            code = ended.code
+        assert code in (1, 2)
+        return capfd.readouterr().err
+
+    unknown = "0123456789abcdef"
+    assert f"no message of this broker has the id {unknown}" in error(unknown, address)
+    assert "there is no topic 'gone'" in error("--key=k", "--topic=gone", address)
+    assert "no message with the key 'k'" in error("--key=k", address)
+    assert "is not a folder" in error("--key=k", f"--data-path={tmp_path / 'none'}")
+    assert "which message?" in error(address)
+    assert "not both" in error("--key=k", "--data-path=x", address)

@@ -1,0 +1,211 @@
+"""Finding messages in a data folder by their id or a key, and what has become of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from tests.unit.broker.core import SECOND_NS, Client, Core
+
+from martlet.broker.policy import TopicPolicy
+from martlet.broker.restore import restore
+from martlet.broker.search import NotFound, Search
+from martlet.broker.trace import Found, Trace
+from martlet.broker.trail import Step
+from martlet.log.folder import Folder
+from martlet.log.storage import DiskStorage
+from martlet.properties import Properties
+from martlet.testing import SimulatedClock
+
+SEGMENT_BYTES = 1 << 16
+
+
+class DiskCore(Core):
+    """A core on a real folder, which others can look at."""
+
+    def __init__(self, path: Path, **options: object) -> None:
+        self.path = path
+        super().__init__(segment_bytes=SEGMENT_BYTES, traces=True, **options)
+
+    def _open(self) -> None:
+        self.disk = DiskStorage(self.path)
+        self.broker, self.restored = restore(
+            self.disk, self.clock, Random(5), segment_bytes=self.segment_bytes, **self.options
+        )
+        self.broker.run()
+
+    def restart(self) -> None:
+        """As after a kill -9."""
+        self.disk.close()
+        self._open()
+
+    def search(self, topic: str = "") -> Search:
+        self.broker.write_journal()
+        return Search(Folder(self.path), topic=topic)
+
+    def keyed(self, topic: str, body: bytes, key: str) -> None:
+        self.broker.topic(topic).stage([body], 0, [(0, Properties(keys=(key,)).pack())])
+        self.broker.commit()
+
+    def consumed(self, topic: str, channel: str = "c") -> Client:
+        """A consumer that has finished all there is."""
+        client = self.client(topic, channel).ready(1 << 20)
+        client.finish()
+        return client
+
+
+@pytest.fixture
+def core(tmp_path: Path) -> DiskCore:
+    return DiskCore(tmp_path / "data")
+
+
+def steps(trace: Trace) -> list[tuple[str, Step]]:
+    return [(event.channel, event.step) for event in trace.events]
+
+
+def only(found: Found) -> Trace:
+    (trace,) = found.traces
+    assert found.complete
+    return trace
+
+
+def test_a_message_is_found_by_its_id_with_all_that_became_of_it(core: DiskCore) -> None:
+    core.channel("t", "idle")
+    client = core.client("t").ready(1)
+    core.publish("t", b"a", b"bb")
+    core.wait(SECOND_NS)
+    client.finish(0)
+    client.requeue(1, 5 * SECOND_NS)
+    found = core.search().by_id(client.got[1].id.decode())
+    trace = only(found)
+    assert (trace.topic, trace.queue, trace.offset, trace.body_bytes) == ("t", 0, 1, 2)
+    assert steps(trace) == [("c", Step.DELIVERED), ("c", Step.REQUEUED)]
+    standing = {s.channel: (s.state, s.attempts, s.due_ns) for s in trace.standing}
+    due_ns = core.clock.now_ns + 5 * SECOND_NS
+    assert standing == {"idle": ("waiting", 0, 0), "c": ("deferred", 1, due_ns)}
+    core.wait(5 * SECOND_NS)
+    client.finish(2)
+    trace = only(core.search("t").by_id(client.got[1].id.decode()))
+    assert steps(trace)[2:] == [("c", Step.DELIVERED), ("c", Step.FINISHED)]
+    assert trace.events[3].time_ns - trace.stored_at_ns == 6 * SECOND_NS
+    assert {s.channel: s.state for s in trace.standing}["c"] == "done"
+
+
+def test_messages_are_found_by_a_key_among_others(core: DiskCore) -> None:
+    core.channel("t")
+    for number in range(300):
+        core.keyed("t", b"%d" % number, f"order-{number % 100}")
+        core.keyed("other", b"%d" % number, f"order-{number}")
+    core.consumed("t")
+    found = core.search("t").by_key("order-7")
+    assert [trace.offset for trace in found.traces] == [7, 107, 207]
+    assert all(steps(trace)[-1] == ("c", Step.FINISHED) for trace in found.traces)
+    assert len(core.search().by_key("order-7").traces) == 4
+    few = core.search("t").by_key("order-7", most=2)
+    assert [trace.offset for trace in few.traces] == [7, 107]
+    assert not few.complete
+    with pytest.raises(NotFound, match="no message with the key 'order-1000' is stored in the log"):
+        core.search().by_key("order-1000")
+    with pytest.raises(NotFound, match="'order'"):
+        core.search().by_key("order")  # a part of one is none
+
+
+def test_only_what_was_stored_since_a_time_is_looked_at(core: DiskCore) -> None:
+    for _ in range(3):
+        core.keyed("t", b".", "k")
+        core.fill("t", 2)
+        core.wait(3600 * SECOND_NS)
+    search = core.search()
+    assert len(search.by_key("k").traces) == 3
+    since_ns = core.clock.now_ns - 3700 * SECOND_NS
+    assert len(search.by_key("k", since_ns).traces) == 1
+    with pytest.raises(NotFound, match="since"):
+        search.by_key("k", core.clock.now_ns)
+
+
+def test_an_id_is_found_through_the_index_and_without_it(core: DiskCore) -> None:
+    core.channel("t")
+    core.fill("t", 4)
+    core.checkpoint()
+    core.publish("t", b"last")
+    end = core.broker.topics["t"].queue.end_offset
+    ids = [core.broker.topics["t"].queue.message_id(offset).decode() for offset in range(end)]
+    search = core.search()
+    for offset in (0, 1, end // 2, end - 2, end - 1):
+        assert only(search.by_id(ids[offset])).offset == offset
+    (core.path / "checkpoint").unlink()
+    search = core.search()
+    for offset in (0, end // 2, end - 1):
+        assert only(search.by_id(ids[offset])).offset == offset
+
+
+def test_what_is_not_there_is_told_with_what_there_is(core: DiskCore) -> None:
+    core.channel("t")
+    bodies = core.fill("t", 4)
+    first = core.broker.topics["t"].queue.message_id(0).decode()
+    unknown = core.broker.topics["t"].queue.message_id(len(bodies)).decode()
+    core.consumed("t")
+    core.broker.write_journal()
+    core.checkpoint()
+    core.checkpoint()
+    search = core.search()
+    with pytest.raises(NotFound, match=r"offset 0 of topic 't', and the message has gone.*begins"):
+        search.by_id(first)
+    with pytest.raises(NotFound, match=f"no message of this broker has the id {unknown}"):
+        search.by_id(unknown)
+    with pytest.raises(NotFound, match="is no message id"):
+        search.by_id("abc")
+    with pytest.raises(NotFound, match="there is no topic 'gone'"):
+        core.search("gone")
+
+
+def test_what_a_broker_was_killed_with_came_again(core: DiskCore) -> None:
+    client = core.client("t").ready(1)
+    core.publish("t", b"a")
+    core.broker.write_journal()
+    core.wait(SECOND_NS)
+    started_ns = core.clock.now_ns
+    core.restart()
+    core.consumed("t")
+    trace = only(core.search().by_id(client.got[0].id.decode()))
+    assert [step for _, step in steps(trace)] == [Step.DELIVERED, Step.DELIVERED, Step.FINISHED]
+    assert [event.attempt for event in trace.events] == [1, 2, 0]
+    assert trace.starts_ns == [started_ns]
+
+
+def test_a_topic_that_is_not_traced_says_so(core: DiskCore) -> None:
+    core.broker.topic("t").configure(TopicPolicy(trace="off"))
+    client = core.client("t").ready(1)
+    core.publish("t", b"a")
+    client.finish()
+    found = core.search().by_id(client.got[0].id.decode())
+    assert not found.traced
+    assert only(found).events == []
+    assert [s.state for s in only(found).standing] == ["done"]
+
+
+def test_a_search_ends_when_its_time_is_over(core: DiskCore) -> None:
+    for number in range(1000):
+        core.keyed("t", b"%d" % number, "k")
+    core.broker.write_journal()
+    looked = iter([False] * 2)
+    search = Search(Folder(core.path), lambda: next(looked, True))
+    found = search.by_key("k", most=1000)
+    assert not found.complete
+    assert 0 < len(found.traces) < 1000
+
+
+def test_history_that_was_copied_keeps_what_is_known_of_it(core: DiskCore) -> None:
+    core.broker.topic("kept").configure(TopicPolicy(retention_ms=10**9))
+    core.publish("kept", b"a")
+    client = core.consumed("kept")
+    for _ in range(8):
+        core.fill("t", 1)
+        core.broker.topics["t"].empty()
+        core.broker.write_journal()
+        core.checkpoint()
+    found = core.search().by_id(client.got[0].id.decode())
+    trace = only(found)
+    assert trace.known_since_ns >= trace.stored_at_ns
+    assert isinstance(core.clock, SimulatedClock)
