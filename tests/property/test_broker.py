@@ -378,6 +378,7 @@ class BrokerMachine(HistoryRules):
         """Nothing is needed any more, and what is kept is history."""
         for pick in range(len(self.channels())):
             self.empty_channel(pick)
+            self.settle()  # who held what was at this queue has room for the next one's
         self.whole_checkpoint()
 
     # trouble

@@ -171,3 +171,27 @@ def test_a_queue_does_not_begin_before_a_gap_that_a_power_cut_left() -> None:
     state.cut_power(seed=0)
     state.stands_where_the_model_stands()
     state.teardown()
+
+
+def test_a_segment_goes_only_when_what_has_left_a_bucket_is_durable_elsewhere() -> None:
+    """The delayed message had been due, so nobody needed its segment, and that made room; the batch
+    that it was forwarded in was in memory alone when the power failed.
+    """
+    state = BrokerMachine()
+    state.open(seed=0, dropping=True)
+    state.publish_for_later(name="a", sizes=[90], delay_ms=3500, times=1)
+    state.create_channel(name="x", pick=0)
+    for _ in range(12):
+        state.publish([("a", [100] * 10, 0, False)])
+    state.empty_channel(pick=0)
+    state.begin_flush()
+    state.end_flush()
+    state.wait(3500)
+    state.stands_where_the_model_stands()
+    first = state.broker.log.segments[0]
+    while state.broker.log.segments[0] is first:
+        state.publish([("a", [100] * 10, 0, False)])
+    state.stands_where_the_model_stands()
+    state.cut_power(seed=2)
+    state.stands_where_the_model_stands()
+    state.teardown()

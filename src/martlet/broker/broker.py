@@ -133,6 +133,8 @@ class Broker:
         """Bases of segments that are not cleaned, since not all that is needed there verifies."""
         self.history_bases: set[int] = set()
         """Bases of segments that held nothing but history when the last checkpoint was made."""
+        self.moved_to = 0
+        """The log's position behind what was lately appended in place of older messages."""
         self.shortened_at = 0
         """How many segments had gone when the indexes were last shortened."""
         self._staged: dict[Topic, None] = {}

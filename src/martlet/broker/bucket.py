@@ -309,6 +309,7 @@ class Bucket(Topic):
         self._mark(done)
         self._forget_doubts()
         self._doubtful.append((receipt.position, done))
+        self._broker.moved_to = receipt.position
         return True
 
     def _take(self, keys: list[Key]) -> list[Entry]:

@@ -151,8 +151,7 @@ class Eviction(Relief):
         unneeded = [s for s in _without(log, needed_by) if s in closed]
         unkept = [s for s in _without(log, with_history(needed_by)) if s in closed]
         victim = next(iter(unkept or unneeded or closed), None)
-        told = log.is_told_later
-        if victim is None or not (told(victim) or (self._flush() and told(victim))):
+        if victim is None or not (self._may_go(victim) or (self._flush() and self._may_go(victim))):
             return False
         losses = [] if unneeded else self._losses(victim, needed_by)
         try:
@@ -175,6 +174,13 @@ class Eviction(Relief):
             for channel in list(loss.topic.channels.values()):
                 channel.go_on()
         return True
+
+    def _may_go(self, victim: Segment) -> bool:
+        """Whether a power cut after it would find all that it told, and all that was moved from
+        there to another topic.
+        """
+        log = self._broker.log
+        return log.durable_position >= self._broker.moved_to and log.is_told_later(victim)
 
     def _losses(self, segment: Segment, needed_by: list[Need]) -> list[Loss]:
         losses = []

@@ -78,7 +78,7 @@ def forward(
         queue.end_offset += piece.count
         queue.message_bytes += piece.payload_length - FRAME_HEADER_BYTES * piece.count
         broker.stored_count += piece.count
-    position = broker.log.position
+    position = broker.moved_to = broker.log.position
     for topic, first in firsts.items():
         topic.stored(first, False)
     return position

@@ -161,6 +161,7 @@ class Transfers:
                 self._refuse(transfer, receipt.error)
             elif receipt.position and self._is_safe(receipt.position):
                 self._refused = False
+                self._broker.moved_to = max(self._broker.moved_to, receipt.position)
                 if transfer.channel.is_aside(transfer.offset):
                     transfer.channel.let_aside_go(transfer.offset)
                 transfer.on_end(None)
