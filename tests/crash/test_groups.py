@@ -192,7 +192,7 @@ async def live(broker: BrokerProcess, ledger: Ledger, offsets: Offsets, seconds:
     """One life of a broker, with a sudden end."""
     work = [
         asyncio.create_task(produce(ledger, broker.tcp_address, TOPIC, delays_ms))
-        for delays_ms in ((), (20, 200, 2500))
+        for delays_ms in ((), (20, 200, 900))
     ]
     work += [
         asyncio.create_task(member(broker, ledger, offsets, f"member-{number}"))

@@ -119,6 +119,13 @@ class Channel(Failures):
         return fresh + cursor.stragglers.ready_count
 
     @property
+    def own_mark(self) -> int:
+        """What batches have in place of a time that are for a group alone; 0 for a channel, whose
+        own are stragglers.
+        """
+        return 0 if self.group is None else -self.id
+
+    @property
     def message_count(self) -> int:
         """How many messages have come to it since the broker was started."""
         return self.source.limit - self.counted_from
@@ -407,7 +414,7 @@ class Channel(Failures):
             parts.append(cursor.window.held_offsets(first, end))
             for begin, stop in source.stretches(max(first, cursor.next), max(end, cursor.next)):
                 # Deferred ones that were shown to it are stragglers, or finished.
-                shown = cursor.queue.index.deferred(begin, min(stop, source.limit))
+                shown = cursor.queue.index.deferred(begin, min(stop, source.limit), self.own_mark)
                 parts += [np.arange(*part) for part in apart_from(shown, begin, stop)]
         return distinct(parts)
 

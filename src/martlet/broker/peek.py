@@ -143,7 +143,7 @@ def _waiting(channel: Channel, start: int) -> Iterator[Peeked]:
             for row in rows:
                 if row.first_offset >= end:
                     break
-                if not row.deliver_at_ns:
+                if row.deliver_at_ns in (0, channel.own_mark):
                     for offset in range(max(first, row.first_offset), min(end, row.end_offset)):
                         yield Peeked(offset, State.WAITING)
             number += len(rows)

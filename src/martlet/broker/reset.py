@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from martlet.broker.errors import OutOfReach, WritesRefused
 from martlet.broker.policy import BadPolicy, ChannelPolicy
 from martlet.broker.replay import channel_from, offset_at
+from martlet.name import is_ephemeral
 
 if TYPE_CHECKING:
     from martlet.broker.broker import Broker
@@ -46,6 +47,8 @@ def begin_group(
     channel = topic.channels.get(name)
     if channel is None:
         # Refused before it is there, where its policy can not be.
+        if is_ephemeral(name):
+            raise BadPolicy(f"a group is there to keep its offsets, and {name!r} is ephemeral")
         wanted = ChannelPolicy().changed({"kind": "offsets", **policy})
         if start == "last":
             channel = topic.channel(name)

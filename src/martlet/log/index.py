@@ -15,7 +15,7 @@ only when it is written for a checkpoint: until then it is what the last checkpo
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
@@ -259,30 +259,33 @@ class Index:
         held = (at < len(offsets)) & (offsets[np.minimum(at, len(offsets) - 1)] < ends)
         return numbers[held], rows[held]
 
-    def deferred(self, first: int, end: int) -> Iterator[tuple[int, int]]:
-        """Which of the offsets from `first` up to `end` are deferred messages', as (first, end)."""
-        for begins, ends in self._deferred(first, end):
+    def deferred(self, first: int, end: int, but: int = 0) -> Iterator[tuple[int, int]]:
+        """Which of the offsets from `first` up to `end` are deferred messages', as (first, end);
+        without those that have a certain mark in place of a time.
+        """
+        for begins, ends in self._timed(first, end, lambda times: (times != 0) & (times != but)):
             yield from zip(begins.tolist(), ends.tolist(), strict=True)
 
     def count_deferred(self, first: int, end: int) -> int:
         """How many of the messages from offset `first` up to `end` are deferred ones."""
-        return sum(int((ends - begins).sum()) for begins, ends in self._deferred(first, end))
+        found = self._timed(first, end, lambda times: times != 0)
+        return sum(int((ends - begins).sum()) for begins, ends in found)
 
     def count_marked(self, first: int, end: int, mark: int) -> int:
         """How many of the messages from offset `first` up to `end` have this in place of a time."""
-        marked = self._deferred(first, end, mark)
-        return sum(int((ends - begins).sum()) for begins, ends in marked)
+        found = self._timed(first, end, lambda times: times == mark)
+        return sum(int((ends - begins).sum()) for begins, ends in found)
 
-    def _deferred(
-        self, first: int, end: int, mark: int | None = None
+    def _timed(
+        self, first: int, end: int, wanted: Callable[[Rows], Rows]
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """Of the batches whose times are wanted, the offsets from `first` up to `end`."""
         if first >= end:
             return
         stop = min(self.find(end) + 1, self.end_row)
         for number in range(self.find(first), stop, _ROWS_AT_ONCE):
             rows = self.array(number, min(number + _ROWS_AT_ONCE, stop))
-            times = rows["deliver_at_ns"]
-            rows = rows[times != 0 if mark is None else times == mark]
+            rows = rows[wanted(rows["deliver_at_ns"])]
             begins = np.maximum(rows["first_offset"].astype(np.int64), first)
             ends = np.minimum(rows["first_offset"].astype(np.int64) + rows["count"], end)
             yield begins[begins < ends], ends[begins < ends]

@@ -1,0 +1,159 @@
+"""A group at one queue: what is fetched, committed and given up, and what becomes of the rest."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.broker.core import SECOND_NS, Core, parse
+
+from martlet.broker import fetch as fetch_module
+from martlet.broker.channel import Channel
+from martlet.broker.errors import Conflict, OutOfReach
+from martlet.broker.fetch import Fetch, Fetched
+from martlet.broker.peek import State, peek
+from martlet.broker.policy import BadPolicy, ChannelPolicy
+from martlet.broker.replay import replay
+from martlet.broker.reset import begin_group, reset_group
+from martlet.properties import Properties
+
+
+def group(core: Core, topic: str = "t", name: str = "g") -> Channel:
+    return begin_group(core.broker.topic(topic), name, "first", 0, 0, {})
+
+
+def fetched(core: Core, channel: Channel, offset: int, most_bytes: int = 1 << 20) -> Fetched:
+    fetch = Fetch(core.broker.log, channel.queue, offset, channel.id)
+    fetch.on_lost = channel.cursor.on_lost
+    return fetch.read_on(channel.source, 1000, most_bytes, channel.wanted)
+
+
+def bodies(found: Fetched) -> list[bytes]:
+    return [message.body for part in found.parts for message in parse(bytes(part))]
+
+
+def test_what_is_due_comes_behind_all_others_and_for_the_group_alone() -> None:
+    core = Core()
+    channel = group(core)
+    other = core.client("t", "c").ready(100)
+    core.publish("t", b"later", delay_ns=SECOND_NS)
+    core.publish("t", b"now")
+    assert bodies(fetched(core, channel, 0)) == [b"now"]
+    assert (channel.depth, channel.deferred_count) == (1, 1)
+    core.wait(SECOND_NS)
+    found = fetched(core, channel, 0)
+    assert (bodies(found), found.next_offset) == ([b"now", b"later"], 3)
+    assert (channel.depth, channel.deferred_count) == (2, 0)
+    assert other.bodies == [b"now", b"later"]
+    assert channel.group is not None
+    assert channel.group.commit(2) == 2
+    assert channel.depth == 1
+    waiting = peek(channel, 0, 10, {State.WAITING})
+    assert [one.offset for one in waiting] == [2]
+    # What goes to make room would be missed.
+    assert channel.unfinished([(0, 3)]).tolist() == [2]
+    assert channel.group.commit(3) == 3
+    assert channel.depth == 0
+    assert channel.unfinished([(0, 3)]).tolist() == []
+
+
+def test_a_long_way_without_a_wanted_message_is_gone_in_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetch_module, "MOST_LOOKED", 3)
+    core = Core()
+    topic = core.broker.topic("t")
+    channel = begin_group(topic, "g", "first", 0, 0, {"tags": ["red"]})
+    for number in range(8):
+        core.publish("t", b"%d" % number)
+    topic.stage([b"red"], 0, [(0, Properties(tag="red").pack())])
+    core.broker.commit()
+    offset, steps = 0, 0
+    while not (found := fetched(core, channel, offset)).count:
+        assert not found.is_end
+        assert found.next_offset > offset
+        offset, steps = found.next_offset, steps + 1
+    assert steps == 2
+    assert found.next_offset == 9
+
+
+def test_what_was_emptied_and_what_is_held_back_is_not_fetched() -> None:
+    core = Core()
+    topic = core.broker.topic("t")
+    core.publish("t", b"emptied")
+    topic.empty()
+    core.publish("t", b"one")
+    channel = group(core)
+    assert bodies(fetched(core, channel, 0)) == [b"one"]
+    topic.set_paused(True)
+    core.publish("t", b"two")
+    found = fetched(core, channel, 0)
+    assert (bodies(found), found.next_offset, found.is_end) == ([b"one"], 2, True)
+    topic.set_paused(False)
+    assert bodies(fetched(core, channel, 2)) == [b"two"]
+
+
+def test_the_log_keeps_what_is_not_committed_and_lets_go_of_the_rest() -> None:
+    core = Core()
+    channel = group(core)
+    sent = core.fill("t", 4)
+    core.checkpoint()
+    found = fetched(core, channel, 0)
+    assert bodies(found) == sent
+    assert channel.group is not None
+    channel.group.commit(len(sent) - 1)
+    core.broker.write_journal()
+    for _ in range(3):
+        core.checkpoint()
+    assert channel.queue.start_offset > 0
+    core.kill()
+    channel = core.broker.topics["t"].channels["g"]
+    assert channel.cursor.next == len(sent) - 1
+    assert bodies(fetched(core, channel, channel.cursor.next)) == sent[-1:]
+
+
+def test_a_channel_becomes_a_group_only_while_nobody_consumes_it_and_stays_one() -> None:
+    core = Core()
+    topic = core.broker.topic("t")
+    client = core.client("t", "g").ready(1)
+    core.publish("t", b"one", b"two")
+    with pytest.raises(BadPolicy, match="'g' of topic 't' has consumers"):
+        begin_group(topic, "g", "last", 0, 0, {})
+    client.leave()
+    channel = begin_group(topic, "g", "last", 0, 0, {})
+    # What was delivered and not finished comes again.
+    core.wait(0)
+    assert sorted(bodies(fetched(core, channel, channel.cursor.next))) == [b"one", b"two"]
+    with pytest.raises(Conflict, match="is a group"):
+        core.client("t", "g")
+    with pytest.raises(BadPolicy, match="stays one"):
+        topic.configure_channel("g", ChannelPolicy())
+    with pytest.raises(BadPolicy, match="in order anyway"):
+        topic.configure_channel("g", ChannelPolicy(kind="offsets", order="queue"))
+    with pytest.raises(BadPolicy, match="is ephemeral"):
+        begin_group(topic, "h#ephemeral", "last", 0, 0, {})
+    assert list(topic.channels) == ["g"]
+    with pytest.raises(OutOfReach, match="martlet groups reset"):
+        replay(topic, "g", {0: 0})
+    core.stop()
+    assert core.broker.topics["t"].channels["g"].group is not None
+
+
+def test_a_reset_stands_after_a_kill_and_leaves_what_is_deferred() -> None:
+    core = Core()
+    topic = core.broker.topic("t")
+    channel = group(core)
+    core.channel("t", "all")
+    core.publish("t", b"later", delay_ns=SECOND_NS)
+    core.publish("t", b"1", b"2", b"3")
+    assert channel.group is not None
+    channel.group.commit(3)
+    core.broker.write_journal()
+    with pytest.raises(OutOfReach, match="offset 9 is not there: queue 0 of topic 't' has 0 to 4"):
+        reset_group(core.broker, topic, channel, [0], "offset", 0, 9)
+    reset_group(core.broker, topic, channel, [0], "offset", 0, 1)
+    core.kill()
+    channel = core.broker.topics["t"].channels["g"]
+    assert (channel.cursor.next, channel.depth, channel.deferred_count) == (1, 3, 1)
+    reset_group(core.broker, core.broker.topics["t"], channel, [0], "last", 0, 0)
+    assert (channel.cursor.next, channel.depth, channel.deferred_count) == (4, 0, 1)
+    core.wait(SECOND_NS)
+    assert bodies(fetched(core, channel, 4)) == [b"later"]
