@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import struct
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,6 +105,32 @@ async def test_a_plain_consumer_sees_what_was_committed_and_nothing_else(broker:
     assert await mails.next() == b"last"
     for each in (connection, plain, mails):
         each.close()
+
+
+@pytest.mark.parametrize("flush", ["async", "sync"])
+async def test_what_was_decided_before_a_crash_is_answered_after_it(
+    tmp_path: Path, flush: str
+) -> None:
+    """A rollback that was asked for again was never answered."""
+    options: dict[str, Any] = {"flush": flush, "max_bytes_per_file": 1 << 20}
+    async with Broker(tmp_path / "before", **options) as broker:
+        connection = await connect(broker)
+        for id in ("kept", "dropped"):
+            await add(connection, id, 0, "orders", b"one", begin={})
+        await connection.call("transaction.commit", id="kept")
+        await connection.call("transaction.rollback", id="dropped")
+        # What a kill -9 would leave.
+        shutil.copytree(tmp_path / "before", tmp_path / "after")
+        connection.close()
+    async with Broker(tmp_path / "after", **options) as broker, asyncio.timeout(20):
+        connection = await connect(broker)
+        again = await connection.call("transaction.commit", id="kept")
+        assert again.fields["state"] == "committed"
+        again = await connection.call("transaction.rollback", id="dropped")
+        assert again.fields["state"] == "rolled-back"
+        again = await connection.call("transaction.begin", id="kept")
+        assert again.fields["state"] == "committed"
+        connection.close()
 
 
 async def test_what_is_refused_says_why(broker: Broker) -> None:

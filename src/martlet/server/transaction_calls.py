@@ -25,7 +25,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from martlet.broker.half import frames_of
-from martlet.broker.queue import Receipt
 from martlet.broker.transaction import (
     BadTransaction,
     State,
@@ -38,7 +37,7 @@ from martlet.duration import MILLISECOND_NS
 from martlet.log.record import FRAME_HEADER_BYTES, BadRecord
 from martlet.properties import Properties
 from martlet.server.arguments import Arguments, CallError
-from martlet.server.settled import on_disk
+from martlet.server.settled import on_disk, written_down
 
 if TYPE_CHECKING:
     from martlet.broker.transactions import Transactions
@@ -128,11 +127,6 @@ class TransactionCalls:
 
         return call
 
-    async def _settled(self, position: int) -> None:
-        receipt = Receipt()
-        receipt.position = position
-        await self._server.settled(receipt)
-
     def _id(self, caller: Caller, arguments: Arguments) -> str:
         """Which transaction; the caller must be one who may publish what is in it."""
         id = arguments.text("id", most=_LONGEST_ID)
@@ -149,7 +143,7 @@ class TransactionCalls:
         arguments.only("id", "group", "check_after_ms")
         id = arguments.text("id", most=_LONGEST_ID)
         state = begin(self._transactions, id, arguments.without("id"))
-        await self._settled(self._server.broker.log.position)
+        await written_down(self._server)
         return {"state": state}
 
     async def prepare(self, caller: Caller, arguments: Arguments) -> Answer:
@@ -165,14 +159,14 @@ class TransactionCalls:
         arguments.only("id", "branches")
         id = self._id(caller, arguments)
         outcome = self._transactions.commit(id, _branches(arguments))
-        await self._settled(outcome.position)
+        await written_down(self._server)
         return {"state": outcome.state}
 
     async def rollback(self, caller: Caller, arguments: Arguments) -> Answer:
         """Have nobody see it."""
         arguments.only("id")
         outcome = self._transactions.rollback(self._id(caller, arguments))
-        await self._settled(outcome.position)
+        await written_down(self._server)
         return {"state": outcome.state}
 
     # who can be asked
