@@ -15,8 +15,8 @@ the kind PRODUCERS, little-endian::
 
      0 durable position u64 | 8 forgotten until i64 ns
     then for each producer
-     0 id 16 bytes | 16 floor u64 | 24 heard at i64 ns | 32 count u64
-    40 count x (sequence u64 | end position u64 | offset u64 | topic u32 | home u32 | messages u32 |
+     0 id 16 bytes | 16 floor u64 | 24 heard at i64 ns | 32 doubted until i64 ns | 40 count u64
+    48 count x (sequence u64 | end position u64 | offset u64 | topic u32 | home u32 | messages u32 |
         0 u32)
 
 An entry may survive a power cut that a batch before it did not survive.  So a send that it tells of
@@ -46,10 +46,12 @@ _LEAST_SENDS = 1024
 _SEGMENT_BYTES_A_SEND = 2048
 """For so many bytes of a segment one send is known: its head tells each of them in 40."""
 _ENTRY_BYTES = 1 << 15
+_LATE_NS = 10 * 10**9
+"""How much later a send may seem to have been tried first than it was, as it came late."""
 _WAY_OUT = "look whether it is stored before you send it by another number"
 
 _HEAD = struct.Struct("<Qq")
-_PRODUCER = struct.Struct("<16sQqQ")
+_PRODUCER = struct.Struct("<16sQqqQ")
 _ROW = struct.Struct("<QQQIIII")
 _SENT_FIELD = struct.Struct("<BBH")
 _SENT_HEAD = _SENT_FIELD.pack(Field.SENT, 0, SENT_BYTES)
@@ -108,11 +110,14 @@ class _Window:
         sends: by their numbers.
         floor: sends up to this number that are not among them were, or may have been, forgotten.
         heard_at_ns: when the last came.
+        doubted_until_ns: sends of the time up to this may have been forgotten with the producer,
+            before it was heard again.
     """
 
-    __slots__ = ("floor", "heard_at_ns", "sends")
+    __slots__ = ("doubted_until_ns", "floor", "heard_at_ns", "sends")
 
-    def __init__(self) -> None:
+    def __init__(self, doubted_until_ns: int) -> None:
+        self.doubted_until_ns = doubted_until_ns
         self.sends: dict[int, Send] = {}
         self.floor = 0
         self.heard_at_ns = 0
@@ -163,17 +168,16 @@ class Producers:
             Reused: another send had that number.
         """
         window = self._windows.get(sent.producer)
-        if window is None:
-            if first_tried_ns and first_tried_ns <= self.forgotten_until_ns:
+        known = window.sends.get(sent.sequence) if window is not None else None
+        if window is None or known is None:
+            doubted = self.forgotten_until_ns if window is None else window.doubted_until_ns
+            if doubted and first_tried_ns and first_tried_ns <= doubted + _LATE_NS:
                 raise TooOld(
                     f"send {sent.sequence} of producer {sent.producer.hex()} was tried before, and"
-                    f" that producer is forgotten: {self._most_producers} producers and"
+                    f" that producer was forgotten: {self._most_producers} producers and"
                     f" {self._most_sends} sends are known; {_WAY_OUT}"
                 )
-            return None
-        known = window.sends.get(sent.sequence)
-        if known is None:
-            if sent.sequence <= window.floor:
+            if window is not None and sent.sequence <= window.floor:
                 raise TooOld(
                     f"send {sent.sequence} of producer {sent.producer.hex()} is too old: its last"
                     f" {MOST_SENDS_EACH} sends are known, and of those up to {window.floor} it is"
@@ -194,15 +198,15 @@ class Producers:
 
     def add(self, sent: Sent, send: Send, now_ns: int) -> None:
         """Know a send from now on, unless it is too old to be known."""
-        window = self._heard(sent.producer, now_ns)
+        window = self._heard(sent.producer, now_ns, self.forgotten_until_ns)
         if sent.sequence > window.floor:
             self._count += sent.sequence not in window.sends
             window.sends[sent.sequence] = send
             self._trim(window)
 
-    def _heard(self, producer: bytes, now_ns: int) -> _Window:
+    def _heard(self, producer: bytes, now_ns: int, doubted_until_ns: int) -> _Window:
         """A producer's window, as that of who was heard last."""
-        window = self._windows.pop(producer, None) or _Window()
+        window = self._windows.pop(producer, None) or _Window(doubted_until_ns)
         self._windows[producer] = window
         window.heard_at_ns = max(window.heard_at_ns, now_ns)
         return window
@@ -242,7 +246,8 @@ class Producers:
         parts, size = [head], 0
         for producer, window in self._windows.items():
             rows = [send.row(number) for number, send in window.sends.items() if send.is_stored]
-            parts.append(_PRODUCER.pack(producer, window.floor, window.heard_at_ns, len(rows)))
+            times_ns = (window.heard_at_ns, window.doubted_until_ns)
+            parts.append(_PRODUCER.pack(producer, window.floor, *times_ns, len(rows)))
             parts += rows
             size += _PRODUCER.size + _ROW.size * len(rows)
             if size >= _ENTRY_BYTES:
@@ -263,10 +268,10 @@ class Producers:
         self.forgotten_until_ns = max(self.forgotten_until_ns, forgotten_until_ns)
         at = _HEAD.size
         while at < len(entry):
-            producer, floor, heard_at_ns, count = _PRODUCER.unpack_from(entry, at)
+            producer, floor, heard_at_ns, doubted_ns, count = _PRODUCER.unpack_from(entry, at)
             at += _PRODUCER.size
             end = at + count * _ROW.size
-            window = self._heard(producer, heard_at_ns)
+            window = self._heard(producer, heard_at_ns, doubted_ns)
             window.floor = max(window.floor, floor)
             sends = window.sends
             for row in _ROW.iter_unpack(memoryview(entry)[at:end]):

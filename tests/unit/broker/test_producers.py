@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 import pytest
-from tests.unit.broker.core import Core
+from tests.unit.broker.core import SECOND_NS, Core
 
 from martlet.broker import producers as room
 from martlet.broker.producers import Producers, Reused, Send, TooOld, marked, marks
@@ -117,14 +117,39 @@ def test_who_has_been_silent_longest_is_forgotten_and_not_trusted_with_a_repetit
         send(core, Sent(producer, 1, 1), producer)
     assert len(known) == 2
     topic = core.broker.topics["t"]
-    with pytest.raises(TooOld, match="is forgotten"):
+    with pytest.raises(TooOld, match="was forgotten"):
         known.find(Sent(A, 1, 1), topic, tried_ns)
     assert known.find(Sent(A, 2, 1), topic) is None, "it is sent for the first time"
-    core.clock.advance(1)
+    core.clock.advance(11 * SECOND_NS)
     assert known.find(Sent(A, 3, 1), topic, core.clock()) is None, "since it was forgotten"
     core.stop()
-    with pytest.raises(TooOld, match="is forgotten"):
+    with pytest.raises(TooOld, match="was forgotten"):
         core.broker.producers.find(Sent(A, 1, 1), core.broker.topics["t"], tried_ns)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_who_was_forgotten_and_is_heard_again_is_not_trusted_with_what_he_sent_before(
+    restarted: bool,
+) -> None:
+    """The window that he had got anew knew nothing of it, and it was stored twice."""
+    core = Core()
+    known = core.broker.producers = Producers(2, 1000)
+    known.topics = core.broker.by_id
+    tried_ns = core.clock()
+    for producer in (A, B, C):
+        core.clock.advance(1)
+        send(core, Sent(producer, 1, 1), producer)
+    send(core, Sent(A, 2, 1), b"2")
+    core.clock.advance(11 * SECOND_NS)
+    if restarted:
+        core.stop()
+    known, topic = core.broker.producers, core.broker.topics["t"]
+    with pytest.raises(TooOld, match="was forgotten"):
+        known.find(Sent(A, 1, 1), topic, tried_ns)
+    assert known.find(Sent(A, 3, 1), topic, core.clock()) is None
+    again = known.find(Sent(A, 2, 1), topic, tried_ns)
+    assert again is not None
+    assert again.offset == 3
 
 
 def test_what_was_refused_is_stored_when_it_comes_again() -> None:
