@@ -189,6 +189,10 @@ class DelayRules(BesideModel):
                 assert id not in waiting or delayed.gone_position > durable
                 if id in waiting:
                     delayed.gone_position = None
+                elif delayed.position > durable:
+                    # Nothing may tell of it, and its id is another's then.
+                    del self.delayed[id]
+                    continue
             else:
                 assert id in waiting or delayed.position > durable, "a durable one has gone"
             if delayed.waits and id not in waiting:

@@ -12,7 +12,8 @@ holds a segment back from being let go.  So what is past them can still be read 
 nothing else holds the segment that it is in, and each batch goes with its segment as a whole.
 
 The first row that is kept only rises while the limits stay as they are.  It never stands before
-what has gone: a channel can be set back only as far as everything is stored.
+what has gone: a channel can be set back only as far as everything is stored.  So a gap that a power
+cut has left in what was not yet durable ends the history before it.
 
 History never stands in the way of new messages.  The fuller the disk, the less it is spared:
 
