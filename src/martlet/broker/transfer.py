@@ -105,23 +105,13 @@ class Transfers:
     def _run(self, now_ns: int) -> int | None:
         """Append some of what waits. Returns when to look again."""
         self.settle()
-        loads: dict[tuple[Topic, Channel | None], _Load] = {}
-        blocked = False
-        for _ in range(min(_AT_ONCE, len(self._waiting))):
-            transfer = self._waiting.popleft()
-            try:
-                self._load(transfer, loads)
-            except OSError:
-                # The index can not be read at the moment.
-                self._waiting.append(transfer)
-                blocked = True
-            except WritesRefused as error:
-                self._refuse(transfer, error)
-        for (topic, only), load in loads.items():
-            receipt = topic.stage(load.bodies, -only.id if only is not None else 0, load.entries)
-            for transfer in load.transfers:
-                transfer.receipt = receipt
-                self._written.append(transfer)
+        taken = [self._waiting.popleft() for _ in range(min(_AT_ONCE, len(self._waiting)))]
+        try:
+            blocked = self._append(taken)
+        except BaseException:
+            # Whatever it is: the others have their turn, and these come again.
+            self._waiting += [transfer for transfer in taken if transfer.receipt is None]
+            raise
         self._broker.commit()
         self.settle()
         if self._written:
@@ -129,6 +119,28 @@ class Transfers:
         if not self._waiting:
             return None
         return now_ns + _AGAIN_NS if blocked or self._refused else now_ns
+
+    def _append(self, taken: list[Transfer]) -> bool:
+        """Append what can be. Returns whether something can not be read at the moment."""
+        loads: dict[tuple[Topic, Channel | None], _Load] = {}
+        refused: list[tuple[Transfer, WritesRefused]] = []
+        unread: list[Transfer] = []
+        for transfer in taken:
+            try:
+                self._load(transfer, loads)
+            except OSError:
+                unread.append(transfer)  # Of the index, as when too many files are open.
+            except WritesRefused as error:
+                refused.append((transfer, error))
+        for (topic, only), load in loads.items():
+            receipt = topic.stage(load.bodies, -only.id if only is not None else 0, load.entries)
+            for transfer in load.transfers:
+                transfer.receipt = receipt
+                self._written.append(transfer)
+        for transfer, why in refused:
+            self._refuse(transfer, why)
+        self._waiting += unread
+        return bool(unread)
 
     def _load(self, transfer: Transfer, loads: dict[tuple[Topic, Channel | None], _Load]) -> None:
         """Read a message, to go with the others that go to the same place."""

@@ -324,3 +324,28 @@ def test_a_channel_at_several_queues_has_one_policy_and_one_dead_letter_topic() 
     told = dead_letters(core)
     assert [body for body, _ in told] == [b"0", b"1", b"2", b"3"]
     assert [properties.system["dead_queue"] for _, properties in told] == ["0", "1", "2", "3"]
+
+
+def test_what_goes_wrong_with_one_dead_letter_holds_up_and_loses_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = Core()
+    configure(core, max_attempts=1)
+    client = core.client("t").ready(3)
+    core.publish("t", b"1", b"2", b"3")
+    read = client.channel.cursor.properties
+
+    def broken(offset: int) -> bytes:
+        if offset == 1:
+            raise RuntimeError("unforeseen")
+        return read(offset)
+
+    monkeypatch.setattr(client.channel.cursor, "properties", broken)
+    for number in range(3):
+        client.requeue(number)
+    with pytest.raises(RuntimeError, match="unforeseen"):
+        core.broker.run()
+    monkeypatch.undo()
+    core.wait(SECOND_NS)
+    assert sorted(body for body, _ in dead_letters(core)) == [b"1", b"2", b"3"]
+    assert client.channel.in_flight_count == 0
