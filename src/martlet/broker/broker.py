@@ -266,7 +266,9 @@ class Broker:
         if queue.batch is not None:
             self.commit_topic(topic, 0)
         self._staged[topic] = None
-        return queue.begin(self._scratch, self.stored_at_ns())
+        now_ns = self.clock()
+        self._last_stored_ns = max(self._last_stored_ns, now_ns)
+        return queue.begin(self._scratch, self._last_stored_ns)
 
     def lend_scratch(self) -> Batch:
         """A batch to lay something out in; it is to be given back."""

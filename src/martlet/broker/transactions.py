@@ -57,6 +57,13 @@ if TYPE_CHECKING:
     from martlet.log.checkpoint import JournalEntry
 
 
+_LEAST_TOLD = 1024
+_SEGMENT_BYTES_EACH = 1024
+"""For so many bytes of a segment one outcome is remembered, and one batch of half messages held,
+since its head tells all of them.
+"""
+
+
 class Transactions:
     """The transactions of a broker.
 
@@ -75,7 +82,9 @@ class Transactions:
         self._broker = broker
         self.limits = limits
         self.open: dict[str, Transaction] = {}
-        self.outcomes = Outcomes(limits.most_outcomes, limits.remembered_ns)
+        most_told = max(_LEAST_TOLD, broker.log.segment_bytes // _SEGMENT_BYTES_EACH)
+        self._most_held = most_told
+        self.outcomes = Outcomes(min(limits.most_outcomes, most_told), limits.remembered_ns)
         self.half: HalfTopic | None = None
         self.on_set_aside: Callable[[Transaction, str], None] = lambda transaction, why: None
         self.committed_count = 0
@@ -192,6 +201,12 @@ class Transactions:
             )
         self._check_size(transaction, sum(map(len, bodies)))
         half = self._half()
+        if len(half.held) >= self._most_held:
+            raise LimitReached(
+                f"open transactions hold what {len(half.held)} sends have added, and each segment"
+                " of the log begins with a list of them: end some, add several messages at a time,"
+                " or raise --max-bytes-per-file"
+            )
         told = {
             "transaction": id,
             "branch": branch,

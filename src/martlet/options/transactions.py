@@ -55,7 +55,8 @@ class TransactionOptions(Options):
         "transaction-outcomes",
         Kind.INT,
         100_000,
-        "how many outcomes are remembered, the newest ones",
+        "how many outcomes are remembered, the newest ones, and no more than one for each KiB of"
+        " --max-bytes-per-file",
         limits=(1, 10**6),
     )
     max_transactions: int = option(

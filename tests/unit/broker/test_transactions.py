@@ -191,6 +191,19 @@ def test_limits_are_named_and_lose_nothing() -> None:
     transactions.begin("u")
 
 
+def test_what_a_segment_s_head_has_to_tell_is_limited() -> None:
+    core = Core(segment_bytes=1 << 20)
+    transactions = core.broker.transactions
+    transactions.begin("t")
+    producer = Producer(core)
+    for _ in range(1024):
+        producer.add("t", "orders", b"one")
+    with pytest.raises(LimitReached, match="what 1024 sends have added"):
+        producer.add("t", "orders", b"one")
+    transactions.commit("t")
+    assert stored(core.broker, "orders") == [b"one"] * 1024
+
+
 def test_properties_go_with_the_messages(core: Core) -> None:
     transactions = core.broker.transactions
     transactions.begin("t")
