@@ -177,6 +177,23 @@ async def test_what_is_not_done_comes_again_and_what_is_done_does_not(broker: Br
         assert [m.offset async for m in limited(consumer, 3)] == [7, 8, 9]
 
 
+async def test_what_a_loop_left_behind_is_the_first_of_the_next_one(broker: Broker) -> None:
+    put(broker, [b"%d" % n for n in range(10)])
+    async with member(broker) as consumer:
+        async for message in consumer:
+            if message.offset == 2:
+                break
+        async for batch in consumer.batches(max_messages=3):
+            if 9 in batch.offsets:
+                break
+            assert batch.offsets.tolist() in ([2], [3, 4, 5], [6, 7, 8])
+        async for message in consumer:
+            assert message.offset == 9
+            await consumer.commit()
+            break
+        assert consumer.committed(0) == 10
+
+
 async def limited(consumer: PullConsumer, count: int) -> AsyncIterator[PulledMessage]:
     """So many messages, which are done."""
     async for message in consumer:
@@ -365,8 +382,9 @@ async def test_who_was_away_for_too_long_joins_again_and_undoes_nothing(
         group = broker.server.broker.find_topic("t").find_channel("g").group
         assert group is not None
         members = group.members
-        members.leave(next(iter(members.members.values())))
+        first = next(iter(members.members.values()))
         async with member(broker) as other:
+            members.leave(first)
             assert [m.offset async for m in limited(other, 5)] == list(range(5))
             await other.commit()
         # That the first one is done now counts for nothing.

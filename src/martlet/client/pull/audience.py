@@ -100,6 +100,9 @@ class Audience(Outpost):
             }
             self._was_there = True
             taken = await self._take(connection, offsets)
+            ends = {int(each["queue"]): int(each["end_offset"]) for each in queues}
+            for held in taken:
+                held.end_offset = ends[held.place.queue]
             self.is_there(connection)
             await self.settings.watcher.assigned([held.place for held in taken])
             self.mark_attempted()

@@ -60,6 +60,15 @@ class PulledBatch(Decoded):
         """The place of each in the queue, rising; not always without gaps."""
         return np.fromiter(self.piece.offsets(), np.int64, self.count)
 
+    @property
+    def is_out(self) -> bool:
+        """Whether they are not done yet."""
+        return not self.is_finished
+
+    def give_back(self) -> None:
+        """Have them handed out again, which are not done."""
+        self._held.put_back_batch(self)
+
     def finish(self) -> None:
         """All of them have been dealt with: the offset that is committed may pass them.
 

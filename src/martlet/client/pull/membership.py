@@ -157,7 +157,9 @@ class Membership(Outpost):
             await self._release(connection, unused)
         taken = await self._take(connection, fresh)
         for held in taken:
-            self._since[held.place.queue] = ours[held.place.queue]["since"]
+            told_of = ours[held.place.queue]
+            self._since[held.place.queue] = told_of["since"]
+            held.end_offset = int(told_of["end_offset"])
         await self.settings.watcher.assigned([held.place for held in taken])
         self._begin(connection, [self.held[number] for number in fresh if number in self.held])
 

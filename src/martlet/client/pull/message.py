@@ -102,6 +102,15 @@ class PulledMessage:
         """Whether it is done."""
         return self._stage is Stage.DONE
 
+    @property
+    def is_out(self) -> bool:
+        """Whether somebody is at work on it."""
+        return self._stage is Stage.OUT
+
+    def give_back(self) -> None:
+        """Have it handed out again: nobody is at work on it any more, and it is not done."""
+        self._held.put_back(self)
+
     def finish(self) -> None:
         """It has been dealt with: the offset that is committed may pass it.
 

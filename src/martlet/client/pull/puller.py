@@ -6,6 +6,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable
+from functools import partial
 from types import TracebackType
 from typing import Generic, Literal, Self, TypeVar
 
@@ -23,9 +24,10 @@ from martlet.client.pull.batch import PulledBatch
 from martlet.client.pull.crew import PullCrew, PullHandler
 from martlet.client.pull.failures import OnGivingUp, PullFailures, kept_by
 from martlet.client.pull.held import HeldQueue
+from martlet.client.pull.iteration import Handed, Iteration
 from martlet.client.pull.limits import FlowLimits
 from martlet.client.pull.line import Line
-from martlet.client.pull.message import PulledMessage, Stage
+from martlet.client.pull.message import PulledMessage
 from martlet.client.pull.outpost import Outpost, Settings
 from martlet.client.pull.place import Place, find_place
 from martlet.client.pull.start import Start, check_start, time_ms
@@ -87,7 +89,7 @@ class Puller(ABC, Generic[PostT]):
         self._connect_timeout_s = connect_timeout_s
         self._close_timeout_s = close_timeout_s
         self._identity = identity
-        self._lent: dict[PulledMessage | PulledBatch, None] = {}
+        self._lent: dict[Handed, None] = {}
         """What iterators have handed out and was not asked about again."""
         self._entered = False
 
@@ -145,24 +147,12 @@ class Puller(ABC, Generic[PostT]):
         self._check_entered()
         return self._messages()
 
-    async def _messages(self) -> AsyncIterator[PulledMessage]:
-        while (message := await self._line.message()) is not None:
-            self._lent[message] = None
-            try:
-                yield message
-            except BaseException:
-                if message._stage is Stage.OUT:
-                    message._held.put_back(message)
-                raise
-            finally:
-                self._lent.pop(message, None)
-            if message._stage is Stage.OUT:
-                message.finish()
-        self._line.check()
+    def _messages(self) -> Iteration[PulledMessage]:
+        return Iteration(self._line, self._line.message, self._lent)
 
-    async def batches(
+    def batches(
         self, *, max_messages: int = 10_000, max_wait_ms: float = 0
-    ) -> AsyncIterator[PulledBatch]:
+    ) -> Iteration[PulledBatch]:
         """The messages in batches, each of one queue, in order.
 
         A batch is done when the loop asks for the next one, or ``batch.finish()`` was called.
@@ -176,19 +166,8 @@ class Puller(ABC, Generic[PostT]):
         self._check_entered()
         if max_messages < 1:
             raise ValueError(f"max_messages={max_messages}: 1 is the least")
-        while (batch := await self._line.batch(max_messages, max_wait_ms / 1000)) is not None:
-            self._lent[batch] = None
-            try:
-                yield batch
-            except BaseException:
-                if not batch.is_finished:
-                    batch._held.put_back_batch(batch)
-                raise
-            finally:
-                self._lent.pop(batch, None)
-            if not batch.is_finished:
-                batch.finish()
-        self._line.check()
+        take = partial(self._line.batch, max_messages, max_wait_ms / 1000)
+        return Iteration(self._line, take, self._lent)
 
     async def run(
         self,
@@ -298,11 +277,8 @@ class Puller(ABC, Generic[PostT]):
         Raises:
             ClientError, OSError: it could not be kept.
         """
-        for lent in list(self._lent):
-            if isinstance(lent, PulledBatch):
-                if not lent.is_finished:
-                    lent.finish()
-            elif lent._stage is Stage.OUT:
+        for lent in self._lent:
+            if lent.is_out:
                 lent.finish()
         self._lent.clear()
         await asyncio.gather(*(post.commit() for post in self._brokers.subscriptions))

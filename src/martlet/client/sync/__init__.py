@@ -21,6 +21,16 @@ cannot be used after it in the child, and says so.
 from martlet.client.sync.batch import Batch
 from martlet.client.sync.consumer import Consumer
 from martlet.client.sync.producer import Producer
+from martlet.client.sync.pull import BroadcastConsumer, PullConsumer
+from martlet.client.sync.pulled import PulledBatch
 from martlet.client.sync.transaction import Transaction
 
-__all__ = ["Batch", "Consumer", "Producer", "Transaction"]
+__all__ = [
+    "Batch",
+    "BroadcastConsumer",
+    "Consumer",
+    "Producer",
+    "PullConsumer",
+    "PulledBatch",
+    "Transaction",
+]

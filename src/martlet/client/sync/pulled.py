@@ -1,0 +1,139 @@
+"""What a pull consumer hands out, for other threads than the event loop's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from martlet.client.pull import batch as asynchronous
+from martlet.client.pull.held import HeldQueue
+from martlet.client.pull.message import PulledMessage, Stage
+from martlet.client.pull.place import Place
+from martlet.client.sync.loop_thread import LoopThread
+from martlet.properties import Properties
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class PostedQueue:
+    """Stands in a message in the place of its queue, and posts that it is done."""
+
+    __slots__ = ("_message", "_thread", "place", "topic")
+
+    def __init__(self, message: PulledMessage, thread: LoopThread) -> None:
+        self.topic = message.topic
+        self.place = message.place
+        self._message = message
+        self._thread = thread
+
+    def finish(self, handed: PulledMessage) -> None:
+        """It is done."""
+        self._thread.check()
+        handed._stage = Stage.DONE
+        self._thread.post(self._finish)
+
+    def _finish(self) -> None:
+        message = self._message
+        if message._stage is Stage.OUT:
+            message.finish()
+
+
+def posted(message: PulledMessage, thread: LoopThread) -> PulledMessage:
+    """The same message, to be finished from any thread."""
+    # What a message asks of its queue is all here.
+    held = cast(HeldQueue, PostedQueue(message, thread))
+    handed = PulledMessage(
+        held, message.offset, message.timestamp_ns, message.id, message.body, message.packed
+    )
+    handed.attempts, handed.errors = message.attempts, message.errors
+    handed._stage = Stage.OUT
+    return handed
+
+
+class PulledBatch:
+    """Messages of one queue, in order: done when the next batch is asked for, or `finish` called.
+
+    It is `martlet.client.PulledBatch`, for any thread.
+    """
+
+    def __init__(self, batch: asynchronous.PulledBatch, thread: LoopThread) -> None:
+        self._batch = batch
+        self._thread = thread
+
+    def __len__(self) -> int:
+        return self._batch.count
+
+    def __repr__(self) -> str:
+        return repr(self._batch)
+
+    @property
+    def count(self) -> int:
+        """How many messages there are."""
+        return self._batch.count
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._batch.topic
+
+    @property
+    def queue(self) -> int:
+        """The number of their queue."""
+        return self._batch.queue
+
+    @property
+    def place(self) -> Place:
+        """Their queue, and at which broker that is."""
+        return self._batch.place
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """The place of each in the queue, rising; not always without gaps."""
+        return self._batch.offsets
+
+    @property
+    def ids(self) -> NDArray[np.bytes_]:
+        """The id of each message: an array of 16 bytes each (``S16``)."""
+        return self._batch.ids
+
+    @property
+    def timestamps_ns(self) -> NDArray[np.int64]:
+        """When each message was published, in nanoseconds since 1970."""
+        return self._batch.timestamps_ns
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """The body of each message."""
+        return self._batch.bodies
+
+    @property
+    def properties(self) -> list[Properties]:
+        """The properties of each message."""
+        return self._batch.properties
+
+    def arrow(self) -> pa.BinaryArray:
+        """The bodies as one Arrow array.
+
+        Raises:
+            ImportError: pyarrow is not installed.
+        """
+        return self._batch.arrow()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether they are done."""
+        return self._batch.is_finished
+
+    def finish(self) -> None:
+        """All of them have been dealt with: the offset that is committed may pass them.
+
+        Raises:
+            AlreadyAnswered: they were finished before.
+        """
+        self._thread.call(self._finish())
+
+    async def _finish(self) -> None:
+        self._batch.finish()

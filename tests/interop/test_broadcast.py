@@ -1,0 +1,187 @@
+"""Broadcasting: every consumer gets all, and knows by its own file where it was."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from martlet.client import Backoff, BadOffsetFile, BroadcastConsumer, Place, PulledMessage
+from martlet.client.pull import audience
+from martlet.client.pull.offset_file import OffsetFile
+from martlet.testing import Broker
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    async with Broker() as broker:
+        broker.server.broker.topic("t").channel("keeps")
+        broker.server.broker.set_queues("t", 2)
+        yield broker
+
+
+def put(broker: Broker, bodies: Sequence[bytes], queue: int = 0) -> None:
+    broker.server.broker.topic("t").part(queue).stage(list(bodies))
+    broker.server.broker.commit()
+
+
+def consumer(broker: Broker, offsets: Path | None, **settings: Any) -> BroadcastConsumer:
+    return BroadcastConsumer("t", broker.tcp_address, offsets=offsets, **settings)
+
+
+async def some(consumer: BroadcastConsumer, count: int) -> list[bytes]:
+    """So many messages, which are done."""
+    bodies: list[bytes] = []
+    async with asyncio.timeout(30):
+        async for message in consumer:
+            message.finish()
+            bodies.append(message.body)
+            if len(bodies) == count:
+                break
+    return sorted(bodies)
+
+
+async def test_each_gets_all_and_goes_on_where_it_was(broker: Broker, tmp_path: Path) -> None:
+    put(broker, [b"0", b"1", b"2"])
+    put(broker, [b"3", b"4"], 1)
+    for name in ("one", "two"):
+        async with consumer(broker, tmp_path / name, start="first") as each:
+            assert [place.queue for place in each.assignment] == [0, 1]
+            assert await some(each, 5) == [b"0", b"1", b"2", b"3", b"4"]
+    put(broker, [b"5"])
+    async with consumer(broker, tmp_path / "one", start="first") as each:
+        assert await some(each, 1) == [b"5"]
+    told = json.loads((tmp_path / "one").read_text())
+    assert told["topic"] == "t"
+    assert told["offsets"] == {broker.tcp_address: {"0": 4, "1": 2}}
+
+
+async def test_it_begins_where_it_is_told(broker: Broker) -> None:
+    put(broker, [b"0", b"1"])
+    await asyncio.sleep(0.002)
+    moment = datetime.now(UTC)
+    put(broker, [b"2"])
+    cases: list[tuple[Any, int]] = [("first", 0), ("last", 3), (moment, 2), (1, 1)]
+    for start, wanted in cases:
+        async with consumer(broker, None, start=start) as each:
+            assert each.position(0) == wanted
+            await each.seek(0, 0)
+            assert each.position(0) == 0
+            assert await some(each, 3) == [b"0", b"1", b"2"]
+
+
+async def test_it_commits_every_so_often_and_goes_back_when_it_is_sent_back(
+    broker: Broker, tmp_path: Path
+) -> None:
+    put(broker, [b"0", b"1", b"2"])
+    path = tmp_path / "offsets"
+    place = Place(broker.tcp_address, 0)
+    async with consumer(broker, path, start="first", auto_commit=False) as each:
+        assert len(await some(each, 3)) == 3
+        assert not path.exists()
+        await each.commit()
+        assert OffsetFile(path, "t").get(place) == 3
+        await each.seek(0, 1)
+        await each.commit()
+        assert OffsetFile(path, "t").get(place) == 1
+    async with consumer(broker, path, commit_every_s=0.02) as each:
+        assert await some(each, 2) == [b"1", b"2"]
+        async with asyncio.timeout(30):
+            while OffsetFile(path, "t").get(place) != 3:  # noqa: ASYNC110, another's file
+                await asyncio.sleep(0.005)
+
+
+async def test_new_queues_and_a_new_topic_are_had_from_the_start(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audience, "LOOK_S", 0.02)
+    monkeypatch.setattr(audience, "ABSENT_S", 0.02)
+    async with (
+        consumer(broker, None) as each,
+        BroadcastConsumer("later", broker.tcp_address, offsets=None) as other,
+    ):
+        broker.server.broker.set_queues("t", 3)
+        put(broker, [b"new"], 2)
+        assert await some(each, 1) == [b"new"]
+        broker.server.broker.topic("later").stage([b"first"])
+        broker.server.broker.commit()
+        assert await some(other, 1) == [b"first"]
+
+
+async def test_a_lost_connection_loses_and_doubles_nothing(broker: Broker) -> None:
+    put(broker, [b"%d" % n for n in range(10)])
+    async with consumer(broker, None, start="first") as each:
+        assert len(await some(each, 6)) == 6
+        connection = each._brokers.subscriptions[0].connection
+        assert connection is not None
+        connection.abort()
+        assert await some(each, 4) == [b"6", b"7", b"8", b"9"]
+
+
+async def test_a_message_that_fails_is_tried_for_ever_unless_it_is_given_up(
+    broker: Broker,
+) -> None:
+    put(broker, [b"bad", b"good"])
+    attempts: list[int] = []
+
+    def handle(message: PulledMessage) -> None:
+        if message.body == b"good":
+            each.stop()
+        else:
+            attempts.append(message.attempts)
+            raise RuntimeError
+
+    fast = Backoff(first_s=0.001, max_s=0.001)
+    async with consumer(broker, None, start="first", retry=fast, max_attempts=20) as each:
+        await each.run(handle)
+        assert each.tally.dead == 1
+    assert attempts == list(range(1, 21))
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("", "cannot be read as offsets"),
+        ("{", "cannot be read as offsets"),
+        ('{"format": "other", "version": 1}', "format is 'other'"),
+        (
+            '{"format": "martlet-offsets", "version": 1, "topic": "t",'
+            ' "offsets": {"b": {"0": "x"}}}',
+            "'x' is no offset",
+        ),
+        (
+            '{"format": "martlet-offsets", "version": 1, "topic": "other", "offsets": {}}',
+            "offsets of topic 'other', and not of 't'",
+        ),
+    ],
+)
+def test_a_file_that_is_none_is_told_and_kept(tmp_path: Path, text: str, wrong: str) -> None:
+    path = tmp_path / "offsets"
+    path.write_text(text)
+    with pytest.raises(BadOffsetFile, match=wrong) as raised:
+        BroadcastConsumer("t", offsets=path)
+    assert str(path) in str(raised.value)
+    assert path.read_text() == text
+    with pytest.raises(BadOffsetFile, match="no folder"):
+        BroadcastConsumer("t", offsets=tmp_path / "none" / "offsets")
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "offsets"
+    file = OffsetFile(path, "t")
+    file.write({Place("b:1", 0): 5})
+    before = path.read_text()
+    (tmp_path / "offsets.new").mkdir()
+    with pytest.raises(OSError, match=r"offsets\.new"):
+        file.write({Place("b:1", 0): 6})
+    assert path.read_text() == before
+    (tmp_path / "offsets.new").rmdir()
+    file.write({Place("b:1", 1): 7})
+    again = OffsetFile(path, "t")
+    assert [again.get(Place("b:1", queue)) for queue in (0, 1, 2)] == [6, 7, None]
+    assert [each.name for each in tmp_path.iterdir()] == ["offsets"]
