@@ -1,4 +1,4 @@
-"""``martlet topic``: makes topics, and gives them more queues."""
+"""``martlet topic``: makes topics, gives them more queues, and says what else they do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 
-from martlet.apps import tool
+from martlet.apps import configure, tool
 from martlet.options.topic import TopicCreateOptions
 from martlet.tools.door import NoAnswer
 from martlet.tools.topic import TopicCreation
@@ -39,11 +39,16 @@ def create(argv: Sequence[str]) -> int:
     return 1 if refused else code
 
 
-ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {"create": create}
+ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {
+    "create": create,
+    "configure": configure.topic,
+}
 USAGE = """\
 usage: martlet topic create TOPIC [--queues=N] --nsqd-http-address=ADDR:PORT
+       martlet topic configure TOPIC [NAME=VALUE ...] --nsqd-http-address=ADDR:PORT
 
-  create  make a topic, or give it more queues; see martlet topic create --help"""
+  create     make a topic, or give it more queues; see martlet topic create --help
+  configure  set or show its policy; see martlet topic configure --help"""
 
 
 def main(argv: Sequence[str]) -> int:

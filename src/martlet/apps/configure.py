@@ -1,0 +1,140 @@
+"""``martlet topic configure`` and ``martlet channel configure``: policies, from the command line.
+
+What may be set, and within which limits, says `martlet.broker.policy`; so does the help.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from martlet.apps import start, tool
+from martlet.broker.policy import BadPolicy, ChannelPolicy, Policy, TopicPolicy
+from martlet.duration import MILLISECOND_NS, parse_duration, parse_size
+from martlet.options import LogOptions
+from martlet.options.configure import ChannelConfigureOptions, TopicConfigureOptions
+from martlet.tools.configure import Configuration
+from martlet.tools.door import NoAnswer
+
+log = logging.getLogger(__name__)
+
+
+def topic(argv: Sequence[str]) -> int:
+    """Configure a topic; the result is the exit code of the process."""
+    return _run("topic", TopicConfigureOptions, TopicPolicy(), argv, ["topic"])
+
+
+def channel(argv: Sequence[str]) -> int:
+    """Configure a channel; the result is the exit code of the process."""
+    return _run("channel", ChannelConfigureOptions, ChannelPolicy(), argv, ["topic", "channel"])
+
+
+def _run(
+    what: str,
+    kind: type[TopicConfigureOptions] | type[ChannelConfigureOptions],
+    policy: Policy,
+    argv: Sequence[str],
+    names: list[str],
+) -> int:
+    flags, others = tool.split(kind, argv)
+    told = [word for word in others if "=" in word]
+    named = [word for word in others if "=" not in word]
+    options = tool.options(
+        f"{what} configure",
+        _description(what, policy),
+        kind,
+        [*flags, *(f"--{n}={v}" for n, v in zip(names, named, strict=False)), *named[len(names) :]],
+        " ".join([*(name.upper() for name in names), "[NAME=VALUE ...]"]),
+    )
+    try:
+        changes = read(policy, told)
+        policy.changed(changes)
+    except BadPolicy as error:
+        _fail(str(error))
+    refused: list[NoAnswer] = []
+
+    async def work() -> None:
+        for url, answer in await Configuration(options, changes).run():
+            if isinstance(answer, NoAnswer):
+                refused.append(answer)
+                log.error("%s", answer)
+            else:
+                log.info("%s: %s %s: %s", url, what, _name(options), _shown(answer))
+
+    code = tool.run_alone(work)
+    return 1 if refused else code
+
+
+def _fail(text: str) -> NoReturn:
+    log.critical("%s", text)
+    raise SystemExit(start.WRONG)
+
+
+def read(policy: Policy, told: Sequence[str]) -> dict[str, object]:
+    """The fields that words such as ``retention_ms=72h`` set. Raises BadPolicy."""
+    known = {each.name: each.metadata for each in dataclasses.fields(policy)}
+    changes: dict[str, object] = {}
+    for word in told:
+        name, _, text = word.partition("=")
+        name = name.replace("-", "_")
+        if name not in known:
+            raise BadPolicy(f"there is no policy {name!r}; there are {', '.join(known)}")
+        changes[name] = None if text == "default" else _value(name, text, known[name])
+    return changes
+
+
+def _value(name: str, text: str, limits: Mapping[str, Any]) -> object:
+    if "choices" in limits or limits.get("is_name"):
+        return text
+    pieces = text.split(",") if text else []
+    if limits.get("is_tags"):
+        return pieces
+    if "count" in limits:
+        return [_number(name, piece) for piece in pieces]
+    return _number(name, text)
+
+
+def _number(name: str, text: str) -> int:
+    """A whole number; where the name says so, also a duration such as 72h, or a size."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        if name.endswith("_ms"):
+            return parse_duration(text) // MILLISECOND_NS
+        if name.endswith("_bytes"):
+            return parse_size(text)
+    except ValueError as error:
+        raise BadPolicy(f"{name}={text}: {error}") from None
+    raise BadPolicy(f"{name}={text}: it must be a whole number")
+
+
+def _description(what: str, policy: Policy) -> str:
+    said = [
+        f"Set what a {what} does beyond NSQ's rules, on each broker named, or on all that a lookup"
+        " daemon knows; without any NAME=VALUE, show what is set. It counts at once, and after a"
+        " restart. The value 'default' takes back what was set. There are",
+    ]
+    for each in dataclasses.fields(policy):
+        choices = each.metadata.get("choices", ())
+        one_of = f" ({', '.join(choices)})" if choices else ""
+        said.append(f"{each.name}{one_of}: {each.metadata['help']};")
+    return " ".join(said).rstrip(";") + "."
+
+
+def _name(options: LogOptions) -> str:
+    names = [getattr(options, name, "") for name in ("topic", "channel")]
+    return "/".join(name for name in names if name)
+
+
+def _shown(policy: Mapping[str, object]) -> str:
+    if not policy:
+        return "nothing is set"
+    return ", ".join(
+        f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in policy.items()
+    )

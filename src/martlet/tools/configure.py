@@ -1,0 +1,49 @@
+"""Policies of topics and channels, set on each broker that is named."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from martlet.options.configure import ChannelConfigureOptions, TopicConfigureOptions
+from martlet.tools.door import Doors, NoAnswer
+
+Options = TopicConfigureOptions | ChannelConfigureOptions
+
+
+class Configuration:
+    """Sets some fields of a policy.
+
+    Args:
+        options: which topic or channel, on which brokers.
+        changes: the fields to set; None for the default. None at all: nothing is set.
+    """
+
+    def __init__(self, options: Options, changes: Mapping[str, object]) -> None:
+        self._options = options
+        self._changes = dict(changes)
+
+    async def run(self) -> list[tuple[str, dict[str, Any] | NoAnswer]]:
+        """Do it on each broker; the policy that it has there then.
+
+        Raises:
+            NoAnswer: no broker was found.
+        """
+        options = self._options
+        fields: dict[str, Any] = {"topic": options.topic, "policy": self._changes}
+        method = "topic.configure"
+        if isinstance(options, ChannelConfigureOptions):
+            fields["channel"] = options.channel
+            method = "channel.configure"
+        async with Doors(options) as doors:
+            urls = await doors.brokers(options.topic)
+
+            async def ask(url: str) -> dict[str, Any] | NoAnswer:
+                try:
+                    policy: dict[str, Any] = (await doors.call(url, method, fields))["policy"]
+                    return policy
+                except NoAnswer as error:
+                    return error
+
+            return list(zip(urls, await asyncio.gather(*map(ask, urls)), strict=True))

@@ -1,0 +1,78 @@
+"""Policies of topics and channels, set and shown from the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+
+from martlet.apps.configure import read
+from martlet.apps.main import main
+from martlet.broker.policy import BadPolicy, ChannelPolicy, TopicPolicy
+from martlet.testing import BrokerProcess
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "data") as process:
+        for path in ("/topic/create?topic=t", "/channel/create?topic=t&channel=c"):
+            with urlopen(Request(f"http://{process.http_address}{path}", method="POST")):
+                pass
+        yield process
+
+
+def test_policies_are_set_shown_and_taken_back_and_survive_a_kill(
+    broker: BrokerProcess, capfd: pytest.CaptureFixture[str]
+) -> None:
+    where = f"--nsqd-http-address={broker.http_address}"
+
+    def said(*arguments: str, code: int = 0) -> str:
+        got: object
+        try:
+            got = main(arguments)
+        except SystemExit as ended:
+            got = ended.code
+        error = capfd.readouterr().err
+        assert got == code, error
+        return error
+
+    topic, channel = ("topic", "configure", "t"), ("channel", "configure", "t", "c")
+    assert "topic t: nothing is set" in said(*topic, where)
+    told = said(*topic, "retention-ms=72h", "retention_bytes=10GiB", "trace=on", where)
+    assert "topic t: retention_ms=259200000, retention_bytes=10737418240, trace=on" in told
+    told = said(*channel, "max_attempts=5", "retry_delays_ms=1s,1m,1000", where)
+    assert "channel t/c: max_attempts=5, retry_delays_ms=[1000, 60000, 1000]" in told
+    broker.kill()
+    broker.start()
+    told = said(*topic, "retention_ms=default", where)
+    assert "topic t: retention_bytes=10737418240, trace=on" in told
+    assert "retry_delays_ms=[1000, 60000, 1000]" in said(*channel, where)
+
+    assert "there is no policy 'retension'" in said(*topic, "retension=1", where, code=2)
+    assert "trace must be one of default, on, off" in said(*topic, "trace=yes", where, code=2)
+    assert "has the unknown unit 'd'" in said(*topic, "retention_ms=3d", where, code=2)
+    assert "which topic is it?" in said("topic", "configure", where, code=2)
+    assert "there is no topic 'x'" in said("topic", "configure", "x", where, code=1)
+    assert "there is no channel 'x'" in said("channel", "configure", "t", "x", where, code=1)
+    assert "usage: martlet channel configure" in said("channel", code=2)
+
+
+def test_words_are_read_as_the_policy_has_them() -> None:
+    words = ["retry_delays_ms=", "dead_letter_topic=lost", "tags=red,blue", "order=key"]
+    assert read(ChannelPolicy(), words) == {
+        "retry_delays_ms": [],
+        "dead_letter_topic": "lost",
+        "tags": ["red", "blue"],
+        "order": "key",
+    }
+    assert read(TopicPolicy(), ["retention_ms=1500ms", "trace=default"]) == {
+        "retention_ms": 1500,
+        "trace": None,
+    }
+    for word in ("max_attempts=many", "lock_ms=1x", "retention_bytes=1"):
+        with pytest.raises(BadPolicy, match=word.partition("=")[0]):
+            read(ChannelPolicy(), [word])
+    assert json.dumps(TopicPolicy().told()) == "{}"
