@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from martlet.address import Address
@@ -141,6 +142,19 @@ async def test_a_send_that_is_repeated_is_stored_once(tmp_path: Path, flush: str
         old = await send(connection, b"1", b"2", **options)
         assert old["status"] == "TOO_OLD"
         assert "its last 64 sends are known" in old["text"]
+
+
+async def test_metrics_count_what_came_again(tmp_path: Path) -> None:
+    async with Broker(tmp_path) as broker, connected(broker) as connection:
+        for _ in range(3):
+            await send(connection, producer=PRODUCER, sequence=1)
+        async with (
+            aiohttp.ClientSession(f"http://{broker.http_address}") as http,
+            http.get("/metrics") as response,
+        ):
+            metrics = await response.text()
+        assert "martlet_known_producers 1\n" in metrics
+        assert "martlet_repeated_sends_total 2\n" in metrics
 
 
 async def test_oneway_has_no_answer_and_what_goes_wrong_is_logged(

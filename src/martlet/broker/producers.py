@@ -141,6 +141,8 @@ class Producers:
         self._count = 0
         self.forgotten_until_ns = 0
         """Of sends up to this time nothing may be known."""
+        self.repeated_count = 0
+        """How many sends came again since the start."""
 
     @classmethod
     def beside(cls, segment_bytes: int) -> Producers:
@@ -194,6 +196,7 @@ class Producers:
                 f"producer {sent.producer.hex()} has sent other messages, or to another topic, by"
                 f" number {sent.sequence}: each send needs a number of its own"
             )
+        self.repeated_count += 1
         return known
 
     def add(self, sent: Sent, send: Send, now_ns: int) -> None:

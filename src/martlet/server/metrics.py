@@ -267,6 +267,18 @@ def _broker(server: Server) -> str:
                     "Messages that wait on the disk for their time.",
                     server.broker.delays.pending_count,
                 ),
+                (
+                    "martlet_known_producers",
+                    "gauge",
+                    "Producers whose last sends are known, should they be repeated.",
+                    len(server.broker.producers),
+                ),
+                (
+                    "martlet_repeated_sends_total",
+                    "counter",
+                    "Sends that came again, and were not stored again.",
+                    server.broker.producers.repeated_count,
+                ),
                 *_transactions(server.broker.transactions),
             ]
         )
