@@ -1,7 +1,7 @@
 """Delayed messages: what millions of them cost a broker, and how exactly they come.
 
     python bench/delays.py [--pending 5000000] [--sent 100000] [--due 20000] [--over 20]
-        [--burst 200000] [--load 2000] [--json FILE]
+        [--lead-ms 1] [--burst 200000] [--load 2000] [--json FILE]
 
 One broker, a process of its own, and this one beside it:
 
@@ -163,12 +163,12 @@ class Gauge:
 
     def row(self, count: int) -> dict[str, Any]:
         """For so many messages."""
-        memory = self._process.memory_full_info()
+        memory = self._process.memory_info()
         return {
             "messages": count,
             "seconds": round(time.perf_counter() - self._began, 2),
             "cpu_us": round((self._used() - self._cpu) * 1e6 / max(1, count), 2),
-            "own_mb": round(memory.uss / 1e6),
+            "own_mb": round((memory.rss - memory.shared) / 1e6),
             "resident_mb": round(memory.rss / 1e6),
         }
 
@@ -192,13 +192,13 @@ def fill(folder: Path, count: int) -> dict[str, Any]:
         if number % 100_000 == 0:
             checkpoint(broker)
     checkpoint(broker)
-    memory = psutil.Process().memory_full_info()
+    memory = psutil.Process().memory_info()
     storage.close()
     return {
         "messages": count,
         "seconds": round(time.perf_counter() - began, 2),
         "cpu_us": round((time.process_time() - cpu) * 1e6 / max(1, count), 2),
-        "own_mb": round(memory.uss / 1e6),
+        "own_mb": round((memory.rss - memory.shared) / 1e6),
         "resident_mb": round(memory.rss / 1e6),
     }
 
@@ -231,11 +231,14 @@ async def run(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
         consumer = await subscribed(broker.tcp_address, "delayed")
         loading = asyncio.create_task(load(broker.tcp_address, given.load))
-        soon_ms = time.time_ns() // 10**6 + 3000 + given.due // 10
+        soon_ms = time.time_ns() // 10**6 + 3000 + given.due * given.lead_ms
         times = [soon_ms + chance.randrange(given.over * 1000) for _ in range(given.due)]
         gauge = Gauge(broker)
+        consuming = asyncio.create_task(consume(consumer, given.due))
         await publish(broker.tcp_address, times)
-        late_ms = sorted(await consume(consumer, given.due))
+        if time.time_ns() // 10**6 > soon_ms:
+            raise SystemExit("publishing took too long: some were due before; see --lead-ms")
+        late_ms = sorted(await consuming)
         rows["exact"] = gauge.row(given.due) | {
             "late_ms": {
                 name: round(late_ms[min(len(late_ms) - 1, int(len(late_ms) * part))], 2)
@@ -247,7 +250,7 @@ async def run(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
 
-        at_ms = time.time_ns() // 10**6 + 3000 + given.burst // 10
+        at_ms = time.time_ns() // 10**6 + 3000 + given.burst * given.lead_ms
         await publish(broker.tcp_address, [at_ms] * given.burst)
         await asyncio.sleep(max(0, at_ms / 1000 - time.time()))
         gauge = Gauge(broker)
@@ -285,6 +288,7 @@ def main() -> int:
     parser.add_argument("--sent", type=int, default=100_000)
     parser.add_argument("--due", type=int, default=20_000)
     parser.add_argument("--over", type=int, default=20, help="seconds")
+    parser.add_argument("--lead-ms", type=int, default=1, help="for each of them, to be published")
     parser.add_argument("--burst", type=int, default=200_000)
     parser.add_argument("--load", type=int, default=2000, help="messages a second")
     parser.add_argument("--json", type=Path)
