@@ -16,8 +16,8 @@ DESCRIPTION = (
     " taken from its consumers. The topic and the channel may stand without their flags: martlet"
     " replay TOPIC CHANNEL --to-time=90m. The past is there as far as the log keeps it, and a"
     " segment of the log (--max-bytes-per-file of martlet broker) goes when every channel has"
-    " passed it. To keep more make a channel that nobody consumes, and let go of what is old by"
-    " emptying it or with POST /channel/advance."
+    " passed it. To keep more, set --retention there or retention_ms of the topic's policy (martlet"
+    " topic configure)."
 )
 log = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ takes at most the time that it is given, and says how far it came.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import cast
 
 import numpy as np
@@ -79,7 +80,9 @@ class Search:
             raise NotFound(f"there is no topic {topic!r}")
 
     def by_id(self, id: str) -> Found:
-        """The message with an id. Raises NotFound."""
+        """The message with an id, or those that say they had it before they were moved: what was
+        delayed, and dead letters. Raises NotFound.
+        """
         if len(id) != _ID_DIGITS or not set(id.lower()) <= set("0123456789abcdef"):
             raise NotFound(f"{id[:80]!r} is no message id: those have {_ID_DIGITS} hex digits")
         number = int(id, 16)
@@ -89,6 +92,8 @@ class Search:
             if (offset := (number - topic.description["id_base"]) & ID_MASK) < self._end(topic)
         ]
         if not places:
+            with suppress(NotFound):
+                return self.by_key(id.lower())
             raise NotFound(
                 f"no message of {'topic ' + repr(self._topic) if self._topic else 'this broker'}"
                 f" has the id {id}: another broker gave it, or its topic was deleted"
@@ -234,7 +239,7 @@ class Search:
                 told = Properties.unpack(block.entry(place))
             except BadProperties:
                 continue
-            if key in told.keys or key == told.order_key:
+            if key in (*told.keys, told.order_key, *told.system.values()):
                 trace = self._trace(topic, header, segment, header.first_offset + number)
                 if trace is not None:
                     yield trace

@@ -111,6 +111,16 @@ def test_messages_are_found_by_a_key_among_others(core: DiskCore) -> None:
         core.search().by_key("order")  # a part of one is none
 
 
+def test_what_was_moved_is_found_by_the_id_that_it_had(core: DiskCore) -> None:
+    core.channel("t")
+    core.publish("t", b"other")
+    before = "0123456789abcdef"
+    entry = Properties(system={"delayed": before}).pack()
+    core.broker.topic("t").stage([b"moved"], 0, [(0, entry)])
+    core.broker.commit()
+    assert only(core.search().by_id(before.upper())).offset == 1
+
+
 def test_only_what_was_stored_since_a_time_is_looked_at(core: DiskCore) -> None:
     for _ in range(3):
         core.keyed("t", b".", "k")
