@@ -31,6 +31,7 @@ from martlet.client.pull import outpost
 from martlet.client.pull.membership import Membership
 from martlet.properties import Properties
 from martlet.testing import Broker, BrokerProcess
+from martlet.testing.broker_process import free_port
 
 FAST = Backoff(first_s=0.01, max_s=0.05)
 QUEUES = 8
@@ -317,18 +318,22 @@ async def test_a_handler_that_fails_holds_up_its_queue_and_then_is_a_dead_letter
         (b"unreadable", 1),
         (b"last", 1),
     ]
-    async with Consumer("t.g.dead", "c", broker.tcp_address) as dead:
+    listed = await call(broker, "dead_letters.list")
+    assert [each["dead_letter_topic"] for each in listed["dead_letter_topics"]] == ["t.g.dead"]
+    back = await call(broker, "dead_letters.redrive", topic="t", channel="g", reason="rejected")
+    assert back["count"] == 1
+    async with member(broker) as consumer:
+        assert [m.body async for m in limited(consumer, 1)] == [b"unreadable"]
+    async with Consumer("t.g.dead", "dead-letters", broker.tcp_address) as dead:
         message = await anext(dead)
         assert message.body == b"bad"
-        told = {**message.properties.headers, **message.properties.system}
+        told = message.properties.system
         assert told["dead_reason"] == "max_attempts"
         assert (told["dead_first_error"], told["dead_last_error"]) == (
             "RuntimeError: no 1",
             "RuntimeError: no 3",
         )
         assert (told["dead_topic"], told["dead_channel"], told["dead_offset"]) == ("t", "g", "1")
-        rejected = (await anext(dead)).properties.headers
-        assert (rejected["dead_reason"], rejected["dead_last_error"]) == ("rejected", "no JSON")
 
 
 async def test_what_cannot_be_kept_elsewhere_is_not_done(broker: Broker) -> None:
@@ -351,6 +356,29 @@ async def test_what_cannot_be_kept_elsewhere_is_not_done(broker: Broker) -> None
         assert consumer.position(0) == 1
 
 
+async def test_a_broker_that_was_started_again_is_joined_again(tmp_path: Path) -> None:
+    at = {"tcp_address": f"127.0.0.1:{free_port()}"}
+    ledger = Ledger()
+    running: asyncio.Task[None] | None = None
+    consumer: PullConsumer | None = None
+    for start in (0, 500):
+        async with Broker(tmp_path, **at) as broker:
+            if consumer is None:
+                with_queues(broker, QUEUES)
+                consumer = await member(broker).__aenter__()
+                running = asyncio.create_task(consumer.run(ledger.handle))
+            wanted = {b"%d" % n for n in range(start, start + 500)}
+            for queue in range(QUEUES):
+                put(broker, [b"%d" % n for n in range(start + queue, start + 500, QUEUES)], queue)
+            await until(lambda wanted=wanted: ledger.bodies >= wanted)  # type: ignore[misc]
+            if start:
+                await consumer.close()
+    assert running is not None
+    await running
+    assert len(ledger.bodies) == 1000
+
+
+@pytest.mark.slow
 async def test_a_broker_that_was_killed_is_joined_again(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         await call(broker, "topic.create", topic="t", queues=QUEUES)

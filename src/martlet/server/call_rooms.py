@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from martlet.server.burial_calls import BurialCalls
 from martlet.server.dead_letter_calls import DeadLetterCalls
 from martlet.server.delay_calls import DelayCalls
 from martlet.server.fetch_calls import FetchCalls
@@ -26,6 +27,7 @@ def broker_methods(server: Server) -> Methods:
     return {
         **DeadLetterCalls(server).methods(),
         **DelayCalls(server).methods(),
+        **BurialCalls(server).methods(),
         **FetchCalls(server).methods(),
         **GroupCalls(server).methods(),
         **MessageCalls(server).methods(),

@@ -110,8 +110,8 @@ class PullConsumer(Puller[Membership]):
                 anything is fetched, and that go, after their handlers have ended; functions or
                 coroutine functions, which are waited for.
             retry: how long a message waits when its handler has failed, by its attempts.
-            max_attempts: after so many a message goes to the topic ``<topic>.<group>.dead``; 0 for
-                never.
+            max_attempts: after so many a message goes to the group's dead-letter topic,
+                ``<topic>.<group>.dead`` unless its policy names another; 0 for never.
             on_giving_up: gets each such message in the place of that topic.  When it raises, the
                 message is not done, and is tried again.
             backoff: how long to wait before connecting again.

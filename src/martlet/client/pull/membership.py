@@ -13,24 +13,18 @@ that it cannot undo what they did.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from martlet.address import Address
 from martlet.client.connection import Connection
 from martlet.client.dialer import Dialer
 from martlet.client.errors import CallRefused, ClientError, ConnectionLost
-from martlet.client.name import check_name
 from martlet.client.pull.fetcher import ERROR_PAUSE_S, GONE
 from martlet.client.pull.held import HeldQueue, Hold
 from martlet.client.pull.message import PulledMessage
 from martlet.client.pull.outpost import Outpost, Settings
-from martlet.properties import BadProperties, Properties, pack_block
-from martlet.protocol import commands
-from martlet.put_status import PutStatus
 
 logger = logging.getLogger("martlet.client")
 
@@ -297,40 +291,24 @@ class Membership(Outpost):
     # messages that are given up
 
     async def bury(self, message: PulledMessage) -> str | None:
-        """Publish a message to the group's dead-letter topic.
+        """Have the broker keep a message in the group's dead-letter topic.
 
         Raises:
-            ClientError: it is not stored.
+            ClientError: it is not kept.
         """
-        connection = self.connection
-        if connection is None:
+        connection, member = self.connection, self._member
+        if connection is None or member is None:
             raise ConnectionLost(f"{self.address} is not connected")
-        topic = check_name(f"{message.topic}.{self._group['group']}.dead", "topic")
-        block = pack_block([(0, _told(message, self._group["group"]))])
-        answer = json.loads(await connection.ask(commands.send(topic, [message.body], {}, block)))
-        if answer.get("status") not in list(PutStatus):
-            raise ClientError(f"{self.address}: {answer.get('status')} {answer.get('text', '')}")
-        return topic
-
-
-def _told(message: PulledMessage, group: str) -> bytes:
-    """The properties of a dead letter."""
-    first, last = message.errors
-    headers = {
-        "dead_reason": "rejected" if message.is_rejected else "max_attempts",
-        "dead_attempts": str(message.attempts),
-        "dead_first_error": first,
-        "dead_last_error": last,
-        "dead_topic": message.topic,
-        "dead_channel": group,
-        "dead_queue": str(message.queue),
-        "dead_offset": str(message.offset),
-        "dead_id": message.id.decode("ascii", "replace"),
-        "dead_stored_ms": str(message.timestamp_ns // 1_000_000),
-    }
-    own = replace(message.properties, system={}, sent=None)
-    try:
-        return replace(own, headers={**own.headers, **headers}).pack()
-    except BadProperties:
-        # There is no room for both: its own are in the topic that it comes from.
-        return Properties(headers=headers).pack()
+        first, last = message.errors
+        told = await connection.call(
+            "group.dead",
+            **member,
+            generation=self._generation,
+            queue=message.queue,
+            offset=message.offset,
+            reason="rejected" if message.is_rejected else "max_attempts",
+            attempts=message.attempts,
+            first_error=first,
+            last_error=last,
+        )
+        return str(told.fields["dead_letter_topic"])
