@@ -10,6 +10,7 @@ from tests.unit.broker.core import SECOND_NS, Core, bodies_of
 
 from martlet.broker.broker import Broker
 from martlet.broker.errors import LimitReached, NotFound, WritesRefused
+from martlet.broker.eviction import Eviction
 from martlet.broker.transaction import (
     TABLE,
     BadTransaction,
@@ -516,3 +517,28 @@ def test_a_commit_is_there_wholly_or_not_at_all_after_a_power_cut(seed: int) -> 
         transactions.commit("t", {"b": count})
         seen = [body for n in range(3) for body in stored(core.broker, f"topic{n}")]
         assert len(seen) == count
+
+
+def test_a_full_disk_that_drops_the_oldest_drops_no_part_of_a_transaction(core: Core) -> None:
+
+    def flush() -> bool:
+        core.flush()
+        return True
+
+    Eviction(core.broker, flush)
+    transactions = core.broker.transactions
+    transactions.begin("t")
+    producer = Producer(core)
+    producer.add("t", "orders", b"x" * 1000)
+    core.storage.capacity_bytes = core.storage.used_bytes + 4 * core.segment_bytes
+    core.fill("filling", 12)
+    producer.add("t", "orders", b"y")
+    with pytest.raises(TransactionRefused, match="messages of transaction 't' are lost") as refused:
+        transactions.commit("t")
+    assert refused.value.is_incomplete
+    core.kill()
+    transactions = core.broker.transactions
+    with pytest.raises(TransactionRefused, match="lost"):
+        transactions.commit("t")
+    transactions.rollback("t")
+    assert stored(core.broker, "orders") == []
