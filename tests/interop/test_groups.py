@@ -12,12 +12,14 @@ import aiohttp
 import pytest
 
 from martlet.address import Address
+from martlet.broker import membership
 from martlet.client import CallRefused, ClientError, Consumer, Identity, Producer, Properties
 from martlet.client.connection import Connection
 from martlet.properties import pack_block
 from martlet.protocol import commands
 from martlet.protocol.frames import FrameSplitter
 from martlet.protocol.message_run import MessageRun
+from martlet.server import fetch_calls
 from martlet.testing import Broker
 
 
@@ -450,3 +452,48 @@ async def test_a_group_that_is_deleted_ends_what_waits_for_it(broker: Broker) ->
         for each in waiting:
             with pytest.raises(CallRefused, match=r"NOT_FOUND|NOT_A_MEMBER"):
                 await each
+
+
+async def test_members_and_waiting_fetches_have_limits(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "MOST_MEMBERS", 1)
+    monkeypatch.setattr(fetch_calls, "MOST_WAITING", 1)
+    async with connected(broker) as connection:
+        member = await Member(connection, "a").join()
+        with pytest.raises(CallRefused, match="LIMIT_REACHED the group has 1 members"):
+            await Member(connection, "b").join()
+        waiting = asyncio.create_task(member.fetch(0, 0, wait_ms=20_000))
+        # Answered behind it.
+        assert (await member.fetch(0, 0))[0]["status"] == "NO_NEW"
+        with pytest.raises(CallRefused, match="LIMIT_REACHED 1 fetches wait for messages of topic"):
+            await member.fetch(0, 0, wait_ms=20_000)
+        await publish(broker, b"x")
+        assert (await waiting)[1] == [b"x"]
+
+
+async def test_who_reads_no_answers_has_no_more_of_them_made(broker: Broker) -> None:
+    big = b"x" * 500_000
+    async with connected(broker) as connection:
+        await publish(broker, big, big)
+        host, _, port = broker.tcp_address.rpartition(":")
+        known = set(broker.server.connections)
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 12)
+        writer.write(b"  V2" + commands.identify({"martlet": True, "feature_negotiation": True}))
+        for number in range(100):
+            fields = {"topic": "t", "queue": 0, "offset": 0, "wait_ms": 0}
+            writer.write(commands.call(number, "topic.fetch", fields))
+        await writer.drain()
+        # The last to be answered is known to have been taken in by what comes behind it.
+        while not (fresh := set(broker.server.connections) - known):
+            await connection.call("group.list")
+        (slow,) = fresh
+        while not slow.held_up:
+            await connection.call("group.list")
+        for _ in range(50):
+            await connection.call("group.list")
+        assert slow.transport.get_write_buffer_size() < 4 * len(big)
+        got = 0
+        while got < 100 * 2 * len(big):
+            got += len(await reader.read(1 << 20))
+        writer.close()
