@@ -127,7 +127,7 @@ def test_an_import_goes_on_after_any_write(tmp_path: Path, power: bool) -> None:
     chance = random.Random(5)
     source = tmp_path / "nsqd"
     expected = write_folder(source, chance, 100)
-    for step in (1, 7, 23, 40):
+    for step in (1, 2, 7, 13, 23, 40):
         storage, clock = SimulatedStorage(Random(step)), SimulatedClock()
         broker = None
         cuts, writes = 0, step

@@ -196,6 +196,9 @@ class Importing:
                 self._channel(writer.topic, name, start, voids, attempts)
                 writer.topic.pause_channel(name, source.channels[name].paused)
             writer.topic.set_paused(source.paused)
+            # What is stored behind that says, to a later run, that the channels are as they should
+            # be; a power cut could take them and leave it.
+            self._checkpoint()
         for group in layout.backlog():
             self._write(writer, group)
         return TopicResult(source.name, len(names), writer.offset, sum(layout.counts))
@@ -233,6 +236,10 @@ class Importing:
         voids: list[tuple[int, int]],
         attempts: dict[int, int],
     ) -> None:
+        known = topic.channels.get(name)
+        if known is not None and known.cursor.next != start:
+            # A power cut took where it stood, and it would get what was never its own.
+            topic.delete_channel(name)
         channel = topic.channel(name, start, voids)
         missing = attempts.keys() - channel.cursor.stragglers.by_offset.keys()
         if missing:
