@@ -14,8 +14,6 @@ What the journal says of them is JSON, in records of a kind of their own:
 
 A commit is one record, which holds the messages too.  So nothing is ever half done: a crash finds
 the transaction as it was before or as it is after, and there is nothing to finish at a start.
-
-Producers that are not heard of are asked; see `martlet.broker.check_back`.
 """
 
 from __future__ import annotations
