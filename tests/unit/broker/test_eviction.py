@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.unit.broker.core import SECOND_NS, SEGMENT_BYTES, Client, Core
+from tests.unit.broker.core import SECOND_NS, SEGMENT_BYTES, Client, Core, bodies_of
 
 from martlet.broker.dead_letter import file_name, lines
 from martlet.broker.errors import NotInFlight
@@ -261,6 +261,28 @@ def test_a_power_cut_finds_what_was_durable_in_a_segment_that_went(seed: int) ->
     core.overflow("t")
     core.kill(power=True)
     assert list(core.broker.topics["early"].channels) == ["c"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_was_committed_is_durable_before_the_half_messages_go(seed: int) -> None:
+    """Nobody needed them any more, but the batch that they had become was in memory alone."""
+    core = SmallCore()
+    core.storage.random.seed(seed)
+    core.broker.transactions.begin("one")
+    core.broker.transactions.add("one", "p", 0, "t", [b"half"])
+    core.broker.transactions.prepare("one")
+    first = core.broker.log.segments[0]
+    channel = core.channel("other")
+    core.fill("other", SEGMENTS - 3)
+    channel.empty()
+    core.flush()
+    core.broker.transactions.commit("one")
+    while first in core.broker.log.segments:
+        assert core.publish("other", b"more" * 40).error is None
+    core.kill(power=True)
+    core.broker.transactions.commit("one")
+    assert bodies_of(core.broker, core.broker.topics["t"]) == [b"half"]
+    assert not core.evicted
 
 
 def test_a_segment_whose_head_was_damaged_tells_nothing_for_the_one_before_it() -> None:
