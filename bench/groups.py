@@ -4,8 +4,9 @@
 
 Messages of 200 bytes are stored in a topic of one queue.  Then one client takes all of them in
 turns: as a consumer whose handler gets each message and finishes it, as one that takes and finishes
-batches, and as the member of a group that fetches so many at a time and commits each time, the next
-fetch under way meanwhile.  In each way all bodies are looked at.
+batches, and as the member of a group: by bare calls, so many at a time, committing each time, the
+next fetch under way meanwhile; and as a `PullConsumer`, message by message with a handler, and in
+batches.  In each way all bodies are looked at.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rich.console import Console
 from stopwatch import Stopwatch
 
 from martlet.address import Address
-from martlet.client import Consumer, Identity, Message
+from martlet.client import Consumer, Identity, Message, PullConsumer, PulledMessage
 from martlet.client.calls import Answer
 from martlet.client.connection import Connection
 from martlet.protocol import commands
@@ -41,7 +42,7 @@ async def store(broker: BrokerProcess, given: argparse.Namespace) -> None:
     await connection.call("channel.want", topic=TOPIC, channel="all", policy={})
     for number in range(given.repeat):
         for way in WAYS.values():
-            kind = "offsets" if way is fetch else "shared"
+            kind = "offsets" if way in GROUPS else "shared"
             name = channel_of(way, number)
             await connection.call("channel.want", topic=TOPIC, channel=name, policy={"kind": kind})
     for _ in range(given.messages // STORED_AT_ONCE):
@@ -123,10 +124,63 @@ async def fetch(broker: BrokerProcess, given: argparse.Namespace, channel: str) 
     return Run(given.messages, result["seconds"], result["processor_s"])
 
 
+async def pull(broker: BrokerProcess, given: argparse.Namespace, channel: str) -> Run:
+    """A pull consumer's handler gets each message."""
+    left = given.messages
+    done = asyncio.Event()
+
+    def take(message: PulledMessage) -> None:
+        nonlocal left
+        assert len(message.body) == len(BODY)
+        left -= 1
+        if not left:
+            done.set()
+
+    watch = Stopwatch()
+    async with puller(broker, given, channel) as consumer:
+        task = asyncio.create_task(consumer.run(take))
+        await done.wait()
+        await consumer.commit()
+        result = watch.result()
+    await task
+    return Run(given.messages, result["seconds"], result["processor_s"])
+
+
+async def pull_batches(broker: BrokerProcess, given: argparse.Namespace, channel: str) -> Run:
+    """A pull consumer's batches."""
+    left = given.messages
+    watch = Stopwatch()
+    async with puller(broker, given, channel) as consumer:
+        async for batch in consumer.batches(max_messages=given.batch):
+            assert all(len(body) == len(BODY) for body in batch.bodies)
+            left -= len(batch.bodies)
+            batch.finish()
+            if not left:
+                break
+        await consumer.commit()
+        result = watch.result()
+    return Run(given.messages, result["seconds"], result["processor_s"])
+
+
+def puller(broker: BrokerProcess, given: argparse.Namespace, channel: str) -> PullConsumer:
+    """It has two fetches of a batch here at most."""
+    return PullConsumer(
+        TOPIC,
+        channel,
+        broker.tcp_address,
+        fetch_messages=given.batch,
+        max_messages=2 * given.batch,
+        max_span=4 * given.batch,
+    )
+
+
+GROUPS = (fetch, pull, pull_batches)
 WAYS: dict[str, Way] = {
     "a consumer, each message": handle,
     "a consumer, batches": batches,
     "a group's member, fetches": fetch,
+    "a pull consumer, each message": pull,
+    "a pull consumer, batches": pull_batches,
 }
 
 

@@ -23,7 +23,7 @@ BASE = (1 << 64) - 20
 _HEAD = Struct(">IIqH16s")
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_the_lowest_that_has_not_ended(data: st.DataObject) -> None:
     progress = Progress()

@@ -69,7 +69,10 @@ class PullCrew:
     async def _handle(self, handler: PullHandler, in_order: bool) -> None:
         """Handle messages, one after the other."""
         line, failures = self._line, self._failures
-        while (message := await line.message(in_order=in_order)) is not None:
+        while True:
+            message = line.message_now(in_order) or await line.message(in_order=in_order)
+            if message is None:
+                return
             try:
                 result = handler(message)
                 if result is not None and isawaitable(result):

@@ -129,12 +129,21 @@ class HeldQueue:
         return untouched if lowest is None else min(lowest, untouched)
 
     def room(self) -> tuple[int, int]:
-        """How many messages may be fetched now, and bytes; none where nothing may."""
+        """How many messages may be fetched now, and bytes; none where nothing may.
+
+        While there is something to handle, there are no fetches of less than half of what one may
+        bring: else a queue that is full would fetch message by message.
+        """
         limits = self._limits
         span = self.fetch_offset - self.next_commit
         messages = min(limits.max_messages - self.count, limits.fetch_messages)
         size_bytes = min(limits.max_bytes - self.size_bytes, limits.fetch_bytes)
         if self.hold is not Hold.OPEN or self.is_paused or span >= limits.max_span:
+            return 0, 0
+        if self.count and (
+            messages < min(limits.fetch_messages, limits.max_messages) // 2
+            or size_bytes < min(limits.fetch_bytes, limits.max_bytes) // 2
+        ):
             return 0, 0
         return max(0, messages), max(0, size_bytes)
 

@@ -62,16 +62,23 @@ class Line:
         while not self.is_closed:
             if time.monotonic() > self.turn_ends_at_s:
                 await self._rest()
-                continue
-            held = self._next(in_order)
-            if held is None:
+            elif (message := self.message_now(in_order)) is not None:
+                return message
+            else:
                 await self._arrival()
-                continue
-            message = held.take()
-            held.is_busy = in_order
-            self._back(held, in_order)
-            return message
         return None
+
+    def message_now(self, in_order: bool) -> PulledMessage | None:
+        """The next message, where one may be handled now: for those who handle many."""
+        if self.is_closed or time.monotonic() > self.turn_ends_at_s:
+            return None
+        held = self._next(in_order)
+        if held is None:
+            return None
+        message = held.take()
+        held.is_busy = in_order
+        self._back(held, in_order)
+        return message
 
     async def batch(self, most: int, wait_s: float = 0.0) -> PulledBatch | None:
         """The next messages of one queue, as many as are here up to so many; None at the end.
