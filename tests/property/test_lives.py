@@ -195,3 +195,21 @@ def test_a_segment_goes_only_when_what_has_left_a_bucket_is_durable_elsewhere() 
     state.cut_power(seed=2)
     state.stands_where_the_model_stands()
     state.teardown()
+
+
+def test_a_cancelled_message_is_not_told_as_lost_when_it_would_have_been_due() -> None:
+    """It was one of several of its batch, so that was looked at, and the segment had gone."""
+    state = BrokerMachine()
+    state.open(seed=0, dropping=False)
+    state.publish_for_later(name="a", sizes=[9], delay_ms=3500, times=1)
+    state.flood(name="a", segments=1, delay_ms=0)
+    state.publish_for_later(name="a", sizes=[9, 9], delay_ms=3500, times=1)
+    state.cancel(picks=[1, 2])
+    cancelled_in = state.broker.log.segments[-1]
+    state.flood(name="a", segments=1, delay_ms=0)
+    state.empty_channel(pick=0)
+    state.whole_checkpoint()
+    assert cancelled_in not in state.broker.log.segments
+    state.wait(3500)
+    state.stands_where_the_model_stands()
+    state.teardown()
