@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
@@ -586,5 +587,59 @@ async def test_threads_handle_too(broker: Broker) -> None:
     async with member(broker) as consumer:
         running = asyncio.create_task(consumer.run(handle, concurrency=3, on="threads"))
         await until(lambda: len(ledger) == 100)
+        consumer.stop()
+        await running
+
+
+async def live(address: str, handle: Any, chance: random.Random, stop: asyncio.Event) -> None:
+    """A consumer that comes and goes, and whose connections are cut now and then."""
+    while not stop.is_set():
+        consumer = PullConsumer(
+            "t",
+            "g",
+            address,
+            start="first",
+            backoff=FAST,
+            retry=FAST,
+            max_attempts=0,
+            commit_every_s=0.05,
+            leave_timeout_s=chance.choice([0.0, 0.002, 5.0]),
+        )
+        async with consumer:
+            concurrency = chance.choice([1, 3, 8])
+            running = asyncio.create_task(consumer.run(handle, concurrency=concurrency))
+            for _ in range(chance.randrange(30)):
+                await asyncio.sleep(0.02)
+                connection = consumer._brokers.subscriptions[0].connection
+                if connection is not None and chance.random() < 0.05:
+                    connection.abort()
+        await running
+
+
+@pytest.mark.slow
+async def test_members_that_come_and_go_at_random_miss_nothing(broker: Broker) -> None:
+    chance = random.Random(7)
+    with_queues(broker, QUEUES)
+    seen: set[bytes] = set()
+    wanted: set[bytes] = set()
+
+    async def handle(message: PulledMessage) -> None:
+        await asyncio.sleep(chance.random() * 0.004)
+        if chance.random() < 0.01:
+            raise RuntimeError("by chance")
+        seen.add(message.body)
+
+    stop = asyncio.Event()
+    lives = [asyncio.create_task(live(broker.tcp_address, handle, chance, stop)) for _ in range(4)]
+    for number in range(20):
+        bodies = [b"%d" % n for n in range(number * 40, number * 40 + 40)]
+        put(broker, bodies, chance.randrange(QUEUES))
+        wanted |= set(bodies)
+        await asyncio.sleep(0.2)
+    stop.set()
+    await asyncio.gather(*lives)
+    async with member(broker) as consumer:
+        running = asyncio.create_task(consumer.run(handle, concurrency=8))
+        await until(lambda: seen >= wanted)
         consumer.stop()
         await running
