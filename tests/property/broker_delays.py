@@ -142,6 +142,10 @@ class DelayRules(BesideModel):
             delayed.gone_position = position
             delayed.topic.dropped_count += 1
 
+    def due_times_ns(self) -> set[int]:
+        """When something that waits is due."""
+        return {delayed.due_ns for delayed in self.delayed.values() if delayed.waits}
+
     def waiting_of(self, topic: ModelTopic) -> int:
         """How many messages of a topic wait, as the model has it."""
         return sum(d.waits for d in self.delayed.values() if d.topic is topic)

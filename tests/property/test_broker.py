@@ -269,10 +269,16 @@ class BrokerMachine(HistoryRules):
 
     @rule(duration_ms=st.sampled_from([0, 1, 49, 99, 100, 400, 1000, 3500, 20_000]))
     def wait(self, duration_ms: int) -> None:
-        self.clock.advance(duration_ms * MILLISECOND_NS)
-        for channel in self.channels():
-            channel.expire(self.clock.now_ns)
-        self.run()
+        end_ns = self.clock.now_ns + duration_ms * MILLISECOND_NS
+        stops_ns = {end_ns}
+        if self.dropping:
+            # What is forwarded may push out what is in flight, and would have timed out later.
+            stops_ns |= {due_ns for due_ns in self.due_times_ns() if due_ns < end_ns}
+        for stop_ns in sorted(stops_ns):
+            self.clock.advance(max(0, stop_ns - self.clock.now_ns))
+            for channel in self.channels():
+                channel.expire(self.clock.now_ns)
+            self.run()
 
     # upkeep
 

@@ -213,3 +213,22 @@ def test_a_cancelled_message_is_not_told_as_lost_when_it_would_have_been_due() -
     state.wait(3500)
     state.stands_where_the_model_stands()
     state.teardown()
+
+
+def test_no_room_is_made_for_delayed_messages_that_have_gone() -> None:
+    """They had been given up, and when they would have been due others were, so that they fit."""
+    state = BrokerMachine()
+    state.open(seed=0, dropping=True)
+    state.publish_for_later(name="b", sizes=[38, 47], delay_ms=40, times=1)
+    state.create_channel(name="z", pick=0)
+    state.create_queues(name="b", more=1)
+    state.stop_and_start()
+    state.create_queues(name="a", more=2)
+    state.flood(name="b", segments=4, delay_ms=0)
+    state.write_journal()
+    assert not state.broker.delays.pending_count
+    before = [state.real_topic(part).dropped_count for part in state.parts()]
+    state.wait(40)
+    assert [state.real_topic(part).dropped_count for part in state.parts()] == before
+    state.stands_where_the_model_stands()
+    state.teardown()

@@ -273,7 +273,9 @@ class Bucket(Topic):
 
     def _forward(self, keys: list[Key]) -> bool:
         """Append what is due to its topic. False where that was refused: it is tried again."""
-        entries = self._take(keys)
+        entries = [entry for entry in self._take(keys) if self._left_of(entry)]
+        if not entries:
+            return True
         try:
             self._make_room(entries)
         except WritesRefused:
@@ -337,11 +339,7 @@ class Bucket(Topic):
 
     def _read(self, entry: Entry) -> list[tuple[int, bytes, bytes]]:
         """What waits of a batch: offset, body, and properties, packed. Raises BadRecord."""
-        first = entry.first_offset
-        if entry.count == 1:
-            offsets = [] if self._marks.has(first) else [first]
-        else:
-            offsets = self._marks.unmarked(first, entry.end_offset).tolist()
+        first, offsets = entry.first_offset, self._left_of(entry)
         if not offsets:
             return []  # Its record may have gone.
         payload_end, record = self._cursor.read(entry)
@@ -359,6 +357,14 @@ class Bucket(Topic):
             )
             for offset in offsets
         ]
+
+    def _left_of(self, entry: Entry) -> list[int]:
+        """The offsets of a batch that are not done with."""
+        first = entry.first_offset
+        if entry.count == 1:
+            return [] if self._marks.has(first) else [first]
+        left: list[int] = self._marks.unmarked(first, entry.end_offset).tolist()
+        return left
 
     def _told(self, offset: int) -> bytes:
         return system_field(PROPERTY, self.queue.message_id(offset))
