@@ -148,7 +148,7 @@ async def test_processes_end_with_a_consumer_that_is_killed(tmp_path: Path) -> N
 def is_running(pid: int) -> bool:
     try:
         return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone before it was opened, or read
         return False
 
 
