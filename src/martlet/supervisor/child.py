@@ -70,6 +70,8 @@ class Child:
         self._address = folder / name
         self._max_restarts = max_restarts
         self._process: asyncio.subprocess.Process | None = None
+        self._lives = False
+        """Whether it may be heard: a quick one says that it is ready while it is still begun."""
         self._stopping = asyncio.Event()
         self._ready_since_s: float | None = None
         self._has_been_ready = False
@@ -139,6 +141,7 @@ class Child:
         """One life of the process; how it ended, for the log."""
         self._ready_since_s = None
         self._last_line = b""
+        self._lives = True
         try:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -149,6 +152,7 @@ class Child:
                 env={**os.environ, "NOTIFY_SOCKET": str(self._address)},
             )
         except OSError as error:  # no memory, too many processes: that may pass
+            self._lives = False
             return f"could not be started: {error}"
         self._process = process
         if self._stopping.is_set():  # while it was being made
@@ -161,6 +165,7 @@ class Child:
             await asyncio.wait([passing_on], timeout=_LAST_WORDS_S)
         finally:
             passing_on.cancel()
+            self._lives = False
             self.ready.clear()
             self._process = None
         return f"(process {process.pid}) ended {_how(code)}"
@@ -184,7 +189,7 @@ class Child:
     def _hear(self, told: socket.socket) -> None:
         with suppress(BlockingIOError):
             lines = told.recv(4096).split(b"\n")
-            if b"READY=1" in lines and self._process is not None:
+            if b"READY=1" in lines and self._lives:
                 self._ready_since_s = time.monotonic()
                 if self._has_been_ready:
                     log.info("%s is ready again", self.name)

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,6 +85,26 @@ async def test_groups_start_in_order_and_stop_in_reverse(stage: Stage) -> None:
         *("first begins", "last begins", "all ready", "all stop", "last ends", "first ends")
     ]
     assert list(stage.folder.iterdir()) == []
+
+
+async def test_what_is_ready_while_it_is_still_begun_is_heard(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = asyncio.create_subprocess_exec
+    one = stage.child("one", STAYS)
+
+    async def begin_slowly(*command: str, **settings: Any) -> asyncio.subprocess.Process:
+        process = await begin(*command, **settings)
+        async with asyncio.timeout(20):
+            await one.ready.wait()  # It says so before its supervisor has it in hand.
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", begin_slowly)
+    supervisor = stage.supervisor([one])
+    running = asyncio.create_task(supervisor.run())
+    await stage.until("all ready")
+    supervisor.stop()
+    await running
 
 
 async def test_what_cannot_start_is_told_and_ends_the_others(stage: Stage) -> None:
