@@ -25,7 +25,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -87,17 +87,6 @@ class Step(IntEnum):
     """It goes to the channel's dead-letter topic; the reason says why."""
 
 
-class _Event(NamedTuple):
-    step: int
-    first: int
-    end: int
-    time_ns: int
-    consumer: Consumer | None
-    attempt: int
-    delay_ms: int
-    reason: str
-
-
 class Trail:
     """The events of one channel that are not yet written."""
 
@@ -105,6 +94,7 @@ class Trail:
 
     def __init__(self) -> None:
         self._events: list[tuple[Any, ...]] = []
+        """Step, first and end offset, time, consumer, attempt, delay and reason of each."""
         self._pieces: list[bytes] = []
         self._lost = 0
 

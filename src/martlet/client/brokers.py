@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from martlet.address import Address
 from martlet.client.discovery import Discovery
-from martlet.client.errors import ConnectRefused
+from martlet.client.errors import Closed, ConnectRefused
 
 logger = logging.getLogger("martlet.client")
 
@@ -102,11 +102,22 @@ class Brokers(Generic[KeptT]):
         self._discovery = discovery
         self._on_trouble = on_trouble
 
-    def begin(self) -> None:
-        """Connect to those that were given, and look for others."""
+    async def open(self) -> None:
+        """Connect to those that were given, look for others, and wait until each has been tried
+        once, if any was found.
+
+        Raises:
+            Closed: they were left meanwhile.
+        """
         for address in self._given:
             self._keep(address)
         self._look()
+        if self._discovery is not None:
+            await self._discovery.first_found()
+        if self.subscriptions:
+            await asyncio.wait([each.attempted for each in self.subscriptions])
+        if self.is_closed:
+            raise Closed("the consumer was closed while it was connecting")
 
     def look_again(self) -> None:
         """Look for others at once."""
@@ -126,13 +137,6 @@ class Brokers(Generic[KeptT]):
                 self._on_trouble(f"looking for brokers broke: {error!r}")
             loop = asyncio.get_running_loop()
             self._revival = loop.call_later(REVIVAL_S, self._look)
-
-    async def attempted(self) -> None:
-        """Wait until each has been tried once, if any was found."""
-        if self._discovery is not None:
-            await self._discovery.first_found()
-        if self.subscriptions:
-            await asyncio.wait([each.attempted for each in self.subscriptions])
 
     def found(self, addresses: Sequence[Address], is_all: bool) -> None:
         """Lookup daemons told of these; ``is_all`` where there are no others."""

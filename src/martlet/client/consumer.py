@@ -176,10 +176,7 @@ class Consumer(Receiver):
             raise Closed("a consumer is used once: make a new one")
         self._entered = True
         try:
-            self._brokers.begin()
-            await self._brokers.attempted()
-            if self._brokers.is_closed:
-                raise Closed("the consumer was closed while it was connecting")
+            await self._brokers.open()
             self._inbox.check()
             self._watchdog.begin()
         except BaseException:

@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 from martlet.client.answers import Answers
 from martlet.client.batch import Batch
 from martlet.client.message import Message
+from martlet.client.takers import Takers
 from martlet.protocol.message_run import MessageRun
-
-TURN_S = 0.001
-"""How long messages may be handled in one turn of the event loop, by all workers together."""
 
 
 @dataclass(slots=True)
@@ -38,7 +36,7 @@ class Delivery:
     expires_at_s: float
 
 
-class Inbox:
+class Inbox(Takers):
     """Deliveries in the order in which they came, and those who wait for one.
 
     Attributes:
@@ -46,29 +44,23 @@ class Inbox:
             ``refill`` said that there are some.
         expires_at_s: until when those are worth handling.
         touch_at_s: from when on they are to be touched when their handling begins.
-        turn_ends_at_s: when whoever handles messages is to ``rest``.
         on_expired: called with how many messages were dropped because they had waited for longer
             than the broker's message timeout; the broker delivers them again, so that handling
             them here would be for nothing.
         taken: how many runs of messages were begun or handed out.
-        is_closed: whether no more is to be handed out.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.ready: deque[Message] = deque()
         self.expires_at_s = 0.0
         self.touch_at_s = 0.0
-        self.turn_ends_at_s = 0.0
         self.on_expired: Callable[[int], None] = lambda _count: None
         self.taken = 0
-        self.is_closed = False
         self._current: Delivery | None = None
         self._deliveries: deque[Delivery] = deque()
         self._delivered = 0
         """The messages of those."""
-        self._waiters: deque[asyncio.Future[None]] = deque()
-        self._error: Exception | None = None
-        self._is_resting = False
 
     def put(self, delivery: Delivery) -> None:
         """This came."""
@@ -79,32 +71,10 @@ class Inbox:
             self._begin_turn()
             self._wake(count)
 
-    def close(self, error: Exception | None = None) -> None:
-        """Hand out no more; whoever asks is told the error, if there is one."""
-        self.is_closed = True
-        self._error = self._error or error
-        self._wake(len(self._waiters))
-
-    def check(self) -> None:
-        """Raise the error that the inbox was closed with, if it was."""
-        if self._error is not None:
-            raise self._error
-
     async def arrival(self) -> None:
         """Wait until there may be something, or the inbox is closed."""
         if not (self.ready or self._deliveries or self.is_closed):
-            await self._put()
-
-    async def rest(self) -> None:
-        """Let the event loop do other things before the next message is handled."""
-        if not self._is_resting:
-            self._is_resting = True
-            asyncio.get_running_loop().call_soon(self._begin_turn)
-        await asyncio.sleep(0)
-
-    def _begin_turn(self) -> None:
-        self._is_resting = False
-        self.turn_ends_at_s = time.monotonic() + TURN_S
+            await self._wait()
 
     async def fill(self, count: int, wait_s: float) -> None:
         """Wait until there are so many messages, or for so long since there was one."""
@@ -112,29 +82,9 @@ class Inbox:
         try:
             async with asyncio.timeout(wait_s):
                 while self.count() < count and not self.is_closed:
-                    await self._put()
+                    await self._wait()
         except TimeoutError:
             pass
-
-    async def _put(self) -> None:
-        """Wait until something more comes, or the inbox is closed."""
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():
-                self._wake(1)  # What woke this one is for another.
-            elif waiter in self._waiters:
-                self._waiters.remove(waiter)
-            raise
-
-    def _wake(self, count: int) -> None:
-        while count > 0 and self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                count -= 1
 
     def refill(self) -> bool:
         """Make sure that ``ready`` has messages; False if there are none."""

@@ -11,30 +11,20 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from martlet.client.takers import Takers
+
 if TYPE_CHECKING:
     from martlet.client.pull.batch import PulledBatch
     from martlet.client.pull.held import HeldQueue
     from martlet.client.pull.message import PulledMessage
 
-TURN_S = 0.001
-"""How long messages may be handled in one turn of the event loop, by all together."""
 
-
-class Line:
-    """The queues that have something.
-
-    Attributes:
-        is_closed: whether nothing more is to be handed out.
-        turn_ends_at_s: when whoever handles messages is to ``rest``.
-    """
+class Line(Takers):
+    """The queues that have something."""
 
     def __init__(self) -> None:
-        self.is_closed = False
-        self.turn_ends_at_s = 0.0
+        super().__init__()
         self._queues: deque[HeldQueue] = deque()
-        self._waiters: deque[asyncio.Future[None]] = deque()
-        self._error: Exception | None = None
-        self._is_resting = False
 
     def add(self, held: HeldQueue) -> None:
         """There may be something of it to be handled."""
@@ -43,17 +33,6 @@ class Line:
             self._queues.append(held)
             self._wake(1)
 
-    def close(self, error: Exception | None = None) -> None:
-        """Hand out no more; whoever asks is told the error, if there is one."""
-        self.is_closed = True
-        self._error = self._error or error
-        self._wake(len(self._waiters))
-
-    def check(self) -> None:
-        """Raise the error that the line was closed with, if it was."""
-        if self._error is not None:
-            raise self._error
-
     async def message(self, *, in_order: bool = False) -> PulledMessage | None:
         """The next message; None at the end.
 
@@ -61,11 +40,11 @@ class Line:
         """
         while not self.is_closed:
             if time.monotonic() > self.turn_ends_at_s:
-                await self._rest()
+                await self.rest()
             elif (message := self.message_now(in_order)) is not None:
                 return message
             else:
-                await self._arrival()
+                await self._wait()
         return None
 
     def message_now(self, in_order: bool) -> PulledMessage | None:
@@ -88,7 +67,7 @@ class Line:
         while not self.is_closed:
             held = self._next(False)
             if held is None:
-                await self._arrival()
+                await self._wait()
                 continue
             if wait_s > 0 and held.count < most:
                 self._back(held, False)
@@ -117,34 +96,3 @@ class Line:
             self._queues.append(held)
         if self._queues:
             self._wake(1)
-
-    async def _rest(self) -> None:
-        """Let the event loop do other things before the next message is handled."""
-        if not self._is_resting:
-            self._is_resting = True
-            asyncio.get_running_loop().call_soon(self._begin_turn)
-        await asyncio.sleep(0)
-
-    def _begin_turn(self) -> None:
-        self._is_resting = False
-        self.turn_ends_at_s = time.monotonic() + TURN_S
-
-    async def _arrival(self) -> None:
-        """Wait until there may be something, or the line is closed."""
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():
-                self._wake(1)  # What woke this one is for another.
-            elif waiter in self._waiters:
-                self._waiters.remove(waiter)
-            raise
-
-    def _wake(self, count: int) -> None:
-        while count > 0 and self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                count -= 1

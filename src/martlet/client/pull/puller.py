@@ -118,10 +118,7 @@ class Puller(ABC, Generic[PostT]):
             raise Closed("a consumer is used once: make a new one")
         self._entered = True
         try:
-            self._brokers.begin()
-            await self._brokers.attempted()
-            if self._brokers.is_closed:
-                raise Closed("the consumer was closed while it was connecting")
+            await self._brokers.open()
             self._line.check()
         except BaseException:
             await self._brokers.close(GOODBYE_S)

@@ -2,67 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from martlet.client import batch as asynchronous
 from martlet.client.batch import Where
-from martlet.client.sync.loop_thread import LoopThread
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from martlet.client.sync.decoded import Decoded
 
 
-class Batch:
+class Batch(Decoded[asynchronous.Batch]):
     """Messages of one broker, in flight to you until you answer them or their time runs out.
 
     It is `martlet.client.Batch`; what that awaits, this does before it returns.
     """
 
-    def __init__(self, batch: asynchronous.Batch, thread: LoopThread) -> None:
-        self._batch = batch
-        self._thread = thread
-
-    def __len__(self) -> int:
-        return self._batch.count
-
-    def __repr__(self) -> str:
-        return repr(self._batch)
-
-    @property
-    def count(self) -> int:
-        """How many messages there are."""
-        return self._batch.count
-
-    @property
-    def ids(self) -> NDArray[np.bytes_]:
-        """The id of each message: an array of 16 bytes each (``S16``)."""
-        return self._batch.ids
-
     @property
     def attempts(self) -> NDArray[np.uint16]:
         """How often each message has been delivered, this time included."""
         return self._batch.attempts
-
-    @property
-    def timestamps_ns(self) -> NDArray[np.int64]:
-        """When each message was published, in nanoseconds since 1970."""
-        return self._batch.timestamps_ns
-
-    @property
-    def bodies(self) -> list[bytes]:
-        """The body of each message."""
-        return self._batch.bodies
-
-    def arrow(self) -> pa.BinaryArray:
-        """The bodies as one Arrow array.
-
-        Raises:
-            ImportError: pyarrow is not installed.
-        """
-        return self._batch.arrow()
 
     @property
     def unanswered_count(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +11,8 @@ from martlet.client.pull import batch as asynchronous
 from martlet.client.pull.held import HeldQueue
 from martlet.client.pull.message import PulledMessage, Stage
 from martlet.client.pull.place import Place
+from martlet.client.sync.decoded import Decoded
 from martlet.client.sync.loop_thread import LoopThread
-from martlet.properties import Properties
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 class PostedQueue:
@@ -53,26 +50,11 @@ def posted(message: PulledMessage, thread: LoopThread) -> PulledMessage:
     return handed
 
 
-class PulledBatch:
+class PulledBatch(Decoded[asynchronous.PulledBatch]):
     """Messages of one queue, in order: done when the next batch is asked for, or `finish` called.
 
     It is `martlet.client.PulledBatch`, for any thread.
     """
-
-    def __init__(self, batch: asynchronous.PulledBatch, thread: LoopThread) -> None:
-        self._batch = batch
-        self._thread = thread
-
-    def __len__(self) -> int:
-        return self._batch.count
-
-    def __repr__(self) -> str:
-        return repr(self._batch)
-
-    @property
-    def count(self) -> int:
-        """How many messages there are."""
-        return self._batch.count
 
     @property
     def topic(self) -> str:
@@ -93,34 +75,6 @@ class PulledBatch:
     def offsets(self) -> NDArray[np.int64]:
         """The place of each in the queue, rising; not always without gaps."""
         return self._batch.offsets
-
-    @property
-    def ids(self) -> NDArray[np.bytes_]:
-        """The id of each message: an array of 16 bytes each (``S16``)."""
-        return self._batch.ids
-
-    @property
-    def timestamps_ns(self) -> NDArray[np.int64]:
-        """When each message was published, in nanoseconds since 1970."""
-        return self._batch.timestamps_ns
-
-    @property
-    def bodies(self) -> list[bytes]:
-        """The body of each message."""
-        return self._batch.bodies
-
-    @property
-    def properties(self) -> list[Properties]:
-        """The properties of each message."""
-        return self._batch.properties
-
-    def arrow(self) -> pa.BinaryArray:
-        """The bodies as one Arrow array.
-
-        Raises:
-            ImportError: pyarrow is not installed.
-        """
-        return self._batch.arrow()
 
     @property
     def is_finished(self) -> bool:

@@ -1,0 +1,73 @@
+"""The takers: those who wait for messages that are here, and share the event loop with all else.
+
+Each waits by a future of its own, the first one first, so that a message wakes one of them and not
+all.  What wakes one that is cancelled is for another.  After ``TURN_S`` of handling in one turn of
+the loop they rest, so that it can do other things.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+
+TURN_S = 0.001
+"""How long messages may be handled in one turn of the event loop, by all together."""
+
+
+class Takers:
+    """What hands messages out to those who wait for them.
+
+    Attributes:
+        is_closed: whether no more is to be handed out.
+        turn_ends_at_s: when whoever handles messages is to ``rest``.
+    """
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self.turn_ends_at_s = 0.0
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._error: Exception | None = None
+        self._is_resting = False
+
+    def close(self, error: Exception | None = None) -> None:
+        """Hand out no more; whoever asks is told the error, if there is one."""
+        self.is_closed = True
+        self._error = self._error or error
+        self._wake(len(self._waiters))
+
+    def check(self) -> None:
+        """Raise the error that it was closed with, if it was."""
+        if self._error is not None:
+            raise self._error
+
+    async def rest(self) -> None:
+        """Let the event loop do other things before the next message is handled."""
+        if not self._is_resting:
+            self._is_resting = True
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+        await asyncio.sleep(0)
+
+    def _begin_turn(self) -> None:
+        self._is_resting = False
+        self.turn_ends_at_s = time.monotonic() + TURN_S
+
+    async def _wait(self) -> None:
+        """Wait until something more may be had, or it is closed."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self._wake(1)  # What woke this one is for another.
+            elif waiter in self._waiters:
+                self._waiters.remove(waiter)
+            raise
+
+    def _wake(self, count: int) -> None:
+        while count > 0 and self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                count -= 1
