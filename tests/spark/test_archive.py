@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.spark.publish import publish
 
-from martlet.spark.archive import Archive
+from martlet.pipeline.archive import Archive
 from martlet.testing import BrokerProcess
 
 # A machine that is busy elsewhere starts a Java virtual machine in a minute.

@@ -16,14 +16,15 @@ DOORS = {"admin", "spark", "client", "lookup", "server"}
 
 # What each room may import beside itself and the modules on the ground.
 MAY_IMPORT = {
-    "apps": {"supervisor", "tools", "bench", "demo", "migration", "testing", "protocol"}
+    "apps": {"pipeline", "supervisor", "tools", "bench", "demo", "migration", "testing", "protocol"}
     | DOORS
     | LOWER,
     "bench": {"protocol"},
-    "demo": {"client", "spark", "testing"},
+    "demo": {"client", "pipeline", "spark", "testing"},
     "migration": {"server"} | LOWER,
     "testing": {"protocol"} | DOORS | LOWER,
     "admin": {"client"} | LOWER,
+    "pipeline": {"client", "spark"} | LOWER,
     "spark": {"client"} | LOWER,
     "client": {"layer", "protocol"},
     "tools": {"client"},

@@ -50,7 +50,7 @@ COMMANDS = {
     ),
     "log": Command("martlet.apps.log", "verify or dump the commit log of a data folder"),
     "import-nsqd": Command("martlet.apps.import_nsqd", "take a stopped nsqd's data folder over"),
-    "pipeline": Command("martlet.apps.pipeline", "Spark jobs on topics: archive", "spark"),
+    "pipeline": Command("martlet.apps.pipeline", "jobs on topics that run on Spark", "spark"),
     "bench": Command("martlet.apps.bench", "measure a broker, beside another NSQ server", "cli"),
     "demo": Command("martlet.apps.demo", "the main job on real data, with a kill -9", "demo"),
 }

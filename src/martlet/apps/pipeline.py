@@ -1,120 +1,63 @@
-"""`martlet pipeline`: Spark jobs on topics."""
+"""`martlet pipeline`: the jobs on topics that run on Spark."""
 
 from __future__ import annotations
 
-import argparse
-import signal
+import difflib
+import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from martlet.duration import parse_duration
-from martlet.spark.archive import Archive
-from martlet.spark.java import spark_session
+from martlet.apps import start, tool
 
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.query import StreamingQuery
-
-_POLL_S = 1
+JOBS = {
+    "archive": "topics as a growing table of Parquet files",
+}
+"""The jobs, each a module of `martlet.pipeline`, and what ``--help`` says of them."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run a pipeline; the result is the exit code of the process."""
-    arguments = _parser().parse_args(argv)
-    settings = Archive(
-        addresses=arguments.addresses,
-        topics=arguments.topic,
-        out=_location(arguments.out),
-        json_schema=arguments.json_schema,
-        partition_by=tuple(name for name in arguments.partition_by.split(",") if name),
-        checkpoint=_location(arguments.checkpoint) if arguments.checkpoint else None,
-        channel=arguments.channel or None,
-        max_offsets=arguments.max_offsets,
-        once=arguments.once,
-        interval=arguments.interval,
-    )
-    spark = spark_session("martlet archive", master=arguments.master)
-    try:
-        query = settings.start(spark)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        _follow(query)
+    """Run a job; the result is the exit code of the process."""
+    name, *rest = argv or [""]
+    if name in ("--help", "-help", "-h", "help"):
+        print(usage())
         return 0
-    except KeyboardInterrupt:
+    if name == "--submit-file":
+        print(Path(__file__).with_name("submit") / "martlet_pipeline.py")
         return 0
-    except Exception as error:
-        print(f"martlet pipeline archive: {_cause(error)}", file=sys.stderr)
-        return 1
-    finally:
-        for query in spark.streams.active:
-            query.stop()
-        spark.stop()
+    if name not in JOBS:
+        print(_unknown(name), file=sys.stderr)
+        return start.WRONG
+    module = importlib.import_module(f"martlet.pipeline.{name.replace('-', '_')}")
+    job: Any = module.JOB
+    found = tool.named(job.options, rest, *job.operands)
+    others = " ".join(operand.upper() for operand in job.operands)
+    options = tool.options(f"pipeline {name}", job.description, job.options, found, others)
+    from martlet.pipeline.job import carry_out
+
+    return carry_out(job, options)
 
 
-def _location(text: str) -> str:
-    """A path as Spark is to take it: a local one absolute, a URL as it is."""
-    return text if "://" in text else str(Path(text).resolve())
-
-
-def _interval(text: str) -> str:
-    """A duration such as 10s or 1m30s, as Spark writes it."""
-    return f"{parse_duration(text) // 1_000_000} milliseconds"
-
-
-def _follow(query: StreamingQuery) -> None:
-    """Tell of each micro-batch, until the query ends. Raises what ended it."""
-    told = -1
-    ended: bool | None = False
-    while not ended:
-        ended = query.awaitTermination(_POLL_S)
-        for progress in query.recentProgress:
-            if progress["batchId"] > told and progress["numInputRows"]:
-                told = progress["batchId"]
-                print(_line(progress), flush=True)
-
-
-def _line(progress: Any) -> str:
-    rows, rate = progress["numInputRows"], progress["processedRowsPerSecond"] or 0
-    return f"batch {progress['batchId']}: {rows:,} messages archived, {rate:,.0f} a second"
-
-
-def _cause(error: Exception) -> str:
-    """The last line of what a query says when it ends: the cause, without Spark's stack."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    causes = [line for line in lines if "Error:" in line or "Unreachable:" in line]
-    return (causes or lines or [type(error).__name__])[-1]
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="martlet pipeline", description=__doc__)
-    jobs = parser.add_subparsers(title="pipelines", required=True, metavar="PIPELINE")
-    archive = jobs.add_parser(
-        "archive",
-        help="topics as a growing table of Parquet files",
-        description="Write topics to a table of Parquet files, each message exactly once.",
+def usage() -> str:
+    """What ``martlet pipeline --help`` prints."""
+    width = max(map(len, JOBS))
+    return "\n".join(
+        [
+            "usage: martlet pipeline JOB [--FLAG=VALUE ...]",
+            "       martlet pipeline JOB --help",
+            "       spark-submit [...] $(martlet pipeline --submit-file) JOB [--FLAG=VALUE ...]",
+            "",
+            "The jobs on topics that run on Spark, on this machine or where --master says.",
+            "",
+            "jobs:",
+            *(f"  {name:<{width}}  {help}" for name, help in JOBS.items()),
+        ]
     )
-    add = archive.add_argument
-    add("--addresses", required=True, metavar="HOST:PORT,...", help="HTTP addresses of the brokers")
-    add("--topic", required=True, metavar="TOPIC,...", help="what to archive")
-    add("--out", required=True, metavar="DIR", help="the table's folder, or a URL that Spark knows")
-    add("--json-schema", metavar="DDL", help="fields of the messages: 'origin STRING, month INT'")
-    add(
-        "--partition-by",
-        default="topic,date",
-        metavar="COLUMN,...",
-        help="columns that become folders: fields, topic, date (default: %(default)s)",
-    )
-    add("--checkpoint", metavar="DIR", help="where the position is kept (default: OUT/_checkpoint)")
-    add(
-        "--channel",
-        default="archive",
-        help="keeps at the broker what is not archived yet; '' for none (default: %(default)s)",
-    )
-    add("--max-offsets", type=int, default=1_000_000, help="the most messages of a micro-batch")
-    add("--master", default="local[*]", help="where Spark runs (default: %(default)s)")
-    when = archive.add_mutually_exclusive_group()
-    when.add_argument("--once", action="store_true", help="archive what there is now, and end")
-    when.add_argument(
-        "--interval", type=_interval, default="10s", help="else how often (default: %(default)s)"
-    )
-    return parser
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name, JOBS, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    wrong = f"there is no job {name!r}{hint}" if name else "which job?"
+    return f"martlet pipeline: {wrong} There are {', '.join(JOBS)}; see martlet pipeline --help"

@@ -29,7 +29,7 @@ from pyspark.sql import functions as F
 from martlet.demo.flights import KEY, SCHEMA
 from martlet.demo.handling import TOPIC
 from martlet.demo.place import PARQUET
-from martlet.spark.archive import CORRUPT, Archive
+from martlet.pipeline.archive import CORRUPT, Archive
 from martlet.spark.java import spark_session
 
 if TYPE_CHECKING:

@@ -14,11 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StringType, StructType
+
+from martlet.duration import MILLISECOND_NS
+from martlet.options.archive import ArchiveOptions
+from martlet.pipeline.follow import follow
+from martlet.pipeline.job import OK, Job, Run
 
 CORRUPT = "_corrupt_record"
 _READ = (
@@ -140,3 +146,34 @@ class Archive:
                 f"the schema may not have {', '.join(taken)}: the archive names so itself"
             )
         return StructType([*fields.fields]).add(CORRUPT, StringType())
+
+
+def _work(options: ArchiveOptions, run: Run) -> int:
+    started = Archive(
+        addresses=",".join(options.http_addresses),
+        topics=",".join(options.topics),
+        out=_location(options.out),
+        json_schema=options.json_schema or None,
+        partition_by=tuple(name for name in options.partition_by.split(",") if name),
+        checkpoint=_location(options.checkpoint) if options.checkpoint else None,
+        channel=options.channel or None,
+        max_offsets=options.max_offsets,
+        once=options.once,
+        interval=options.interval,
+        timeout_ms=options.timeout_ns // MILLISECOND_NS,
+    ).start(run.spark)
+    follow(started, run, "archived")
+    return OK
+
+
+def _location(text: str) -> str:
+    """A path as Spark is to take it: a local one absolute, a URL as it is."""
+    return text if "://" in text else str(Path(text).resolve())
+
+
+JOB = Job(
+    name="archive",
+    description="Write topics to a table of Parquet files, each message exactly once.",
+    options=ArchiveOptions,
+    work=_work,
+)

@@ -1,0 +1,1 @@
+"""The file for spark-submit, alone in its folder, so that no module here hides one of others."""

@@ -1,0 +1,155 @@
+"""What all jobs of ``martlet pipeline`` are started with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from martlet.address import Address
+from martlet.duration import MILLISECOND_NS, MINUTE_NS, SECOND_NS
+from martlet.options.flag import Kind, OptionError, option
+from martlet.options.options import LogOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions(LogOptions):
+    """Where a job finds brokers, and where it runs.
+
+    Raises:
+        OptionError: an address or a setting is none.
+    """
+
+    addresses: tuple[str, ...] = option(
+        "addresses",
+        Kind.STRINGS,
+        (),
+        "<addr>:<port> of a broker's HTTP door; may be given several times, or with commas",
+        section="brokers",
+    )
+    lookupd_http_addresses: tuple[str, ...] = option(
+        "lookupd-http-address",
+        Kind.STRINGS,
+        (),
+        "<addr>:<port> of a lookup that knows the brokers; may be given several times",
+    )
+    timeout_ns: int = option(
+        "timeout",
+        Kind.DURATION,
+        MINUTE_NS,
+        "how long a broker may be out of reach before the job fails",
+        limits=(0, None),
+    )
+    master: str = option(
+        "master",
+        Kind.STRING,
+        "",
+        "where Spark runs: local[4], spark://HOST:7077, yarn, k8s://... (default: what"
+        " spark-submit says, else local[*])",
+        section="Spark",
+    )
+    spark_conf: tuple[str, ...] = option(
+        "spark-conf",
+        Kind.STRINGS,
+        (),
+        "a setting of Spark, as spark.executor.memory=4g; may be given several times",
+    )
+    metrics_address: str = option(
+        "metrics-address",
+        Kind.STRING,
+        "",
+        "<addr>:<port> where Prometheus finds the job's metrics (default: nowhere)",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for address in self.http_addresses:
+            _require_place("addresses", address, "127.0.0.1:4151")
+        for address in self.lookup_addresses:
+            _require_place("lookupd-http-address", address, "127.0.0.1:4161")
+        for setting in self.spark_conf:
+            name, equals, _ = setting.partition("=")
+            if not (equals and name.startswith("spark.")):
+                raise OptionError(
+                    f"--spark-conf={setting} is no setting; spark.executor.memory=4g is one"
+                )
+        if self.metrics_address:
+            _require_place("metrics-address", self.metrics_address, "127.0.0.1:9100")
+
+    @property
+    def http_addresses(self) -> tuple[str, ...]:
+        """The brokers' addresses, one a piece."""
+        return _pieces(self.addresses)
+
+    @property
+    def lookup_addresses(self) -> tuple[str, ...]:
+        """The lookups' addresses, one a piece."""
+        return _pieces(self.lookupd_http_addresses)
+
+    @property
+    def source(self) -> dict[str, str]:
+        """The options of the source `martlet` that say where the brokers are."""
+        found = {"timeoutMs": str(self.timeout_ns // MILLISECOND_NS)}
+        if self.addresses:
+            found["addresses"] = ",".join(self.http_addresses)
+        if self.lookupd_http_addresses:
+            found["lookupAddresses"] = ",".join(self.lookup_addresses)
+        return found
+
+    def require_brokers(self) -> None:
+        """See that it is said where the brokers are. Raises OptionError."""
+        if not (self.addresses or self.lookupd_http_addresses):
+            raise OptionError(
+                "no brokers: name them with --addresses=HOST:PORT, or a lookup that knows them with"
+                " --lookupd-http-address=HOST:PORT"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamJobOptions(JobOptions):
+    """A job that goes on for as long as messages come in.
+
+    Raises:
+        OptionError: as `JobOptions`.
+    """
+
+    checkpoint: str = option(
+        "checkpoint",
+        Kind.STRING,
+        "",
+        "folder or URL where the position is kept, so that a job started again goes on",
+        section="batches",
+    )
+    once: bool = option("once", Kind.BOOL, False, "do what there is now, and end")
+    interval_ns: int = option(
+        "interval",
+        Kind.DURATION,
+        10 * SECOND_NS,
+        "else how often",
+        limits=(0, None),
+    )
+    max_offsets: int = option(
+        "max-offsets",
+        Kind.INT,
+        1_000_000,
+        "the most messages of one micro-batch",
+        limits=(1, None),
+    )
+
+    @property
+    def interval(self) -> str:
+        """The interval as Spark writes it."""
+        return f"{self.interval_ns // MILLISECOND_NS} milliseconds"
+
+
+def _require_place(flag: str, text: str, like: str) -> None:
+    """See that this is a host and a port; a port that is left out is none of HTTP."""
+    try:
+        Address.parse(text)
+        if not text.rpartition(":")[2].isdigit():
+            raise ValueError
+    except ValueError:
+        raise OptionError(f"--{flag}={text} is not <addr>:<port>, as {like}") from None
+
+
+def _pieces(values: tuple[str, ...]) -> tuple[str, ...]:
+    pieces = (piece.strip() for value in values for piece in value.split(","))
+    return tuple(dict.fromkeys(piece for piece in pieces if piece))

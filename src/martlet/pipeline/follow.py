@@ -1,0 +1,64 @@
+"""Following a streaming query: each of its micro-batches is told and counted, until it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from martlet.spark.offsets import flatten
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from martlet.pipeline.job import Run
+
+_LOOK_S = 1
+"""How soon what a query has done is told, and how soon it ends once it is to."""
+
+
+def follow(query: StreamingQuery, run: Run, done: str) -> int:
+    """Tell of each micro-batch until the query ends, or the run is to end.
+
+    Args:
+        query: which.
+        run: hears of it.
+        done: what has been done to a batch's messages, as ``archived``.
+
+    Returns:
+        How many messages it was.
+
+    Raises:
+        StreamingQueryException: the query has failed.
+    """
+    rows = 0
+    told = -1
+    ended: bool | None = False
+    while not ended:
+        if run.stopping.is_set():
+            query.stop()
+        ended = query.awaitTermination(_LOOK_S)
+        for progress in query.recentProgress:
+            if progress["batchId"] > told and progress["numInputRows"]:
+                told = progress["batchId"]
+                rows += _tell(progress, run, done)
+    return rows
+
+
+def _tell(progress: Any, run: Run, done: str) -> int:
+    rows, rate = progress["numInputRows"], progress["processedRowsPerSecond"] or 0
+    lag = sum(_lags(progress))
+    run.meter.batch(rows, progress["durationMs"].get("triggerExecution", 0) / 1000, lag=lag)
+    behind = f", {lag:,} to go" if lag else ""
+    run.say(f"batch {progress['batchId']}: {rows:,} messages {done}, {rate:,.0f} a second{behind}")
+    return int(rows)
+
+
+def _lags(progress: Any) -> Iterator[int]:
+    """How much each queue had stored beyond the batch, as far as the source has told."""
+    for source in progress["sources"]:
+        ends, latest = source["endOffset"], source["latestOffset"]
+        if ends and latest:
+            reached = flatten(json.loads(ends))
+            for key, end in flatten(json.loads(latest)).items():
+                yield max(0, end - reached.get(key, end))

@@ -1,0 +1,157 @@
+"""What all jobs share: how one is described, its Spark session, its end, and how it fails.
+
+A job is a function of its options and a `Run`, which it asks for the session, tells what it has
+done, and hears from that it is to end::
+
+    def archive(options: ArchiveOptions, run: Run) -> ...
+
+`carry_out` is what a command does with it: a session is made and ended, SIGTERM and SIGINT end the
+job at its next step and with 0, since a job that is started again goes on, and what fails is told
+in one line.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from martlet.options.flag import OptionError
+from martlet.options.pipeline import JobOptions
+from martlet.pipeline.meter import Meter
+from martlet.spark.java import spark_session
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from pyspark.sql import SparkSession
+
+OptionsT = TypeVar("OptionsT", bound=JobOptions)
+OK, FAILED, WRONG, LOSS = 0, 1, 2, 3
+"""Exit codes: done or told to end; failed; the options are wrong; an audit has found a loss."""
+
+_ERROR = re.compile(r"(?:[\w.]+\.)?(\w*(?:Error|Exception|Unreachable|Refused)): (.+)")
+_log = logging.getLogger(__name__)
+
+
+class JobFailed(Exception):
+    """A job cannot go on; the text says why, and what may be done."""
+
+
+@dataclass(frozen=True)
+class Job(Generic[OptionsT]):
+    """A job as the command line knows it.
+
+    Attributes:
+        name: behind ``martlet pipeline``.
+        description: what its ``--help`` says first.
+        options: what it is started with.
+        work: does it, and returns the exit code.
+        operands: the flags that may stand without their names, in order.
+    """
+
+    name: str
+    description: str
+    options: type[OptionsT]
+    work: Callable[[OptionsT, Run], int]
+    operands: tuple[str, ...] = ()
+
+
+class Run:
+    """One run of a job.
+
+    Attributes:
+        spark: the session that it works in.
+        meter: counts what it has done, for Prometheus.
+        stopping: set once the job is to end at its next step.
+    """
+
+    def __init__(self, spark: SparkSession, meter: Meter | None = None) -> None:
+        self.spark = spark
+        self.meter = meter or Meter()
+        self.stopping = threading.Event()
+
+    def say(self, line: str) -> None:
+        """Tell how far it is, on standard output."""
+        print(line, flush=True)
+
+
+@contextmanager
+def session(name: str, options: JobOptions) -> Iterator[SparkSession]:
+    """The Spark session of a job: the active one, or one of its own that ends with it."""
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield active
+        return
+    settings: dict[str, Any] = dict(setting.split("=", 1) for setting in options.spark_conf)
+    spark = spark_session(
+        f"martlet {name}", master=options.master or _submitted_master(), **settings
+    )
+    try:
+        yield spark
+    finally:
+        for query in spark.streams.active:
+            query.stop()
+        spark.stop()
+
+
+def _submitted_master() -> str:
+    """Where spark-submit has put the job, which has a Java running by then; else this machine."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return "local[*]"
+    from pyspark import SparkConf
+
+    return SparkConf().get("spark.master") or "local[*]"
+
+
+def carry_out(job: Job[OptionsT], options: OptionsT) -> int:
+    """Do a job as a command does; the result is the exit code of the process."""
+    try:
+        with session(job.name, options) as spark, Meter.serving(options.metrics_address) as meter:
+            run = Run(spark, meter)
+            with _ending(run):
+                return job.work(options, run)
+    except OptionError as error:
+        print(f"martlet pipeline {job.name}: {error}", file=sys.stderr)
+        return WRONG
+    except KeyboardInterrupt:
+        return OK
+    except Exception as error:
+        _log.debug("%s has failed", job.name, exc_info=True)
+        print(f"martlet pipeline {job.name}: {cause(error)}", file=sys.stderr)
+        return FAILED
+
+
+@contextmanager
+def _ending(run: Run) -> Iterator[None]:
+    """SIGTERM and SIGINT end the job at its next step; a second one does at once."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        if run.stopping.is_set():
+            raise KeyboardInterrupt
+        run.stopping.set()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def cause(error: Exception) -> str:
+    """The one line that matters of what Spark says: the last that names an error."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    found = [match for match in map(_ERROR.match, lines) if match]
+    if found:
+        return f"{found[-1][1]}: {found[-1][2]}"
+    return (lines or [type(error).__name__])[0]
