@@ -144,7 +144,8 @@ def _require_place(flag: str, text: str, like: str) -> None:
     """See that this is a host and a port; a port that is left out is none of HTTP."""
     try:
         Address.parse(text)
-        if not text.rpartition(":")[2].isdigit():
+        _, colon, port = text.rpartition(":")
+        if not (colon and port.isdigit()):
             raise ValueError
     except ValueError:
         raise OptionError(f"--{flag}={text} is not <addr>:<port>, as {like}") from None
