@@ -80,6 +80,23 @@ async def subscriber(broker: Broker) -> AsyncIterator[Subscriber]:
     await connection.wait_lost()
 
 
+async def test_an_error_that_is_no_text_holds_up_no_dead_letter(
+    broker: Broker, subscriber: Subscriber
+) -> None:
+    """As Python tells of a file whose name is not UTF-8."""
+    await configured(broker, max_attempts=1)
+    async with Producer(broker.tcp_address) as producer:
+        await producer.publish("t", b"bad")
+    id, _ = await subscriber.message()
+    await subscriber.connection.call("message.later", id=id, error="no file \udcff")
+    body, properties = await dead_letter(broker)
+    assert body == b"bad"
+    assert properties.system["dead_last_error"] == "no file ?"
+    status, answer = await call(broker, "trace.find", key="\udcff")
+    assert (status, answer["code"]) == (400, "BAD_ARGUMENT")
+    assert "'key' is no text that UTF-8 can tell" in answer["message"]
+
+
 async def test_what_a_client_of_nsq_always_fails_to_handle_ends_in_the_dead_letter_topic(
     broker: Broker,
 ) -> None:

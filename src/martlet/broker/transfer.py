@@ -106,8 +106,9 @@ class Transfers:
         """Append some of what waits. Returns when to look again."""
         self.settle()
         taken = [self._waiting.popleft() for _ in range(min(_AT_ONCE, len(self._waiting)))]
+        failures: list[Exception] = []
         try:
-            blocked = self._append(taken)
+            blocked = self._append(taken, failures)
         except BaseException:
             # Whatever it is: the others have their turn, and these come again.
             self._waiting += [transfer for transfer in taken if transfer.receipt is None]
@@ -116,15 +117,20 @@ class Transfers:
         self.settle()
         if self._written:
             self.on_written()
+        if failures:
+            raise failures[0]
         if not self._waiting:
             return None
         return now_ns + _AGAIN_NS if blocked or self._refused else now_ns
 
-    def _append(self, taken: list[Transfer]) -> bool:
-        """Append what can be. Returns whether something can not be read at the moment."""
+    def _append(self, taken: list[Transfer], failures: list[Exception]) -> bool:
+        """Append what can be. Returns whether something can not be read at the moment; what else
+        went wrong with one of them is put to the failures, and that one comes again.
+        """
         loads: dict[tuple[Topic, Channel | None], _Load] = {}
         refused: list[tuple[Transfer, WritesRefused]] = []
         unread: list[Transfer] = []
+        again: list[Transfer] = []
         for transfer in taken:
             try:
                 self._load(transfer, loads)
@@ -132,6 +138,9 @@ class Transfers:
                 unread.append(transfer)  # Of the index, as when too many files are open.
             except WritesRefused as error:
                 refused.append((transfer, error))
+            except Exception as error:
+                again.append(transfer)
+                failures.append(error)
         for (topic, only), load in loads.items():
             receipt = topic.stage(load.bodies, -only.id if only is not None else 0, load.entries)
             for transfer in load.transfers:
@@ -139,7 +148,7 @@ class Transfers:
                 self._written.append(transfer)
         for transfer, why in refused:
             self._refuse(transfer, why)
-        self._waiting += unread
+        self._waiting += unread + again
         return bool(unread)
 
     def _load(self, transfer: Transfer, loads: dict[tuple[Topic, Channel | None], _Load]) -> None:
@@ -157,7 +166,15 @@ class Transfers:
             return
         stored_at_ns = int.from_bytes(frame[_STORED_AT : _STORED_AT + 8])
         entry = transfer.pack(cursor.properties(offset), stored_at_ns)
-        load = loads.setdefault((transfer.to(), transfer.only), _Load([], [], []))
+        to, only = transfer.to(), transfer.only
+        if self._broker.by_id.get(to.id) is not to or (only is not None and only.closed):
+            # Nobody would get it there.
+            channel.put_back(offset, transfer.attempts)
+            gone = f"the channel {only.name!r} of it" if only is not None else "it"
+            why = f"it was to go to topic {to.name!r}, and {gone} was deleted meanwhile"
+            transfer.on_end(WritesRefused(why))
+            return
+        load = loads.setdefault((to, only), _Load([], [], []))
         if entry:
             load.entries.append((len(load.bodies), entry))
         load.bodies.append(bytes(frame[FRAME_HEADER_BYTES:]))

@@ -68,7 +68,20 @@ class Arguments:
         value = self._wanted(name)
         if not isinstance(value, str) or len(value) > most:
             raise CallError("BAD_ARGUMENT", f"{name!r} must be a text of at most {most} characters")
+        if value != _characters(value):
+            raise CallError(
+                "BAD_ARGUMENT", f"{name!r} is no text that UTF-8 can tell: {value!a:.80}"
+            )
         return value
+
+    def remark(self, name: str, *, most: int) -> str:
+        """What is said for people to read; empty for nothing. What is no character in it, as where
+        a program tells the name of a file, becomes a question mark. Raises CallError.
+        """
+        value = self._fields.get(name)
+        if isinstance(value, str):
+            return Arguments({name: _characters(value)}).text(name, most=most)
+        return self.text(name, "")
 
     def number(
         self, name: str, default: int | None = None, *, least: int = 0, most: int = _MOST
@@ -129,3 +142,8 @@ class Arguments:
             return broker.find_topic(self.name(name))
         except NotFound as error:
             raise CallError("NOT_FOUND", str(error)) from None
+
+
+def _characters(text: str) -> str:
+    """A text without what is no character: JSON can tell half a pair of surrogates."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()

@@ -56,9 +56,7 @@ class BurialCalls:
         offset = arguments.number("offset")
         if offset >= part.limit:
             raise CallError("OUT_OF_REACH", f"offset {offset} is above the end, {part.limit}")
-        told = [
-            arguments.text(name, "", most=_MOST_ERROR) for name in ("first_error", "last_error")
-        ]
+        told = [arguments.remark(name, most=_MOST_ERROR) for name in ("first_error", "last_error")]
         death = Death(
             Reason(arguments.choice("reason", _REASONS)),
             arguments.number("attempts", least=1),

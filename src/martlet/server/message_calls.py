@@ -57,7 +57,7 @@ class MessageCalls:
         """Have a message delivered again."""
         arguments.only("id", "delay_ms", "otherwise_ms", "level", "error")
         channel, consumer = _subscription(caller)
-        error = arguments.text("error", "", most=_MOST_ERROR)
+        error = arguments.remark("error", most=_MOST_ERROR)
         if "level" in arguments:
             if "delay_ms" in arguments:
                 raise CallError("BAD_ARGUMENT", "give 'delay_ms' or 'level', not both")
@@ -85,7 +85,7 @@ class MessageCalls:
         """Have a message go to the dead-letter topic."""
         arguments.only("id", "reason", "error")
         channel, consumer = _subscription(caller)
-        error = arguments.text("error", "", most=_MOST_ERROR)
+        error = arguments.remark("error", most=_MOST_ERROR)
         reason = Reason(arguments.choice("reason", _REASONS, Reason.REJECTED))
         _reject(channel, consumer, arguments, reason, error)
         return None

@@ -181,3 +181,25 @@ def test_where_the_disk_is_full_a_letter_is_put_back() -> None:
     assert [letter.state for letter in all_letters(core)] == [State.DUE]
     assert keeper(core).in_flight_count == 0
     assert keeper(core).depth == 1
+
+
+@pytest.mark.parametrize("gone", ["topic", "channel"])
+def test_a_letter_stays_whose_way_back_is_deleted_at_the_last_moment(gone: str) -> None:
+    core = Core()
+    dead(core, b"a", b"b")
+    letter, other = all_letters(core)
+    part, only = way_back(core.broker, letter)
+    ends: list[WritesRefused | None] = []
+    redrive(core.broker, letter, lambda: part, only, ends.append)
+    if gone == "topic":
+        core.broker.delete_topic("t")
+    else:
+        core.broker.delete_channel(part, "c")
+    core.broker.run()
+    (error,) = ends
+    assert "topic 't', and the channel 'c' of it was deleted meanwhile" in str(error)
+    assert [letter.body for letter in all_letters(core)] == [b"a", b"b"]
+    assert keeper(core).depth == 2
+    redrive(core.broker, other, lambda: core.broker.topic("elsewhere"), None, ends.append)
+    core.broker.run()
+    assert ends[1:] == [None]
