@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.crash.wire import HttpRefused, http_now
 
 from martlet.apps.main import main
 from martlet.client import Consumer, Identity, Message, Producer
@@ -141,6 +142,9 @@ def test_what_is_asked_wrongly_or_not_there_is_said(
         assert code in (1, 2)
         return capfd.readouterr().err
 
+    for told in ('{"id": ""}', '{"key": ""}'):
+        with pytest.raises(HttpRefused, match="is empty: say what to look for"):
+            http_now(broker.http_address, "/call/trace.find", told.encode())
     unknown = "0123456789abcdef"
     assert f"no message of this broker has the id {unknown}" in error(unknown, address)
     assert "there is no topic 'gone'" in error("--key=k", "--topic=gone", address)

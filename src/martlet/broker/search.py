@@ -6,11 +6,12 @@
                 ^ by the id, its offset and the index, or by a key in the properties
                                     ^ from there on, the trails of its topic
 
-An id leads to an offset of a queue, and a queue's index to the batch.  A key is looked for in the
-properties of all batches, which takes as long as there are batches, and may be limited to what was
-stored since a time.  What has become of a message stands in the trails (`martlet.broker.trail`)
-behind it: all headers are gone through, and those of its topic read.  Where each channel is now
-says the journal.
+An id leads to an offset of a queue, and a queue's index to the batch.  That of a delayed message
+leads to where it waits; what it has become says in its properties which one it was.  A key is
+looked for in the properties of all batches, which takes as long as there are batches, and may be
+limited to what was stored since a time.  What has become of a message stands in the trails
+(`martlet.broker.trail`) behind it: all headers are gone through, and those of its topic read.
+Where each channel is now says the journal.
 
 Everything is read from the data folder, of a broker that runs or does not; nothing is locked.  It
 takes at most the time that it is given, and says how far it came.
@@ -94,9 +95,13 @@ class Search:
         if not places:
             with suppress(NotFound):
                 return self.by_key(id.lower())
+            delayed = self._delayed(number)
+            if delayed is not None:
+                return Found([delayed], self._complete, True, begun_at_ns(self._segments))
             raise NotFound(
                 f"no message of {'topic ' + repr(self._topic) if self._topic else 'this broker'}"
-                f" has the id {id}: another broker gave it, or its topic was deleted"
+                f" has the id {id}: another broker gave it, its topic was deleted, or it is a"
+                " delayed one's that has gone"
             )
         traces = [self._located(topic, offset) for topic, offset in places]
         return self._completed(traces)
@@ -142,9 +147,9 @@ class Search:
             fields = unpack_topology(loaded.entries[0][2])
             start, self._indexes = int(fields["position"]), fields["indexes"]
             for kind, topic, entry in loaded.entries:
-                if kind in (Kind.TOPOLOGY, Kind.CURSOR):
+                if kind in (Kind.TOPOLOGY, Kind.CURSOR, Kind.MARKS):
                     told.apply(kind, topic, entry)
-        journal = (Kind.TOPOLOGY, Kind.CURSOR, Kind.BATCH)
+        journal = (Kind.TOPOLOGY, Kind.CURSOR, Kind.MARKS, Kind.BATCH)
         for header, segment in heads(self._segments, start, journal):
             if header.kind != Kind.BATCH:
                 record = _verified(header, segment)
@@ -161,11 +166,37 @@ class Search:
             if name == self._topic if self._topic else not is_system(name):
                 yield topic
 
+    def _buckets(self) -> Iterator[tuple[ToldTopic, ToldTopic]]:
+        """What waits for its time, with the topic that it is for."""
+        for bucket in self._told.topics.values():
+            delayed = bucket.description.get("delayed")
+            topic = self._told.topics.get(delayed["topic"]) if delayed else None
+            if topic is not None and self._topic in ("", topic.description["name"]):
+                yield bucket, topic
+
     @staticmethod
     def _end(topic: ToldTopic) -> int:
         return max(topic.end_offset, topic.told_end)
 
     # messages
+
+    def _delayed(self, id: int) -> Trace | None:
+        """A message that waits for its time, or did so, and is not in its topic."""
+        for bucket, topic in self._buckets():
+            offset = (id - bucket.description["id_base"]) & ID_MASK
+            if offset >= self._end(bucket):
+                continue
+            number = bucket.description["id"]
+            found = self._by_index(bucket, offset) or self._by_scan(number, offset)
+            trace = self._trace(bucket, *found, offset) if found is not None else None
+            if trace is not None:
+                marks = self._told.marks.get(number)
+                is_done = marks is not None and marks.has(offset)
+                trace.delayed = "done" if is_done else "waiting"
+                trace.topic = topic.description["name"]
+                trace.queue, trace.offset = topic.description.get("queue", 0), -1
+                return trace
+        return None
 
     def _located(self, topic: ToldTopic, offset: int) -> Trace:
         number = topic.description["id"]

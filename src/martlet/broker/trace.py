@@ -33,15 +33,17 @@ class Trace:
     """One message, and where it has been.
 
     Attributes:
-        id, topic, queue, offset: which message.
+        id, topic, queue, offset: which message; the offset is -1 where it has none in the topic.
         stored_at_ns: when it was stored.
-        deliver_at_ns: when it is due, of a deferred one; else 0.
+        deliver_at_ns: when it is due, of a deferred or delayed one; else 0.
         body_bytes: how long it is.
         properties: what it carries.
         events: what has become of it, by time.
         starts_ns: when the broker was started since: what was in flight came again.
         standing: where each channel is.
         known_since_ns: from when on the log knows what has become of it.
+        delayed: of a delayed message that is not found in its topic: whether it is ``waiting`` for
+            its time, or is ``done`` with, cancelled or delivered and let go since.
     """
 
     id: str
@@ -56,6 +58,7 @@ class Trace:
     starts_ns: list[int] = field(default_factory=list)
     standing: list[Standing] = field(default_factory=list)
     known_since_ns: int = 0
+    delayed: str = ""
 
 
 @dataclass
@@ -98,9 +101,10 @@ def _trace_fields(trace: Trace) -> dict[str, Any]:
         "id": trace.id,
         "topic": trace.topic,
         "queue": trace.queue,
-        "offset": trace.offset,
+        "offset": trace.offset if trace.offset >= 0 else None,
         "stored_at_ns": trace.stored_at_ns,
         "deliver_at_ns": trace.deliver_at_ns or None,
+        "delayed": trace.delayed or None,
         "body_bytes": trace.body_bytes,
         "properties": {name: value for name, value in carried.items() if value},
         "events": [

@@ -49,6 +49,10 @@ class TraceCalls:
         since_ns = arguments.number("since_ns", 0)
         most = arguments.number("most", 20, least=1, most=MOST)
         id, key = arguments.text("id", ""), arguments.text("key", "")
+        if not id and not key:
+            raise CallError("BAD_ARGUMENT", "'id', or 'key', is empty: say what to look for")
+        if not id and not key:
+            raise CallError("BAD_ARGUMENT", "'id', or 'key', is empty: say what to look for")
         async with self._searching:
             with suppress(WritesRefused):
                 self._server.broker.write_journal()

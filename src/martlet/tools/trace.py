@@ -31,6 +31,10 @@ _STATES = {
     "deferred": "waits for its time",
     "done": "done",
 }
+_DELAYED = {
+    "waiting": "it waits for its time; then it is the topic's, and has an id of its own there",
+    "done": "it does not wait any more: it was cancelled, or delivered and has gone since",
+}
 
 
 class Tracing:
@@ -95,14 +99,18 @@ def text(message: Message, answer: Mapping[str, Any]) -> bytes:
 
 def _lines(message: Message, answer: Mapping[str, Any]) -> Iterator[str]:
     queue = f", queue {message['queue']}" if message["queue"] else ""
+    offset = "" if message["offset"] is None else f", offset {message['offset']}"
     yield (
-        f"message {message['id']} of topic {message['topic']}{queue}, offset {message['offset']}:"
+        f"message {message['id']} of topic {message['topic']}{queue}{offset}:"
         f" {', '.join([_count(message['body_bytes']), *_carried(message['properties'])])}"
     )
     stored_ns = message["stored_at_ns"]
     due_ns = message["deliver_at_ns"]
     due = f", to be delivered {_time(due_ns, stored_ns)}" if due_ns else ""
     yield f"  {_day(stored_ns)} {_clock(stored_ns)}  stored{due}"
+    if message.get("delayed"):
+        yield f"  {_DELAYED[message['delayed']]}"
+        return
     standing = {each["channel"]: each for each in message["channels"]}
     for name in dict.fromkeys([*standing, *(event["channel"] for event in message["events"])]):
         yield from _channel(name, standing.get(name), message, answer)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from tests.unit.broker.core import SECOND_NS, Client, Core
@@ -11,12 +13,13 @@ from tests.unit.broker.core import SECOND_NS, Client, Core
 from martlet.broker.policy import TopicPolicy
 from martlet.broker.restore import restore
 from martlet.broker.search import NotFound, Search
-from martlet.broker.trace import Found, Trace
+from martlet.broker.trace import Found, Trace, fields_of
 from martlet.broker.trail import Step
 from martlet.log.folder import Folder
 from martlet.log.storage import DiskStorage
 from martlet.properties import Properties
 from martlet.testing import SimulatedClock
+from martlet.tools.trace import text as text_of
 
 SEGMENT_BYTES = 1 << 16
 
@@ -58,6 +61,11 @@ class DiskCore(Core):
 @pytest.fixture
 def core(tmp_path: Path) -> DiskCore:
     return DiskCore(tmp_path / "data")
+
+
+def lines(answer: Mapping[str, Any]) -> list[str]:
+    """As ``martlet trace`` shows it."""
+    return [text_of(message, answer).decode() for message in answer["messages"]]
 
 
 def steps(trace: Trace) -> list[tuple[str, Step]]:
@@ -119,6 +127,33 @@ def test_what_was_moved_is_found_by_the_id_that_it_had(core: DiskCore) -> None:
     core.broker.topic("t").stage([b"moved"], 0, [(0, entry)])
     core.broker.commit()
     assert only(core.search().by_id(before.upper())).offset == 1
+
+
+def test_a_delayed_message_is_found_by_its_id_before_its_time_and_after(core: DiskCore) -> None:
+    core.channel("t")
+    due_ns = core.clock.now_ns + 5 * SECOND_NS
+    bucket, first, _ = core.broker.delays.publish(core.broker.topic("t"), [b"late", b"no"], due_ns)
+    late, cancelled = (bucket.queue.message_id(first + number).decode() for number in (0, 1))
+    trace = only(core.search().by_id(late))
+    told = (trace.topic, trace.offset, trace.deliver_at_ns, trace.body_bytes, trace.delayed)
+    assert told == ("t", -1, due_ns, 4, "waiting")
+    text = "\n".join(lines(fields_of(core.search().by_id(late))))
+    assert f"message {late} of topic t: 4 bytes" in text
+    assert "it waits for its time" in text
+    core.broker.delays.cancel(core.broker.topic("t"), [cancelled.encode()])
+    assert only(core.search("t").by_id(cancelled.upper())).delayed == "done"
+    core.checkpoint()
+    assert only(core.search().by_id(cancelled)).delayed == "done"
+    core.restart()
+    assert only(core.search().by_id(late)).delayed == "waiting"
+    core.wait(5 * SECOND_NS)
+    core.consumed("t")
+    trace = only(core.search().by_id(late))
+    assert (trace.offset, trace.delayed, trace.properties.system) == (0, "", {"delayed": late})
+    assert steps(trace) == [("c", Step.DELIVERED), ("c", Step.FINISHED)]
+    core.publish("other", b"x")
+    with pytest.raises(NotFound, match="it is a delayed one's that has gone"):
+        core.search("other").by_id(late)
 
 
 def test_only_what_was_stored_since_a_time_is_looked_at(core: DiskCore) -> None:
