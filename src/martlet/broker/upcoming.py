@@ -12,7 +12,8 @@ The slice has all rows up to the horizon, in order of time, and no others.  When
 it a look through the index brings the next one: in pieces, so that nobody waits for it, and
 so many rows at once that each row is looked at a few dozen times in all however many there
 are.  A row that comes later and is due before the horizon is put in a heap, `fresh`; what is due
-behind it will be found.  So memory is bounded by the slice, not by what waits.
+behind it will be found.  Where there are many of those, they go to the slice.  So memory is bounded
+by what is due within a minute, 16 bytes a row, or is overdue, and not by all that waits.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ AHEAD_NS = 60 * 10**9
 _BEFORE_NS = AHEAD_NS // 2
 """A look begins so long before what it is to find is due."""
 _PIECE_ROWS = 1 << 15
+MOST_FRESH = 1 << 14
+"""So many rows are in the heap at most; there each takes a hundred bytes and more."""
 _NEVER = 1 << 62
 _BEFORE_ALL = (-1, -1)
 
@@ -76,6 +79,9 @@ class Upcoming:
         """A row has come. Returns when to look, or to take, because of it."""
         if (due_ns, first_offset) <= self._horizon:
             heappush(self._fresh, (due_ns, first_offset))
+            if len(self._fresh) > MOST_FRESH:
+                self.put_back(self._fresh)
+                self._fresh = []
             return due_ns
         self._beyond_ns = min(self._beyond_ns, due_ns)
         return due_ns - _BEFORE_NS
@@ -167,8 +173,16 @@ class Upcoming:
 
     def put_back(self, keys: list[Key]) -> None:
         """Rows that were taken are to be taken again."""
-        for key in keys:
-            heappush(self._fresh, key)
+        if not keys:
+            return
+        keys.sort()
+        behind = len(self._due) > 0 and keys[-1] > (int(self._due[0]), int(self._first[0]))
+        due, first = np.array(keys, np.int64).T
+        self._due = np.concatenate([due, self._due])
+        self._first = np.concatenate([first, self._first])
+        if behind:
+            order = np.lexsort((self._first, self._due))
+            self._due, self._first = self._due[order], self._first[order]
 
 
 def _earliest(

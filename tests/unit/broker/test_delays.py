@@ -351,6 +351,48 @@ def test_very_many_are_taken_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     assert [body for _, body in sorted(expected, key=lambda each: each[0])] == client.bodies
 
 
+def test_what_a_full_disk_puts_off_for_long_takes_no_more_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from martlet.broker import bucket
+
+    monkeypatch.setattr(upcoming, "LEAST_ROWS", 20)
+    monkeypatch.setattr(bucket, "MOST_ROWS", 7)
+    core = Core(segment_bytes=1 << 16)
+    client = core.client("t", timeout_ns=LONG_NS).ready(1000)
+    for number in range(200):
+        delay(core, "t", b"%d" % number, delay_ns=40 * SECOND_NS + number)
+    core.storage.capacity_bytes = 0
+    core.publish("u", b"y" * 1000)
+    core.broker.log.end_segment()
+    for _ in range(100):
+        due_now(core, SECOND_NS)
+        assert all(len(each._upcoming) <= 60 for each in buckets(core))
+    assert client.bodies == []
+    core.storage.capacity_bytes = None
+    core.broker.log.look_for_room()
+    for _ in range(10):
+        due_now(core, SECOND_NS)
+    assert client.bodies == [b"%d" % number for number in range(200)]
+
+
+def test_many_that_come_when_they_are_nearly_due_keep_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upcoming, "MOST_FRESH", 10)
+    core = Core(segment_bytes=1 << 16)
+    client = core.client("t", timeout_ns=LONG_NS).ready(1000)
+    delay(core, "t", b"-1", delay_ns=20 * SECOND_NS)
+    due_now(core, 0)
+    times = {number: 1 + number * 7919 % 97 for number in range(200)}
+    for number, seconds in times.items():
+        delay(core, "t", b"%d" % number, delay_ns=seconds * SECOND_NS // 5)
+        assert all(len(each._upcoming._fresh) <= 10 for each in buckets(core))
+    for _ in range(20):
+        due_now(core, SECOND_NS)
+    assert list(map(int, client.bodies)) == [*sorted(times, key=lambda n: times[n]), -1]
+
+
 def test_a_full_disk_only_puts_off() -> None:
     core = Core()
     client = core.client("t", timeout_ns=LONG_NS).ready(10)
