@@ -1,8 +1,9 @@
 """Transactions on a simulated disk that is pulled out at every step, beside a model.
 
 Whatever the crash, the messages of a transaction are all there or none is, each once; what a flush
-had made durable stays decided; and what was open can be gone on with.  Writes fail in the middle,
-so that a crash falls between any two of those that one operation makes.
+had made durable stays decided; and what was open can be gone on with.  Of a series each number is
+committed once, and its last one is that of the last commit that is there.  Writes fail in the
+middle, so that a crash falls between any two of those that one operation makes.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from hypothesis.stateful import (
 from tests.unit.broker.core import SECOND_NS, Core, bodies_of
 
 from martlet.broker.errors import NotFound, WritesRefused
+from martlet.broker.series import InSeries
 from martlet.broker.transaction import State, TransactionLimits, TransactionRefused
 from martlet.testing import SimulatedStorage
 
-IDS = ("a", "b", "c")
+IDS = ("a", "b", "c", "d", "e")
+SERIES = "s"
 TOPICS = ("x", "y", "z")
 BRANCHES = ("one", "two")
 ENDED = (State.COMMITTED, State.ROLLED_BACK)
@@ -58,6 +61,8 @@ class Known:
     branches: dict[str, list[tuple[str, list[bytes]]]] = field(default_factory=dict)
     """By branch: the topic and the bodies of each batch that was answered OK."""
     outcome: State | None = None
+    number: int | None = None
+    """In the series; None for one that is in none."""
     seen: list[tuple[str, list[bytes]]] = field(default_factory=list)
     """What was committed, batch by batch."""
 
@@ -93,16 +98,33 @@ class TransactionMachine(RuleBasedStateMachine):
     ids = st.sampled_from(IDS)
 
     @precondition(lambda self: not self.pulled)
-    @rule(id=ids, group=st.sampled_from(["", "g"]))
-    def begin(self, id: str, group: str) -> None:
+    @rule(
+        id=ids,
+        group=st.sampled_from(["", "g"]),
+        number=st.none() | st.integers(0, 3),
+        disposable=st.booleans(),
+    )
+    def begin(self, id: str, group: str, number: int | None, disposable: bool) -> None:
         known = self.known.get(id)
+        begin = self.core.broker.transactions.begin
         if known is not None and known.outcome is State.COMMITTED:
-            assert self.core.broker.transactions.begin(id) is State.COMMITTED
+            assert begin(id) is State.COMMITTED
         elif known is None or known.outcome is State.ROLLED_BACK:
-            fresh = deepcopy(known) or Known()
-            fresh.branches, fresh.outcome = {}, None
-            self.known[id] = fresh
-            self.attempt(lambda: self.core.broker.transactions.begin(id, group))
+            place = None if number is None else InSeries(SERIES, number)
+            if number is not None and number <= self.last():
+                assert begin(id, place=place) is State.COMMITTED
+                return
+            self.known[id] = Known(number=number)
+            self.attempt(lambda: begin(id, group, None, place, disposable))
+
+    def last(self) -> int:
+        """The last number of the series that was committed; -1 for none."""
+        numbers = [
+            known.number
+            for known in self.known.values()
+            if known.outcome is State.COMMITTED and known.number is not None
+        ]
+        return max(numbers, default=-1)
 
     @precondition(lambda self: not self.pulled)
     @rule(
@@ -147,12 +169,26 @@ class TransactionMachine(RuleBasedStateMachine):
         commit = self.core.broker.transactions.commit
         if known.outcome is None:
             counts = {name: count for name, count in known.counts.items() if name in chosen}
+            if known.number is not None and known.number <= self.last():
+                assert commit(id, counts).is_repeated
+                known.outcome = State.ROLLED_BACK
+                self.pulled = self.core.broker.log.failed is not None
+                return
             known.seen = [b for name in sorted(counts) for b in known.branches[name]]
             if not self.attempt(lambda: commit(id, counts)):
                 return
             known.outcome = State.COMMITTED
+            self.clear_away(known.number)
         if again:
             commit(id)
+
+    def clear_away(self, number: int | None) -> None:
+        """What others of the series had added up to a number goes with its commit."""
+        self.pulled = self.core.broker.log.failed is not None
+        for other in self.known.values():
+            left = other.outcome is None and other.number is not None
+            if number is not None and left and other.number <= number:  # type: ignore[operator]
+                other.outcome = State.ROLLED_BACK
 
     @precondition(lambda self: not self.pulled)
     @rule(id=ids)
@@ -166,9 +202,14 @@ class TransactionMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.pulled)
     @rule(seconds=st.integers(1, 20), asked=st.booleans())
     def wait(self, seconds: int, asked: bool) -> None:
+        abandoned: list[str] = []
+        transactions = self.core.broker.transactions
+        transactions.on_abandoned = lambda transaction, why: abandoned.append(transaction.id)
         self.core.wait(seconds * SECOND_NS)
+        for id in abandoned:
+            self.known[id].outcome = State.ROLLED_BACK
         if asked:
-            self.core.broker.transactions.take_due("g")
+            transactions.take_due("g")
         self.pulled = self.core.broker.log.failed is not None
 
     @precondition(lambda self: not self.pulled)
@@ -214,6 +255,8 @@ class TransactionMachine(RuleBasedStateMachine):
         for id in IDS:
             if id not in self.known:
                 assert not seen.get(id)
+        last = self.core.broker.transactions.series.last(SERIES)
+        assert (-1 if last is None else last.number) == self.last()
         if not power:
             return
         # What a power cut has left is durable.

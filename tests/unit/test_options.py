@@ -63,6 +63,7 @@ def test_adds_only_flags_that_are_martlets_own() -> None:
         "transaction-checks",
         "transaction-memory",
         "transaction-outcomes",
+        "transaction-series",
         "max-transaction-bytes",
         "max-transaction-sends",
         "max-transactions",

@@ -12,6 +12,7 @@ as long as an outcome would be remembered.  RocketMQ counts such times too; but 
 down for eight minutes would leave all their work to a person, though they know what became of it.
 
 A transaction without a group has nobody to ask.  It goes aside after the time that asking takes.
+One whose producer does it all again is not asked about: it is rolled back when it was silent.
 """
 
 from __future__ import annotations
@@ -135,6 +136,9 @@ class CheckBack:
     def _in_vain(self, transaction: Transaction, now_ns: int) -> str:
         """Why one that is due is not worth another question; empty if it is."""
         limits = self._limits
+        if transaction.may_be_abandoned:
+            silent_s = transaction.check_after_ns // 10**9
+            return f"nothing was heard of it for {silent_s} s, so its producer does it all again"
         if transaction.checks >= limits.most_checks:
             return f"its producers were asked {transaction.checks} times, and did not tell"
         if transaction.state not in _ASKED:

@@ -23,10 +23,25 @@ if TYPE_CHECKING:
     from martlet.log.batch import Batch
 
 
+class Wanted(NamedTuple):
+    """Half messages and where they belong.
+
+    Attributes:
+        topic: where, at one of its queues.
+        stored: the messages.
+        deliver_at_ns: when they are due, if the topic is a bucket.
+    """
+
+    topic: Topic
+    stored: Stored
+    deliver_at_ns: int = 0
+
+
 class _Piece(NamedTuple):
     """A batch to be: what goes into one batch of a topic."""
 
     topic: Topic
+    deliver_at_ns: int
     first_offset: int
     stored: list[Stored]
     count: int  # type: ignore[assignment]  # a tuple has a method of that name
@@ -41,14 +56,14 @@ class _Piece(NamedTuple):
 
 def forward(
     broker: Broker,
-    wanted: Sequence[tuple[Topic, Stored]],
+    wanted: Sequence[Wanted],
     entry: Callable[[Sequence[Topic]], bytes],
 ) -> int:
     """Store messages in their topics, all or none of them.
 
     Args:
         broker: where.
-        wanted: batches of half messages and where each belongs, in order.
+        wanted: batches of half messages, in order.
         entry: makes what the journal is to say of it, for the topics at their queues.
 
     Returns the position of the log behind them.
@@ -74,37 +89,44 @@ def forward(
     firsts = {topic: topic.queue.end_offset for topic in topics}
     for piece, position in zip(pieces, positions, strict=True):
         queue = piece.topic.queue
-        queue.index.add(Entry(piece.first_offset, position, piece.count, piece.length, now_ns, 0))
+        times_ns = (now_ns, piece.deliver_at_ns)
+        queue.index.add(Entry(piece.first_offset, position, piece.count, piece.length, *times_ns))
         queue.end_offset += piece.count
         queue.message_bytes += piece.payload_length - FRAME_HEADER_BYTES * piece.count
         broker.stored_count += piece.count
+        if piece.deliver_at_ns:
+            # A bucket hands out nothing yet, and looks at one row of its index at a time.
+            piece.topic.stored(piece.first_offset, False)
+            firsts.pop(piece.topic, None)
     position = broker.moved_to = broker.log.position
     for topic, first in firsts.items():
         topic.stored(first, False)
     return position
 
 
-def _pieces(wanted: Sequence[tuple[Topic, Stored]]) -> Iterator[_Piece]:
-    """What goes into each batch: those of one topic in their order, up to a size."""
-    by_topic: dict[Topic, list[Stored]] = {}
-    for topic, stored in wanted:
-        by_topic.setdefault(topic, []).append(stored)
-    for topic, all_stored in by_topic.items():
-        offset = topic.queue.end_offset
+def _pieces(wanted: Sequence[Wanted]) -> Iterator[_Piece]:
+    """What goes into each batch: those of one topic and time in their order, up to a size."""
+    groups: dict[tuple[Topic, int], list[Stored]] = {}
+    for topic, stored, deliver_at_ns in wanted:
+        groups.setdefault((topic, deliver_at_ns), []).append(stored)
+    offsets = {topic: topic.queue.end_offset for topic, _ in groups}
+    for (topic, deliver_at_ns), all_stored in groups.items():
         some: list[Stored] = []
         size_bytes = 0
         for stored in all_stored:
             if some and size_bytes + len(stored.frames) > MOST_BATCH_BYTES:
-                piece = _piece(topic, offset, some)
+                piece = _piece(topic, deliver_at_ns, offsets[topic], some)
                 yield piece
-                offset += piece.count
+                offsets[topic] += piece.count
                 some, size_bytes = [], 0
             some.append(stored)
             size_bytes += len(stored.frames)
-        yield _piece(topic, offset, some)
+        piece = _piece(topic, deliver_at_ns, offsets[topic], some)
+        yield piece
+        offsets[topic] += piece.count
 
 
-def _piece(topic: Topic, first_offset: int, stored: list[Stored]) -> _Piece:
+def _piece(topic: Topic, deliver_at_ns: int, first_offset: int, stored: list[Stored]) -> _Piece:
     count = sum(len(each.ends) for each in stored)
     payload_length = sum(len(each.frames) for each in stored)
     entries = [entry for each in stored for _, entry in each.entries]
@@ -112,7 +134,9 @@ def _piece(topic: Topic, first_offset: int, stored: list[Stored]) -> _Piece:
     if entries:
         properties_length = BLOCK_HEAD_BYTES + BLOCK_ROW_BYTES * len(entries)
         properties_length += sum(map(len, entries))
-    return _Piece(topic, first_offset, stored, count, payload_length, properties_length)
+    return _Piece(
+        topic, deliver_at_ns, first_offset, stored, count, payload_length, properties_length
+    )
 
 
 def _laid_out(batch: Batch, piece: _Piece, now_ns: int) -> Part:
@@ -132,6 +156,6 @@ def _laid_out(batch: Batch, piece: _Piece, now_ns: int) -> Part:
         piece.count,
         piece.first_offset,
         now_ns,
-        0,
+        piece.deliver_at_ns,
         batch.properties_length,
     )

@@ -7,6 +7,7 @@ of a batch says what the others are, as JSON::
      "group": "billing", "begun_at_ns": ..., "check_after_ns": ...}
 
 so each batch tells all that it stands for, whatever else of its transaction a power cut has taken.
+Where some are for a time to come it has ``"times": [[at_ns, count], ...]`` for all, in order.
 
 The topic has no channels.  What is needed of it is what transactions that have not ended hold, so
 one that is forgotten keeps its own batches from being let go, and nothing that came after them.
@@ -33,7 +34,7 @@ from martlet.log.record import (
 from martlet.properties import Block
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -51,11 +52,22 @@ class Stored(NamedTuple):
         frames: of the messages.
         ends: where each ends, from the first one's start.
         entries: the properties of those that have any, by their numbers.
+        times: when they are to be delivered, and how many then, in order; nothing for all at once.
     """
 
     frames: memoryview
     ends: npt.NDArray[np.uint32]
     entries: list[tuple[int, bytes]]
+    times: Sequence[Sequence[int]] = ()
+
+    def cut(self, first: int, stop: int) -> Stored:
+        """Some of them, without their times."""
+        start = int(self.ends[first - 1]) if first else 0
+        return Stored(
+            self.frames[start : int(self.ends[stop - 1])],
+            self.ends[first:stop] - np.uint32(start),
+            [(number - first, entry) for number, entry in self.entries if first <= number < stop],
+        )
 
 
 class HalfTopic(Topic):
@@ -133,7 +145,7 @@ class HalfTopic(Topic):
             numbers = enumerate(known.numbers.tolist())
             entries = [(number - 1, bytes(known.entry(at))) for at, number in numbers]
         frames = record[HEADER_BYTES + start : payload_end]
-        return Stored(frames, ends[1:] - np.uint32(start), entries)
+        return Stored(frames, ends[1:] - np.uint32(start), entries, told.get("times", ()))
 
     def holds(self, first_offset: int) -> bool:
         """Whether a batch that begins at an offset is stored."""

@@ -30,11 +30,13 @@ class Outcome(NamedTuple):
         state: committed or rolled back.
         at_ns: when.
         position: of the log, behind what says so.
+        is_repeated: whether its number was committed before, by whatever transaction.
     """
 
     state: State
     at_ns: int
     position: int
+    is_repeated: bool = False
 
 
 def digest_of(id: str) -> bytes:

@@ -17,7 +17,8 @@
 An open transaction takes messages; a prepared one has all that it will have, on the disk.  One that
 was not heard of for a while is silent, or in doubt, and its producers are asked what has become of
 it.  Where nobody can tell, it is set aside for a person, who may still decide it, as its producer
-may.  Nothing but COMMIT makes a message visible, and nothing takes that back.
+may.  One that says so when it begins is rolled back instead while it is open: who has begun it does
+it all again.  Nothing but COMMIT makes a message visible, and nothing takes that back.
 
 `TABLE` says all of this, and nothing else decides it: what it does not list is refused.
 """
@@ -30,6 +31,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from martlet.broker.errors import BrokerError, NotFound
+from martlet.broker.series import LONGEST_NAME, MOST_NUMBER, InSeries
 
 LONGEST_ID = 255
 LONGEST_GROUP = 255
@@ -154,6 +156,7 @@ class HalfBatch(NamedTuple):
         topic: where they belong.
         queue: at which of its queues; -1 for any.
         size_bytes: of the batch.
+        time_count: at how many times they are to be delivered; 0 for all at once.
     """
 
     first_offset: int
@@ -161,6 +164,12 @@ class HalfBatch(NamedTuple):
     topic: str
     queue: int
     size_bytes: int
+    time_count: int = 0
+
+    @property
+    def weight(self) -> int:
+        """How many batches it becomes."""
+        return max(1, self.time_count)
 
 
 @dataclass(slots=True)
@@ -195,11 +204,14 @@ class Transaction:
         check_after_ns: how long it may be silent before they are asked.
         state: by `TABLE`.
         branches: what was added, by the name of who did.
-        size_bytes, batch_count: of all batches.
+        size_bytes: of all batches.
+        batch_count: how many there are; each time of delayed messages counts as one.
         checks: how often its producers were asked since it was last heard of.
         due_ns: when to look at it again.
         timer_ns: when that will be done, which may be earlier; 0 for never.
         chosen: the branches that it was prepared with, and how many messages each has.
+        place: in a series; None for one that is in none.
+        is_disposable: whether it is rolled back when it was not heard of, and not set aside.
     """
 
     id: str
@@ -214,11 +226,42 @@ class Transaction:
     due_ns: int = 0
     timer_ns: int = 0
     chosen: Mapping[str, int] | None = None
+    place: InSeries | None = None
+    is_disposable: bool = False
+
+    @property
+    def origin(self) -> Description:
+        """What was said of it when it began, beside its id."""
+        return {
+            "group": self.group,
+            "begun_at_ns": self.begun_at_ns,
+            "check_after_ns": self.check_after_ns,
+            **({} if self.place is None else {"series": self.place}),
+            **({"disposable": True} if self.is_disposable else {}),
+        }
+
+    @classmethod
+    def of_origin(cls, id: str, told: Mapping[str, Any]) -> Transaction:
+        """The other way: as it began."""
+        series = told.get("series")
+        return cls(
+            id,
+            told["group"],
+            told["begun_at_ns"],
+            told["check_after_ns"],
+            place=None if series is None else InSeries(*series),
+            is_disposable=told.get("disposable", False),
+        )
 
     @property
     def message_count(self) -> int:
         """How many messages it has."""
         return sum(branch.message_count for branch in self.branches.values())
+
+    @property
+    def may_be_abandoned(self) -> bool:
+        """Whether it is rolled back when it was not heard of for too long."""
+        return self.is_disposable and self.state in (State.OPEN, State.SILENT)
 
     @property
     def topics(self) -> dict[str, int]:
@@ -267,7 +310,7 @@ class Transaction:
         of.batches.append(batch)
         of.has_gaps = False
         self.size_bytes += batch.size_bytes
-        self.batch_count += 1
+        self.batch_count += batch.weight
 
     def lose(self, branch: str, number: int | None = None) -> None:
         """Batches of a branch are lost, and those behind the first of them count no more.
@@ -282,16 +325,14 @@ class Transaction:
             gone = of.batches[number:]
             del of.batches[number:]
             self.size_bytes -= sum(batch.size_bytes for batch in gone)
-            self.batch_count -= len(gone)
+            self.batch_count -= sum(batch.weight for batch in gone)
 
     def describe(self) -> Description:
         """The transaction as the journal tells it."""
         gaps = [name for name, branch in self.branches.items() if branch.has_gaps]
         return {
             "id": self.id,
-            "group": self.group,
-            "begun_at_ns": self.begun_at_ns,
-            "check_after_ns": self.check_after_ns,
+            **self.origin,
             "state": self.state,
             "checks": self.checks,
             **({"gaps": gaps} if gaps else {}),
@@ -302,15 +343,10 @@ class Transaction:
     @classmethod
     def read(cls, told: Mapping[str, Any]) -> Transaction:
         """The other way."""
-        transaction = cls(
-            told["id"],
-            told["group"],
-            told["begun_at_ns"],
-            told["check_after_ns"],
-            State(told["state"]),
-            checks=told["checks"],
-            chosen=told.get("chosen"),
-        )
+        transaction = cls.of_origin(told["id"], told)
+        transaction.state = State(told["state"])
+        transaction.checks = told["checks"]
+        transaction.chosen = told.get("chosen")
         for name, batches in told["branches"].items():
             for batch in batches:
                 transaction.add(name, HalfBatch(*batch))
@@ -332,6 +368,7 @@ class TransactionLimits:
         most_bytes: how large one may become.
         most_batches: how often may be added to one.
         most_outcomes: how many outcomes are remembered.
+        most_series: how many series are.
         remembered_ns: how long; as long, one waits whose producers cannot be asked.
     """
 
@@ -343,4 +380,47 @@ class TransactionLimits:
     most_bytes: int = 256 << 20
     most_batches: int = 10_000
     most_outcomes: int = 100_000
+    most_series: int = 10_000
     remembered_ns: int = 72 * 3600 * _SECOND_NS
+
+    def check_size(self, transaction: Transaction, more_bytes: int, more_batches: int) -> None:
+        """See that a transaction may become so much larger. Raises BadTransaction."""
+        size_bytes = transaction.size_bytes + more_bytes
+        if size_bytes > self.most_bytes:
+            raise BadTransaction(
+                f"transaction {transaction.id!r} would have {size_bytes} bytes, and"
+                f" --max-transaction-bytes is {self.most_bytes}: make it smaller, or raise that"
+            )
+        if transaction.batch_count + more_batches > self.most_batches:
+            raise BadTransaction(
+                f"{transaction.batch_count} times messages were added to transaction"
+                f" {transaction.id!r}, each time of delayed ones counted, and"
+                f" --max-transaction-sends is {self.most_batches}: add several messages at a time,"
+                " delay them in fewer steps, or raise that"
+            )
+
+
+def check_begun(transaction: Transaction) -> None:
+    """See that a transaction may begin like that. Raises BadTransaction."""
+    id, group, place = transaction.id, transaction.group, transaction.place
+    if not 0 < len(id) <= LONGEST_ID or not id.isprintable():
+        raise BadTransaction(
+            f"the transaction id {id[:80]!r}: it must be 1 to {LONGEST_ID} printable characters"
+        )
+    if len(group) > LONGEST_GROUP or not group.isprintable():
+        raise BadTransaction(
+            f"the group {group[:80]!r}: it must be up to {LONGEST_GROUP} printable characters"
+        )
+    if place is not None:
+        check_place(place)
+
+
+def check_place(place: InSeries) -> None:
+    """See that a transaction may have a place. Raises BadTransaction."""
+    if not 0 < len(place.name) <= LONGEST_NAME or not place.name.isprintable():
+        raise BadTransaction(
+            f"the series {place.name[:80]!r}: its name must be 1 to {LONGEST_NAME} printable"
+            " characters"
+        )
+    if not 0 <= place.number <= MOST_NUMBER:
+        raise BadTransaction(f"number {place.number} of a series: it must be 0 to {MOST_NUMBER}")

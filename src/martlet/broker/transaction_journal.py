@@ -7,7 +7,7 @@ A power cut may have taken any record that was not durable, and left later ones:
   client is told that they are lost.
 - A segment begins with all outcomes, and may be there without what they tell of, which stood
   before it.  So of a commit that is not known to be durable the bundle itself must have been seen;
-  else the transaction is as it was before.
+  else the transaction is as it was before, and so is its series.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from martlet.broker.journal import SEPARATOR
 from martlet.broker.outcomes import Outcome, digest_of, unpack
+from martlet.broker.series import Last
+from martlet.broker.series import digest_of as series_digest
+from martlet.broker.series import unpack as unpack_series
 from martlet.broker.transaction import HalfBatch, State, Transaction
 
 if TYPE_CHECKING:
@@ -38,6 +41,8 @@ class TransactionJournal:
         self._open: dict[str, Transaction] = {}
         self._outcomes: dict[bytes, Outcome] = {}
         """By the digest of the transaction's id, oldest first."""
+        self._series: dict[bytes, Last] = {}
+        """By the digest of the name, the one that was not heard of for longest first."""
         self._seen: set[int] = set()
         """The positions behind the bundles that were read."""
 
@@ -49,7 +54,9 @@ class TransactionJournal:
         told = json.loads(text)
         op = told["op"]
         if op == "all":
-            self._all(told["transactions"], packed)
+            outcomes_bytes = told.get("outcomes_bytes", len(packed))
+            self._all(told["transactions"], packed[:outcomes_bytes])
+            self._all_series(packed[outcomes_bytes:])
         elif op == "begun":
             self._begun(Transaction.read(told["transaction"]))
         elif op == "rolled_back":
@@ -70,6 +77,9 @@ class TransactionJournal:
         self._seen.add(position)
         if told["op"] == "committed":
             self._ended(told["id"], Outcome(State.COMMITTED, told["at_ns"], position))
+            if "series" in told:
+                name, number = told["series"]
+                self._reached(series_digest(name), Last(number, told["at_ns"], position))
         elif told["op"] == "set_aside" and told["id"] in self._open:
             self._open[told["id"]].state = State.SET_ASIDE
 
@@ -82,9 +92,7 @@ class TransactionJournal:
             if outcome is not None and outcome.state is State.COMMITTED:
                 return
             # What tells that it has begun is lost, but for this.
-            transaction = Transaction(
-                id, told["group"], told["begun_at_ns"], told["check_after_ns"]
-            )
+            transaction = Transaction.of_origin(id, told)
             self._begun(transaction)
         branch, number = told["branch"], told["number"]
         known = transaction.branches.get(branch)
@@ -94,7 +102,7 @@ class TransactionJournal:
         elif number == expected:
             size_bytes = header.payload_length
             place = (header.first_offset, header.count - 1, told["topic"], told["queue"])
-            transaction.add(branch, HalfBatch(*place, size_bytes))
+            transaction.add(branch, HalfBatch(*place, size_bytes, len(told.get("times", ()))))
             if transaction.state is State.SILENT:
                 transaction.state = State.OPEN
 
@@ -123,12 +131,25 @@ class TransactionJournal:
 
     def _is_certain(self, outcome: Outcome) -> bool:
         """Whether what made it so is there."""
-        return (
-            outcome.state is State.ROLLED_BACK
-            or self.durable_position is None
-            or outcome.position <= self.durable_position
-            or outcome.position in self._seen
-        )
+        return outcome.state is State.ROLLED_BACK or self._is_there(outcome.position)
+
+    def _is_there(self, position: int) -> bool:
+        """Whether the bundle that ends at a position is."""
+        durable = self.durable_position
+        return durable is None or position <= durable or position in self._seen
+
+    def _reached(self, digest: bytes, last: Last) -> None:
+        self._series.pop(digest, None)
+        self._series[digest] = last
+
+    def _all_series(self, packed: bytes) -> None:
+        """What a commit that is not there has said of its series does not count."""
+        seen, self._series = self._series, {}
+        for digest, last in unpack_series(packed):
+            if self._is_there(last.position):
+                self._series[digest] = last
+            elif digest in seen:
+                self._series[digest] = seen[digest]
 
     # what comes of it
 
@@ -136,6 +157,8 @@ class TransactionJournal:
         """Make transactions of it."""
         for digest, outcome in self._outcomes.items():
             transactions.outcomes.read(digest, outcome)
+        for digest, last in self._series.items():
+            transactions.series.read(digest, last)
         if half is not None:
             self._keep_apart(half)
         for transaction in self._open.values():

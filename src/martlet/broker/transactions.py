@@ -2,15 +2,16 @@
 
 What the journal says of them is JSON, in records of a kind of their own:
 
-- ``{"op": "all", "transactions": [...]}``: all that have not ended, in place of all before; and
-  behind a zero byte the outcomes of others (see `martlet.broker.outcomes`)
+- ``{"op": "all", "transactions": [...], "outcomes_bytes": n}``: all that have not ended, in place
+  of all before; behind a zero byte the outcomes of others (see `martlet.broker.outcomes`), and
+  behind those all series (see `martlet.broker.series`)
 - ``{"op": "begun", "transaction": {...}}``: one without messages; each batch of half messages says
   the same of its own
 - ``{"op": "prepared", "id": "..."}``, ``{"op": "checked", "ids": [...]}``
 - ``{"op": "rolled_back", "id": "...", "at_ns": n}``
 - in a bundle with the messages: ``{"op": "committed", "id": "...", "at_ns": n, "topics": [...]}``
   and ``{"op": "set_aside", "id": "...", "topics": [...]}``, the topics being told where a power cut
-  may yet take what else tells of them
+  may yet take what else tells of them; a commit also tells its ``"series": [name, number]``
 
 A commit is one record, which holds the messages too.  So nothing is ever half done: a crash finds
 the transaction as it was before or as it is after, and there is nothing to finish at a start.
@@ -25,17 +26,13 @@ from typing import TYPE_CHECKING
 
 from martlet.broker.check_back import CheckBack
 from martlet.broker.errors import BrokerError, LimitReached, WritesRefused
-from martlet.broker.forwarding import forward
-from martlet.broker.half import HalfTopic
-from martlet.broker.journal import HALF, SEPARATOR
+from martlet.broker.half_messages import HalfMessages
+from martlet.broker.journal import SEPARATOR
 from martlet.broker.outcomes import Outcome, Outcomes
-from martlet.broker.queue import Queue
+from martlet.broker.series import InSeries, SeriesTable
 from martlet.broker.transaction import (
     LONGEST_BRANCH,
-    LONGEST_GROUP,
-    LONGEST_ID,
     BadTransaction,
-    Description,
     Event,
     HalfBatch,
     State,
@@ -44,12 +41,13 @@ from martlet.broker.transaction import (
     TransactionRefused,
     UnknownTransaction,
     after,
+    check_begun,
 )
-from martlet.log.index import Index
-from martlet.log.record import BadRecord, Kind
+from martlet.log.record import Kind
 
 if TYPE_CHECKING:
     from martlet.broker.broker import Broker
+    from martlet.broker.half import HalfTopic
     from martlet.broker.topic import Topic
     from martlet.log.batch import Bytes
     from martlet.log.checkpoint import JournalEntry
@@ -73,7 +71,9 @@ class Transactions:
         open: those that have not ended, by id, oldest first.
         outcomes: of those that have.
         check_back: knows whose producers are to be asked, and tells of them.
+        series: how far each has come.
         on_set_aside: called with one that goes aside, and why.
+        on_abandoned: called with one that is rolled back since nobody was heard of, and why.
     """
 
     def __init__(self, broker: Broker, limits: TransactionLimits) -> None:
@@ -83,14 +83,20 @@ class Transactions:
         most_told = max(_LEAST_TOLD, broker.log.segment_bytes // _SEGMENT_BYTES_EACH)
         self._most_held = most_told
         self.outcomes = Outcomes(min(limits.most_outcomes, most_told), limits.remembered_ns)
-        self.half: HalfTopic | None = None
+        most_series = min(limits.most_series, max(_LEAST_TOLD, most_told // 4))
+        self.series = SeriesTable(most_series, limits.remembered_ns)
+        self.messages = HalfMessages(broker)
         self.on_set_aside: Callable[[Transaction, str], None] = lambda transaction, why: None
+        self.on_abandoned: Callable[[Transaction, str], None] = lambda transaction, why: None
         self.committed_count = 0
         """Since the start."""
         self.rolled_back_count = 0
-        self.check_back = CheckBack(limits, broker.clock, broker.schedule, self._set_aside)
-        self._told: dict[int, int] = {}
-        """Up to which position of the log each topic at a queue was told of in a bundle."""
+        self.check_back = CheckBack(limits, broker.clock, broker.schedule, self._give_up)
+
+    @property
+    def half(self) -> HalfTopic | None:
+        """Where half messages are, once there were any."""
+        return self.messages.topic
 
     # what clients do
 
@@ -114,11 +120,22 @@ class Transactions:
             raise TransactionRefused(f"transaction {id!r} is {state}", state)
         return transaction
 
-    def begin(self, id: str, group: str = "", check_after_ns: int | None = None) -> State:
-        """Begin a transaction; of one that is known, its state is told.
+    def begin(
+        self,
+        id: str,
+        group: str = "",
+        check_after_ns: int | None = None,
+        place: InSeries | None = None,
+        is_disposable: bool = False,
+    ) -> State:
+        """Begin a transaction; of one that is known, or whose number was committed, the state.
+
+        Args:
+            id, group, place, is_disposable: as of `Transaction`.
+            check_after_ns: how long it may be silent; None for as long as the operator has set.
 
         Raises:
-            BadTransaction: the id or the group is too long, or empty.
+            BadTransaction: the id, the group or the series is too long, or empty.
             LimitReached: there are as many as there may be.
             WritesRefused: it could not be written down.
         """
@@ -129,31 +146,31 @@ class Transactions:
         outcome = self.outcomes.get(id)
         state = State.OPEN if outcome is None else after(id, outcome.state, Event.BEGIN)
         if state is State.OPEN:
-            transaction = self._made(id, group, check_after_ns)
+            if check_after_ns is None:
+                check_after_ns = self.limits.check_after_ns
+            now_ns = self._broker.clock()
+            transaction = Transaction(
+                id, group, now_ns, check_after_ns, place=place, is_disposable=is_disposable
+            )
+            check_begun(transaction)
+            if place is not None:
+                if self.series.committed(place):
+                    return State.COMMITTED
+                self.series.check_room(place.name, now_ns)
+            self._check_room(id)
             self._journal("begun", transaction=transaction.describe())
             self.outcomes.forget(id)
             self.open[id] = transaction
             self.check_back.watch(transaction)
         return state
 
-    def _made(self, id: str, group: str, check_after_ns: int | None) -> Transaction:
-        if not 0 < len(id) <= LONGEST_ID or not id.isprintable():
-            raise BadTransaction(
-                f"the transaction id {id[:80]!r}: it must be 1 to {LONGEST_ID} printable characters"
-            )
-        if len(group) > LONGEST_GROUP or not group.isprintable():
-            raise BadTransaction(
-                f"the group {group[:80]!r}: it must be up to {LONGEST_GROUP} printable characters"
-            )
+    def _check_room(self, id: str) -> None:
         most = self.limits.most_open
         if len(self.open) >= most:
             raise LimitReached(
                 f"transaction {id!r} would be one too many: there are {len(self.open)} that have"
                 f" not ended, and --max-transactions is {most}; see 'martlet transactions list'"
             )
-        if check_after_ns is None:
-            check_after_ns = self.limits.check_after_ns
-        return Transaction(id, group, self._broker.clock(), check_after_ns)
 
     def add(
         self,
@@ -164,6 +181,7 @@ class Transactions:
         bodies: list[bytes] | Bytes,
         entries: Sequence[tuple[int, bytes]] = (),
         queue: int = -1,
+        times: Sequence[tuple[int, int]] = (),
     ) -> tuple[HalfBatch, int]:
         """Store messages that nobody sees until the transaction is committed.
 
@@ -175,6 +193,8 @@ class Transactions:
             bodies: the messages, as of `Topic.stage`.
             entries: their properties, by their numbers.
             queue: at which queue of the topic; -1 for any.
+            times: when they are to be delivered, in nanoseconds since 1970, and how many then, in
+                order; nothing for all at once.
 
         Returns the batch, and the position of the log behind it.
 
@@ -197,8 +217,8 @@ class Transactions:
                 transaction.state,
                 is_incomplete=True,
             )
-        self._check_size(transaction, sum(map(len, bodies)))
-        half = self._half()
+        self.limits.check_size(transaction, sum(map(len, bodies)), max(1, len(times)))
+        half = self.messages.made()
         if len(half.held) >= self._most_held:
             raise LimitReached(
                 f"open transactions hold what {len(half.held)} sends have added, and each segment"
@@ -211,9 +231,8 @@ class Transactions:
             "number": number,
             "topic": topic,
             "queue": queue,
-            "group": transaction.group,
-            "begun_at_ns": transaction.begun_at_ns,
-            "check_after_ns": transaction.check_after_ns,
+            **transaction.origin,
+            **({"times": times} if times else {}),
         }
         first = half.queue.end_offset
         batch = self._broker.staged(half)
@@ -222,26 +241,11 @@ class Transactions:
         receipt = self._broker.commit_topic(half, 0)
         if receipt.error is not None:
             raise receipt.error
-        added = HalfBatch(first, len(bodies), topic, queue, size_bytes)
+        added = HalfBatch(first, len(bodies), topic, queue, size_bytes, len(times))
         transaction.add(branch, added)
         half.held.add(first)
         self._heard(transaction, state)
         return added, receipt.position
-
-    def _check_size(self, transaction: Transaction, more_bytes: int) -> None:
-        limits = self.limits
-        size_bytes = transaction.size_bytes + more_bytes
-        if size_bytes > limits.most_bytes:
-            raise BadTransaction(
-                f"transaction {transaction.id!r} would have {size_bytes} bytes, and"
-                f" --max-transaction-bytes is {limits.most_bytes}: make it smaller, or raise that"
-            )
-        if transaction.batch_count >= limits.most_batches:
-            raise BadTransaction(
-                f"{transaction.batch_count} times messages were added to transaction"
-                f" {transaction.id!r}, and --max-transaction-sends is {limits.most_batches}: add"
-                " several messages at a time, or raise that"
-            )
 
     def prepare(self, id: str, branches: Mapping[str, int] | None = None) -> None:
         """The transaction has all its messages, and nothing but its outcome is missing.
@@ -260,13 +264,19 @@ class Transactions:
         transaction.chosen = branches
         self._heard(transaction, state)
 
-    def commit(self, id: str, branches: Mapping[str, int] | None = None) -> Outcome:
+    def commit(
+        self, id: str, branches: Mapping[str, int] | None = None, place: InSeries | None = None
+    ) -> Outcome:
         """Have everybody see the messages: all, or those of some branches.
+
+        Where its number in its series was committed before, what was added is rolled back; else
+        what older transactions of the series have left is.
 
         Args:
             id: which; one that was committed already stays so.
             branches: those that belong to it, and how many messages each has.  What others have
                 added is left out.  None for those it was prepared with, or else for all.
+            place: its place in a series, for one that may be known no more.
 
         Raises:
             UnknownTransaction: it is not known any more.
@@ -274,18 +284,40 @@ class Transactions:
             WritesRefused: there is no room.
         """
         transaction = self.open.get(id)
+        if transaction is not None:
+            place = transaction.place
+        last = None if place is None else self.series.committed(place)
+        if last is not None:
+            if transaction is not None:
+                self._clear_away([transaction])
+            return Outcome(State.COMMITTED, last.at_ns, last.position, is_repeated=True)
         if transaction is None:
             return self._ended(id, Event.COMMIT)
         after(id, transaction.state, Event.COMMIT)
         at_ns = self._broker.clock()
+        if place is not None:
+            self.series.check_room(place.name, at_ns)
         batches = transaction.batches(transaction.chosen if branches is None else branches)
+        told = {} if place is None else {"series": place}
 
         def entry(topics: Sequence[Topic]) -> bytes:
-            return _packed("committed", id=id, at_ns=at_ns, topics=self._news_of(topics))
+            return _packed(
+                "committed", id=id, at_ns=at_ns, topics=self.messages.news_of(topics), **told
+            )
 
-        position = self._forward(transaction, batches, entry)
+        position = self.messages.forward(transaction, batches, entry)
         self.committed_count += 1
-        return self._end(transaction, Outcome(State.COMMITTED, at_ns, position))
+        outcome = self._end(transaction, Outcome(State.COMMITTED, at_ns, position))
+        if place is not None:
+            self.series.reached(place, at_ns, position)
+            self._clear_away([t for t in self.open.values() if _is_up_to(t, place)])
+        return outcome
+
+    def _clear_away(self, transactions: Iterable[Transaction]) -> None:
+        """Roll back what tries at one number have left; what cannot be, goes by its age."""
+        with suppress(WritesRefused):
+            for transaction in transactions:
+                self.rollback(transaction.id)
 
     def rollback(self, id: str) -> Outcome:
         """Nobody will ever see the messages.
@@ -314,66 +346,9 @@ class Transactions:
     def _end(self, transaction: Transaction, outcome: Outcome) -> Outcome:
         del self.open[transaction.id]
         self.check_back.ended(transaction)
-        if self.half is not None:
-            self.half.held.difference_update(b.first_offset for b in transaction.all_batches())
+        self.messages.release(transaction)
         self.outcomes.add(transaction.id, outcome)
         return outcome
-
-    # messages
-
-    def _half(self) -> HalfTopic:
-        """Where half messages are, made when the first come."""
-        if self.half is None:
-            broker = self._broker
-            id = broker.next_id()
-            index = Index(broker.log.storage, id, 0)
-            queue = Queue(broker.log, id, 0, broker.random.getrandbits(64), index, 0)
-            half = HalfTopic(broker, id, HALF, queue)
-            broker.journal_topology("topic", id, topic=half.describe())
-            broker.adopt(half)
-            self.half = half
-        return self.half
-
-    def _forward(
-        self,
-        transaction: Transaction,
-        batches: Sequence[HalfBatch],
-        entry: Callable[[Sequence[Topic]], bytes],
-        to: str = "",
-    ) -> int:
-        """Store messages where they belong, or all in one topic. Returns the position behind them.
-
-        Raises TransactionRefused, or as `Broker.topic`.
-        """
-        broker, half = self._broker, self.half
-        wanted = []
-        try:
-            for batch in batches:
-                assert half is not None
-                stored = half.get(batch.first_offset, transaction.id)
-                wanted.append((_part(broker.topic(to or batch.topic), batch.queue), stored))
-            return forward(broker, wanted, entry)
-        except BadRecord as error:
-            for name in transaction.branches:
-                transaction.lose(name)
-            raise TransactionRefused(
-                f"messages of transaction {transaction.id!r} are lost: {error}; roll it back",
-                transaction.state,
-                is_incomplete=True,
-            ) from error
-
-    def _news_of(self, topics: Sequence[Topic]) -> list[Description]:
-        """What is to be told of topics because a power cut may take what else tells of them."""
-        log = self._broker.log
-        news = []
-        for topic in topics:
-            for part in topic.parts:
-                told_at = self._told.get(part.id)
-                if told_at is None or told_at > log.durable_position:
-                    # Whatever told of it before stands before this, and so does its making.
-                    self._told[part.id] = log.position
-                    news.append(part.describe())
-        return news
 
     # the journal
 
@@ -384,22 +359,20 @@ class Transactions:
 
     def snapshot(self) -> list[JournalEntry]:
         """All that is known, for the journal."""
-        if not self.open and not len(self.outcomes):
+        if not self.open and not len(self.outcomes) and not len(self.series):
             return []
         told = [transaction.describe() for transaction in self.open.values()]
-        entry = _packed("all", transactions=told) + SEPARATOR + self.outcomes.pack()
-        return [(Kind.TRANSACTION, 0, entry)]
+        outcomes = self.outcomes.pack()
+        head = _packed("all", transactions=told, outcomes_bytes=len(outcomes))
+        return [(Kind.TRANSACTION, 0, head + SEPARATOR + outcomes + self.series.pack())]
 
     def restore(self, half: HalfTopic | None, found: Iterable[Transaction]) -> None:
         """Go on with those that a start has found; their producers have time to come back."""
-        self.half = half
+        self.messages.topic = half
         for transaction in found:
-            assert half is not None or not transaction.batch_count
             self.open[transaction.id] = transaction
             self.check_back.watch(transaction)
-            for batch in transaction.all_batches():
-                assert half is not None
-                half.held.add(batch.first_offset)
+            self.messages.hold(transaction)
 
     # producers that are silent
 
@@ -416,18 +389,29 @@ class Transactions:
                 self._journal("checked", ids=[transaction.id for transaction in taken])
         return taken
 
+    def _give_up(self, transaction: Transaction, why: str) -> bool:
+        """Nobody tells what is to become of it. False where nothing could be done."""
+        if not transaction.may_be_abandoned:
+            return self._set_aside(transaction, why)
+        try:
+            self.rollback(transaction.id)
+        except WritesRefused:
+            return False
+        self.on_abandoned(transaction, why)
+        return True
+
     def _set_aside(self, transaction: Transaction, why: str) -> bool:
         """Nobody can tell what has become of it: a person may. False where there is no room."""
         id = transaction.id
         state = after(id, transaction.state, Event.GIVE_UP)
 
         def entry(topics: Sequence[Topic]) -> bytes:
-            return _packed("set_aside", id=id, topics=self._news_of(topics))
+            return _packed("set_aside", id=id, topics=self.messages.news_of(topics))
 
         batches = transaction.all_batches()
         try:
             try:
-                self._forward(transaction, batches, entry, to=self.limits.aside_topic)
+                self.messages.forward(transaction, batches, entry, to=self.limits.aside_topic)
             except TransactionRefused:
                 # What is left of it cannot be shown; that it is there is told all the same.
                 self._journal("set_aside", id=id)
@@ -438,11 +422,10 @@ class Transactions:
         return True
 
 
-def _part(topic: Topic, queue: int) -> Topic:
-    """A topic at one of its queues, of which there may be fewer than there were."""
-    if queue < 0:
-        return topic.next_part()
-    return topic.parts[queue % len(topic.parts)]
+def _is_up_to(transaction: Transaction, place: InSeries) -> bool:
+    """Whether it is of the series, and of no later number."""
+    known = transaction.place
+    return known is not None and known.name == place.name and known.number <= place.number
 
 
 def _packed(op: str, **fields: object) -> bytes:

@@ -59,6 +59,15 @@ class TransactionOptions(Options):
         " --max-bytes-per-file",
         limits=(1, 10**6),
     )
+    transaction_series: int = option(
+        "transaction-series",
+        Kind.INT,
+        10_000,
+        "of how many series of numbered transactions, such as a Spark query's, the last number is"
+        " remembered; those longest without a commit go first, and none within"
+        " --transaction-memory; no more than one for each 4 KiB of --max-bytes-per-file",
+        limits=(1, 10**6),
+    )
     max_transactions: int = option(
         "max-transactions",
         Kind.INT,

@@ -19,7 +19,7 @@ from martlet.server.arguments import Arguments, CallError
 if TYPE_CHECKING:
     from martlet.server.server import Server
 
-_LATEST_MS = 1 << 43
+LATEST_MS = 1 << 43
 """The year 2248: nanoseconds until then fit into 63 bits."""
 
 
@@ -28,7 +28,7 @@ def deliver_at_ns(arguments: Arguments, server: Server) -> int:
 
     Raises CallError.
     """
-    at_ms = arguments.number("deliver_at_ms", 0, most=_LATEST_MS)
+    at_ms = arguments.number("deliver_at_ms", 0, most=LATEST_MS)
     at_ns, now_ns = at_ms * MILLISECOND_NS, server.broker.clock()
     most_ns = server.options.max_delay_ns
     if at_ns > now_ns + most_ns:

@@ -119,6 +119,15 @@ class EventLog:
             self._broker.transactions.limits.aside_topic,
         )
 
+    def abandoned(self, transaction: Transaction, why: str) -> None:
+        """A transaction was rolled back, since whoever had begun it was not heard of."""
+        self._log.info(
+            "TRANSACTION: %s, with %d messages, is rolled back: %s",
+            transaction.id,
+            transaction.message_count,
+            why,
+        )
+
     def evicted(self, evicted: Evicted) -> None:
         """A segment went to make room, with messages that somebody had yet to finish."""
         lost = [

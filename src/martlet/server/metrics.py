@@ -311,6 +311,12 @@ def _transactions(transactions: Transactions) -> list[tuple[str, str, str, int]]
             "Transactions that were rolled back.",
             transactions.rolled_back_count,
         ),
+        (
+            "martlet_transaction_series",
+            "gauge",
+            "Series of numbered transactions of which the last number is remembered.",
+            len(transactions.series),
+        ),
     ]
 
 

@@ -142,8 +142,9 @@ def told(**fields: object) -> bytes:
 
 def refusal(error: Exception) -> bytes:
     """The answer to a SEND that is not done."""
-    status = error.code if isinstance(error, CallError) else _CODES.get(type(error), "REFUSED")
-    return told(status=status, text=str(error))
+    if isinstance(error, CallError):
+        return told(status=error.code, text=str(error), **error.fields)
+    return told(status=_CODES.get(type(error), "REFUSED"), text=str(error))
 
 
 def send(connection: Connection, command: v2.Send) -> None:

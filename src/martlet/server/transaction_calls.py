@@ -1,17 +1,25 @@
 """The calls about transactions (see `martlet.broker.transaction`).
 
 ========================  ==========================================================================
-``transaction.begin``     ``id``, ``group``, ``check_after_ms``: begin, or hear of one that is known
+``transaction.begin``     ``id``, ``group``, ``check_after_ms``, ``series``, ``series_number``,
+                          ``disposable``: begin, or hear of one that is known
 ``transaction.prepare``   ``id``, ``branches``: it is complete, and on the disk once it is said
-``transaction.commit``    ``id``, ``branches``: everybody sees its messages
+``transaction.commit``    ``id``, ``branches``, ``series``, ``series_number``: everybody sees its
+                          messages
 ``transaction.rollback``  ``id``: nobody ever does
 ``transaction.checks``    ``group``, ``wait_ms``: wait for transactions whose producers are asked
+``transaction.series``    ``series``: how far it has come
 ``transaction.list``      those that have not ended, the oldest first
 ``transaction.show``      one of them with its messages, or how it has ended
 ========================  ==========================================================================
 
 ``branches`` has the names of those whose messages belong to it, and how many each has added; what
 others have added is left out.  Each may be repeated: it is answered as the first time.
+
+Of a ``series`` each ``series_number`` is committed once (see `martlet.broker.series`): a commit
+that is answered ``"repeated": true`` has published nothing, since that number was committed before.
+A transaction that is ``disposable`` is rolled back when it was not heard of, where others are set
+aside.
 
 A producer of a group has a ``transaction.checks`` wait all the time.  That it waits is what makes
 it one of those that can be asked, and when its connection goes it is none any more.
@@ -25,6 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from martlet.broker.half import frames_of
+from martlet.broker.series import LONGEST_NAME, MOST_NUMBER, InSeries
 from martlet.broker.transaction import (
     BadTransaction,
     State,
@@ -78,18 +87,28 @@ def transaction_limits(options: BrokerOptions) -> TransactionLimits:
         most_bytes=options.max_transaction_bytes,
         most_batches=options.max_transaction_sends,
         most_outcomes=options.transaction_outcomes,
+        most_series=options.transaction_series,
         remembered_ns=options.transaction_memory_ns,
     )
 
 
 def begin(transactions: Transactions, id: str, arguments: Arguments) -> State:
     """Begin a transaction as a client asks."""
-    arguments.only("group", "check_after_ms")
+    arguments.only("group", "check_after_ms", "series", "series_number", "disposable")
     check_after_ns = None
     if "check_after_ms" in arguments:
         after_ms = arguments.number("check_after_ms", least=1, most=_LONGEST_CHECK_AFTER_MS)
         check_after_ns = after_ms * MILLISECOND_NS
-    return transactions.begin(id, arguments.text("group", "", most=255), check_after_ns)
+    group, disposable = arguments.text("group", "", most=255), arguments.flag("disposable")
+    return transactions.begin(id, group, check_after_ns, place_of(arguments), disposable)
+
+
+def place_of(arguments: Arguments) -> InSeries | None:
+    """The place in a series, where there is one. Raises CallError."""
+    if "series" not in arguments and "series_number" not in arguments:
+        return None
+    name = arguments.text("series", most=LONGEST_NAME)
+    return InSeries(name, arguments.number("series_number", most=MOST_NUMBER))
 
 
 class TransactionCalls:
@@ -100,6 +119,7 @@ class TransactionCalls:
         self._transactions = server.broker.transactions
         self._transactions.check_back.on_due = self._wake
         self._transactions.on_set_aside = server.events.set_aside
+        self._transactions.on_abandoned = server.events.abandoned
         self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
         """By group: those that can be asked, who has waited longest first."""
 
@@ -111,6 +131,7 @@ class TransactionCalls:
             "transaction.commit": self._telling(self.commit),
             "transaction.rollback": self._telling(self.rollback),
             "transaction.checks": self.checks,
+            "transaction.series": self.series,
             "transaction.list": self.list,
             "transaction.show": self._telling(self.show),
         }
@@ -140,7 +161,6 @@ class TransactionCalls:
 
     async def begin(self, caller: Caller, arguments: Arguments) -> Answer:
         """Begin."""
-        arguments.only("id", "group", "check_after_ms")
         id = arguments.text("id", most=_LONGEST_ID)
         state = begin(self._transactions, id, arguments.without("id"))
         await written_down(self._server)
@@ -156,11 +176,11 @@ class TransactionCalls:
 
     async def commit(self, caller: Caller, arguments: Arguments) -> Answer:
         """Have everybody see it."""
-        arguments.only("id", "branches")
+        arguments.only("id", "branches", "series", "series_number")
         id = self._id(caller, arguments)
-        outcome = self._transactions.commit(id, _branches(arguments))
+        outcome = self._transactions.commit(id, _branches(arguments), place_of(arguments))
         await written_down(self._server)
-        return {"state": outcome.state}
+        return {"state": outcome.state, **({"repeated": True} if outcome.is_repeated else {})}
 
     async def rollback(self, caller: Caller, arguments: Arguments) -> Answer:
         """Have nobody see it."""
@@ -209,6 +229,14 @@ class TransactionCalls:
 
     # what an operator sees
 
+    def series(self, caller: Caller, arguments: Arguments) -> Answer:
+        """How far a series has come; null where nothing of it is known."""
+        arguments.only("series")
+        last = self._transactions.series.last(arguments.text("series", most=LONGEST_NAME))
+        if last is None:
+            return {"series_number": None}
+        return {"series_number": last.number, "committed_at_ms": last.at_ns // MILLISECOND_NS}
+
     def list(self, caller: Caller, arguments: Arguments) -> Answer:
         """Those that have not ended."""
         arguments.only("state", "group", "limit")
@@ -225,6 +253,7 @@ class TransactionCalls:
             "transactions": [_told(transaction) for transaction in wanted[:limit]],
             "count": len(wanted),
             "remembered": len(self._transactions.outcomes),
+            "series": len(self._transactions.series),
         }
 
     async def show(self, caller: Caller, arguments: Arguments) -> Answer:
@@ -290,7 +319,12 @@ def _told(transaction: Transaction) -> dict[str, object]:
         "topics": transaction.topics,
         "branches": {n: b.message_count for n, b in transaction.branches.items()},
         "checks": transaction.checks,
+        **({} if transaction.place is None else _told_place(transaction.place)),
     }
+
+
+def _told_place(place: InSeries) -> dict[str, object]:
+    return {"series": place.name, "series_number": place.number}
 
 
 def _told_properties(entry: bytes) -> dict[str, object]:
