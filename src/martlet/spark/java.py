@@ -112,7 +112,7 @@ def spark_session(
 
     settings: dict[str, str | int | bool] = {
         # Spark says a dozen lines while it starts unless it is told before where to log, and what.
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_logging_file().as_uri()}",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging_file().as_uri()}",
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": False,
         "spark.ui.showConsoleProgress": False,
@@ -128,7 +128,8 @@ def spark_session(
     return session
 
 
-def _logging_file() -> Path:
+def logging_file() -> Path:
+    """Where it says what a Java of Spark's logs."""
     return Path(__file__).with_name("log4j2.properties")
 
 

@@ -1,0 +1,175 @@
+"""A standalone Spark cluster: a master and workers, each a process of its own, from pyspark alone.
+
+The package on PyPI has all that a cluster needs, but for the scripts that start one.  A worker
+starts a process for each application's executor, as on a real one; killed, it takes its executors
+along.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from martlet.spark.java import java_home, logging_file, prepare_environment
+from martlet.testing.broker_process import free_port
+
+START_S = 120.0
+"""How long the cluster may take until all workers are there, on a machine that is busy."""
+_LOOK_S = 0.1
+_MASTER = "org.apache.spark.deploy.master.Master"
+_WORKER = "org.apache.spark.deploy.worker.Worker"
+
+
+class SparkCluster:
+    """A master and workers on this machine.
+
+    ::
+
+        with SparkCluster(workers=2) as cluster:
+            spark = spark_session("test", master=cluster.url)
+
+    Attributes:
+        url: what ``master`` is for those that use it, as ``spark://127.0.0.1:17077``.
+    """
+
+    def __init__(self, workers: int = 2, *, cores: int = 1, memory_mb: int = 1024) -> None:
+        """Take the settings; the processes start with ``with``.
+
+        Args:
+            workers: how many.
+            cores: how many tasks a worker runs at a time.
+            memory_mb: what a worker has for executors, in MiB.
+        """
+        self._count = workers
+        self._cores = cores
+        self._memory_mb = memory_mb
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="martlet-spark-", ignore_cleanup_errors=True
+        )
+        self._port, self._web_port = free_port(), free_port()
+        self.url = f"spark://127.0.0.1:{self._port}"
+        self._master: subprocess.Popen[bytes] | None = None
+        self._workers: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def kill_worker(self, number: int) -> None:
+        """SIGKILL to a worker and to the executors that it has started."""
+        process = self._workers[number]
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def add_worker(self) -> None:
+        """Start one more worker; it is there once `alive_workers` counts it."""
+        number = len(self._workers)
+        folder = Path(self._folder.name) / f"worker-{number}"
+        self._workers.append(
+            self._spawn(
+                f"worker-{number}",
+                *(_WORKER, self.url, "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"),
+                *("--cores", str(self._cores), "--memory", f"{self._memory_mb}m"),
+                *("--work-dir", str(folder)),
+            )
+        )
+
+    def status(self) -> dict[str, Any]:
+        """What the master says of itself, as its web page has it.
+
+        Raises:
+            OSError: it does not answer.
+        """
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{self._web_port}/json/", timeout=10
+        ) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    @property
+    def alive_workers(self) -> int:
+        """How many workers the master counts on."""
+        return sum(worker["state"] == "ALIVE" for worker in self.status()["workers"])
+
+    def close(self) -> None:
+        """End every process, and remove what they wrote."""
+        for process in [*self._workers, *([self._master] if self._master else [])]:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        self._workers.clear()
+        self._folder.cleanup()
+
+    def _start(self) -> None:
+        prepare_environment()
+        self._master = self._spawn(
+            "master",
+            *(_MASTER, "--host", "127.0.0.1", "--port", str(self._port)),
+            *("--webui-port", str(self._web_port)),
+        )
+        for _ in range(self._count):
+            self.add_worker()
+        deadline_s = time.monotonic() + START_S
+        while not self._is_whole():
+            for process in [self._master, *self._workers]:
+                if process.poll() is not None:
+                    raise RuntimeError(f"a process of the cluster has ended: {self._logs()}")
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"no cluster after {START_S:.0f} s: {self._logs()}")
+            time.sleep(_LOOK_S)
+
+    def _is_whole(self) -> bool:
+        try:
+            return self.alive_workers == self._count
+        except OSError:
+            return False
+
+    def _spawn(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        """Start a Java of Spark's, at the head of a process group of its own."""
+        import pyspark
+
+        home = Path(pyspark.__file__).parent
+        # What Spark's start scripts would set.
+        (library,) = (home / "jars").glob("scala-library-*.jar")
+        scala = ".".join(library.stem.removeprefix("scala-library-").split(".")[:2])
+        environment = os.environ | {"SPARK_HOME": str(home), "SPARK_SCALA_VERSION": scala}
+        with (Path(self._folder.name) / f"{name}.log").open("wb") as log:
+            return subprocess.Popen(
+                [
+                    *(java_home() / "bin" / "java", "-Xmx256m", "-XX:TieredStopAtLevel=1"),
+                    f"-Dlog4j2.configurationFile={logging_file().as_uri()}",
+                    *("-cp", f"{home / 'jars'}/*", *command),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self._folder.name,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def _logs(self) -> str:
+        return "\n".join(
+            f"{path.name}: {path.read_text(errors='replace')[-2000:]}"
+            for path in sorted(Path(self._folder.name).glob("*.log"))
+        )

@@ -1,0 +1,93 @@
+"""A Spark driver on the cluster, in a process of its own: a test process may have a local session.
+
+``python -m tests.spark_cluster.driver spark://...`` takes steps as lines of JSON on standard input,
+``{"step": "read", ...}``, and answers each with a line, ``{"result": ...}`` or ``{"failed": ...}``.
+While a step goes on it may tell more, as ``{"told": "..."}``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from martlet.options.archive import ArchiveOptions
+from martlet.pipeline import archive
+from martlet.pipeline.job import Run
+from martlet.spark.java import spark_session
+
+Tell = Callable[[str], None]
+
+
+def read(spark: SparkSession, tell: Tell, *, address: str, topic: str) -> Any:
+    """Count and add up what a topic holds, and name the processes' machines that read it."""
+    rows = (
+        spark.read.format("martlet")
+        .option("addresses", address)
+        .option("topic", topic)
+        .option("splitBytes", 64 << 10)
+        .load()
+    )
+    tell(f"{rows.rdd.getNumPartitions()} splits")
+    (found,) = rows.agg(
+        F.count("*").alias("rows"),
+        F.countDistinct("offset").alias("offsets"),
+        F.sum(F.col("value").cast("string").cast("long")).alias("sum"),
+    ).collect()
+    return found.asDict()
+
+
+class _Telling(Run):
+    """A job's run whose lines go to the test."""
+
+    def __init__(self, spark: SparkSession, tell: Tell) -> None:
+        super().__init__(spark)
+        self._tell = tell
+
+    def say(self, line: str) -> None:
+        self._tell(line)
+
+
+def run_archive(spark: SparkSession, tell: Tell, **options: Any) -> Any:
+    """Archive what there is."""
+    options |= {name: tuple(options[name]) for name in ("addresses", "topics")}
+    return archive.JOB.work(ArchiveOptions(once=True, **options), _Telling(spark, tell))
+
+
+STEPS: dict[str, Callable[..., Any]] = {"read": read, "archive": run_archive}
+
+
+def main(url: str) -> None:
+    """Take steps until standard input ends."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+    os.dup2(2, 1)  # what Java prints goes elsewhere
+
+    def say(**fields: Any) -> None:
+        print(json.dumps(fields), file=out)
+
+    settings: dict[str, str | int | bool] = {
+        "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        "spark.sql.shuffle.partitions": 2,
+    }
+    spark = spark_session("cluster tests", master=url, **settings)
+    say(result="ready")
+    for line in sys.stdin:
+        fields = json.loads(line)
+        try:
+            result = STEPS[fields.pop("step")](spark, lambda text: say(told=text), **fields)
+        except Exception:
+            say(failed=traceback.format_exc())
+        else:
+            say(result=result)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
