@@ -7,16 +7,21 @@ and the channel (which none of them has an ``@`` in), a line of JSON each::
     {"offset":17,"id":"1f...","timestamp_ns":1760...,"deliver_at_ns":0,"body_base64":"aGVsbG8="}
 
 Without a channel the name ends behind the topic: they waited for a first one.  A queue's number
-stands behind the position, ``00000000000104857600.2@orders``, but for number 0.  A name is the same
-when a segment is evicted once more after a crash, so nothing is kept twice for that.
+stands behind the position, ``00000000000104857600.2@orders``, but for number 0.  Delayed messages,
+which waited for their time, are in files of their own, by their bucket's number:
+``00000000000104857600-17@orders``.  Half messages of all topics are in ``...@%half``, and each line
+says the ``transaction`` and the ``topic``.  A name is the same when a segment is evicted once more
+after a crash, so nothing is kept twice for that.
 """
 
 from __future__ import annotations
 
+import json
 from binascii import b2a_base64
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from martlet.broker.half import HalfTopic, told_in
 from martlet.log.index import Entry
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
@@ -36,10 +41,11 @@ if TYPE_CHECKING:
 
 def file_name(base: int, topic: Topic, channel: Channel | None) -> str:
     """The file of a channel's dead letters from the segment that begins at a position."""
-    queue = f".{topic.number}" if topic.number else ""
-    return "@".join([f"{base:020d}{queue}", topic.name, *([channel.name] if channel else [])]) + (
-        ".jsonl"
-    )
+    home = topic.home
+    queue = f".{home.number}" if home.number else ""
+    bucket = f"-{topic.id}" if home is not topic else ""
+    place = f"{base:020d}{queue}{bucket}"
+    return "@".join([place, home.name, *([channel.name] if channel else [])]) + ".jsonl"
 
 
 def lines(
@@ -54,6 +60,7 @@ def lines(
         on_bad: told of batches that do not verify: first offset, end offset, why.
     """
     message_id = loss.topic.queue.message_id
+    is_half = isinstance(loss.topic, HalfTopic)
     for row in loss.rows.tolist():
         entry = Entry._make(row)
         begin, stop = offsets.searchsorted([entry.first_offset, entry.end_offset]).tolist()
@@ -67,15 +74,18 @@ def lines(
             on_bad(entry.first_offset, entry.end_offset, str(error))
             continue
         ends = [0, *frame_ends(header, record).tolist()]
+        told = told_in(header, record) if is_half else None
+        beside = _beside(told) if told else b""
         parts = []
         for offset in offsets[begin:stop].tolist():
             number = offset - entry.first_offset
             at = HEADER_BYTES + ends[number]
             parts.append(
-                b'{"offset":%d,"id":"%b","timestamp_ns":%d,"deliver_at_ns":%d,"body_base64":"%b"}\n'
+                b'{"offset":%d,"id":"%b",%b"timestamp_ns":%d,"deliver_at_ns":%d,"body_base64":"%b"}\n'
                 % (
                     offset,
                     message_id(offset),
+                    beside,
                     int.from_bytes(record[at + 8 : at + 16]),
                     max(0, entry.deliver_at_ns),  # Negative: for one channel alone.
                     b2a_base64(
@@ -85,3 +95,9 @@ def lines(
                 )
             )
         yield b"".join(parts)
+
+
+def _beside(told: dict[str, Any]) -> bytes:
+    """What is said of a half message beside what is said of all."""
+    of = {name: told[name] for name in ("transaction", "topic")}
+    return json.dumps(of, separators=(",", ":"))[1:-1].encode() + b","

@@ -37,6 +37,7 @@ from martlet.broker.stretch import distinct, inside, merged, with_stretch
 from martlet.broker.upkeep import count_needs, forget, needs, with_history
 from martlet.log.retention import Need, Places, needed_bytes
 from martlet.log.storage import StorageFull
+from martlet.name import is_system
 
 if TYPE_CHECKING:
     from martlet.broker.broker import Broker
@@ -79,6 +80,15 @@ class Loss:
     def offsets(self) -> Offsets:
         """The offsets of all messages that are lost to any channel."""
         return distinct(list(self.unfinished.values()))
+
+    def name_of(self, channel: Channel | None) -> str:
+        """What a channel loses, or nobody had, as people are told of it."""
+        topic = self.topic
+        if channel is not None:
+            return f"{topic.name}/{channel.name}"
+        if topic.home is not topic:
+            return f"{topic.home.name}/(delayed)"
+        return "(half messages)" if is_system(topic.name) else f"{topic.name}/(no channel)"
 
     def suffer(self) -> None:
         """Give it up."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from martlet.broker.cursor import Cursor
+from martlet.broker.stretch import inside
 from martlet.broker.topic import Topic
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
@@ -39,7 +40,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from martlet.broker.queue import Queue
+    from martlet.broker.stretch import Stretch
     from martlet.broker.topic import TopicSurroundings
+    from martlet.broker.window import Offsets
     from martlet.log.batch import Batch, Bytes
 
 _FRAME_SIZE = 4
@@ -94,6 +97,14 @@ class HalfTopic(Topic):
         offsets = np.fromiter(self.held, np.uint64, len(self.held))
         offsets.sort()
         return offsets[: np.searchsorted(offsets, floor)]
+
+    def waiting(self, gone: Sequence[Stretch]) -> Offsets:
+        """The messages of some stretches whose transactions have not ended."""
+        rows = self.queue.index.holding(self.stragglers_below(self.queue.end_offset))[1]
+        firsts = (rows["first_offset"] + 1).tolist()  # The first says what the others are.
+        ends = (rows["first_offset"] + rows["count"]).tolist()
+        parts = [np.arange(*stretch, dtype=np.int64) for stretch in zip(firsts, ends, strict=True)]
+        return inside(gone, np.concatenate([np.empty(0, np.int64), *parts]))
 
     @property
     def backlog_offset(self) -> int:

@@ -97,7 +97,7 @@ def restore(
         for channel, lost in loss.unfinished.items():
             if len(lost):
                 broker.lost(
-                    loss.topic.name,
+                    loss.topic.home.name,
                     channel.name if channel else "",
                     int(lost[0]),
                     int(lost[-1]) + 1,

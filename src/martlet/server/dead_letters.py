@@ -50,7 +50,7 @@ class DeadLetters:
             for channel, offsets in loss.unfinished.items():
                 if not len(offsets):
                     continue
-                topic, name = loss.topic.name, channel.name if channel else ""
+                topic, name = loss.topic.home.name, channel.name if channel else ""
 
                 def bad(
                     first: int, end: int, why: str, topic: str = topic, name: str = name

@@ -131,7 +131,7 @@ class EventLog:
     def evicted(self, evicted: Evicted) -> None:
         """A segment went to make room, with messages that somebody had yet to finish."""
         lost = [
-            (len(offsets), f"{loss.topic.name}/{channel.name if channel else '(no channel)'}")
+            (len(offsets), loss.name_of(channel))
             for loss in evicted.losses
             for channel, offsets in loss.unfinished.items()
             if len(offsets)

@@ -1,12 +1,16 @@
 """Where dead letters are written, and what happens where they cannot be."""
 
 import errno
+import json
+from binascii import a2b_base64
 from pathlib import Path
 from random import Random
 
 import pytest
+from tests.unit.broker.core import SECOND_NS, Core
+from tests.unit.broker.test_transactions import Producer
 
-from martlet.broker.eviction import Eviction
+from martlet.broker.eviction import Evicted, Eviction
 from martlet.broker.restore import restore
 from martlet.server.dead_letters import DeadLetters
 from martlet.testing import SimulatedClock, SimulatedStorage
@@ -66,3 +70,49 @@ def test_a_folder_that_can_not_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(OSError, match="--dead-letter-path"):
         DeadLetters(tmp_path / "file" / "x", 0, lambda *what: None)
+
+
+def test_what_waits_for_its_time_or_a_commit_is_kept_under_the_name_of_its_topic(
+    tmp_path: Path,
+) -> None:
+    core = Core()
+    letters = DeadLetters(tmp_path, 0, lambda *what: None)
+    told: list[Evicted] = []
+
+    def flush() -> bool:
+        core.flush()
+        return True
+
+    Eviction(core.broker, flush, told.append, letters.keep)
+    topic = core.broker.set_queues("orders", 2)
+    for part in topic.parts:
+        for delay_ns in (SECOND_NS, 7200 * SECOND_NS):
+            bodies = [b"%d in %d" % (part.number, delay_ns)]
+            core.broker.delays.publish(part, bodies, core.clock.now_ns + delay_ns)
+    core.broker.transactions.begin("t")
+    Producer(core).add("t", "orders", b"half", b"other")
+    core.storage.capacity_bytes = core.storage.used_bytes + 4 * core.segment_bytes
+    core.fill("filling", 12)
+
+    kept = {
+        path.name: list(map(json.loads, path.read_bytes().splitlines()))
+        for path in tmp_path.iterdir()
+        if "filling" not in path.name
+    }
+    ids = sorted(bucket.id for bucket in core.broker.delays.buckets_of(topic))
+    delayed = {f"{0:020d}-{id}@orders.jsonl" for id in ids[:2]}
+    delayed |= {f"{0:020d}.1-{id}@orders.jsonl" for id in ids[2:]}
+    assert kept.keys() == delayed | {f"{0:020d}@%half.jsonl"}
+    half = kept.pop(f"{0:020d}@%half.jsonl")
+    bodies = [a2b_base64(line["body_base64"]) for line in half]
+    assert bodies == [b"half", b"other"]
+    assert {(line["transaction"], line["topic"]) for line in half} == {("t", "orders")}
+    assert {len(lines) for lines in kept.values()} == {1}
+    of_first = [
+        loss.name_of(channel)
+        for loss in told[0].losses
+        for channel, offsets in loss.unfinished.items()
+        if len(offsets)
+    ]
+    assert set(of_first) >= {"orders/(delayed)", "(half messages)"}
+    assert core.broker.delays.pending_count == 0
