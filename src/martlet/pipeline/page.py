@@ -1,0 +1,210 @@
+"""A report as one HTML file: texts, tables and plots, with nothing to be fetched from elsewhere.
+
+Plots are drawn by matplotlib as SVG and stand in the page itself, so a page can be mailed, kept
+and opened without a network.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import jinja2
+from markupsafe import Markup
+
+MOST_ROWS = 2000
+"""Of a table; what is beyond is counted, not shown."""
+MOST_SERIES = 20
+"""Lines of one plot; what is beyond is left out, and that is said."""
+_INCHES = (9.0, 3.2)
+_STYLE: Any = {"svg.fonttype": "none", "font.family": "sans-serif", "text.parse_math": False}
+Tone = Literal["plain", "good", "bad"]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph; `tone` colours it."""
+
+    text: str
+    tone: Tone = "plain"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows below the names of their columns; `bad` are the numbers of rows to be seen at once."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    bad: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Series over one axis: times, numbers, or names.
+
+    Attributes:
+        title: what it shows.
+        x: where each value stands.
+        series: by name, as many values as `x`; None where there is none.
+        unit: of the values.
+        kind: how it is drawn.
+    """
+
+    title: str
+    x: Sequence[datetime] | Sequence[float] | Sequence[str]
+    series: Mapping[str, Sequence[float | None]]
+    unit: str = ""
+    kind: Literal["line", "bar"] = "line"
+
+
+Section = Text | Table | Plot
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page: a title, what stands below it, and sections."""
+
+    title: str
+    subtitle: str = ""
+    sections: Sequence[Section] = field(default_factory=tuple)
+    reload_s: int = 0
+    """How often a browser that shows the page shall look again; 0 for never."""
+
+    def html(self) -> str:
+        """The whole file."""
+        return _TEMPLATE.render(
+            page=self,
+            sections=[
+                (type(section).__name__, section, _svg(section)) for section in self.sections
+            ],
+            most_rows=MOST_ROWS,
+        )
+
+    def write(self, path: Path) -> None:
+        """Write the file; who reads it meanwhile sees the old one or the new one, whole.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, new = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(self.html())
+            os.chmod(new, 0o644)
+            os.replace(new, path)
+        except BaseException:
+            Path(new).unlink(missing_ok=True)
+            raise
+
+
+def _svg(section: Section) -> Markup:
+    """The drawing of a plot; nothing for what is none."""
+    if not isinstance(section, Plot):
+        return Markup("")
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    # Without pyplot: no windows, no state, and any thread may draw.
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=_INCHES, layout="constrained")
+        axes = figure.subplots()
+        shown = list(section.series.items())[:MOST_SERIES]
+        for number, (name, values) in enumerate(shown):
+            heights = [float("nan") if value is None else float(value) for value in values]
+            if section.kind == "line":
+                axes.plot(section.x, heights, label=name, marker=".", markersize=4, linewidth=1.2)  # type: ignore[arg-type]
+            else:
+                width = 0.8 / len(shown)
+                places = [at - 0.4 + (number + 0.5) * width for at in range(len(section.x))]
+                axes.bar(places, heights, width, label=name)
+        if section.kind == "bar":
+            axes.set_xticks(range(len(section.x)), [str(name) for name in section.x])
+            axes.tick_params(axis="x", labelrotation=30 if len(section.x) > 8 else 0)
+        axes.set_ylabel(section.unit)
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+        axes.grid(visible=True, alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        if len(shown) > 1:
+            axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small", frameon=False)
+        drawing = io.StringIO()
+        figure.savefig(drawing, format="svg", metadata={"Date": None})
+    text = drawing.getvalue()
+    return Markup(text[text.index("<svg") :])
+
+
+def _cell(value: object) -> str:
+    """How a value stands in a table."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.3f}".rstrip("0").rstrip(".")
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ", timespec="seconds")
+    return str(value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_ENVIRONMENT = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+_ENVIRONMENT.filters["cell"] = _cell
+_ENVIRONMENT.tests["a_number"] = _is_number
+_TEMPLATE = _ENVIRONMENT.from_string(
+    """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+{% if page.reload_s %}
+<meta http-equiv="refresh" content="{{ page.reload_s }}">
+{% endif %}
+<title>{{ page.title }}</title>
+<style>
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 66rem; padding: 0 1rem;
+       color: #222; background: #fff }
+h1 { margin-bottom: 0 } .sub { color: #666; margin-top: .2rem } h2 { font-size: 1.1rem }
+table { border-collapse: collapse; font-size: 14px; display: block; overflow-x: auto }
+th, td { padding: .2rem .7rem; border-bottom: 1px solid #ddd; text-align: left }
+td.number { text-align: right; font-variant-numeric: tabular-nums }
+.bad { background: #fde8e8; color: #8a1111 } .good { color: #146c2e }
+p.bad { padding: .5rem .8rem } svg { max-width: 100%; height: auto }
+</style>
+<h1>{{ page.title }}</h1>
+<p class="sub">{{ page.subtitle }}</p>
+{% for kind, section, svg in sections %}
+{% if kind == "Text" %}
+<p class="{{ section.tone }}">{{ section.text }}</p>
+{% elif kind == "Plot" %}
+<h2>{{ section.title }}</h2>
+{{ svg }}
+{% else %}
+<h2>{{ section.title }}</h2>
+<table>
+<tr>{% for name in section.columns %}<th>{{ name }}</th>{% endfor %}</tr>
+{% for row in section.rows[:most_rows] %}
+<tr{% if loop.index0 in section.bad %} class="bad"{% endif %}>
+{%- for value in row %}
+<td{% if value is a_number %} class="number"{% endif %}>{{ value | cell }}</td>
+{%- endfor %}</tr>
+{% endfor %}
+</table>
+{% if section.rows | length > most_rows %}
+<p class="sub">{{ section.rows | length - most_rows }} more rows are not shown.</p>
+{% endif %}
+{% endif %}
+{% endfor %}
+</html>
+"""
+)

@@ -1,0 +1,91 @@
+"""Reports as pages: whole in themselves, and nothing in them is taken for HTML."""
+
+from __future__ import annotations
+
+import html.parser
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from martlet.pipeline.page import MOST_ROWS, Page, Plot, Table, Text
+
+START = datetime(2026, 1, 31, tzinfo=UTC)
+
+
+class _Reader(html.parser.HTMLParser):
+    """What a browser would fetch, and what it shows."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            is_link = name in ("src", "href", "xlink:href", "data") and value
+            if is_link and value and not value.startswith("#"):
+                self.fetched.append(value)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_page_has_its_plots_in_itself_and_fetches_nothing() -> None:
+    hours = [START + timedelta(hours=hour) for hour in range(24)]
+    page = Page(
+        "Orders",
+        sections=[
+            Plot("a minute", hours, {"published": list(range(24)), "lost": [None] * 24}),
+            Plot("by reason", ["timeout", "error"], {"dead": [3.0, 4.0]}, kind="bar"),
+        ],
+    )
+    read = _Reader(page.html())
+    assert read.tags.count("svg") == 2
+    assert read.fetched == []
+    assert "script" not in read.tags
+    assert "published" in read.text
+    assert "timeout" in read.text
+
+
+def test_nothing_that_is_shown_is_taken_for_html() -> None:
+    evil = "<script>alert(1)</script>"
+    page = Page(
+        evil,
+        evil,
+        [
+            Text(evil),
+            Table(evil, [evil], [[evil]]),
+            Plot(evil, [1.0, 2.0], {evil: [1.0, 2.0], "b": [1, 2]}),
+        ],
+    )
+    assert "script" not in _Reader(page.html()).tags
+
+
+def test_numbers_times_and_nothing_stand_in_a_table_as_people_write_them() -> None:
+    rows = [[1234567, 0.5, None, True, START]]
+    text = _Reader(Page("t", sections=[Table("t", list("abcde"), rows)]).html()).text
+    assert "1,234,567" in text
+    assert "0.5" in text
+    assert "2026-01-31 00:00:00+00:00" in text
+
+
+def test_a_table_that_is_too_long_says_what_it_leaves_out() -> None:
+    page = Page("t", sections=[Table("t", ["n"], [[n] for n in range(MOST_ROWS + 7)])])
+    read = _Reader(page.html())
+    assert read.tags.count("td") == MOST_ROWS
+    assert "7 more rows are not shown" in read.text
+
+
+def test_a_page_that_cannot_be_made_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "page.html"
+    Page("first").write(path)
+    with pytest.raises(ValueError, match="x and y"):
+        Page("second", sections=[Plot("p", [1.0], {"s": [1.0, 2.0]})]).write(path)
+    assert "first" in path.read_text()
+    assert [file.name for file in path.parent.iterdir()] == ["page.html"]
+    Page("third", reload_s=5).write(path)
+    assert 'http-equiv="refresh" content="5"' in path.read_text()
