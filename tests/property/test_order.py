@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
+from martlet.broker.cursor import Cursor
 from martlet.broker.order import MOST_PARKED
 from martlet.properties import Properties
 
@@ -228,3 +229,30 @@ def test_what_is_in_flight_when_order_is_asked_for_keeps_its_place(order: str) -
     ordered.configure()
     client.channel.pump()
     assert client.bodies[2:] == [b"2", b"3"]
+
+
+def test_what_could_not_be_read_to_the_end_is_put_in_order_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ordered = Ordered("none", 1)
+    ordered.publish(["a"] * 5)
+    client = ordered.core.client("t").ready(10)
+    assert len(client.got) == 5
+    for number in range(5):
+        client.requeue(number, SECOND_NS)
+    client.got.clear()
+    read, calls = Cursor.properties, iter(range(1000))
+
+    def properties(cursor: Cursor, offset: int) -> bytes:
+        if next(calls) == 2:
+            raise OSError(24, "too many open files")
+        return read(cursor, offset)
+
+    monkeypatch.setattr(Cursor, "properties", properties)
+    ordered.order = "key"
+    ordered.configure()
+    for _ in range(4):
+        ordered.core.wait(SECOND_NS)
+    assert client.bodies == [b"0"]
+    client.finish()
+    assert client.bodies == [b"0", b"1"]

@@ -59,7 +59,7 @@ def run_of(offsets: list[int], sizes: list[int]) -> MessageRun:
     return run
 
 
-ACTIONS = ["fetch", "take", "batch", "finish", "back", "off", "leave and stay"]
+ACTIONS = ["fetch", "take", "batch", "finish", "finish late", "back", "off", "leave and stay"]
 
 
 @settings(max_examples=60, deadline=None)
@@ -74,6 +74,7 @@ async def check(data: st.DataObject) -> None:
     done: set[int] = set()
     out: list[PulledMessage | PulledBatch] = []
     put_off: list[PulledMessage] = []
+    begun: list[PulledMessage] = []
     for _ in range(data.draw(st.integers(1, 40))):
         action = data.draw(st.sampled_from(ACTIONS))
         if action == "fetch" and held.fetch_offset < 200:
@@ -95,6 +96,9 @@ async def check(data: st.DataObject) -> None:
             assert int(message.body) == message.offset == message.timestamp_ns
             assert message.packed == (b"%d" % message.offset if message.offset % 3 == 0 else b"")
             out.append(message)
+            begun.append(message)
+        elif action == "finish late":
+            finish_late(data, begun, done)
         elif action == "batch" and held.is_ready:
             most = data.draw(st.integers(1, 5))
             batch = held.take_batch(most)
@@ -130,6 +134,15 @@ async def check(data: st.DataObject) -> None:
         assert held.next_commit == min(stored - done, default=held.fetch_offset)
         assert held.at_work == len(out)
     await finish_all(held, out, put_off, stored, done)
+
+
+def finish_late(data: st.DataObject, begun: list[PulledMessage], done: set[int]) -> None:
+    """Somebody finishes a message while it waits to be tried again."""
+    waiting = [each for each in begun if not each.is_out and not each.is_finished]
+    if waiting:
+        message = data.draw(st.sampled_from(waiting))
+        message.finish()
+        done.add(message.offset)
 
 
 async def finish_all(

@@ -96,16 +96,15 @@ class Channel(Failures):
         """Go by a policy from now on."""
         before, self.policy = self.policy, policy
         self.wanted = TagFilter(policy.tags) if policy.tags else None
-        if policy.kind == "offsets":
-            if self.group is None:
-                self.order = self.group = GroupQueue(self, self._around)
-        elif (policy.order, policy.lock_ms) != (before.order, before.lock_ms):
-            if self.order is not None:
+        if policy.kind == "offsets" and self.group is None:
+            self.group = GroupQueue(self, self._around)
+        how, until_now = ((p.kind, p.order, p.lock_ms) for p in (policy, before))
+        if how != until_now:
+            if isinstance(self.order, Order):
                 self.order.end()
-                self.order = None
+            self.order = self.group
             if policy.order != "none":
-                by_key = policy.order == "key"
-                self.order = Order(self, by_key, policy.lock_ms * MILLISECOND_NS)
+                self.order = Order(self, policy.order == "key", policy.lock_ms * MILLISECOND_NS)
 
     # what it looks like
 
@@ -351,7 +350,9 @@ class Channel(Failures):
         self.pump()
 
     def empty(self) -> None:
-        """Finish everything that is stored for the channel."""
+        """Finish everything that is stored for the channel; a group's members join again."""
+        if self.group is not None:
+            self.group.members.dismiss()
         self.advance(self.source.limit)
 
     def advance(self, offset: int) -> None:

@@ -46,6 +46,9 @@ class Surroundings(Protocol):
     def changed(self, channel: Channel) -> None:
         """The channel's cursor moved: journal it before long."""
 
+    def write_cursor(self, channel: Channel) -> None:
+        """Write down at once where a channel's cursor is. Raises WritesRefused."""
+
     def delayed_count(self, topic_number: int, /) -> int:
         """How many messages wait until all channels of a topic get them."""
 

@@ -10,7 +10,8 @@ is a straggler until then; when it is due it is appended again, as a batch for t
 and gets an offset behind all others.  That it is a straggler no more is written down when the batch
 is as safe as a publish that was answered OK: a crash may double it and loses nothing.
 
-Committed offsets only rise, but for a reset by the operator.  They are in the journal within its
+Committed offsets only rise, but for a reset by the operator, and where a member says that it wants
+to go back, which is written down at once.  Else they are in the journal within its
 interval, as any cursor is; a commit is answered before that.  So after a broker was killed, what
 was committed in the last second may come again (RocketMQ writes its offsets each 5 s).
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from martlet.broker.errors import WritesRefused
 from martlet.broker.membership import Membership
 from martlet.broker.policy import BadPolicy
 from martlet.broker.transfer import Transfer
@@ -98,6 +100,23 @@ class GroupQueue:
             cursor.skip_to(offset, cursor.deferred_ahead - deferred)
             channel.moved()
         return cursor.next
+
+    def go_back(self, offset: int) -> int:
+        """Commit an offset that may be lower than what was committed; what has gone stays gone.
+        Returns the offset that counts. Raises WritesRefused, and nothing is done.
+        """
+        channel = self._channel
+        before = channel.cursor.next
+        offset = max(offset, min(channel.queue.start_offset, before))
+        if offset >= before:
+            return self.commit(offset)
+        self.move(offset)
+        try:
+            self._around.write_cursor(channel)
+        except WritesRefused:
+            self.move(before)
+            raise
+        return offset
 
     def move(self, offset: int) -> None:
         """Go on at an offset, before or behind the present one. What is deferred stays so."""

@@ -75,7 +75,9 @@ class Order:
 
     def _begin(self) -> None:
         """Learn of what is unfinished already."""
-        self._has_begun = True
+        # Should it not be readable to the end, it is begun once more.
+        for known in (self._keys, self._behind, self._free):
+            known.clear()
         self._channel.spread()
         stragglers = self._channel.cursor.stragglers
         for offset, straggler in sorted(stragglers.by_offset.items()):
@@ -83,6 +85,7 @@ class Order:
             if straggler.attempts or not is_waiting:  # or it is a deferred one
                 self._enter(offset, self._channel.cursor.properties(offset))
         stragglers.line_up_ready()
+        self._has_begun = True
 
     def pump(self) -> None:
         """Deliver what may be delivered. Raises OSError where the index can not be read."""

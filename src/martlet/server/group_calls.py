@@ -7,7 +7,8 @@
                         ``generation``, else when it does, or after ``wait_ms``
 ``group.release``       let go of queues, with the last ``offsets`` handled there
 ``group.leave``         be a member no longer
-``group.commit``        how far a member has come: ``offsets`` by queue
+``group.commit``        how far a member has come: ``offsets`` by queue; those of the queues that
+                        are named in ``back`` may be lower than what was committed before
 ``group.describe``      members, and for each queue its holder, offsets and lag
 ``group.list``          the groups of a ``topic``, or of all
 ``group.reset``         set the group's offsets, while nobody is a member, or with ``force``, when
@@ -15,8 +16,9 @@
 ======================  ============================================================================
 
 A call by who is no member (any more) is refused with ``NOT_A_MEMBER``: join again.  Offsets for
-queues that a member does not have are not taken; they are told as ``refused``.  Offsets only rise:
-of a lower one than was committed before nothing is kept, and the answer says which one counts.
+queues that a member does not have are not taken; they are told as ``refused``.  Offsets only rise,
+but where a member has gone ``back``: of another one that is lower than what was committed before
+nothing is kept, and the answer says which one counts.
 Reading is in `martlet.server.fetch_calls`.
 """
 
@@ -27,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from martlet.broker.allocation import STRATEGIES, Place
 from martlet.broker.errors import Conflict, NotAMember, OutOfReach
+from martlet.broker.membership import Member
 from martlet.broker.policy import BadPolicy
 from martlet.broker.reset import STARTS, begin_group, reset_group
 from martlet.server.arguments import CallError
@@ -36,7 +39,7 @@ from martlet.server.settled import written_down
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
-    from martlet.broker.membership import Member, Membership
+    from martlet.broker.membership import Membership
     from martlet.broker.topic import Topic
     from martlet.server.arguments import Arguments
     from martlet.server.calls import Answer, Caller, Methods
@@ -91,7 +94,10 @@ class GroupCalls:
             owner=caller.connection,
         )
         if caller.connection is not None:
-            caller.connection.when_gone[member] = lambda: members.leave(member)
+            leave = caller.connection.when_gone
+            for known in [each for each in leave if isinstance(each, Member) and each.is_gone]:
+                del leave[known]
+            leave[member] = lambda: members.leave(member)
         self._server.log.info(
             "GROUP %s:%s: %s joins from %s, generation %d",
             topic.name, channel.name, member.id, member.address, members.generation,
@@ -156,7 +162,7 @@ class GroupCalls:
 
     def release(self, caller: Caller, arguments: Arguments) -> Answer:
         """Let go of queues."""
-        arguments.only("topic", "group", "member", "generation", "offsets")
+        arguments.only("topic", "group", "member", "generation", "offsets", "back")
         topic, members, member = self._member(caller, arguments)
         told = self._commit(topic, members, member, arguments)
         refused = told.get("refused", {})
@@ -175,7 +181,7 @@ class GroupCalls:
 
     def commit(self, caller: Caller, arguments: Arguments) -> Answer:
         """How far a member has come."""
-        arguments.only("topic", "group", "member", "generation", "offsets")
+        arguments.only("topic", "group", "member", "generation", "offsets", "back")
         topic, members, member = self._member(caller, arguments)
         return self._commit(topic, members, member, arguments)
 
@@ -184,6 +190,7 @@ class GroupCalls:
     ) -> dict[str, Any]:
         generation = arguments.number("generation")
         name = arguments.name("group")
+        back = set(_numbers(arguments, "back"))
         offsets: dict[int, int] = {}
         refused: dict[int, str] = {}
         for queue, offset in _offsets(arguments).items():
@@ -195,7 +202,8 @@ class GroupCalls:
             else:
                 group = part.find_channel(name).group
                 assert group is not None
-                offsets[queue] = group.commit(offset)
+                take = group.go_back if queue in back else group.commit
+                offsets[queue] = take(offset)
         return {"offsets": offsets} | ({"refused": refused} if refused else {})
 
     def _member(self, caller: Caller, arguments: Arguments) -> tuple[Topic, Membership, Member]:

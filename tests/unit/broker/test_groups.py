@@ -157,3 +157,68 @@ def test_a_reset_stands_after_a_kill_and_leaves_what_is_deferred() -> None:
     assert (channel.cursor.next, channel.depth, channel.deferred_count) == (4, 0, 1)
     core.wait(SECOND_NS)
     assert bodies(fetched(core, channel, 4)) == [b"later"]
+
+
+def test_what_waited_for_others_of_its_key_goes_to_the_group_that_its_channel_becomes() -> None:
+    core = Core()
+    topic = core.broker.topic("t")
+    channel = core.channel("t", "g")
+    topic.configure_channel("g", ChannelPolicy(order="key"))
+    client = core.client("t", "g").ready(10)
+    for number in range(4):
+        topic.stage([b"%d" % number], 0, [(0, Properties(order_key="k").pack())])
+        core.broker.commit()
+    assert client.bodies == [b"0"]
+    client.leave()
+    topic.configure_channel("g", ChannelPolicy(kind="offsets"))
+    core.wait(SECOND_NS)
+    assert not channel.cursor.stragglers.by_offset
+    got = [channel.cursor.frame(offset, 1) for offset in range(4, channel.source.limit)]
+    assert [bytes(frame or b"")[34:] for frame in got] == [b"0", b"1", b"2", b"3"]
+    assert channel.depth == 4
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_a_member_that_goes_back_is_there_after_a_crash(power: bool) -> None:
+    core = Core()
+    channel = group(core)
+    for number in range(10):
+        core.publish("t", b"%d" % number)
+    assert channel.group is not None
+    assert channel.group.commit(8) == 8
+    assert channel.group.commit(3) == 8
+    assert channel.group.go_back(3) == 3
+    assert (channel.cursor.next, channel.depth) == (3, 7)
+    if power:
+        core.flush()
+    core.kill(power=power)
+    channel = core.broker.topic("t").channels["g"]
+    assert channel.cursor.next == 3
+    assert channel.group is not None
+    assert channel.group.go_back(5) == 5
+
+
+def test_a_member_goes_back_no_further_than_to_what_is_stored() -> None:
+    core = Core()
+    channel = group(core)
+    bodies = core.fill("t", 4)
+    assert channel.group is not None
+    channel.group.commit(len(bodies) - 2)
+    core.broker.write_journal()
+    core.checkpoint()
+    start = channel.queue.start_offset
+    assert start > 0
+    assert channel.group.go_back(0) == start
+    assert channel.depth == len(bodies) - start
+
+
+def test_members_of_a_group_that_is_emptied_have_to_join_again() -> None:
+    core = Core()
+    channel = group(core)
+    assert channel.group is not None
+    channel.group.resize(1)
+    member = channel.group.members.join("a", lease_ns=60 * SECOND_NS)
+    core.publish("t", b"one", b"two")
+    core.broker.empty_channel(core.broker.topic("t"), "g")
+    assert member.is_gone
+    assert (channel.cursor.next, channel.depth) == (2, 0)

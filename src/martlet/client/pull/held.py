@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from enum import Enum
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from martlet.client.pull.batch import PulledBatch
@@ -64,6 +64,7 @@ class HeldQueue:
         tally: what becomes of messages.
         count, size_bytes: of what is here and not done.
         at_work: how many messages or batches are handed out.
+        is_set_back: whether what is committed next may be below what was committed before.
         is_paused: whether the application wants nothing of it now.
         is_busy: whether a handler is at work on it beside which there must be no other.
         is_in_line: whether it is in the line.
@@ -85,7 +86,7 @@ class HeldQueue:
         self.hold = Hold.OPEN
         self.fetch_offset = self.committed = self.end_offset = offset
         self.count = self.size_bytes = self.at_work = 0
-        self.is_paused = self.is_busy = self.is_in_line = False
+        self.is_set_back = self.is_paused = self.is_busy = self.is_in_line = False
         self._limits = limits
         self._line = line
         self.tally = tally
@@ -195,6 +196,8 @@ class HeldQueue:
         self.at_work += 1
         if self._again:
             messages = [heappop(self._again) for _ in range(min(most, len(self._again)))]
+            for message in messages:
+                message._stage = Stage.DONE  # It is the batch that is to be finished now.
             keys = tuple(message.offset for message in messages)
             return PulledBatch(self, Piece.again(messages), keys)
         if self._ready:
@@ -218,6 +221,9 @@ class HeldQueue:
         """It is done."""
         if message._stage is Stage.OUT:
             self.at_work -= 1
+        elif message in self._again:
+            self._again.remove(message)
+            heapify(self._again)
         message._stage = Stage.DONE
         self._progress.end(message.offset)
         self.tally.finished += 1
@@ -245,6 +251,8 @@ class HeldQueue:
 
     def put_back(self, message: PulledMessage) -> None:
         """It is to be handed out again, before those that have higher offsets."""
+        if message._stage is Stage.DONE:
+            return  # Somebody has finished it while it waited.
         if message._stage is Stage.OUT:
             self.put_off(message)
         heappush(self._again, message)

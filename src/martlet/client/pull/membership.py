@@ -28,6 +28,8 @@ from martlet.client.pull.outpost import Outpost, Settings
 
 logger = logging.getLogger("martlet.client")
 
+FAREWELL_S = 5.0
+"""How long it is waited for the answer that one is no member any more, before joining again."""
 ASK_MS = 15_000
 """How long the broker may hold the question who has which queue; it is never above half a lease."""
 
@@ -72,7 +74,7 @@ class Membership(Outpost):
 
     async def _attend(self, connection: Connection) -> None:
         joined = await connection.call("group.join", **self._group, **self._joining)
-        self._member = {**self._group, "member": joined.fields["member"]}
+        self._member = member = {**self._group, "member": joined.fields["member"]}
         tasks: list[asyncio.Task[None]] = []
         assert self._over is not None
         try:
@@ -98,6 +100,22 @@ class Membership(Outpost):
                 task.cancel()
             if tasks:
                 await asyncio.wait(tasks)
+            if self._goes_on(connection):
+                await self._lose(list(self.held.values()))
+                await self._leave_as(connection, member)
+
+    async def _leave_as(self, connection: Connection, member: Mapping[str, Any]) -> None:
+        """Be that member no longer: should it still be one, its queues would wait for the end of
+        its lease.
+        """
+        try:
+            async with asyncio.timeout(FAREWELL_S):
+                await connection.call("group.leave", **member)
+        except CallRefused as error:
+            if error.code not in GONE:
+                logger.warning("%s did not let us leave: %s", self.address, error)
+        except (TimeoutError, ConnectionLost) as error:
+            logger.warning("%s did not confirm the end: %r", self.address, error)
 
     async def _follow(self, connection: Connection) -> None:
         """Ask who has which queue, again and again."""
@@ -175,10 +193,10 @@ class Membership(Outpost):
                 *(held.place, held.topic, self.settings.leave_timeout_s),
             )
         number = held.place.queue
+        task = self._leaving.pop(held)
         if self.held.get(number) is not held:
             return
         # From here on it cannot stay; should it be ours again, we are told so anew.
-        task = self._leaving.pop(held)
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
         self._releasing.add(number)
@@ -186,28 +204,32 @@ class Membership(Outpost):
             await self.settings.watcher.revoked([held.place])
             offset = held.next_commit
             self._drop(held)
-            await self._release(connection, {number: offset})
+            await self._release(connection, {number: offset}, back=held.is_set_back)
         finally:
             self._releasing.discard(number)
 
-    async def _release(self, connection: Connection, offsets: Mapping[int, int]) -> None:
+    async def _release(
+        self, connection: Connection, offsets: Mapping[int, int], *, back: bool = False
+    ) -> None:
         if self._member is None:
             return
         for number in offsets:
             self._since.pop(number, None)
+        backwards = {"back": list(offsets)} if back else {}
         try:
             told = await connection.call(
                 "group.release",
                 **self._member,
                 generation=self._generation,
                 offsets={str(number): offset for number, offset in offsets.items()},
+                **backwards,
             )
         except CallRefused as error:
             self.end(f"queues could not be given back: {error}")
         except ConnectionLost:
             return
         else:
-            self._heed_refusals(told.fields)
+            self._heed_refusals(told.fields, {})
 
     # how far we are
 
@@ -219,23 +241,25 @@ class Membership(Outpost):
         """
         connection, member = self.connection, self._member
         if connection is None or member is None:
-            if any(held.next_commit > held.committed for held in self.held.values()):
+            if any(_has_moved(held) for held in self.held.values()):
                 raise ConnectionLost(f"{self.address} is not connected")
             return
         offsets = {
             number: held.next_commit
             for number, held in self.held.items()
-            if held.hold is not Hold.CLOSED and held.next_commit > held.committed
+            if held.hold is not Hold.CLOSED and _has_moved(held)
         }
         if not offsets:
             return
         asked = {number: self.held[number] for number in offsets}
+        back = [number for number, held in asked.items() if held.is_set_back]
         try:
             told = await connection.call(
                 "group.commit",
                 **member,
                 generation=self._generation,
                 offsets={str(number): offset for number, offset in offsets.items()},
+                **({"back": back} if back else {}),
             )
         except CallRefused as error:
             if error.code in GONE:
@@ -243,9 +267,15 @@ class Membership(Outpost):
             raise
         for number, offset in told.fields["offsets"].items():
             asked[int(number)].committed = int(offset)
-        self._heed_refusals(told.fields)
+            asked[int(number)].is_set_back = False
+        self._heed_refusals(told.fields, asked)
 
-    def _heed_refusals(self, told: Mapping[str, Any]) -> None:
+    def _carry_over(self, before: HeldQueue, held: HeldQueue) -> None:
+        """Only offsets that rise are taken unasked."""
+        held.committed = before.committed
+        held.is_set_back = held.fetch_offset < before.committed
+
+    def _heed_refusals(self, told: Mapping[str, Any], asked: Mapping[int, HeldQueue]) -> None:
         """Offsets that were not taken: others have had these queues since."""
         for number, why in told.get("refused", {}).items():
             logger.warning(
@@ -253,7 +283,7 @@ class Membership(Outpost):
                 " may be handled again by the member that has it now",
                 *(self.address, number, why),
             )
-            held = self.held.get(int(number))
+            held = asked.get(int(number))
             if held is not None and why == "NOT_HELD":
                 held.close()
 
@@ -277,9 +307,9 @@ class Membership(Outpost):
         places = [held.place for held in self.held.values()]
         for held in self.held.values():
             held.begin_leaving()
-        await self.settings.watcher.revoked(places)
         try:
             async with asyncio.timeout(timeout_s):
+                await self.settings.watcher.revoked(places)
                 await self.commit()
                 await connection.call("group.leave", **member)
         except (TimeoutError, ClientError) as error:
@@ -312,3 +342,8 @@ class Membership(Outpost):
             last_error=last,
         )
         return str(told.fields["dead_letter_topic"])
+
+
+def _has_moved(held: HeldQueue) -> bool:
+    """Whether there is an offset to be committed."""
+    return held.next_commit > held.committed or held.is_set_back

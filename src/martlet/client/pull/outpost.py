@@ -280,9 +280,10 @@ class Outpost(ABC):
         connection = self.connection
         if connection is None:
             raise ConnectionLost(f"{self.address} is not connected")
-        before = self.held[number]
-        if before.hold is not Hold.OPEN:
-            raise ClientError(f"{before.place} is going to another member")
+        before = self.held.get(number)
+        if before is None or before.hold is not Hold.OPEN:
+            where = before.place if before is not None else f"queue {number} at {self.address}"
+            raise ClientError(f"{where} is going to another member, or has gone")
         is_fetched = before in self._fetchers
         self._drop(before)
         (held,) = await self._take(connection, {number: offset})

@@ -234,7 +234,8 @@ class Puller(ABC, Generic[PostT]):
     async def seek(self, queue: Wanted, to: Start) -> None:
         """Go on elsewhere in a queue; what is here of it is forgotten.
 
-        Handlers that are at work on something of it are not waited for.
+        Handlers that are at work on something of it are not waited for.  What is kept moves there
+        with the next commit, back too: who has it then begins there.
 
         Args:
             queue: which.
@@ -242,7 +243,7 @@ class Puller(ABC, Generic[PostT]):
 
         Raises:
             ValueError: it is not held, or that is no place in a queue.
-            ClientError: the broker cannot be asked.
+            ClientError: the broker cannot be asked, or the queue is going to another member.
         """
         to = check_start(to)
         post, held = self._find(queue)
