@@ -87,6 +87,8 @@ class Transaction:
         is_named: bool = False,
         is_joined: bool = False,
     ) -> None:
+        if not id.isprintable():
+            raise ValueError(f"the transaction id {id!r} must have printable characters alone")
         self.id = id
         self.branch = secrets.token_hex(8)
         self._pinned = pinned

@@ -31,6 +31,8 @@ class Transacts(ABC):
         """Be one of a group's producers, and asked about its transactions."""
         if check is not None and not group:
             raise ValueError("check=... needs group=...: the group whose transactions it knows")
+        if not group.isprintable():
+            raise ValueError(f"group={group!r} must have printable characters alone")
         self._group = group
         self._checking = None
         if check is not None:

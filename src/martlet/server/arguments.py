@@ -93,7 +93,7 @@ class Arguments:
         if type(value) is not int or not least <= value <= most:
             raise CallError(
                 "BAD_ARGUMENT",
-                f"{name!r} must be a whole number from {least} to {most}, not {str(value)[:40]}",
+                f"{name!r} must be a whole number from {least} to {most}, not {_shown(value)}",
             )
         return value
 
@@ -127,6 +127,10 @@ class Arguments:
         value = self._wanted(name)
         if not isinstance(value, dict) or len(value) > most:
             raise CallError("BAD_ARGUMENT", f"{name!r} must be an object of at most {most} fields")
+        strange = [each for each in value if each != _characters(each)]
+        if strange:
+            field = f"{strange[0]!a:.80}"
+            raise CallError("BAD_ARGUMENT", f"{name!r} has {field}, which UTF-8 cannot tell")
         return value
 
     def name(self, name: str) -> str:
@@ -142,6 +146,14 @@ class Arguments:
             return broker.find_topic(self.name(name))
         except NotFound as error:
             raise CallError("NOT_FOUND", str(error)) from None
+
+
+def _shown(value: object) -> str:
+    """The beginning of what stands where a number should."""
+    if isinstance(value, list | dict):
+        # It may be nested deeper than it can be written out.
+        return "a list" if isinstance(value, list) else "an object"
+    return _characters(str(value))[:40]
 
 
 def _characters(text: str) -> str:

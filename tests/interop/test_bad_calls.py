@@ -1,0 +1,96 @@
+"""SEND and CALL with what no client of ours would send, and what others see of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from tests.interop.asking import ask
+
+from martlet.address import Address
+from martlet.client import Identity, Producer
+from martlet.client.connection import Connection
+from martlet.protocol import commands
+from martlet.testing import Broker
+
+
+@asynccontextmanager
+async def connected(broker: Broker) -> AsyncIterator[Connection]:
+    host, _, port = broker.tcp_address.rpartition(":")
+    connection = await Connection.open(Address(host, int(port)), Identity())
+    try:
+        yield connection
+    finally:
+        connection.close()
+        await connection.wait_lost()
+
+
+async def call(broker: Broker, method: str, body: bytes = b"") -> Any:
+    return await asyncio.to_thread(ask, broker.http_address, f"/call/{method}", "POST", body)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"order_key": "\ud800"},
+        {"queue": "\ud800"},
+        {"transaction": "a\udc00", "branch": "b", "number": 0, "begin": {}},
+        {"transaction": "a", "branch": "\udfff", "number": 0, "begin": {}},
+        {"transaction": "a", "branch": "b", "number": 0, "begin": {"\udfff": 0}},
+    ],
+)
+async def test_half_of_a_surrogate_pair_is_refused_and_said_so(options: dict[str, Any]) -> None:
+    async with Broker() as broker, connected(broker) as connection:
+        for _ in range(2):
+            asked = connection.ask(commands.send("t", [b"x"], options))
+            told = json.loads(await asyncio.wait_for(asked, 20))
+            assert told["status"] == "BAD_ARGUMENT"
+        assert (await call(broker, "transaction.list"))["count"] == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "body"),
+    [
+        ("transaction.begin", b'{"id": "\\ud800"}'),
+        ("transaction.commit", b'{"id": "a", "branches": {"\\udc00": 1}}'),
+        ("transaction.list", b'{"limit": "\\ud83d"}'),
+        ("transaction.show", b'{"\\udfff": 0}'),
+    ],
+)
+async def test_http_refuses_it_too(method: str, body: bytes) -> None:
+    async with Broker() as broker:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            await call(broker, method, body)
+        assert refused.value.code == 400
+        assert json.loads(refused.value.read())["code"] == "BAD_ARGUMENT"
+
+
+async def test_a_whole_pair_is_a_character() -> None:
+    async with Broker() as broker:
+        begun = await call(broker, "transaction.begin", b'{"id": "\\ud83d\\ude00"}')
+        listed = await call(broker, "transaction.list")
+        assert begun == {"state": "open"}
+        assert [each["id"] for each in listed["transactions"]] == ["\U0001f600"]
+
+
+async def test_what_is_nested_where_a_number_should_be_is_not_written_out() -> None:
+    """It may be too deep for that."""
+    async with Broker() as broker, connected(broker) as connection:
+        for value, shown in (([[0]], "a list"), ({"a": []}, "an object"), ("7", "7")):
+            told = json.loads(await connection.ask(commands.send("t", [b"x"], {"queue": value})))
+            assert told["status"] == "BAD_ARGUMENT"
+            assert told["text"].endswith(f", not {shown}")
+
+
+async def test_the_client_does_not_send_what_no_broker_takes() -> None:
+    async with Broker() as broker:
+        with pytest.raises(ValueError, match="group="):
+            Producer(broker.tcp_address, group="\ud800")
+        async with Producer(broker.tcp_address) as producer:
+            with pytest.raises(ValueError, match="transaction id"):
+                producer.transaction("\ud800")
