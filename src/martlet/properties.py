@@ -10,9 +10,10 @@ NSQ consumer gets.  A batch keeps those of its messages behind its frames, in on
     . tags     count x u32    the hash of each one's tag, 0 for none
     . entries, back to back
 
-and an entry is fields: ``kind u8 | name length u8 | value length u16 | name | value``.  Numbers are
-little-endian, text is UTF-8.  The tags' hashes stand apart so that a filter looks at all of them at
-once; the hash is that of RocketMQ, Java's ``String.hashCode``.
+and an entry is fields: ``kind u8 | name length u8 | value length u16 | name | value``; the tag is
+the first of them, and has no name.  Numbers are little-endian, text is UTF-8.  The tags' hashes
+stand apart so that a filter looks at all of them at once; the hash is that of RocketMQ, Java's
+``String.hashCode``.
 """
 
 from __future__ import annotations
@@ -267,6 +268,11 @@ def check(entry: Bytes) -> None:
                 key_count += 1
                 _key("key", text)
             elif kind == Field.TAG:
+                if at > _FIELD.size + length:
+                    raise BadProperties(
+                        f"the tag {text!r} stands behind other fields, or is one"
+                        " of several: a message has one at most, and it comes first"
+                    )
                 _tag(text)
             elif kind == Field.ORDER_KEY:
                 _key("order key", text)
@@ -381,6 +387,13 @@ def pack_block(entries: Sequence[tuple[int, bytes]]) -> bytes:
     tags = np.fromiter(map(_hash_of, told), "<u4", count)
     head = (_COUNT.pack(count), np.array(numbers, "<u4").tobytes(), ends.tobytes(), tags.tobytes())
     return b"".join([*head, *told])
+
+
+def block_bytes(entries: Sequence[tuple[int, bytes]]) -> int:
+    """How large the block of some entries is."""
+    if not entries:
+        return 0
+    return BLOCK_HEAD_BYTES + sum(BLOCK_ROW_BYTES + len(entry) for _, entry in entries)
 
 
 def frame(block: Bytes) -> bytes:

@@ -38,6 +38,9 @@ def test_what_no_message_may_have_is_named(properties: Properties, text: str) ->
         properties.pack()
 
 
+TAG = Properties(tag="x").pack()
+
+
 @pytest.mark.parametrize(
     ("block", "text"),
     [
@@ -51,6 +54,9 @@ def test_what_no_message_may_have_is_named(properties: Properties, text: str) ->
         (pack_block([(0, b"\x63\x00\x00\x00")]), "kind 99"),
         (struct.pack("<IIII", 1, 0, 5, 0) + b"\x01\x00\x01\x00\xff", "UTF-8"),
         (pack_block([(0, Properties(system={"reason": "x"}).pack())]), "only the broker may set"),
+        (pack_block([(0, Properties(keys=("k",)).pack() + TAG)]), "behind other fields"),
+        (pack_block([(0, TAG + TAG)]), "one of several"),
+        (pack_block([(0, b"\x01\x01\x01\x00nx")]), "behind other fields"),
         (pack_block([(0, Properties(sent=Sent(bytes(16), 1)).pack())]), "which no client may"),
     ],
 )

@@ -18,7 +18,7 @@ One whose producer does it all again is not asked about: it is rolled back when 
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from martlet.broker.transaction import Event, State, Transaction, after
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from martlet.broker.schedule import Schedule
     from martlet.broker.transaction import TransactionLimits
 
+_FEW = 64
 _ASKED = frozenset({State.SILENT, State.IN_DOUBT})
 
 
@@ -57,6 +58,8 @@ class CheckBack:
         """By group and id: those whose producers are to be asked."""
         self._times: list[tuple[int, int, Transaction]] = []
         self._pushed_count = 0
+        self._outdated_count = 0
+        """How many of the times are for nothing any more."""
         self._alarm = schedule.alarm(self._look)
 
     def heard(self, transaction: Transaction) -> None:
@@ -79,7 +82,14 @@ class CheckBack:
     def ended(self, transaction: Transaction) -> None:
         """Nobody will be asked about it any more."""
         self.forget(transaction)
-        transaction.timer_ns = 0
+        if transaction.timer_ns:
+            transaction.timer_ns = 0
+            self._outdate()
+
+    @property
+    def waiting_count(self) -> int:
+        """How many times are known at which to look at one, some of them in vain."""
+        return len(self._times)
 
     def take(self, group: str, most: int) -> list[Transaction]:
         """Those whose producers are to be asked, for one who is going to be."""
@@ -96,7 +106,17 @@ class CheckBack:
         if not 0 < transaction.timer_ns <= due_ns:
             self._wind(transaction)
 
+    def _outdate(self) -> None:
+        """One of the times is for nothing: when most are, they leave, though they may be far."""
+        self._outdated_count += 1
+        if self._outdated_count > len(self._times) // 2 + _FEW:
+            self._times = [each for each in self._times if each[2].timer_ns == each[0]]
+            heapify(self._times)
+            self._outdated_count = 0
+
     def _wind(self, transaction: Transaction) -> None:
+        if transaction.timer_ns:
+            self._outdate()
         transaction.timer_ns = transaction.due_ns
         self._pushed_count += 1
         heappush(self._times, (transaction.due_ns, self._pushed_count, transaction))
@@ -108,6 +128,7 @@ class CheckBack:
         while self._times and self._times[0][0] <= now_ns:
             time_ns, _, transaction = heappop(self._times)
             if transaction.timer_ns != time_ns:
+                self._outdated_count -= 1
                 continue  # It has ended, or is looked at earlier.
             transaction.timer_ns = 0
             if transaction.due_ns > now_ns:

@@ -68,6 +68,7 @@ class TransactionJournal:
         elif (transaction := self._open.get(told["id"])) is not None:
             if op == "prepared":
                 transaction.state, transaction.chosen = State.PREPARED, told["branches"]
+                transaction.checks = 0
             elif op == "set_aside":
                 transaction.state = State.SET_ASIDE
 
@@ -87,6 +88,9 @@ class TransactionJournal:
         """A batch of half messages."""
         id = told["transaction"]
         transaction = self._open.get(id)
+        if transaction is not None and transaction.begun_at_ns != told["begun_at_ns"]:
+            # What tells that it was rolled back, and begun anew, is lost.
+            transaction = None
         if transaction is None:
             outcome = self._outcomes.get(digest_of(id))
             if outcome is not None and outcome.state is State.COMMITTED:
@@ -100,9 +104,10 @@ class TransactionJournal:
         if number > expected:
             transaction.lose(branch)
         elif number == expected:
-            size_bytes = header.payload_length
+            size_bytes = header.payload_length + header.properties_length
             place = (header.first_offset, header.count - 1, told["topic"], told["queue"])
             transaction.add(branch, HalfBatch(*place, size_bytes, len(told.get("times", ()))))
+            transaction.checks = 0
             if transaction.state is State.SILENT:
                 transaction.state = State.OPEN
 

@@ -44,6 +44,7 @@ from martlet.broker.transaction import (
     check_begun,
 )
 from martlet.log.record import Kind
+from martlet.properties import block_bytes
 
 if TYPE_CHECKING:
     from martlet.broker.broker import Broker
@@ -55,8 +56,8 @@ if TYPE_CHECKING:
 
 _LEAST_TOLD = 1024
 _SEGMENT_BYTES_EACH = 1024
-"""For so many bytes of a segment one outcome is remembered, and one batch of half messages held,
-since its head tells all of them.
+"""For so many bytes of a segment one transaction may be open, one batch of half messages held, and
+one outcome remembered, since its head tells all of them.
 """
 
 
@@ -81,6 +82,7 @@ class Transactions:
         self.limits = limits
         self.open: dict[str, Transaction] = {}
         most_told = max(_LEAST_TOLD, broker.log.segment_bytes // _SEGMENT_BYTES_EACH)
+        self._most_open = min(limits.most_open, most_told)
         self._most_held = most_told
         self.outcomes = Outcomes(min(limits.most_outcomes, most_told), limits.remembered_ns)
         most_series = min(limits.most_series, max(_LEAST_TOLD, most_told // 4))
@@ -165,11 +167,16 @@ class Transactions:
         return state
 
     def _check_room(self, id: str) -> None:
-        most = self.limits.most_open
-        if len(self.open) >= most:
+        if len(self.open) >= self._most_open:
+            most = f"--max-transactions is {self.limits.most_open}"
+            if self._most_open < self.limits.most_open:
+                most = (
+                    "each segment of the log begins with a list of them: end some, or raise"
+                    " --max-bytes-per-file"
+                )
             raise LimitReached(
                 f"transaction {id!r} would be one too many: there are {len(self.open)} that have"
-                f" not ended, and --max-transactions is {most}; see 'martlet transactions list'"
+                f" not ended, and {most}; see 'martlet transactions list'"
             )
 
     def add(
@@ -217,7 +224,9 @@ class Transactions:
                 transaction.state,
                 is_incomplete=True,
             )
-        self.limits.check_size(transaction, sum(map(len, bodies)), max(1, len(times)))
+        told_bytes = block_bytes(entries)
+        more_bytes = sum(map(len, bodies)) + told_bytes
+        self.limits.check_size(transaction, more_bytes, max(1, len(times)))
         half = self.messages.made()
         if len(half.held) >= self._most_held:
             raise LimitReached(
@@ -237,7 +246,7 @@ class Transactions:
         first = half.queue.end_offset
         batch = self._broker.staged(half)
         half.put(batch, told, bodies, list(entries))
-        size_bytes = batch.payload_length
+        size_bytes = batch.payload_length + told_bytes
         receipt = self._broker.commit_topic(half, 0)
         if receipt.error is not None:
             raise receipt.error
@@ -259,6 +268,9 @@ class Transactions:
         transaction = self.find(id)
         state = after(id, transaction.state, Event.PREPARE)
         transaction.batches(branches)
+        if branches is not None:
+            # The others, which have none, would be told by each segment.
+            branches = {n: count for n, count in branches.items() if n in transaction.branches}
         if transaction.state is not State.PREPARED or branches != transaction.chosen:
             self._journal("prepared", id=id, branches=branches)
         transaction.chosen = branches
