@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from martlet.broker.topic import Topic
 
 _AT_ONCE = 200
+_BYTES_AT_ONCE = 1 << 20
 """So many are appended before others have their turn."""
 _AGAIN_NS = 5_000_000_000
 """After so long what was refused is tried again."""
@@ -105,14 +106,8 @@ class Transfers:
     def _run(self, now_ns: int) -> int | None:
         """Append some of what waits. Returns when to look again."""
         self.settle()
-        taken = [self._waiting.popleft() for _ in range(min(_AT_ONCE, len(self._waiting)))]
-        failures: list[Exception] = []
-        try:
-            blocked = self._append(taken, failures)
-        except BaseException:
-            # Whatever it is: the others have their turn, and these come again.
-            self._waiting += [transfer for transfer in taken if transfer.receipt is None]
-            raise
+        failures: list[BaseException] = []
+        blocked = self._append(failures)
         self._broker.commit()
         self.settle()
         if self._written:
@@ -123,47 +118,59 @@ class Transfers:
             return None
         return now_ns + _AGAIN_NS if blocked or self._refused else now_ns
 
-    def _append(self, taken: list[Transfer], failures: list[Exception]) -> bool:
-        """Append what can be. Returns whether something can not be read at the moment; what else
-        went wrong with one of them is put to the failures, and that one comes again.
+    def _append(self, failures: list[BaseException]) -> bool:
+        """Append what can be of the first that wait. Returns whether something can not be read at
+        the moment; what else went wrong is put to the failures, and what it was with comes again.
         """
         loads: dict[tuple[Topic, Channel | None], _Load] = {}
         refused: list[tuple[Transfer, WritesRefused]] = []
-        unread: list[Transfer] = []
         again: list[Transfer] = []
-        for transfer in taken:
+        is_blocked = False
+        left_bytes = _BYTES_AT_ONCE
+        for _ in range(min(_AT_ONCE, len(self._waiting))):
+            transfer = self._waiting.popleft()
             try:
-                self._load(transfer, loads)
+                left_bytes -= self._load(transfer, loads)
             except OSError:
-                unread.append(transfer)  # Of the index, as when too many files are open.
+                again.append(transfer)  # Of the index, as when too many files are open.
+                is_blocked = True
             except WritesRefused as error:
                 refused.append((transfer, error))
-            except Exception as error:
+            except BaseException as error:
                 again.append(transfer)
                 failures.append(error)
+            if left_bytes <= 0:
+                break
         for (topic, only), load in loads.items():
-            receipt = topic.stage(load.bodies, -only.id if only is not None else 0, load.entries)
+            try:
+                receipt = topic.stage(
+                    load.bodies, -only.id if only is not None else 0, load.entries
+                )
+            except BaseException as error:
+                again += load.transfers
+                failures.append(error)
+                continue
             for transfer in load.transfers:
                 transfer.receipt = receipt
                 self._written.append(transfer)
         for transfer, why in refused:
             self._refuse(transfer, why)
-        self._waiting += unread + again
-        return bool(unread)
+        self._waiting += again
+        return is_blocked
 
-    def _load(self, transfer: Transfer, loads: dict[tuple[Topic, Channel | None], _Load]) -> None:
-        """Read a message, to go with the others that go to the same place."""
+    def _load(self, transfer: Transfer, loads: dict[tuple[Topic, Channel | None], _Load]) -> int:
+        """Read a message, to go with the others that go to the same place. Returns its bytes."""
         channel, offset = transfer.channel, transfer.offset
         if not channel.is_aside(offset):
             # Emptied, deleted, set back, or given up to make room.
             transfer.on_end(WritesRefused("the channel has it no more"))
-            return
+            return 0
         cursor = channel.cursor
         frame = cursor.frame(offset, transfer.attempts)
         if frame is None:
             channel.let_aside_go(offset)
             transfer.on_end(WritesRefused("it can not be read any more"))
-            return
+            return 0
         stored_at_ns = int.from_bytes(frame[_STORED_AT : _STORED_AT + 8])
         entry = transfer.pack(cursor.properties(offset), stored_at_ns)
         to, only = transfer.to(), transfer.only
@@ -173,12 +180,13 @@ class Transfers:
             gone = f"the channel {only.name!r} of it" if only is not None else "it"
             why = f"it was to go to topic {to.name!r}, and {gone} was deleted meanwhile"
             transfer.on_end(WritesRefused(why))
-            return
+            return 0
         load = loads.setdefault((to, only), _Load([], [], []))
         if entry:
             load.entries.append((len(load.bodies), entry))
         load.bodies.append(bytes(frame[FRAME_HEADER_BYTES:]))
         load.transfers.append(transfer)
+        return len(frame) + len(entry)
 
     def settle(self) -> None:
         """Finish in their channels what is safe where it went."""

@@ -353,3 +353,20 @@ def test_what_goes_wrong_with_one_dead_letter_holds_up_and_loses_no_other(
     core.wait(SECOND_NS)
     assert sorted(body for body, _ in dead_letters(core)) == [b"1", b"2", b"3"]
     assert client.channel.in_flight_count == 0
+
+
+def test_large_dead_letters_are_moved_in_batches_that_are_no_larger_than_others() -> None:
+    core = Core(segment_bytes=1 << 21)
+    configure(core, max_attempts=1)
+    client = core.client("t").ready(100)
+    bodies = [bytes([number]) * 300_000 for number in range(12)]
+    for body in bodies:
+        core.publish("t", body)
+    core.storage.capacity_bytes = core.storage.used_bytes + 5 * core.segment_bytes
+    for number in range(len(bodies)):
+        client.requeue(number)
+    while core.broker.transfers:
+        core.wait(1000)
+    assert [body for body, _ in dead_letters(core)] == bodies
+    index = core.broker.topics["t.c.dead"].queue.index
+    assert max(entry.length for entry in index.rows(0, 100)) < 1_500_000
