@@ -204,25 +204,20 @@ class Bucket(Topic):
         self._broker.delays.pending_count -= fresh
         return fresh
 
-    def cancel(self, ids: Sequence[bytes]) -> list[bytes]:
-        """Give up messages by their ids; those of others are passed over. Returns which were here
-        and waited. Raises WritesRefused.
+    def cancel(self, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """Give up messages by their ids, as numbers; those of others are passed over. Returns of
+        each whether it was here and waited. Raises WritesRefused.
         """
-        found: dict[int, bytes] = {}
-        for id in ids:
-            offset = self.queue.offset_of(id)
-            if offset < self.queue.end_offset and not self._marks.has(offset):
-                found[offset] = id
-        if found:
-            offsets = np.array(sorted(found), np.int64)
-            self._broker.log.append_journal(
-                Kind.MARKS,
-                pack_offsets(offsets),
-                topic=self.id,
-                stored_at_ns=self._broker.clock(),
-            )
-            self._mark(offsets)
-        return list(found.values())
+        distances = ids - np.uint64(self.queue.id_base)
+        known = np.unique(distances[distances < np.uint64(self.queue.end_offset)])
+        offsets = known[~self._marks.has_each(known)].astype(np.int64)
+        if not len(offsets):
+            return np.zeros(len(ids), np.bool_)
+        self._broker.log.append_journal(
+            Kind.MARKS, pack_offsets(offsets), topic=self.id, stored_at_ns=self._broker.clock()
+        )
+        self._mark(offsets)
+        return np.isin(distances, offsets.astype(np.uint64))
 
     def cancel_all(self) -> None:
         """Give up all that waits. Raises WritesRefused."""

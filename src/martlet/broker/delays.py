@@ -205,10 +205,11 @@ class Delays:
         Raises:
             WritesRefused: it could not be written down.
         """
-        cancelled: set[bytes] = set()
+        numbers = np.fromiter((int(id, 16) for id in ids), np.uint64, len(ids))
+        cancelled = np.zeros(len(ids), np.bool_)
         for bucket in self.buckets_of(topic):
-            cancelled.update(bucket.cancel([id for id in ids if id not in cancelled]))
-        return cancelled
+            cancelled |= bucket.cancel(numbers)
+        return {ids[place] for place in np.flatnonzero(cancelled).tolist()}
 
     def cancel_all(self, topic: Topic) -> None:
         """Give up all delayed messages of a topic. Raises WritesRefused."""

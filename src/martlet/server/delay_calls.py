@@ -73,10 +73,12 @@ class DelayCalls:
             ids = arguments.sequence("ids", most=MOST_CANCELLED)
         else:
             ids = [arguments.text("id")]
-        wanted = [id for id in ids if isinstance(id, str) and _ID.fullmatch(id)]
-        if len(wanted) < len(ids):
-            wrong = next(id for id in ids if id not in wanted)
-            raise CallError("BAD_ARGUMENT", f"an id has 16 hexadecimal digits: {str(wrong)[:80]!r}")
+        wanted: list[str] = []
+        for id in ids:
+            if not isinstance(id, str) or not _ID.fullmatch(id):
+                told = ascii(str(id)[:80])
+                raise CallError("BAD_ARGUMENT", f"an id has 16 hexadecimal digits: {told}")
+            wanted.append(id)
         cancelled = broker.delays.cancel(topic, [id.encode() for id in dict.fromkeys(wanted)])
         if cancelled:
             await written_down(self._server)

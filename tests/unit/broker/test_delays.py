@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 
 import pytest
 from tests.unit.broker.core import SECOND_NS, Core
@@ -186,6 +187,27 @@ def test_cancelled_messages_do_not_come_and_are_not_listed() -> None:
     due_now(core, 4 * HOUR_NS)
     assert client.bodies == [b"a", b"c"]
     assert core.broker.delays.cancel(core.broker.topics["t"], ids) == set()
+
+
+def test_many_are_cancelled_at_once_however_many_buckets_there_are() -> None:
+    core = Core(segment_bytes=1 << 20)
+    core.channel("t")
+    ids = [id for n in range(200) for id in delay(core, "t", b"a", b"b", delay_ns=(n + 1) * DAY_NS)]
+    ids += [b"%016x" % number for number in range(9600)]
+    calls = 0
+
+    def count(*what: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        cancelled = core.broker.delays.cancel(core.broker.topics["t"], ids[1:])
+    finally:
+        sys.setprofile(None)
+    assert cancelled == set(ids[1:400])
+    assert calls < 200_000
+    assert listed(core, "t") == ids[:1]
 
 
 def test_a_list_goes_on_where_it_ended() -> None:
