@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.interop.cutting_proxy import CuttingProxy
+from tests.unit.broker.core import bodies_of
 from tests.unit.client.scripted_broker import ScriptedBroker, eventually
 
 from martlet.broker.errors import WritesRefused
@@ -339,6 +340,24 @@ async def test_one_bad_message_does_not_take_others_with_it(broker: Broker) -> N
             SendResult,
         ]
         assert await bodies(broker, "t", 3) == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("bad", [{100}, {10, 250}, {0, 1, 2, 3, 150, 299}])
+async def test_of_many_sends_that_went_together_a_few_bad_ones_are_refused_alone(
+    bad: set[int],
+) -> None:
+    """The broker knows the last 64 sends of a producer; more than that wait to go one by one."""
+    async with Broker(max_msg_size=1000) as broker, producer_of(broker.tcp_address) as producer:
+        await producer.send("t", b"first")
+        sent = [b"x" * 2000 if number in bad else b"%d" % number for number in range(300)]
+        futures = [producer.send_async("t", body) for body in sent]
+        results = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 60)
+        assert {n for n, each in enumerate(results) if isinstance(each, PublishRefused)} == bad
+        stored = [each for each in results if isinstance(each, SendResult)]
+        assert [each.offset for each in stored] == list(range(1, 301 - len(bad)))
+        wanted = [body for number, body in enumerate(sent) if number not in bad]
+        core = broker.server.broker
+        assert bodies_of(core, core.topics["t"]) == [b"first", *wanted]
 
 
 async def test_another_broker_is_asked_only_if_that_is_wanted(

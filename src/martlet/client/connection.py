@@ -314,7 +314,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._replies:
             self._replies.popleft().refused(error)
-        self.abort(ConnectionLost(f"{self.address}: {error}"))
+        lost = ConnectionLost(f"{self.address}: {error}")
+        lost.__cause__ = error
+        self.abort(lost)
 
     # Whether the broker lives.
 

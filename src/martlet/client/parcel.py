@@ -30,9 +30,19 @@ class Sending:
         options: how they are sent.
         size_bytes: what they take in a SEND.
         deadline_s: when to give up, by the event loop's clock.
+        is_alone: whether it goes by itself: it is wrong, or what it went with was.
     """
 
-    __slots__ = ("bodies", "deadline_s", "entries", "future", "options", "size_bytes", "topic")
+    __slots__ = (
+        "bodies",
+        "deadline_s",
+        "entries",
+        "future",
+        "is_alone",
+        "options",
+        "size_bytes",
+        "topic",
+    )
 
     def __init__(
         self,
@@ -51,6 +61,7 @@ class Sending:
         self.size_bytes = size_bytes
         self.future = future
         self.deadline_s = deadline_s
+        self.is_alone = False
 
     @property
     def order_key(self) -> tuple[str, str] | None:

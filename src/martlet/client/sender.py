@@ -209,6 +209,7 @@ class Sender:
             parcel = growing.get(group)
             if (
                 parcel is not None
+                and not sending.is_alone
                 and parcel.size_bytes + sending.size_bytes <= self._limits.command_bytes
             ):
                 parcel.add(waiting.popleft())
@@ -219,7 +220,11 @@ class Sender:
             desk = self._chosen(desks, sending)
             if desk is None:
                 break
-            growing[group] = parcel = self._numbered(desk, waiting.popleft())
+            parcel = self._numbered(desk, waiting.popleft())
+            if sending.is_alone:
+                growing.pop(group, None)
+            else:
+                growing[group] = parcel
             if key is not None:
                 self._held[key] = deque()
             packed.append(parcel)
@@ -286,14 +291,18 @@ class Sender:
         if not alone:
             parcel.fail(PublishRefused(error.code, error.text))
             return
+        # One at a time: the others are stored then.  They wait for numbers as everything does, of
+        # which the broker knows so many and no more.
         for sending in reversed(parcel.sendings):
-            # As one of many it might be stored with what follows it; by itself it is not.
-            single = self._numbered(parcel.desk, sending)
-            single.desk.again.appendleft(single)
+            sending.is_alone = True
+            self._waiting.appendleft(sending)
         self._pool.flush_soon()
 
     def lost(self, parcel: Parcel, error: ConnectionLost) -> None:
         """Nobody knows whether the broker has stored it."""
+        if isinstance(error.__cause__, Refused):
+            # The broker hung up on what was sent before it.
+            parcel.tries -= 1
         if parcel.is_done:
             self.settled(parcel)
         elif parcel.may_be_tried_again:
