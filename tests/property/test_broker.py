@@ -32,6 +32,7 @@ from martlet.broker import delivery as delivery_module
 from martlet.broker import marks as marks_module
 from martlet.broker import peek as peek_module
 from martlet.broker import queue as queue_module
+from martlet.broker import straggler as straggler_module
 from martlet.broker import topic as topic_module
 from martlet.broker import upcoming as upcoming_module
 from martlet.broker import upkeep as upkeep_module
@@ -526,8 +527,9 @@ def everything_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_module, "COMFORTABLE_SPAN", 16)
     monkeypatch.setattr(delivery_module, "COMFORTABLE_SPAN", 16)
     monkeypatch.setattr(window_module, "_SCAN", 4)
-    for size in ("_HELD_AT_ONCE", "_ROWS_AT_ONCE", "_SORTED_AT_ONCE"):
+    for size in ("_HELD_AT_ONCE", "_ROWS_AT_ONCE"):
         monkeypatch.setattr(peek_module, size, 3)
+    monkeypatch.setattr(straggler_module, "_RISING_AT_ONCE", 3)
     monkeypatch.setattr(cursor_module, "MOST_GRANT_BYTES", 700)
     monkeypatch.setattr(cursor_module, "_SCHEDULE_ROWS", 3)
     monkeypatch.setattr(topic_module, "MOST_BATCH_BYTES", 1500)
@@ -540,6 +542,7 @@ def everything_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delays_module, "DAY_NS", 10**12)
     monkeypatch.setattr(delays_module, "_PIECE_ROWS", 3)
     monkeypatch.setattr(upcoming_module, "LEAST_ROWS", 4)
+    monkeypatch.setattr(upcoming_module, "MOST_FRESH", 2)
     monkeypatch.setattr(upcoming_module, "_PIECE_ROWS", 3)
     monkeypatch.setattr(upcoming_module, "AHEAD_NS", 10**9)
     monkeypatch.setattr(upcoming_module, "_BEFORE_NS", 5 * 10**8)

@@ -24,8 +24,6 @@ from heapq import merge
 from itertools import islice
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from martlet.log.index import Entry
 from martlet.log.record import BadRecord
 
@@ -33,11 +31,9 @@ if TYPE_CHECKING:
     from martlet.broker.channel import Channel
     from martlet.broker.consumer import Consumer
     from martlet.broker.cursor import Cursor
-    from martlet.broker.window import Offsets
 
 _HELD_AT_ONCE = 1 << 12
 _ROWS_AT_ONCE = 1 << 12
-_SORTED_AT_ONCE = 1 << 12
 
 
 class State(StrEnum):
@@ -98,40 +94,21 @@ def _in_window(channel: Channel, start: int) -> Iterator[Peeked]:
 
 def _stragglers(channel: Channel, start: int, states: Collection[State]) -> Iterator[Peeked]:
     stragglers = channel.cursor.stragglers
-    in_flight, due = State.IN_FLIGHT in states, State.DUE in states
-    deferred = State.DEFERRED in states
-    offsets: Collection[int] = stragglers.by_offset
-    if not (in_flight and due and deferred):
-        is_ready = stragglers.is_ready
-        offsets = [
-            offset
-            for offset, one in stragglers.by_offset.items()
-            if (in_flight if one.owner is not None else due if is_ready(offset) else deferred)
-        ]
-    for offset in _rising(np.fromiter(offsets, np.int64, len(offsets)), start):
+    for offset in stragglers.rising(start):
         straggler = stragglers.by_offset[offset]
-        state = State.DEFERRED
-        if straggler.owner is not None:
-            state = State.IN_FLIGHT
-        elif stragglers.is_ready(offset):
-            state = State.DUE
         owner = straggler.owner
+        if owner is not None:
+            state = State.IN_FLIGHT
+        else:
+            state = State.DUE if stragglers.is_ready(offset) else State.DEFERRED
+        if state not in states:
+            continue
         if owner is not None and not owner.number:
             yield Peeked(offset, state, straggler.attempts)
             continue
         yield Peeked(
             offset, state, straggler.attempts, straggler.due_ns, straggler.delivered_at_ns, owner
         )
-
-
-def _rising(offsets: Offsets, start: int) -> Iterator[int]:
-    """Those from an offset on, by offset; there may be very many, of which few are asked for."""
-    left = offsets[offsets >= start]
-    while len(left) > _SORTED_AT_ONCE:
-        some = np.sort(np.partition(left, _SORTED_AT_ONCE)[:_SORTED_AT_ONCE])
-        yield from some.tolist()
-        left = left[left > some[-1]]
-    yield from np.sort(left).tolist()
 
 
 def _waiting(channel: Channel, start: int) -> Iterator[Peeked]:

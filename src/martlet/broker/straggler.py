@@ -8,12 +8,16 @@ A heap orders the times; an entry that no longer fits its straggler is passed ov
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 OwnerT = TypeVar("OwnerT")
+_RISING_AT_ONCE = 1 << 8
 MOST_ERROR_BYTES = 1 << 20
 """Of one channel: what consumers said of more failures than that is not kept."""
 
@@ -53,6 +57,10 @@ class Stragglers(Generic[OwnerT]):
         self.errors: dict[int, tuple[str, str]] = {}
         """What was said when a message failed first and last, where anything was."""
         self._errors_length = 0
+        self._rising: npt.NDArray[np.int64] | None = None
+        """All offsets, by offset, and perhaps some that were removed since; None where there are
+        others.
+        """
         self._times: list[tuple[int, int]] = []
         self._ready_set: set[int] = set()
 
@@ -72,6 +80,17 @@ class Stragglers(Generic[OwnerT]):
     def waiting_count(self) -> int:
         """How many wait for a time."""
         return len(self.by_offset) - self.in_flight_count - len(self._ready_set)
+
+    def rising(self, start: int) -> Iterator[int]:
+        """Their offsets from one on, by offset, as long as none comes or goes meanwhile."""
+        if self._rising is None:
+            offsets = np.fromiter(self.by_offset, np.int64, len(self.by_offset))
+            self._rising = np.sort(offsets, kind="stable")  # They came nearly like that.
+        rising = self._rising
+        for at in range(int(np.searchsorted(rising, start)), len(rising), _RISING_AT_ONCE):
+            for offset in rising[at : at + _RISING_AT_ONCE].tolist():
+                if offset in self.by_offset:
+                    yield offset
 
     def wait(self, offset: int, attempts: int, due_ns: int, now_ns: int) -> None:
         """A message is to be delivered (again) at a time, which may be now."""
@@ -161,6 +180,7 @@ class Stragglers(Generic[OwnerT]):
     def _leave(self, offset: int) -> None:
         straggler = self.by_offset.get(offset)
         if straggler is None:
+            self._rising = None
             return
         if straggler.owner is not None:
             self.in_flight_count -= 1

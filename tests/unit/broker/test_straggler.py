@@ -80,8 +80,23 @@ def check(stragglers: Stragglers[str], plain: dict[int, Plain], now_ns: int) -> 
     assert {offset for offset, _ in stragglers.owned_by("me")} == in_flight
     first = stragglers.next_ready()
     assert (first in ready) if ready else (first is None)
+    assert list(stragglers.rising(4)) == sorted(offset for offset in plain if offset >= 4)
     times = [p.due_ns for p in plain.values() if not p.ready]
     assert stragglers.earliest_ns() == min(times, default=None)
+
+
+def test_they_are_put_in_order_once_though_some_are_finished_meanwhile() -> None:
+    stragglers: Stragglers[str] = Stragglers()
+    for offset in (5, 3, 9):
+        stragglers.wait(offset, 1, 0, 0)
+    assert list(stragglers.rising(0)) == [3, 5, 9]
+    order = stragglers._rising
+    stragglers.remove(5)
+    stragglers.hold(9, 2, "me", 0, 1)
+    assert list(stragglers.rising(0)) == [3, 9]
+    assert stragglers._rising is order
+    stragglers.wait(4, 1, 0, 0)
+    assert list(stragglers.rising(4)) == [4, 9]
 
 
 def test_ready_ones_come_in_the_order_in_which_they_became_so() -> None:
