@@ -96,6 +96,18 @@ async def test_it_commits_every_so_often_and_goes_back_when_it_is_sent_back(
                 await asyncio.sleep(0.005)
 
 
+async def test_without_auto_commit_the_file_has_what_was_committed_alone(
+    broker: Broker, tmp_path: Path
+) -> None:
+    put(broker, [b"0", b"1", b"2"])
+    path = tmp_path / "offsets"
+    async with consumer(broker, path, start="first", auto_commit=False) as each:
+        assert len(await some(each, 1)) == 1
+        await each.commit()
+        assert len(await some(each, 2)) == 2
+    assert OffsetFile(path, "t").get(Place(broker.tcp_address, 0)) == 1
+
+
 async def test_new_queues_and_a_new_topic_are_had_from_the_start(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

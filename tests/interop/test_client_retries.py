@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
 
 from martlet.broker.dead_letter_topic import CHANNEL
+from martlet.broker.peek import State, peek
 from martlet.broker.policy import ChannelPolicy
 from martlet.client import (
     Consumer,
@@ -73,6 +75,28 @@ async def test_the_channels_delays_count_and_the_errors_are_kept(broker: Broker)
     assert properties.system["dead_reason"] == "max_attempts"
     assert properties.system["dead_first_error"] == "ConnectionError: try 1"
     assert properties.system["dead_last_error"] == "ConnectionError: try 3"
+
+
+async def test_a_handler_that_wants_its_message_later_gets_it_when_the_policy_has_it(
+    broker: Broker,
+) -> None:
+    """Not after the consumer's own 4 s."""
+    configure(broker, 3_600_000)
+    await publish(broker, b"not yet")
+
+    async def handle(_message: Message) -> None:
+        raise Requeue
+
+    async with Consumer("t", "c", broker.tcp_address) as consumer, asyncio.timeout(AMPLE_S):
+        running = asyncio.create_task(consumer.run(handle))
+        channel = broker.server.broker.topic("t").channel("c")
+        while not channel.deferred_count:  # noqa: ASYNC110, the broker's own
+            await asyncio.sleep(0.005)
+        assert consumer.stats.backoff_level == 0, "it is no failure"
+        consumer.stop()
+        await running
+    (waiting,) = peek(channel, 0, 1, list(State))
+    assert waiting.due_ns - time.time_ns() > 3_000_000_000_000
 
 
 async def test_a_delay_that_the_application_has_chosen_counts_more(broker: Broker) -> None:

@@ -45,6 +45,7 @@ async def test_who_goes_back_is_there_after_its_death_too(broker: Broker) -> Non
         assert [m.offset async for m in limited(consumer, 2)] == [3, 4]
         await consumer.commit()
         assert await committed(broker) == 5
+    async with member(broker, commit_every_s=60) as consumer:
         await consumer.seek(0, "first")
     async with member(broker) as other:
         assert [m.offset async for m in limited(other, 2)] == [0, 1]

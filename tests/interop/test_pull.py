@@ -179,6 +179,39 @@ async def test_what_is_not_done_comes_again_and_what_is_done_does_not(broker: Br
         assert [m.offset async for m in limited(consumer, 3)] == [7, 8, 9]
 
 
+async def test_without_auto_commit_nothing_but_commit_commits(broker: Broker) -> None:
+    """Neither the end of a consumer nor a queue that goes to another commits what was handled."""
+    put(broker, [b"%d" % n for n in range(10)])
+    async with member(broker, auto_commit=False) as consumer:
+        assert [m.offset async for m in limited(consumer, 4)] == [0, 1, 2, 3]
+        await consumer.commit()
+        assert [m.offset async for m in limited(consumer, 3)] == [4, 5, 6]
+        assert consumer.committed(0) == 4
+    with_queues(broker, 2)
+    put(broker, [b"other"], 1)
+    async with member(broker, auto_commit=False) as consumer:
+        handled = {(m.queue, m.offset) async for m in limited(consumer, 7)}
+        assert handled == {(0, n) for n in range(4, 10)} | {(1, 0)}
+        async with member(broker, auto_commit=False) as other:
+            await until(lambda: other.assignment)
+            moved = other.assignment[0].queue
+            assert other.position(moved) == (4, 0)[moved]
+    told = await call(broker, "group.describe", topic="t", group="g")
+    assert [each["offset"] for each in told["queues"]] == [4, 0]
+
+
+async def test_what_is_committed_when_a_queue_goes_is_gone_on_from(broker: Broker) -> None:
+    put(broker, [b"%d" % n for n in range(10)])
+
+    async def keep(_places: Sequence[Place]) -> None:
+        await consumer.commit()
+
+    async with member(broker, auto_commit=False, on_revoked=keep) as consumer:
+        assert [m.offset async for m in limited(consumer, 4)] == [0, 1, 2, 3]
+    async with member(broker) as consumer:
+        assert consumer.position(0) == 4
+
+
 async def test_what_a_loop_left_behind_is_the_first_of_the_next_one(broker: Broker) -> None:
     put(broker, [b"%d" % n for n in range(10)])
     async with member(broker) as consumer:

@@ -45,7 +45,8 @@ class Requeue(Exception):
     """Raised by a handler that wants its message again later, though nothing is wrong.
 
     Args:
-        delay_ms: how much later, or None for as long as a message waits that failed.
+        delay_ms: how much later, or None for as long as a message waits that failed: where the
+            channel has a retry policy, and the application no ``retry``, as that has it.
         backoff: whether it counts as a failure, so that the consumer asks for no more for a while.
     """
 
@@ -102,7 +103,7 @@ class FailurePolicy:
         """Its handler raised this: the message comes again."""
         if isinstance(error, Requeue):
             if not message.is_answered:
-                message.requeue(self._delay_ms(message, error.delay_ms), backoff=error.backoff)
+                self._put_off(message, error)
             return
         delay_ms = self._delay_ms(message)
         is_rejected = isinstance(error, Reject) and message.can_be_rejected
@@ -127,6 +128,14 @@ class FailurePolicy:
             message.fail(text, delay_ms)
         else:
             message.requeue(delay_ms, error=text)
+
+    def _put_off(self, message: Message, wish: Requeue) -> None:
+        if wish.delay_ms is not None:
+            message.requeue(wish.delay_ms, backoff=wish.backoff)
+        elif self._retry is RETRY:
+            message.fail("", self._delay_ms(message), backoff=wish.backoff)
+        else:
+            message.requeue(self._delay_ms(message), backoff=wish.backoff)
 
     async def give_up(self, message: Message) -> None:
         """It was tried too often: hand it to whom it may concern, and finish it; where there is
@@ -177,7 +186,5 @@ class FailurePolicy:
         if not message.is_answered:
             message.give_back()
 
-    def _delay_ms(self, message: Message, delay_ms: int | None = None) -> int:
-        if delay_ms is not None:
-            return delay_ms
+    def _delay_ms(self, message: Message) -> int:
         return round(1000 * self._retry.delay_s(message.attempts))

@@ -101,15 +101,15 @@ class Message:
         else:
             answers.requeue(self.id, delay_ms, backoff=backoff)
 
-    def fail(self, error: str, delay_ms: int) -> None:
+    def fail(self, error: str, delay_ms: int, *, backoff: bool = True) -> None:
         """Have the broker deliver the message again when the channel's policy has it, or where it
         has none after so many milliseconds; say what went wrong.
         """
         answers = self._answer()
         if answers.are_extended:
-            answers.later(self.id, error, backoff=True, otherwise_ms=delay_ms)
+            answers.later(self.id, error, backoff=backoff, otherwise_ms=delay_ms)
         else:
-            answers.requeue(self.id, delay_ms, backoff=True)
+            answers.requeue(self.id, delay_ms, backoff=backoff)
 
     @property
     def can_be_rejected(self) -> bool:

@@ -65,7 +65,7 @@ class Audience(Outpost):
         tasks: list[asyncio.Task[None]] = []
         try:
             tasks.append(asyncio.create_task(self._look(connection), name="martlet queues"))
-            if self.settings.commit_every_s:
+            if self.settings.auto_commit:
                 task = asyncio.create_task(self._commit_regularly(), name="martlet commit")
                 tasks.append(task)
             ends: list[asyncio.Future[Any]] = [self._over, connection.lost, *tasks]
@@ -161,13 +161,14 @@ class Audience(Outpost):
         return any(self._file.get(place) != offset for place, offset in self._last.items())
 
     async def leave(self, timeout_s: float) -> None:
-        """Keep how far the queues have come, for the last time."""
+        """Keep how far the queues have come, unless only the application does."""
         self._closing.set()
         for held in self.held.values():
             held.begin_leaving()
         await self.settings.watcher.revoked([held.place for held in self.held.values()])
         try:
-            await self.commit()
+            if self.settings.auto_commit:
+                await self.commit()
         except OSError as error:
             logger.error("offsets could not be kept: %s", error)
         for held in list(self.held.values()):

@@ -101,8 +101,9 @@ class PullConsumer(Puller[Membership]):
                 want the same.
             max_messages, max_bytes, max_span, fetch_messages, fetch_bytes, fetch_wait_s: how much
                 of each queue is fetched, and is here and not done; see `FlowLimits`.
-            auto_commit: tell the broker by itself how far the queues have come; without it ``await
-                consumer.commit()`` does, and what goes to another member is told in any case.
+            auto_commit: tell the broker by itself how far the queues have come, every
+                ``commit_every_s`` and when a queue goes; without it ``await consumer.commit()``
+                alone does, so that what was not committed comes again, to whoever has the queue.
             commit_every_s: how often.
             lease_s: when nothing is heard of this consumer for so long, its queues go to others.
             leave_timeout_s: how long handlers may take to end when their queue goes to another.

@@ -82,7 +82,7 @@ class Membership(Outpost):
             await self._heed(connection, joined.fields)
             self.mark_attempted()
             tasks.append(asyncio.create_task(self._follow(connection), name="martlet assignment"))
-            if self.settings.commit_every_s:
+            if self.settings.auto_commit:
                 task = asyncio.create_task(self._commit_regularly(), name="martlet commit")
                 tasks.append(task)
             ends: list[asyncio.Future[Any]] = [self._over, connection.lost, *tasks]
@@ -202,7 +202,7 @@ class Membership(Outpost):
         self._releasing.add(number)
         try:
             await self.settings.watcher.revoked([held.place])
-            offset = held.next_commit
+            offset = held.next_commit if self.settings.auto_commit else held.committed
             self._drop(held)
             await self._release(connection, {number: offset}, back=held.is_set_back)
         finally:
@@ -288,6 +288,8 @@ class Membership(Outpost):
                 held.close()
 
     def _moved(self, held: HeldQueue) -> None:
+        if not self.settings.auto_commit:
+            return
         task = asyncio.get_running_loop().create_task(self._commit_soon())
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
@@ -299,7 +301,7 @@ class Membership(Outpost):
             logger.warning("%s: offsets could not be committed: %s", self.address, error)
 
     async def leave(self, timeout_s: float) -> None:
-        """Commit, and let the others have the queues."""
+        """Commit, unless only the application does, and let the others have the queues."""
         self._closing.set()
         connection, member = self.connection, self._member
         if connection is None or member is None:
@@ -310,7 +312,8 @@ class Membership(Outpost):
         try:
             async with asyncio.timeout(timeout_s):
                 await self.settings.watcher.revoked(places)
-                await self.commit()
+                if self.settings.auto_commit:
+                    await self.commit()
                 await connection.call("group.leave", **member)
         except (TimeoutError, ClientError) as error:
             reason = str(error) or f"no answer within {timeout_s:.3g} s"

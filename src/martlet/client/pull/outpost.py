@@ -44,7 +44,8 @@ class Settings:
         topic: the topic's name.
         limits: how much may be here of each queue.
         line: where queues wait to be handled.
-        commit_every_s: how often offsets are kept; 0 for only when that is asked for.
+        commit_every_s: how often offsets are kept; 0 for only when that is asked for, not even
+            when a queue goes.
         leave_timeout_s: how long handlers may take when their queue goes to another member.
         watcher: told of queues that come and go.
     """
@@ -55,6 +56,11 @@ class Settings:
     commit_every_s: float = 5.0
     leave_timeout_s: float = 10.0
     watcher: Watcher = field(default=NO_WATCHER)
+
+    @property
+    def auto_commit(self) -> bool:
+        """Whether offsets are kept though the application did not ask for it."""
+        return self.commit_every_s > 0
 
 
 class Outpost(ABC):
@@ -318,7 +324,7 @@ class Outpost(ABC):
 
     async def _commit_regularly(self) -> None:
         """Keep how far the queues have come, every so often."""
-        while self.settings.commit_every_s:
+        while True:
             await asyncio.sleep(self.settings.commit_every_s)
             try:
                 await self.commit()
