@@ -87,6 +87,42 @@ async def test_what_is_nested_where_a_number_should_be_is_not_written_out() -> N
             assert told["text"].endswith(f", not {shown}")
 
 
+@pytest.mark.parametrize("method", ["transaction.list", "transaction.show"])
+async def test_who_does_not_read_large_answers_gets_no_more_of_them_until_he_does(
+    method: str,
+) -> None:
+    fields = {"id": "t" * 200, "max_body_bytes": 1 << 20, "limit": 1000}
+    if method == "transaction.list":
+        del fields["id"], fields["max_body_bytes"]
+    async with Broker() as broker, connected(broker) as connection:
+        for number in range(200):
+            broker.server.broker.transactions.begin(f"{number:0200}")
+        options = {"transaction": fields.get("id", "t"), "branch": "b", "number": 0, "begin": {}}
+        await connection.ask(commands.send("t", [bytes(1 << 20)], options))
+        before = set(broker.server.connections)
+        reader, writer = await asyncio.open_connection(*broker.tcp_address.split(":"))
+        identity = commands.identify({"feature_negotiation": True, "martlet": True})
+        writer.write(commands.MAGIC + identity)
+        await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+        count = 24 if method == "transaction.show" else 150
+        writer.write(b"".join(commands.call(n, method, fields) for n in range(count)))
+        (asked,) = set(broker.server.connections) - before
+        async with asyncio.timeout(30):
+            while not asked.held_up:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        for _ in range(300):
+            await asyncio.sleep(0)
+        heard = set()
+        for _ in range(count):
+            size = int.from_bytes(await reader.readexactly(4), "big")
+            frame = await reader.readexactly(size)
+            assert frame[:4] == (17).to_bytes(4, "big")
+            heard.add(int.from_bytes(frame[4:8], "big"))
+            assert asked.transport.get_write_buffer_size() < 4 << 20
+        assert heard == set(range(count))
+        writer.close()
+
+
 async def test_the_client_does_not_send_what_no_broker_takes() -> None:
     async with Broker() as broker:
         with pytest.raises(ValueError, match="group="):

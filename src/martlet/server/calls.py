@@ -32,6 +32,7 @@ from martlet.broker.errors import (
 )
 from martlet.protocol import nsq_v2 as v2
 from martlet.server.arguments import Arguments, CallError
+from martlet.server.auth import Waits
 
 if TYPE_CHECKING:
     from martlet.server.connection import Connection
@@ -129,7 +130,11 @@ def _whole(answer: Answer) -> Told:
 def call(connection: Connection, command: v2.Call) -> None:
     """CALL: answered when it has been done; what has to wait for nothing is done at once, in the
     order of the connection's commands.
+
+    Raises Waits while the client does not read its answers, which may be large.
     """
+    if connection.held_up and connection.consumer is None:
+        raise Waits
     known = connection.server.calls
     if not known.waits(command.method):
         with _answered(connection, command) as answer:
@@ -149,6 +154,7 @@ def call(connection: Connection, command: v2.Call) -> None:
 
 
 async def _answer(connection: Connection, command: v2.Call) -> None:
+    await connection.drained()
     with _answered(connection, command) as answer:
         answer(await connection.server.calls.run(connection, command.method, command.fields))
 

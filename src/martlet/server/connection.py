@@ -401,6 +401,7 @@ class Connection(asyncio.BufferedProtocol):
         """Answer a call, whatever else is owed."""
         if not self._closing:
             self._send(frame)
+            self._output.check()
 
     def channel_closed(self) -> None:
         """The channel was deleted."""
@@ -427,6 +428,8 @@ class Connection(asyncio.BufferedProtocol):
         self._output.emptied()
         if self.consumer is not None and self.channel is not None:
             self.channel.set_blocked(cast(Any, self.consumer), False)
+        if self._waits:
+            self._go_on_soon()
         self._read_on()
 
 

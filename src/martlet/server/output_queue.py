@@ -20,6 +20,11 @@ from collections.abc import Callable
 LIMIT_BYTES = 1 << 20
 """When so much waits to be sent, the queue is full until a quarter of it is left."""
 
+MOST_BYTES = 64 << 20
+"""A consumer's answers are heard though its queue is full; what it calls beside that may not make
+so much wait.
+"""
+
 
 class OutputQueue:
     """The limit of one client's transport.
@@ -99,6 +104,11 @@ class OutputQueue:
         for future in waiting:
             if not future.done():
                 future.set_result(None)
+
+    def check(self) -> None:
+        """Let go of a client that asks for more and more and reads nothing."""
+        if self._transport.get_write_buffer_size() > MOST_BYTES:
+            self._on_stuck()
 
     async def drained(self) -> None:
         """Return when it is not full: for answers that are made only then."""
