@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from martlet.log.index import ENTRY
-from martlet.log.record import FRAME_HEADER_BYTES, frame_ends, payload, read_record
+from martlet.log.record import (
+    FRAME_HEADER_BYTES,
+    HEADER_BYTES,
+    align8,
+    frame_ends,
+    payload,
+    read_record,
+)
 from martlet.testing import Broker
 
 BODIES = [b"message %05d " % number + b"x" * (number % 50) for number in range(3000)]
@@ -31,17 +38,27 @@ class Reader:
     async def post(self, path: str, data: bytes = b"", **arguments: object) -> Answer:
         return await self._ask("POST", path, arguments, data)
 
+    async def publish_with(self, headers: dict[str, str], topic: str, body: bytes) -> Answer:
+        return await self._ask("POST", "/pub", {"topic": topic}, body, headers)
+
     async def json(self, path: str, **arguments: object) -> Any:
         status, body = await self.get(path, **arguments)
         assert status == 200, body
         return json.loads(body)
 
     async def _ask(
-        self, method: str, path: str, arguments: dict[str, object], data: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        arguments: dict[str, object],
+        data: bytes | None = None,
+        headers: dict[str, str] | None = None,
     ) -> Answer:
         url = f"http://{self.broker.http_address}{path}"
         params = {name: str(value) for name, value in arguments.items()}
-        async with self._session.request(method, url, params=params, data=data) as answer:
+        async with self._session.request(
+            method, url, params=params, data=data, headers=headers
+        ) as answer:
             return answer.status, await answer.read()
 
 
@@ -195,3 +212,90 @@ async def test_a_channel_does_not_advance_behind_the_end(reader: Reader) -> None
     status, body = await reader.post("/channel/advance", topic="t", channel="c", offset=11)
     assert status == 400
     assert "11 is past the end of the queue, 10" in json.loads(body)["message"]
+
+
+async def test_only_the_topics_that_are_named(reader: Reader) -> None:
+    for topic in ("t", "u", "v"):
+        await reader.post("/pub", b"x", topic=topic)
+    listing = await reader.json("/log/topics", names="v,missing,t,v")
+    assert [topic["topic"] for topic in listing["topics"]] == ["t", "v"]
+
+
+async def test_how_far_one_comes_with_so_many_bytes(reader: Reader) -> None:
+    await publish(reader)
+    _, body = await reader.get("/log/index", topic="t", start=0, end=len(BODIES))
+    rows = np.frombuffer(body, ENTRY)
+    lengths = rows["length"].astype(int).tolist()
+
+    async def reach(start: int, end: int, max_bytes: int) -> tuple[int, int]:
+        told = await reader.json("/log/reach", topic="t", start=start, end=end, max_bytes=max_bytes)
+        return told["offset"], told["bytes"]
+
+    end = len(BODIES)
+    assert await reach(0, end, 10**9) == (end, sum(lengths))
+    assert await reach(0, end, sum(lengths[:3])) == (3 * A_TIME, sum(lengths[:3]))
+    assert await reach(0, end, sum(lengths[:3]) - 1) == (2 * A_TIME, sum(lengths[:2]))
+    assert await reach(150, end, 0) == (2 * A_TIME, lengths[1])
+    assert await reach(150, 170, 10**9) == (170, lengths[1])
+    assert await reach(end, end, 10**9) == (end, 0)
+
+
+async def test_batches_without_their_bodies(reader: Reader) -> None:
+    for tag in ("", "red", "orange", ""):
+        headers = {"X-Martlet-Tag": tag} if tag else {}
+        assert await reader.publish_with(headers, "t", b"y" * 1000) == (200, b"OK")
+    _, heads = await reader.get("/log/batches", topic="t", offset=0, bodies="false")
+    _, whole = await reader.get("/log/batches", topic="t", offset=0)
+    expected, at = b"", 0
+    while at < len(whole):
+        header, record = read_record(whole, at, int.from_bytes(whole[at + 16 : at + 24], "little"))
+        block_at = header.properties_at
+        expected += bytes(record[:HEADER_BYTES])
+        expected += bytes(record[block_at : block_at + align8(header.properties_length)])
+        at += header.length
+    assert heads == expected
+    assert 4 * HEADER_BYTES < len(heads) < 1000
+    assert b"orange" in heads
+
+
+async def test_a_topic_made_anew_is_another_one(reader: Reader) -> None:
+    await reader.post("/pub", b"x", topic="t")
+    ((topic_id,),) = [[topic["topic_id"] for topic in (await reader.json("/log/topics"))["topics"]]]
+    place = {"topic": "t", "topic_id": topic_id}
+    assert (await reader.get("/log/index", **place, start=0, end=1))[0] == 200
+    await reader.post("/topic/delete", topic="t")
+    await reader.post("/pub", b"y", topic="t")
+    for path, asked in (
+        ("/log/index", {"start": 0, "end": 1}),
+        ("/log/batches", {"offset": 0}),
+        ("/log/reach", {"start": 0, "end": 1, "max_bytes": 1}),
+    ):
+        status, body = await reader.get(path, **place, **asked)
+        assert (status, json.loads(body)["message"].split(":")[0]) == (404, "TOPIC_MADE_ANEW")
+
+
+async def test_who_reads_is_seen_as_a_group(reader: Reader) -> None:
+    await publish(reader)
+    asked = {"topic": "t", "group": "spark", "retain": False, "offsets": {"0": 1200}}
+    status, body = await reader.post("/call/group.follow", json.dumps(asked).encode())
+    assert (status, json.loads(body)["lag"]) == (200, len(BODIES) - 1200)
+    stats = await reader.json("/stats", format="json", topic="t")
+    (channel,) = stats["topics"][0]["channels"]
+    assert (channel["channel_name"], channel["depth"]) == ("spark", len(BODIES) - 1200)
+    _, metrics = await reader.get("/metrics")
+    depths = [line for line in metrics.decode().splitlines() if 'channel="spark"' in line]
+    assert any(line.startswith("martlet_channel_depth") for line in depths), depths
+    _, body = await reader.post("/call/group.list")
+    (group,) = json.loads(body)["groups"]
+    assert (group["kind"], group["retain"], group["lag"]) == ("follower", False, 1800)
+    for wrong, code, status in (
+        ({"offsets": {"0": 10**6}}, "OUT_OF_REACH", 409),
+        ({"offsets": {"7": 1}}, "NOT_FOUND", 404),
+        ({"topic": "missing"}, "NOT_FOUND", 404),
+        ({"group": "a#ephemeral"}, "BAD_ARGUMENT", 400),
+    ):
+        told = await reader.post("/call/group.follow", json.dumps(asked | wrong).encode())
+        assert (told[0], json.loads(told[1])["code"]) == (status, code)
+    reset = {"topic": "t", "group": "spark", "to": "last"}
+    status, body = await reader.post("/call/group.reset", json.dumps(reset).encode())
+    assert (status, json.loads(body)["code"]) == (409, "CONFLICT")

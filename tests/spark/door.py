@@ -21,7 +21,8 @@ class Door(ThreadingHTTPServer):
 
     Attributes:
         data_path: what is told as the broker's folder; something else keeps readers off the files.
-        channels: how far channels were advanced.
+        channels: how far channels were advanced, and groups follow.
+        retains: whether those groups retain.
         requests: the paths asked for so far.
         failing: how many of the next requests are answered with 503.
     """
@@ -33,6 +34,7 @@ class Door(ThreadingHTTPServer):
         self.folder = folder
         self.data_path = str(folder.path) if data_path is None else data_path
         self.channels: dict[tuple[str, str], int] = {}
+        self.retains: dict[tuple[str, str], bool] = {}
         self.requests: list[str] = []
         self.failing = 0
 
@@ -65,18 +67,25 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         asked = dict(parse_qsl(url.query))
         self.server.requests.append(url.path)
+        self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.server.failing:
             self.server.failing -= 1
             self._answer(503, {"message": "NOT YET"})
             return
-        if asked.get("topic", "t") not in self.server.folder.topics and self.command == "GET":
+        topics = self.server.folder.topics
+        if asked.get("topic", "t") not in topics and self.command == "GET":
             self._answer(404, {"message": "TOPIC_NOT_FOUND"})
+            return
+        if "topic_id" in asked and int(asked["topic_id"]) != topics[asked["topic"]]:
+            self._answer(404, {"message": "TOPIC_MADE_ANEW"})
             return
         {
             "/log/topics": self._topics,
             "/log/offset": self._offset,
             "/log/index": self._index,
             "/log/batches": self._batches,
+            "/log/reach": self._reach,
+            "/call/group.follow": self._follow,
             "/topic/create": self._create,
             "/channel/create": self._create,
             "/channel/advance": self._advance,
@@ -86,6 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _topics(self, asked: dict[str, str]) -> None:
         folder = self.server.folder
+        names = asked["names"].split(",") if "names" in asked else list(folder.topics)
         topics = [
             {
                 "topic": name,
@@ -97,6 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
                 ],
             }
             for name, number in folder.topics.items()
+            if name in names
         ]
         told = {"broker": folder.broker, "data_path": self.server.data_path, "topics": topics}
         self._answer(200, told)
@@ -134,6 +145,25 @@ class _Handler(BaseHTTPRequestHandler):
             for row in rest[:count]
         ]
         self._answer(200, b"".join(records))
+
+    def _reach(self, asked: dict[str, str]) -> None:
+        rows = self._rows(asked)
+        start, end = int(asked["start"]), int(asked["end"])
+        rows = rows[(rows["first_offset"] + rows["count"] > start) & (rows["first_offset"] < end)]
+        sums = np.cumsum(rows["length"], dtype=np.int64)
+        count = max(1, int(np.searchsorted(sums, int(asked["max_bytes"]), "right")))
+        last = rows[count - 1]
+        offset = min(end, int(last["first_offset"] + last["count"]))
+        self._answer(200, {"offset": offset, "bytes": int(sums[count - 1])})
+
+    def _follow(self, asked: dict[str, str]) -> None:
+        told = json.loads(self.body)
+        key = told["topic"], told["group"]
+        self.server.channels.setdefault(key, 0)
+        for offset in told["offsets"].values():
+            self.server.channels[key] = offset
+        self.server.retains[key] = told["retain"]
+        self._answer(200, {})
 
     def _create(self, asked: dict[str, str]) -> None:
         if "channel" in asked:

@@ -98,6 +98,24 @@ class Folder:
         self.start_offsets.setdefault(key, 0)
         self.end_offsets[key] = first_offset + len(ends)
 
+    def make_anew(self, topic: str) -> None:
+        """Delete a topic, and make another one of its name."""
+        self.topics[topic] = max(self.topics.values()) + 1
+        for told in (self.entries, self.start_offsets, self.end_offsets):
+            for key in [key for key in told if key[0] == topic]:
+                del told[key]
+
+    def damage(self, topic: str, number: int, at: int = 150, queue: int = 0) -> int:
+        """Change a byte of a batch, by its number. Returns its position."""
+        position = self.entries[topic, queue][number][1]
+        base = max(base for base in self._bases() if base <= position)
+        with (self.path / "log" / f"{base:020d}.log").open("r+b") as file:
+            file.seek(position - base + at)
+            byte = file.read(1)[0]
+            file.seek(-1, 1)
+            file.write(bytes([byte ^ 0xFF]))
+        return position
+
     def index(self, topic: str, queue: int = 0) -> npt.NDArray[np.void]:
         """The rows of a queue's index."""
         return np.array(self.entries.get((topic, queue), []), ENTRY)

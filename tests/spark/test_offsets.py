@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from martlet.log.index import ENTRY
+from martlet.spark.limit import within_bytes
 from martlet.spark.offsets import QueueKey, flatten, nested, spans, step
 from martlet.spark.split import edges_of
 
@@ -32,6 +33,32 @@ def test_a_step_takes_as_many_as_it_may_and_no_more(sizes: list[int], most: int)
     assert all(0 <= taken[key] <= end[key] - start[key] for key in KEYS)
     if most >= len(KEYS):
         assert all(taken[key] for key in KEYS if end[key] > start[key])
+
+
+def test_a_step_of_less_than_one_message_a_queue_lets_them_take_turns() -> None:
+    position, end = dict.fromkeys(KEYS, 0), dict.fromkeys(KEYS, 1000)
+    for _ in range(len(KEYS)):
+        position = step(position, end, 2)
+    assert set(position.values()) == {2}
+
+
+def test_bytes_are_shared_out_by_whole_batches() -> None:
+    """Batches of 10 messages and 100 bytes; one queue has much, one little, one nothing."""
+
+    def reach(key: QueueKey, start: int, end: int, most: int) -> tuple[int, int]:
+        count = min(max(1, most // 100), -(-(end - start) // 10))
+        return min(end, start + 10 * count), 100 * count
+
+    start = dict.fromkeys(KEYS[:3], 0)
+    end = dict(zip(KEYS[:3], (1000, 20, 0), strict=True))
+    assert within_bytes(start, end, 10**9, reach) == end
+    shared = within_bytes(start, end, 1000, reach)
+    assert sum(shared.values()) == 100
+    assert 10 <= shared[KEYS[1]] <= 20
+    assert shared[KEYS[2]] == 0
+    # Not even one batch of each: the others have their turn later.
+    taken = within_bytes(start, end, 100, reach)
+    assert sorted(taken.values()) == [0, 0, 10]
 
 
 def test_spans_leave_out_what_is_empty_or_has_no_start() -> None:

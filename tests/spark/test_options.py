@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import StructType
 
-from martlet.spark.options import EARLIEST, LATEST, Bound, ReadOptions
+from martlet.spark.bound import EARLIEST, END, LATEST, START, Bound, Place
+from martlet.spark.options import ReadOptions, Topics
 from martlet.spark.schema import arrow_schema
 
+EPOCH_NS = 1_700_000_000_000_000_000
 NEEDED = {"addresses": "127.0.0.1:4151", "topic": "t"}
 
 
@@ -20,17 +24,17 @@ def parse(kind: str = "batch", **options: str) -> ReadOptions:
 def test_defaults() -> None:
     options = parse()
     assert options.addresses == ("127.0.0.1:4151",)
-    assert options.topics == ("t",)
-    assert options.start == Bound(everywhere=EARLIEST)
-    assert options.end == Bound(everywhere=LATEST)
+    assert options.topics == Topics(("t",))
+    assert (options.start, options.end) == (START, END)
     assert options.fail_on_data_loss
-    assert parse("stream").start == Bound(everywhere=LATEST)
+    assert not options.retain
+    assert parse("stream").start == END
 
 
 def test_lists() -> None:
     options = parse(addresses="a:1, [::1]:2,a:1", topic=" x ,y")
     assert options.addresses == ("a:1", "[::1]:2")
-    assert options.topics == ("x", "y")
+    assert options.topics == Topics(("x", "y"))
 
 
 @pytest.mark.parametrize(
@@ -42,13 +46,58 @@ def test_lists() -> None:
     ],
 )
 def test_timestamps(text: str, timestamp_ns: int) -> None:
-    assert parse(startingTimestamp=text).start == Bound(timestamp_ns=timestamp_ns)
+    assert parse(startingTimestamp=text).start == Bound(Place(time_ns=timestamp_ns))
 
 
 def test_offsets_as_json() -> None:
-    assert parse(startingOffsets='{"t": {"0": 17}}').start.offsets == {"t": {"0": 17}}
-    by_broker = '{"b": {"t": {"0": -2}}}'
-    assert parse(endingOffsets=by_broker).end.offsets == {"b": {"t": {"0": -2}}}
+    assert parse(startingOffsets='{"t": {"0": 17}}').start.places == {"t": {"0": Place(17)}}
+    by_broker = '{"b": {"t": {"0": -2, "topic_id": 9}, "u": "latest-5"}}'
+    places = {"b": {"t": {"0": Place(end=EARLIEST)}, "u": Place(end=LATEST, shift=-5)}}
+    assert parse(endingOffsets=by_broker).end.places == places
+    everywhere = '{"t": "now-1h", "u": {"1": "2023-11-14T22:13:20Z", "2": "earliest+3"}}'
+    assert parse(endingOffsets=everywhere).end.places == {
+        "t": Place(ago_ns=3_600_000_000_000),
+        "u": {"1": Place(time_ns=EPOCH_NS), "2": Place(end=EARLIEST, shift=3)},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("earliest", Place(end=EARLIEST)),
+        ("Latest", Place(end=LATEST)),
+        ("latest-1000", Place(end=LATEST, shift=-1000)),
+        ("earliest + 7", Place(end=EARLIEST, shift=7)),
+        ("2023-11-14T22:13:20Z", Place(time_ns=EPOCH_NS)),
+        ("now-1m30s", Place(ago_ns=90_000_000_000)),
+        ("now", Place(ago_ns=0)),
+    ],
+)
+def test_a_place_for_all_queues(text: str, place: Place) -> None:
+    assert parse(startingOffsets=text).start == Bound(place)
+    assert parse("stream", startingOffsets=text).start == Bound(place)
+
+
+def test_names_of_any_case_and_two_names_of_one() -> None:
+    options = parse("stream", MAXOFFSETSPERTRIGGER="5", maxbytespertrigger="64m", minrows="9")
+    assert (options.max_offsets, options.max_bytes, options.min_rows) == (5, 64 << 20, 9)
+    given = {"addresses": "a:1", "subscribePattern": "or.*|x"}
+    topics = ReadOptions.parse(given, "batch").topics
+    assert [topics.has(name) for name in ("orders", "x", "xy", "nor")] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("1m30s", 90), ("500 ms", 0.5), ("10 seconds", 10)]
+)
+def test_delays(text: str, seconds: float) -> None:
+    assert parse("stream", minRows="9", maxDelay=text).max_delay_s == seconds
+
+
+def test_where_brokers_are() -> None:
+    given = {"lookupAddresses": "127.0.0.1:4161", "topic": "t"}
+    options = ReadOptions.parse(given, "stream")
+    assert (options.addresses, options.lookup_addresses) == ((), ("127.0.0.1:4161",))
+    assert parse(addresses="http://a:1/, https://b:2").addresses == ("a:1", "https://b:2")
 
 
 @pytest.mark.parametrize(
@@ -60,10 +109,29 @@ def test_offsets_as_json() -> None:
         ("batch", {"addresses": "localhost:99999"}, "not host:port"),
         ("batch", {"addresses": " , "}, "addresses is empty"),
         ("batch", {"subscribe": "u"}, "two names of one"),
-        ("batch", {"startingOffsets": "first"}, "neither earliest nor latest nor JSON"),
-        ("batch", {"startingOffsets": '{"t": 3}'}, "neither earliest nor latest nor JSON"),
-        ("batch", {"startingOffsets": '{"t": {"0": -3}}'}, "neither earliest"),
-        ("batch", {"startingOffsets": '{"t": {"0": true}}'}, "neither earliest"),
+        ("batch", {"startingOffsets": "first"}, "'first' is neither a place"),
+        ("batch", {"startingOffsets": "latest+5"}, "neither a place"),
+        ("batch", {"startingOffsets": "earliest-5"}, "neither a place"),
+        ("batch", {"startingOffsets": "17"}, 'write {"topic": {"0": 17}}, for a time starting'),
+        ("batch", {"startingOffsets": "now-5"}, "neither a place"),
+        ("batch", {"startingOffsets": "{}"}, "neither a place"),
+        ("batch", {"startingOffsets": '{"t": {}}'}, "neither a place"),
+        ("batch", {"startingOffsets": '{"t": '}, "nor JSON such as.*Expecting value"),
+        ("batch", {"startingOffsets": '{"t": {"0": -3}}'}, "neither a place"),
+        ("batch", {"startingOffsets": '{"t": {"0": true}}'}, "neither a place"),
+        ("batch", {"topicPattern": "t.*"}, "topic and topicPattern exclude each other"),
+        ("batch", {"topic": "a*"}, "'a*' is no name of a topic; for a regular"),
+        ("batch", {"view": "rows"}, "'rows' is neither messages nor batches"),
+        ("batch", {"group": "g"}, "spark.readStream"),
+        ("batch", {"tlsCaFile": "/nowhere"}, "there is no file '/nowhere'"),
+        ("batch", {"tlsKeyFile": "/nowhere"}, "says nothing without option tlsCertFile"),
+        ("batch", {"minPartitions": "0"}, "not between 1"),
+        ("stream", {"retain": "true"}, "retain says nothing without option group"),
+        ("stream", {"maxDelay": "1s"}, "maxDelay says nothing without option minRows"),
+        ("stream", {"minRows": "5", "maxDelay": "soon"}, "'soon' is not a duration"),
+        ("stream", {"maxBytesPerTrigger": "lots"}, "'lots' is not a size"),
+        ("stream", {"group": "a b"}, "'a b' is no name of a channel"),
+        ("stream", {"group": "g#ephemeral"}, "is ephemeral"),
         ("batch", {"startingOffsets": "latest", "startingTimestamp": "1"}, "exclude each other"),
         (
             "batch",
@@ -72,7 +140,7 @@ def test_offsets_as_json() -> None:
         ),
         ("batch", {"startingTimestamp": "yesterday"}, "neither milliseconds"),
         ("batch", {"failOnDataLoss": "maybe"}, "neither true nor false"),
-        ("batch", {"splitBytes": "64m"}, "not a whole number"),
+        ("batch", {"splitBytes": "64x"}, "not a size such as"),
         ("batch", {"splitBytes": "1"}, "not between"),
         ("batch", {"channel": "c"}, "spark.readStream, not for a batch"),
         ("batch", {"maxOffsetsPerTrigger": "5"}, "spark.readStream"),
@@ -81,7 +149,7 @@ def test_offsets_as_json() -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(kind: str, options: dict[str, str], message: str) -> None:
-    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+    with pytest.raises(ValueError, match=re.escape(message).replace(r"\.\*", ".*")):
         parse(kind, **options)
 
 
@@ -100,3 +168,10 @@ def test_an_unknown_column_is_refused() -> None:
 def test_another_type_of_a_column_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'value' of the martlet source is binary and not string"):
         arrow_schema(StructType().add("value", "string"))
+    with pytest.raises(ValueError, match="no column 'value'; it has broker string, topic string"):
+        arrow_schema(StructType().add("value", "binary"), "batches")
+
+
+def test_a_pattern_that_is_none() -> None:
+    with pytest.raises(ValueError, match=r"option topicPattern: '\(' is no regular expression"):
+        ReadOptions.parse({"addresses": "a:1", "topicPattern": "("}, "batch")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from tests.spark.door import Door, serving
 from tests.spark.folder import Folder
 
 from martlet.spark.endpoint import BrokerUnreachable
-from martlet.spark.loss import DataLossError
+from martlet.spark.loss import DataLossError, Loss
 from martlet.spark.offsets import Offsets
 from martlet.spark.options import ReadOptions
 from martlet.spark.schema import arrow_schema
@@ -59,7 +60,7 @@ def reader() -> Iterator[Readers]:
 
 
 def at(folder: Folder, offset: int) -> Offsets:
-    return {folder.broker: {"t": {"0": offset}}}
+    return {folder.broker: {"t": {"0": offset, "topic_id": folder.topics["t"]}}}
 
 
 def ranges(stream: StreamReader, start: Offsets, end: Offsets) -> list[tuple[int, int]]:
@@ -119,7 +120,9 @@ def test_a_topic_that_appears_begins_at_its_first_offset(
     folder.append("u", [b"1", b"2"])
     time.sleep(0.11)
     first = stream.latestOffset(end, ALL)
-    assert first == {folder.broker: {"t": {"0": 100}, "u": {"0": 0}}}
+    assert first == at(folder, 100) | {
+        folder.broker: {**at(folder, 100)[folder.broker], "u": {"0": 0, "topic_id": 2}}
+    }
     assert ranges(stream, end, first) == []
     second = stream.latestOffset(first, ALL)
     assert ranges(stream, first, second) == [(0, 2)]
@@ -156,10 +159,40 @@ def test_a_broker_that_is_away_does_not_keep_the_others_waiting(
     began_s = time.monotonic()
     end = stream.latestOffset(start, ALL)
     assert time.monotonic() - began_s < 0.3
-    assert end == dict(sorted({**at(folder, 103), **at(other, 5)}.items()))
+    assert end == dict(sorted({**at(folder, 103), **at(other, 0)}.items()))
+    assert ranges(stream, start, end) == [(0, 103)]
+    away.failing = 0
+    time.sleep(0.11)
+    both = stream.latestOffset(end, ALL)
+    assert both == dict(sorted({**at(folder, 103), **at(other, 5)}.items()))
+    away.failing = 10**9
+    time.sleep(0.11)
+    stream.latestOffset(both, ALL)
     time.sleep(0.5)
-    with pytest.raises(BrokerUnreachable, match=away.address):
-        stream.latestOffset(end, ALL)
+    with pytest.raises(BrokerUnreachable, match=rf"{away.address}.*option timeoutMs is 400"):
+        stream.latestOffset(both, ALL)
+
+
+def test_a_planned_batch_and_an_available_now_wait_for_their_broker(
+    tmp_path: Path, folder: Folder, doors: Doors, reader: Readers
+) -> None:
+    other = Folder(tmp_path / "two")
+    other.append("t", [b"y"] * 5)
+    door, away = doors(folder), doors(other)
+    stream = reader(door, away)
+    start = stream.initialOffset()
+    stream.prepareForTriggerAvailableNow()
+
+    def be_away() -> None:
+        away.failing = 10**9
+        threading.Timer(0.5, setattr, (away, "failing", 0)).start()
+        time.sleep(0.11)
+
+    be_away()
+    end = stream.latestOffset(start, ALL)
+    assert end == dict(sorted({**at(folder, 100), **at(other, 5)}.items()))
+    be_away()
+    assert sorted(ranges(stream, start, end)) == [(0, 5), (0, 100)]
 
 
 def test_what_has_gone_before_it_was_read(folder: Folder, doors: Doors, reader: Readers) -> None:
@@ -175,10 +208,130 @@ def test_what_has_gone_before_it_was_read(folder: Folder, doors: Doors, reader: 
 
 def test_a_position_behind_the_end_is_a_loss(folder: Folder, doors: Doors, reader: Readers) -> None:
     door = doors(folder)
-    with pytest.raises(DataLossError, match="the topic was made anew"):
+    with pytest.raises(DataLossError, match=r"data loss by truncation: .* the queue ends at 100"):
         reader(door).latestOffset(at(folder, 500), ALL)
     lenient = reader(door, failOnDataLoss="false")
     assert lenient.latestOffset(at(folder, 500), ALL) == at(folder, 100)
+
+
+def test_made_anew(folder: Folder, doors: Doors, reader: Readers) -> None:
+    door = doors(folder)
+    before = at(folder, 60)
+    folder.make_anew("t")
+    folder.append("t", [b"z"] * 70)
+    told = r"data loss by recreation: .*offset 60 is wanted.*it was number 1 and is number 2 now"
+    planned: Offsets = {folder.broker: {"t": {"0": 70, "topic_id": 1}}}
+    with pytest.raises(DataLossError, match=told):
+        ranges(reader(door), before, planned)
+    with pytest.raises(DataLossError, match=told) as caught:
+        reader(door).latestOffset(before, ALL)
+    assert caught.value.loss is Loss.RECREATION
+    lenient = reader(door, failOnDataLoss="false")
+    anew = lenient.latestOffset(before, ALL)
+    assert anew == at(folder, 0)
+    assert ranges(lenient, before, anew) == []
+    end = lenient.latestOffset(anew, ALL)
+    assert ranges(lenient, anew, end) == [(0, 70)]
+
+
+def test_a_position_that_does_not_name_its_topic(
+    folder: Folder, doors: Doors, reader: Readers
+) -> None:
+    """A checkpoint of a version that did not."""
+    stream = reader(doors(folder))
+    start = {folder.broker: {"t": {"0": 30}}}
+    end = stream.latestOffset(start, ALL)
+    assert end == at(folder, 100)
+    assert ranges(stream, start, end) == [(30, 100)]
+    assert ranges(stream, start, {folder.broker: {"t": {"0": 90}}}) == [(30, 90)]
+
+
+def test_deleted(folder: Folder, doors: Doors, reader: Readers) -> None:
+    door = doors(folder)
+    folder.append("u", [b"1"])
+    both = at(folder, 100) | {
+        folder.broker: {**at(folder, 100)[folder.broker], "u": {"0": 0, "topic_id": 2}}
+    }
+    for told in (folder.topics, folder.start_offsets):
+        del told["u" if told is folder.topics else ("u", 0)]  # type: ignore[arg-type]
+    with pytest.raises(DataLossError, match="data loss by deletion: topic u"):
+        reader(door, topic="t,u").latestOffset(both, ALL)
+    lenient = reader(door, topic="t,u", failOnDataLoss="false")
+    assert lenient.latestOffset(both, ALL) == both
+    # Who does not read it any more does not miss it, and keeps its place.
+    assert reader(door, topic="t").latestOffset(both, ALL) == both
+
+
+def test_another_queue_of_a_known_broker_that_has_lost_its_start(
+    folder: Folder, doors: Doors, reader: Readers
+) -> None:
+    door = doors(folder)
+    for _ in range(20):
+        folder.append("u", [b"x" * 50] * 10)
+    start = at(folder, 100)
+    folder.start_offsets["u", 0] = 50
+    with pytest.raises(DataLossError, match=r"retention: topic u.*offset 0 is wanted.* is 50 "):
+        reader(door, topic="t,u").latestOffset(start, ALL)
+
+
+def test_bytes_are_limited(folder: Folder, doors: Doors, reader: Readers) -> None:
+    """Ten batches of some 1000 bytes, of which two fit; and of two topics each gets its share."""
+    length = folder.entries["t", 0][0][3]
+    stream = reader(doors(folder), topic="t,u", maxBytesPerTrigger=str(2 * length + 10))
+    assert stream.latestOffset(at(folder, 0), ALL) == at(folder, 20)
+    assert stream.latestOffset(at(folder, 15), ALL) == at(folder, 30)
+    assert stream.latestOffset(at(folder, 95), ALL) == at(folder, 100)
+    few = reader(doors(folder), maxBytesPerTrigger="1", maxOffsetsPerTrigger="3")
+    assert few.latestOffset(at(folder, 0), ALL) == at(folder, 10)
+    assert few.latestOffset(at(folder, 0), few.getDefaultReadLimit()) == at(folder, 3)
+
+
+def test_too_few_messages_wait_for_more(folder: Folder, doors: Doors, reader: Readers) -> None:
+    door = doors(folder)
+    stream = reader(door, minRows="60", maxDelay="300ms")
+    assert stream.latestOffset(at(folder, 40), ALL) == at(folder, 100)
+    start = at(folder, 50)
+    began_s = time.monotonic()
+    while stream.latestOffset(start, ALL) == start:
+        time.sleep(0.01)
+    assert time.monotonic() - began_s >= 0.3
+    assert stream.latestOffset(at(folder, 100), ALL) == at(folder, 100)
+    assert stream.latestOffset(at(folder, 90), ALL) == at(folder, 90)
+    stream.prepareForTriggerAvailableNow()
+    assert stream.latestOffset(at(folder, 90), ALL) == at(folder, 100)
+
+
+def test_a_group_is_made_first_and_follows(folder: Folder, doors: Doors, reader: Readers) -> None:
+    door = doors(folder)
+    stream = reader(door, group="g", retain="true", startingOffsets="latest-60")
+    start = stream.initialOffset()
+    assert start == at(folder, 40)
+    assert door.channels["t", "g"] == 40
+    assert door.retains["t", "g"]
+    count = door.requests.count("/call/group.follow")
+    stream.latestOffset(at(folder, 70), ALL)
+    stream.latestOffset(at(folder, 70), ALL)
+    assert door.requests.count("/call/group.follow") == count + 1
+    assert door.channels["t", "g"] == 70
+
+
+def test_topics_that_match(folder: Folder, doors: Doors, reader: Readers) -> None:
+    folder.append("tea", [b"x"])
+    folder.append("noise", [b"x"])
+    given = {"addresses": doors(folder).address, "topicPattern": "t.*"}
+    schema = arrow_schema(StructType().add("offset", "long"))
+    stream = StreamReader(ReadOptions.parse(given, "stream"), schema)
+    start = stream.initialOffset()
+    assert {topic: queues["0"] for topic, queues in start[folder.broker].items()} == {
+        "t": 100,
+        "tea": 1,
+    }
+    folder.append("toast", [b"x"] * 3)
+    time.sleep(0.11)
+    first = stream.latestOffset(start, ALL)
+    assert first[folder.broker]["toast"]["0"] == 0
+    assert ranges(stream, first, stream.latestOffset(first, ALL)) == [(0, 3)]
+    stream.stop()
 
 
 def test_a_reader_travels_to_its_tasks(folder: Folder, doors: Doors, reader: Readers) -> None:

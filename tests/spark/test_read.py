@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql.types import StructType
 from tests.spark.door import Door, serving
-from tests.spark.folder import Folder
+from tests.spark.folder import EPOCH_NS, Folder
 
-from martlet.log.record import BadRecord
 from martlet.spark import read as reading
 from martlet.spark.endpoint import BrokerRefused, BrokerUnreachable, Endpoint
-from martlet.spark.loss import DataLossError
+from martlet.spark.loss import DataLossError, Loss
 from martlet.spark.offsets import QueueKey
 from martlet.spark.read import read
 from martlet.spark.schema import arrow_schema
@@ -54,7 +53,7 @@ def body(offset: int) -> bytes:
 def split(door: Door, start: int = 0, end: int = 500, *, fail: bool = True) -> Split:
     return Split(
         key=QueueKey(door.folder.broker, "t", 0),
-        topic_id=door.folder.topics["t"],
+        part_id=door.folder.topics["t"],
         start=start,
         end=end,
         address=door.address,
@@ -142,13 +141,40 @@ def test_a_batch_that_cleaning_has_moved_is_asked_of_the_broker(door: Door, fold
 
 
 def test_a_damaged_record_is_an_error_and_not_a_gap(door: Door, folder: Folder) -> None:
-    position = folder.entries["t", 0][7][1]
-    base = position // SEGMENT_BYTES * SEGMENT_BYTES
-    with (folder.path / "log" / f"{base:020d}.log").open("r+b") as file:
-        file.seek(position - base + 150)
-        file.write(b"!")
-    with pytest.raises(BadRecord, match=f"position {position}"):
+    position = folder.damage("t", 7)
+    told = rf"data loss by corruption: .*offset 70 is wanted.*position {position} of the log"
+    with pytest.raises(DataLossError, match=told) as caught:
         list(read(split(door), SCHEMA))
+    assert caught.value.loss is Loss.CORRUPTION
+    rest = [*range(70), *range(80, 500)]
+    assert offsets_read(split(door, fail=False)) == rest
+    folder.damage("t", 9, at=8)  # Now it does not say how long it is.
+    for door.data_path in (str(folder.path), "/nowhere"):
+        assert offsets_read(split(door, fail=False)) == [n for n in rest if not 90 <= n < 100]
+
+
+def test_made_anew_while_it_is_read(door: Door, folder: Folder) -> None:
+    door.data_path = "/nowhere"
+    for fail in (True, False):
+        wanted = split(door, fail=fail)
+        batches = read(wanted, SCHEMA)
+        next(batches)
+        folder.make_anew("t")
+        for _ in range(60):
+            folder.append("t", [b"another"] * 10)
+        if fail:
+            with pytest.raises(DataLossError, match="data loss by recreation"):
+                list(batches)
+        else:
+            assert list(batches) == []
+
+
+def test_what_is_for_one_channel_alone_is_passed_over(door: Door, folder: Folder) -> None:
+    folder.append("t", [b"came back"] * 4, deliver_at_ns=-77)
+    folder.append("t", [body(504)], deliver_at_ns=EPOCH_NS)
+    for door.data_path in (str(folder.path), "/nowhere"):
+        assert offsets_read(split(door, end=505)) == [*range(500), 504]
+        assert offsets_read(split(door, 501, 503)) == []
 
 
 def test_removed_in_the_middle_is_a_loss(door: Door, folder: Folder) -> None:

@@ -140,7 +140,7 @@ def test_another_broker_at_the_address_is_a_loss(
         publish(another.http_address, "t", bodies(10, 20))
         job.broker = another
         query = job.start(once=True)
-        with pytest.raises(Exception, match=r"(?s)is not to be had.*none of .* is that broker"):
+        with pytest.raises(Exception, match=r"(?s)data loss by missing broker.*none of .* is that"):
             query.awaitTermination(60)
         job.run(failOnDataLoss="false")
     rows = spark.read.parquet(job.out).count()
@@ -153,7 +153,7 @@ def test_deleted_and_made_anew_is_a_loss(job: Job, broker: BrokerProcess) -> Non
     post(broker.http_address, "/topic/delete?topic=t")
     publish(broker.http_address, "t", bodies(0, 5))
     query = job.start(once=True)
-    with pytest.raises(Exception, match=r"(?s)offset 100 is wanted.*made anew"):
+    with pytest.raises(Exception, match=r"(?s)data loss by recreation.*offset 100 is wanted"):
         query.awaitTermination(60)
 
 

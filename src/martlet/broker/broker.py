@@ -332,7 +332,7 @@ class Broker:
         """
         topic = self.find_topic(name)
         topic.empty()
-        if not topic.channels:
+        if not topic.holders:
             self.delays.cancel_all(topic)
 
     def empty_channel(self, topic: Topic, name: str) -> None:
@@ -343,7 +343,7 @@ class Broker:
         """
         for part in topic.find_channel(name).parts:
             part.empty()
-        if len(topic.channels) == 1:
+        if len(topic.holders) == 1:
             self.delays.cancel_all(topic)
 
     # time

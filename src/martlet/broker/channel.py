@@ -18,6 +18,7 @@ from martlet.broker.delivery import Source, Surroundings, Waiting
 from martlet.broker.errors import Conflict, TooMany
 from martlet.broker.failure import Failures
 from martlet.broker.finishes import Finishes
+from martlet.broker.follower import Follower, group_queue
 from martlet.broker.group_queue import GroupQueue
 from martlet.broker.order import Order
 from martlet.broker.retry import Cause
@@ -96,8 +97,8 @@ class Channel(Failures):
         """Go by a policy from now on."""
         before, self.policy = self.policy, policy
         self.wanted = TagFilter(policy.tags) if policy.tags else None
-        if policy.kind == "offsets" and self.group is None:
-            self.group = GroupQueue(self, self._around)
+        if policy.kind != "shared" and self.group is None:
+            self.group = group_queue(self, self._around, policy.kind)
         how, until_now = ((p.kind, p.order, p.lock_ms) for p in (policy, before))
         if how != until_now:
             if isinstance(self.order, Order):
@@ -317,6 +318,8 @@ class Channel(Failures):
 
     def schedule(self, first: int, end: int) -> None:
         """See that deferred messages from an offset up to another come at their time."""
+        if isinstance(self.group, Follower):
+            return
         # A group's members fetch what is for it alone.
         number = self.id if self.group is None else 0
         due_ns = self.cursor.schedule(first, end, self._around.clock(), number)

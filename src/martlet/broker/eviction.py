@@ -71,8 +71,8 @@ class Loss:
 
     def __post_init__(self) -> None:
         topic = self.topic
-        if topic.channels:
-            self.unfinished = {c: c.unfinished(self.gone) for c in topic.channels.values()}
+        if holders := topic.holders:
+            self.unfinished = {c: c.unfinished(self.gone) for c in holders}
         else:
             self.unfinished = {None: topic.waiting(self.gone)}
 
@@ -108,7 +108,7 @@ class Loss:
         """
         topic = self.topic
         start = topic.queue.start_offset
-        nexts = [channel.cursor.next for channel in topic.channels.values()]
+        nexts = [channel.cursor.next for channel in topic.holders]
         lowest = min([topic.limit, *nexts] if nexts else [topic.backlog_offset])
         for first, end in self.gone:
             if lowest < first or start < end:

@@ -136,11 +136,21 @@ def _kept(entry: bytes, stored_at_ns: int) -> bytes:
         return b""
 
 
+_KINDS = {"shared": "a channel", "offsets": "a group", "follower": "a follower"}
+
+
 def check_kind(channel: Channel, policy: ChannelPolicy) -> None:
     """See that a channel may be as a policy has it. Raises BadPolicy."""
+    what = f"{channel.name!r} of topic {channel.topic!r}"
+    if policy.retain == "off" and policy.kind != "follower":
+        raise BadPolicy(f"retain: {what} is no follower, and what it has yet to finish is kept")
     if policy.kind == channel.policy.kind == "shared":
         return
-    what = f"{channel.name!r} of topic {channel.topic!r}"
+    if "follower" in (policy.kind, channel.policy.kind) and policy.kind != channel.policy.kind:
+        raise BadPolicy(
+            f"kind: {what} is {_KINDS[channel.policy.kind]} and can not become"
+            f" {_KINDS[policy.kind]}; take another name"
+        )
     if policy.kind == "shared":
         raise BadPolicy(f"kind: {what} is a group and stays one; delete it, or take another name")
     if policy.order != "none":

@@ -50,6 +50,13 @@ class Part:
         """Offsets that were emptied before any channel had them: none gets them. By offset."""
 
     @property
+    def holders(self) -> list[Channel]:
+        """The channels for which messages are kept: all but a reader's that keeps its own place and
+        does not ask for it.
+        """
+        return [channel for channel in self.channels.values() if channel.policy.retain == "on"]
+
+    @property
     def paused(self) -> bool:
         """Whether messages are kept from the channels."""
         return self.paused_at is not None
@@ -92,24 +99,24 @@ class Part:
     @property
     def depth(self) -> int:
         """How many messages wait for a channel, or for the topic to go on."""
-        waiting = 0 if self.channels else self.count_from(self.backlog_offset)
+        waiting = 0 if self.holders else self.count_from(self.backlog_offset)
         hidden = self.stretches(self.limit, self.queue.end_offset)
         return waiting + sum(end - first for first, end in hidden)
 
     @property
     def lowest_needed(self) -> int:
         """Below this offset, no channel needs a message any more, and no new one will."""
-        if not self.channels:
+        if not (holders := self.holders):
             return self.backlog_offset
-        lowest = min(channel.cursor.lowest_needed for channel in self.channels.values())
+        lowest = min(channel.cursor.lowest_needed for channel in holders)
         return min(lowest, self.limit)
 
     @property
     def floor(self) -> int:
         """From this offset on the channels, and new ones, need every message."""
-        if not self.channels:
+        if not (holders := self.holders):
             return self.backlog_offset
-        floors = [channel.cursor.window.floor for channel in self.channels.values()]
+        floors = [channel.cursor.window.floor for channel in holders]
         return min(*floors, self.limit)
 
     def stragglers_below(self, floor: int) -> npt.NDArray[np.uint64]:
@@ -137,7 +144,7 @@ class Part:
         """Some stretches have gone; the channels know it."""
         # A void behind what has gone goes with it.
         for first, end in sorted([*gone, *self.voids]):
-            if not self.channels and first <= self.backlog_offset < end:
+            if not self.holders and first <= self.backlog_offset < end:
                 self.backlog_offset = end
             if self.paused_at is not None and first <= self.paused_at < end:
                 for channel in self.channels.values():
@@ -150,7 +157,7 @@ class Part:
 
         The first one begins where the backlog does: that may be before what has gone since.
         """
-        nexts = [channel.cursor.next for channel in self.channels.values()]
+        nexts = [channel.cursor.next for channel in self.holders]
         return min([self.queue.start_offset, *(nexts or [self.backlog_offset])])
 
     def drop_voids(self, passed: int) -> None:

@@ -151,9 +151,15 @@ class ChannelPolicy(Policy):
 
     kind: str = choice(
         "shared",
-        ("shared", "offsets"),
+        ("shared", "offsets", "follower"),
         "whether consumers subscribe to it and share its messages, or are members of a group that"
-        " fetch from the queues allocated to them and commit offsets; a group stays one",
+        " fetch from the queues allocated to them and commit offsets; a group stays one. A follower"
+        " stands for a reader that keeps its own place, such as a query of Spark, which makes it",
+    )
+    retain: str = choice(
+        "on",
+        ("on", "off"),
+        "whether the log keeps what a follower has yet to read; for all others it does",
     )
     max_attempts: int = number(
         0,

@@ -131,7 +131,7 @@ def channel_from(topic: Topic, name: str, offsets: Mapping[int, int]) -> Channel
             raise OutOfReach(
                 f"{_told(part)} ends at offset {part.limit}, before {offset}", queue=part.number
             )
-        if not part.channels and offset > part.backlog_offset:
+        if not part.holders and offset > part.backlog_offset:
             raise OutOfReach(
                 f"the first channel of {_told(part)} gets all from offset {part.backlog_offset}"
                 f" on, and none of it would be left for others behind {offset}",

@@ -54,7 +54,7 @@ def begin_group(
             channel = topic.channel(name)
         else:
             offsets = {part.number: place(part, start, time_ms, offset) for part in topic.parts}
-            if start != "offset" and not topic.channels:
+            if start != "offset" and not topic.holders:
                 offsets = {n: min(o, topic.parts[n].backlog_offset) for n, o in offsets.items()}
             channel = channel_from(topic, name, offsets)
     else:

@@ -245,9 +245,15 @@ def _topic(broker: Broker, known: ToldTopic) -> Topic:
         topic.paused_at = max(description["paused_at"], topic.backlog_offset, *seen)
     topic.voids = [(first, end) for first, end in description["voids"]]
     topic.policy = TopicPolicy.read(description.get("policy", {}))
-    if known.channels and all(is_ephemeral(c["name"]) for c in known.channels.values()):
+    holders = [c for c in known.channels.values() if not _lets_go(c)]
+    if holders and all(is_ephemeral(channel["name"]) for channel in holders):
         topic.backlog_offset = topic.limit
     return topic
+
+
+def _lets_go(told: Mapping[str, Any]) -> bool:
+    """Whether nothing is kept for a channel."""
+    return ChannelPolicy.read(told.get("policy", {})).retain == "off"
 
 
 def _restore_channels(broker: Broker, topic: Topic, known: ToldTopic) -> None:
@@ -286,7 +292,7 @@ def _harmonise(topic: Topic) -> None:
     channels = {name: channel for part in topic.parts for name, channel in part.channels.items()}
     for part in topic.parts:
         missing = channels.keys() - part.channels.keys()
-        start = part.queue.first_stored_offset if part.channels else part.backlog_offset
+        start = part.queue.first_stored_offset if part.holders else part.backlog_offset
         for name in sorted(missing):
             channel = part.restore_channel(channels[name].id, name, start)
             channel.paused = channels[name].paused

@@ -116,7 +116,7 @@ class Topic(Part):
         no backlog for the first channel that comes after a restart.
         """
         backlog_offset = self.backlog_offset
-        if self.channels and all(channel.ephemeral for channel in self.channels.values()):
+        if (holders := self.holders) and all(channel.ephemeral for channel in holders):
             backlog_offset = self.limit
         place = {"queue": self.number, "of": self.parts[0].id} if self.number else {}
         return {
@@ -260,12 +260,13 @@ class Topic(Part):
         name: str,
         start: int | Mapping[int, int] | None = None,
         voids: Sequence[tuple[int, int]] = (),
+        policy: ChannelPolicy | None = None,
     ) -> Channel:
         """The channel of that name, made if it is new.
 
         A new one begins at the topic's end, the first of a topic where its backlog does, unless
         an offset to start at is given, or some by the queue's number.  It passes over the offsets
-        in `voids` (see `martlet.broker.view`).
+        in `voids` (see `martlet.broker.view`), and goes by `policy` from the beginning.
 
         Raises:
             InvalidName: no channel can have it.
@@ -288,7 +289,7 @@ class Topic(Part):
             try:
                 # Before it is written down: that may begin a segment, whose head tells all of it.
                 for part in self.parts:
-                    part._begin_channel(id, name, starts.get(part.number), voids)
+                    part._begin_channel(id, name, starts.get(part.number), voids, policy)
                 channel = self.channels[name]
                 join(self, name)
                 with self._unless_refused(channel):
@@ -302,11 +303,18 @@ class Topic(Part):
         return channel
 
     def _begin_channel(
-        self, id: int, name: str, start: int | None, voids: Sequence[tuple[int, int]]
+        self,
+        id: int,
+        name: str,
+        start: int | None,
+        voids: Sequence[tuple[int, int]],
+        policy: ChannelPolicy | None,
     ) -> None:
         if start is None:
-            start = self.limit if self.channels else self.backlog_offset
+            start = self.limit if self.holders else self.backlog_offset
         channel = self.restore_channel(id, name, start, voids)
+        if policy is not None:
+            channel.configure(policy)
         self.schedule(channel, start)
         channel.counted_from = self.limit - self.count_from(start)
 
@@ -371,7 +379,7 @@ class Topic(Part):
     def delete_channel(self, name: str) -> None:
         """Delete a channel and disconnect its consumers. Raises NotFound and WritesRefused."""
         channel = self.find_channel(name)
-        last = len(self.channels) == 1
+        last = self.holders == [channel]
         offsets = [part.limit if last else part.backlog_offset for part in self.parts]
         ops = [
             {
@@ -426,7 +434,7 @@ class Topic(Part):
     def _emptied(self) -> Description:
         """What changes of a part that is emptied."""
         end = self.queue.end_offset
-        if not self.channels:
+        if not self.holders:
             voids = with_stretch(self.voids, self.backlog_offset, end)
             paused_at = end if self.paused else None
             return {"backlog_offset": end, "paused_at": paused_at, "voids": voids}

@@ -277,6 +277,20 @@ def properties(header: Header, record: memoryview) -> memoryview:
     return record[at : at + header.properties_length]
 
 
+def properties_in(record: memoryview) -> memoryview:
+    """The block of properties of a record, padded to 8 bytes, by its header alone; nothing where it
+    has none, or the header is damaged.
+    """
+    try:
+        header = read_header(record, 0, int.from_bytes(record[16:24], "little"))
+    except BadRecord:
+        return record[:0]
+    if not header.properties_length or header.length > len(record):
+        return record[:0]
+    at = header.properties_at
+    return record[at : at + align8(header.properties_length)]
+
+
 _PROPERTIES = struct.Struct("<36xI24xII")
 """Of a header: count, payload length and properties length."""
 

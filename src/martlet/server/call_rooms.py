@@ -11,6 +11,7 @@ from martlet.server.burial_calls import BurialCalls
 from martlet.server.dead_letter_calls import DeadLetterCalls
 from martlet.server.delay_calls import DelayCalls
 from martlet.server.fetch_calls import FetchCalls
+from martlet.server.follow_calls import FollowCalls
 from martlet.server.group_calls import GroupCalls
 from martlet.server.message_calls import MessageCalls
 from martlet.server.topic_calls import TopicCalls
@@ -29,6 +30,7 @@ def broker_methods(server: Server) -> Methods:
         **DelayCalls(server).methods(),
         **BurialCalls(server).methods(),
         **FetchCalls(server).methods(),
+        **FollowCalls(server).methods(),
         **GroupCalls(server).methods(),
         **MessageCalls(server).methods(),
         **TopicCalls(server).methods(),

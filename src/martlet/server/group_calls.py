@@ -193,7 +193,7 @@ class GroupCalls:
         back = set(_numbers(arguments, "back"))
         offsets: dict[int, int] = {}
         refused: dict[int, str] = {}
-        for queue, offset in _offsets(arguments).items():
+        for queue, offset in offsets_by_queue(arguments).items():
             part = topic.part(queue)
             if not members.holds(member, queue, generation):
                 refused[queue] = "NOT_HELD"
@@ -232,6 +232,8 @@ class GroupCalls:
                     "queues": len(topic.parts),
                     "lag": channel.whole.depth,
                     "paused": channel.paused,
+                    "kind": channel.policy.kind,
+                    "retain": channel.policy.retain == "on",
                 }
                 for topic in sorted(some, key=lambda topic: topic.name)
                 for name, channel in sorted(topic.channels.items())
@@ -255,6 +257,11 @@ class GroupCalls:
                 " them first, or reset it by force, and they have to join again"
             )
         channel = topic.channels[arguments.name("group")]
+        if channel.policy.kind == "follower":
+            raise Conflict(
+                f"{channel.name!r} stands for a reader that keeps its own place, such as a query"
+                " of Spark, which is where it is to be set back"
+            )
         before = [part.cursor.next for part in channel.parts]
         try:
             reset_group(self._server.broker, topic, channel, numbers, to, time_ms, offset)
@@ -315,6 +322,8 @@ def _described(topic: Topic, channel: Channel, members: Membership) -> dict[str,
         "generation": members.generation,
         "strategy": members.strategy,
         "paused": channel.paused,
+        "kind": channel.policy.kind,
+        "retain": channel.policy.retain == "on",
         "tags": list(channel.policy.tags),
         "lag": channel.whole.depth,
         "members": [
@@ -342,7 +351,7 @@ def _numbers(arguments: Arguments, name: str) -> list[int]:
     return [_whole(name, number) for number in numbers]
 
 
-def _offsets(arguments: Arguments) -> dict[int, int]:
+def offsets_by_queue(arguments: Arguments) -> dict[int, int]:
     """Offsets by queue; the keys of a JSON object are texts."""
     told: Iterable[tuple[str, object]] = arguments.mapping("offsets", most=1024).items()
     offsets: dict[int, int] = {}

@@ -5,26 +5,34 @@ whole batch records, the very bytes of the log, each of which it can verify by i
 that the reader advances keeps what it has not read yet from being thrown away.
 
 ===============================  ==================================================================
-``GET /log/topics``              all topics with their queues and the offsets that those hold; a
-                                 queue's records name its ``topic_id``, where it has its own
+``GET /log/topics``              all topics, or those in ``names``, comma separated, with their
+                                 queues and the offsets that those hold; a queue's records name its
+                                 ``topic_id``, where it has its own
 ``GET /log/offset``              the first offset stored at or after ``timestamp_ns``
 ``GET /log/index``               index rows of 40 bytes of the batches from ``start`` up to ``end``
+``GET /log/reach``               the offset that one comes to from ``start``, up to ``end``, with
+                                 ``max_bytes`` of whole batches, but one at least, and their bytes
 ``GET /log/batches``             batch records from the one that holds ``offset``; 204 at the end,
-                                 410 with ``start_offset`` where the offset has gone
+                                 410 with ``start_offset`` where the offset has gone; with
+                                 ``bodies=false`` of each only its header and its properties, these
+                                 padded to 8 bytes
 ``POST /channel/advance``        a channel is done with all below ``offset``; made where missing
 ===============================  ==================================================================
 
-All but the first are of one ``queue``, 0 by default.
+All but the first are of one ``queue``, 0 by default.  Who names its ``topic_id`` gets nothing of
+another topic that was made under the same name since: that is 404 TOPIC_MADE_ANEW.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 from aiohttp import web
 
 from martlet.broker.errors import NotFound, WritesRefused
 from martlet.log.index import ENTRY
+from martlet.log.record import HEADER_BYTES, properties_in
 from martlet.name import is_valid_name
 from martlet.server.http_request import HttpError, Request
 from martlet.server.settled import written_down
@@ -43,6 +51,7 @@ MOST_BATCHES_BYTES = 64 * MIB
 _PIECE_BYTES = 256 * 1024
 """How much is handed to the socket at a time, so that a slow reader holds little."""
 _ROWS_AT_A_TIME = 1024
+_REACH_ROWS = 1 << 16
 _OCTETS = "application/octet-stream"
 
 
@@ -58,6 +67,7 @@ class LogApi:
             "/log/topics": {"GET": self.topics},
             "/log/offset": {"GET": self.offset},
             "/log/index": {"GET": self.index},
+            "/log/reach": {"GET": self.reach},
             "/log/batches": {"GET": self.batches},
             "/channel/advance": {"POST": self.advance},
         }
@@ -65,6 +75,11 @@ class LogApi:
     async def topics(self, request: Request) -> object:
         """What there is to read."""
         broker = self._server.broker
+        names = request.query.get("names")
+        some: list[Topic] = list(broker.topics.values())
+        if names is not None:
+            known = broker.topics
+            some = [known[name] for name in dict.fromkeys(names.split(",")) if name in known]
         return {
             "broker": self._server.broker_id,
             "data_path": str(self._server.data_path),
@@ -82,7 +97,7 @@ class LogApi:
                         for part in topic.parts
                     ],
                 }
-                for topic in sorted(broker.topics.values(), key=lambda topic: topic.name)
+                for topic in sorted(some, key=lambda topic: topic.name)
             ],
         }
 
@@ -108,6 +123,29 @@ class LogApi:
             rows = found[found["first_offset"] < end].tobytes()
         return web.Response(body=rows, content_type=_OCTETS)
 
+    async def reach(self, request: Request) -> object:
+        """How far one comes with so many bytes."""
+        index = self._queue(request).index
+        start, end = request.number("start"), request.number("end")
+        most_bytes = request.number("max_bytes")
+        reached, total = start, 0
+        number = index.find(start)
+        stop = min(index.find(end - 1) + 1, index.end_row) if start < end else number
+        while number < stop:
+            rows = index.array(number, min(stop, number + _REACH_ROWS))
+            sums = total + np.cumsum(rows["length"], dtype=np.int64)
+            count = int(np.searchsorted(sums, most_bytes, "right"))
+            count = max(count, 1 if not total else 0)
+            if count:
+                total = int(sums[count - 1])
+                reached = int(rows["first_offset"][count - 1]) + int(rows["count"][count - 1])
+            if count < len(rows):
+                break
+            number += len(rows)
+        else:
+            reached = end
+        return {"offset": max(start, min(reached, end)), "bytes": total}
+
     async def batches(self, request: Request) -> object:
         """Records of the log, as they lie there."""
         queue = self._queue(request)
@@ -115,7 +153,11 @@ class LogApi:
         most_bytes = request.number("max_bytes", DEFAULT_BATCHES_BYTES)
         if offset >= queue.end_offset:
             return web.Response(status=204)
-        pieces = self._records(queue, offset, min(most_bytes, MOST_BATCHES_BYTES))
+        most_bytes = min(most_bytes, MOST_BATCHES_BYTES)
+        if request.query.get("bodies") == "false":
+            pieces = self._heads(queue, offset, most_bytes)
+        else:
+            pieces = self._records(queue, offset, most_bytes)
         if not pieces:
             start_offset = queue.start_offset
             raise HttpError(
@@ -152,6 +194,29 @@ class LogApi:
             rows = rows and index.rows(number, number + _ROWS_AT_A_TIME)
         views = [log.view(position, length) for position, length in runs]
         return [view for view in views if view is not None]
+
+    def _heads(self, queue: Queue, offset: int, most_bytes: int) -> list[memoryview]:
+        """Of the same batches, so far as there are as many bytes in these, header and properties.
+
+        Of a record whose header is damaged it is the header alone.
+        """
+        log, index = self._server.broker.log, queue.index
+        number = index.find(offset)
+        rows = index.rows(number, number + _ROWS_AT_A_TIME)
+        if not rows or not rows[0].first_offset <= offset < rows[0].end_offset:
+            return []
+        pieces: list[memoryview] = []
+        total = 0
+        for row in rows:
+            record = log.view(row.position, row.length)
+            if record is None or total >= most_bytes:
+                break
+            pieces.append(record[:HEADER_BYTES])
+            block = properties_in(record)
+            if len(block):
+                pieces.append(block)
+            total += HEADER_BYTES + len(block)
+        return [memoryview(b"".join(pieces))] if pieces else []
 
     async def advance(self, request: Request) -> object:
         """Let a channel go forward, and with it what the log must keep."""
@@ -191,6 +256,12 @@ class LogApi:
         """The topic at the queue that is named, number 0 by default."""
         topic = self._topic(request)
         try:
-            return topic.part(request.number("queue", 0))
+            part = topic.part(request.number("queue", 0))
         except NotFound:
             raise HttpError(404, "QUEUE_NOT_FOUND") from None
+        wanted = request.number("topic_id", part.id)
+        if wanted != part.id:
+            raise HttpError(
+                404, f"TOPIC_MADE_ANEW: topic {topic.name} is number {part.id} now, not {wanted}"
+            )
+        return part

@@ -122,9 +122,10 @@ class LookupPeer:
 
     def _everything(self) -> Iterator[bytes]:
         for topic in self._server.broker.topics.values():
-            if not topic.channels:
+            told = [name for name, one in topic.channels.items() if _is_told(one)]
+            if not told:
                 yield v1.register(topic.name)
-            for channel in topic.channels:
+            for channel in told:
                 yield v1.register(topic.name, channel)
 
     async def _keep(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -221,6 +222,8 @@ class LookupPeers:
 
     def channel_changed(self, topic: Topic, channel: Channel) -> None:
         """A channel was made or deleted."""
+        if not _is_told(channel):
+            return
         for peer in self._peers.values():
             peer.tell(topic.name, channel.name)
 
@@ -261,3 +264,8 @@ class LookupPeers:
             reason = str(error) or type(error).__name__
             log.warning("LOOKUPD: the channels of %s are not known: %s", topic, reason)
             return []
+
+
+def _is_told(channel: Channel) -> bool:
+    """Whether others are to make the channel too: a follower is made by who follows."""
+    return channel.policy.kind != "follower"

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from martlet.spark.brokers import Brokers
-from martlet.spark.loss import tell_loss
+from martlet.spark.brokers import Brokers, Seen
+from martlet.spark.loss import Loss, tell_loss
 from martlet.spark.offsets import spans
 from martlet.spark.options import ReadOptions
+from martlet.spark.places import resolve
 from martlet.spark.read import read
 from martlet.spark.split import Split, plan
 
@@ -34,8 +35,7 @@ class BatchReader(DataSourceReader):
             ValueError: a topic does not exist, or the offsets given do not fit.
             DataLossError: the offsets to start from have gone.
         """
-        options = self._options
-        brokers = Brokers(options.addresses, options.topics, options.timeout_ms)
+        brokers = Brokers(self._options)
         try:
             return self._plan(brokers)
         finally:
@@ -44,24 +44,31 @@ class BatchReader(DataSourceReader):
     def _plan(self, brokers: Brokers) -> list[InputPartition]:
         options = self._options
         seen = brokers.look(patient=True)
-        for topic in options.topics:
-            if not any(key.topic == topic for key in seen):
-                there = sorted(
-                    {name for broker in brokers.ids for name in brokers.topics_at(broker)}
-                )
-                raise ValueError(
-                    f"there is no topic {topic!r} at {', '.join(options.addresses)}; there is "
-                    + (", ".join(there[:20]) + (" ..." if len(there) > 20 else "") or "none")
-                )
-        start = brokers.resolve(options.start, seen, "startingOffsets")
+        self._check_topics(brokers, seen)
+        start = resolve(brokers, options.start, seen, "startingOffsets")
         for key, offset in start.items():
             first = seen[key].start_offset
             if offset < first:
-                why = "the broker let go of what is before, as every channel had passed it"
-                start[key] = tell_loss(options.fail_on_data_loss, key, offset, first, why)
-        end = brokers.resolve(options.end, seen, "endingOffsets")
+                start[key] = tell_loss(
+                    options.fail_on_data_loss, key, offset, first, Loss.RETENTION
+                )
+        end = resolve(brokers, options.end, seen, "endingOffsets")
         # Spark makes a partition of None out of an empty list.
         return list(plan(spans(start, end), seen, brokers, options))
+
+    def _check_topics(self, brokers: Brokers, seen: Seen) -> None:
+        """See that each topic is there. Raises ValueError, which names those that are."""
+        topics = self._options.topics
+        missing = [repr(t) for t in topics.names if not any(key.topic == t for key in seen)]
+        if topics.pattern is not None and not seen:
+            missing = [f"that matches {topics}"]
+        if not missing:
+            return
+        there = sorted({name for broker in brokers.ids for name in brokers.topics_at(broker)})
+        raise ValueError(
+            f"there is no topic {missing[0]} at {brokers.where}; there is "
+            + (", ".join(there[:20]) + (" ..." if len(there) > 20 else "") or "none")
+        )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one split."""

@@ -1,156 +1,251 @@
-"""The brokers of a query, seen together: which queues there are and what they hold."""
+"""The brokers of a query, seen together: which queues there are and what they hold.
+
+Their addresses are given, or lookup daemons know them, and are asked now and then for new ones.  A
+broker that was heard and is silent is not given up: it is left out of what is read until it is back
+or has been away for too long.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
 
-from martlet.spark.endpoint import BrokerUnreachable, Endpoint, Listing, QueueRange
+from martlet.spark.endpoint import BrokerUnreachable, Endpoint, Listing, NotABroker, QueueRange
 from martlet.spark.offsets import QueueKey
-from martlet.spark.options import EARLIEST, Bound
+from martlet.spark.options import ReadOptions
+from martlet.spark.watch import Watch
 
 _LOG = logging.getLogger(__name__)
+_LOOKUP_INTERVAL_S = 2.0
+"""How often lookup daemons are asked for brokers that are new."""
+_WAIT_S = 2.0
+"""How long one look waits for a broker before it goes on without it."""
+_MOST_THREADS = 32
+Seen = dict[QueueKey, QueueRange]
 
 
 class Brokers:
-    """Endpoints by broker id.
+    """The brokers that a query reads from.
 
     Args:
-        addresses: HTTP addresses; each is asked who it is.
-        topics: the topics of the query; others are left out of what is seen.
-        timeout_ms: how long a broker may be out of reach.
+        options: the query's.
     """
 
-    def __init__(self, addresses: Sequence[str], topics: Sequence[str], timeout_ms: int) -> None:
-        self._topics = frozenset(topics)
-        self._timeout_ms = timeout_ms
-        self._endpoints = [Endpoint(address, timeout_ms) for address in addresses]
-        self._listings: dict[str, Listing] = {}
-        """By address, the last that was heard."""
-        self._silent_since_s: dict[str, float] = {}
+    def __init__(self, options: ReadOptions) -> None:
+        self._topics = options.topics
+        self._timeout_ms = options.timeout_ms
+        self._tls = options.tls
+        self._watches = {address: self._watch(address) for address in options.addresses}
+        self._endpoints: dict[str, Endpoint] = {}
+        """By broker, for whatever is asked beside listings."""
+        self._lookups = [
+            Watch(
+                Endpoint(address, options.timeout_ms, options.tls),
+                lambda endpoint, patient: endpoint.nodes(patient=patient),
+            )
+            for address in options.lookup_addresses
+        ]
+        self._found_at_s: float | None = None
+        self._looked = False
+        self._foreign: set[str] = set()
+        """Addresses known to lookup daemons where something else answers."""
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(_MOST_THREADS, "martlet-look")
+
+    def _watch(self, address: str) -> Watch[Listing]:
+        def ask(endpoint: Endpoint, patient: bool) -> Listing:
+            return endpoint.listing(self._topics.names, patient=patient)
+
+        return Watch(Endpoint(address, self._timeout_ms, self._tls), ask)
 
     def close(self) -> None:
         """Close the connections; the next request opens them again."""
-        for endpoint in self._endpoints:
+        for endpoint in self._endpoints.values():
             endpoint.close()
+        if "_pool" in self.__dict__:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            del self._pool
+        watches: list[Watch[Any]] = [*self._watches.values(), *self._lookups]
+        for watch in watches:
+            watch.close()
 
-    def look(self, *, patient: bool) -> dict[QueueKey, QueueRange]:
+    def look(self, *, patient: bool) -> Seen:
         """Ask every broker what it holds.
 
         Args:
-            patient: wait for each of them. Else one that was heard before and is silent now is
-                taken to hold what it held then, so that it does not keep the others waiting.
+            patient: wait for each of them. Else one that is silent is taken to hold what it held
+                when it was heard last, so that it does not keep the others waiting. The first look
+                is always patient.
 
         Raises:
             BrokerUnreachable: a broker was silent for longer than the timeout.
+            NotABroker: something else answers at an address.
         """
-        seen: dict[QueueKey, QueueRange] = {}
-        for endpoint in self._endpoints:
-            listing = self._listing(endpoint, patient)
-            for queue in listing.queues:
-                if queue.topic in self._topics:
-                    seen[QueueKey(listing.broker, queue.topic, queue.queue)] = queue
+        patient = patient or not self._looked
+        self._find(patient)
+        for watch in self._watches.values():
+            watch.begin(self._pool, patient=patient)
+        deadline_s = time.monotonic() + _WAIT_S
+        for address, watch in list(self._watches.items()):
+            was_silent = watch.silent_since_s is not None
+            try:
+                watch.end(None if patient else max(0.0, deadline_s - time.monotonic()))
+            except NotABroker as error:
+                self._let_go(address, error)
+                continue
+            self._judge(watch, was_silent)
+        self._looked = True
+        seen: Seen = {}
+        for watch in self._watches.values():
+            for queue in watch.told.queues if watch.told is not None else ():
+                if self._topics.has(queue.topic):
+                    key = QueueKey(_broker(watch), queue.topic, queue.queue, queue.topic_id)
+                    seen[key] = queue
         return seen
 
-    def _listing(self, endpoint: Endpoint, patient: bool) -> Listing:
-        known = self._listings.get(endpoint.address)
-        try:
-            listing = endpoint.listing(patient=patient or known is None)
-        except BrokerUnreachable:
-            now_s = time.monotonic()
-            since_s = self._silent_since_s.setdefault(endpoint.address, now_s)
-            if patient or known is None or now_s - since_s > self._timeout_ms / 1000:
-                raise
-            if since_s == now_s:
-                _LOG.warning("the broker at %s is out of reach for now", endpoint.address)
-            return known
-        self._silent_since_s.pop(endpoint.address, None)
-        self._listings[endpoint.address] = listing
-        return listing
+    def _judge(self, watch: Watch[Listing], was_silent: bool) -> None:
+        """See whether a broker has been silent for too long."""
+        if watch.silent_since_s is None:
+            if was_silent:
+                _LOG.warning("the broker at %s is back", watch.endpoint.address)
+            return
+        silent_s = time.monotonic() - watch.silent_since_s
+        if silent_s > self._timeout_ms / 1000:
+            raise BrokerUnreachable(
+                f"the broker at {watch.endpoint.address} has been out of reach for {silent_s:.0f} s"
+                f" ({watch.trouble}); option timeoutMs is {self._timeout_ms}"
+            )
+        if not was_silent:
+            _LOG.warning(
+                "the broker at %s is out of reach for now, and the others are read without it: %s",
+                watch.endpoint.address,
+                watch.trouble,
+            )
+
+    def _let_go(self, address: str, error: NotABroker) -> None:
+        """Something else than a broker is at an address: no harm if lookup daemons alone named it,
+        and it has no topic of the query.
+        """
+        if address not in self._named_by_lookup:
+            raise error
+        topics = [topic for topic in self._named_by_lookup[address] if self._topics.has(topic)]
+        if topics:
+            raise NotABroker(
+                f"{error}; by lookup it has the topic {topics[0]}, which can not be read from there"
+            )
+        _LOG.warning("%s; it has none of the topics, and is left out", error)
+        self._foreign.add(address)
+        del self._watches[address]
+
+    @cached_property
+    def _named_by_lookup(self) -> dict[str, list[str]]:
+        """The topics of brokers at addresses that only lookup daemons have named."""
+        return {}
+
+    def _find(self, patient: bool) -> None:
+        """Take in the brokers that lookup daemons know.
+
+        Raises:
+            BrokerUnreachable: none of them answers, and none ever did.
+        """
+        now_s = time.monotonic()
+        recently = self._found_at_s is not None and now_s - self._found_at_s < _LOOKUP_INTERVAL_S
+        if not self._lookups or (recently and not patient):
+            return
+        heard_before = any(lookup.told is not None for lookup in self._lookups)
+        for lookup in self._lookups:
+            lookup.begin(self._pool, patient=not heard_before)
+        silent: list[BrokerUnreachable] = []
+        for lookup in self._lookups:
+            was_silent = lookup.silent_since_s is not None
+            try:
+                lookup.end(_WAIT_S if heard_before else None)
+            except BrokerUnreachable as error:
+                silent.append(error)
+            if lookup.silent_since_s is not None and not was_silent:
+                _LOG.warning(
+                    "the lookup daemon at %s is out of reach; going on with the brokers that are"
+                    " known: %s",
+                    lookup.endpoint.address,
+                    lookup.trouble,
+                )
+        if len(silent) == len(self._lookups):
+            raise silent[0]
+        self._found_at_s = time.monotonic()
+        for lookup in self._lookups:
+            for node in lookup.told or ():
+                self._take_in(node)
+
+    def _take_in(self, node: Any) -> None:
+        host, port = node["broadcast_address"], node["http_port"]
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        if address in self._watches and address not in self._named_by_lookup:
+            return
+        topics = list(node.get("topics", ()))
+        if address in self._foreign and not any(map(self._topics.has, topics)):
+            return
+        self._named_by_lookup[address] = topics
+        if address not in self._watches:
+            self._watches[address] = self._watch(address)
+
+    # what was heard
+
+    @property
+    def where(self) -> str:
+        """The addresses, for people."""
+        return ", ".join(self._watches) or "the lookup daemons' brokers, of which there are none"
 
     @property
     def ids(self) -> list[str]:
         """The brokers heard so far."""
-        return [listing.broker for listing in self._listings.values()]
+        return [_broker(watch) for watch in self._watches.values() if watch.told is not None]
+
+    @property
+    def silent(self) -> set[str]:
+        """Those of them that were silent at the last look."""
+        return {
+            _broker(watch)
+            for watch in self._watches.values()
+            if watch.told is not None and watch.silent_since_s is not None
+        }
+
+    @property
+    def may_come(self) -> bool:
+        """Whether a broker that was not heard yet may still be found."""
+        return bool(self._lookups) or any(watch.told is None for watch in self._watches.values())
+
+    def _heard(self, broker: str) -> Watch[Listing]:
+        for watch in self._watches.values():
+            if watch.told is not None and watch.told.broker == broker:
+                return watch
+        raise KeyError(broker)
 
     def endpoint(self, broker: str) -> Endpoint:
         """Where a broker that was heard answers."""
-        for endpoint in self._endpoints:
-            listing = self._listings.get(endpoint.address)
-            if listing is not None and listing.broker == broker:
-                return endpoint
-        raise KeyError(broker)
+        watched = self._heard(broker).endpoint
+        known = self._endpoints.get(broker)
+        if known is None or known.address != watched.address:
+            if known is not None:
+                known.close()
+            known = self._endpoints[broker] = watched.another()
+        return known
 
     def data_path(self, broker: str) -> str:
         """The broker's data folder, on its own machine."""
-        return self._listings[self.endpoint(broker).address].data_path
+        told = self._heard(broker).told
+        assert told is not None
+        return told.data_path
 
     def topics_at(self, broker: str) -> list[str]:
         """All topics that a broker has, those of the query or not."""
-        listing = self._listings[self.endpoint(broker).address]
-        return sorted({queue.topic for queue in listing.queues})
-
-    def resolve(
-        self, bound: Bound, seen: Mapping[QueueKey, QueueRange], option: str
-    ) -> dict[QueueKey, int]:
-        """The offset that a bound means in each of the queues seen.
-
-        Args:
-            option: the option's name, for the error.
-
-        Raises:
-            ValueError: offsets are given for queues that do not exist, or not for all that do.
-        """
-        if bound.timestamp_ns is not None:
-            return {
-                key: self.endpoint(key.broker).offset_at(key.topic, key.queue, bound.timestamp_ns)
-                for key in seen
-            }
-        if bound.offsets is None:
-            assert bound.everywhere is not None
-            return {key: _absolute(bound.everywhere, queue) for key, queue in seen.items()}
-        given = self._given(bound.offsets, seen, option)
-        for key in given.keys() - seen.keys():
-            raise ValueError(f"option {option}: there is no {key}")
-        for key in seen.keys() - given.keys():
-            raise ValueError(
-                f"option {option} gives no offset for {key}; -2 means earliest, -1 latest"
-            )
-        for key, offset in given.items():
-            if offset > seen[key].end_offset:
-                raise ValueError(
-                    f"option {option}: offset {offset} of {key} is behind its end, "
-                    f"{seen[key].end_offset}"
-                )
-        return {key: _absolute(offset, seen[key]) for key, offset in given.items()}
-
-    def _given(
-        self, offsets: Mapping[str, object], seen: Mapping[QueueKey, QueueRange], option: str
-    ) -> dict[QueueKey, int]:
-        """The offsets of an option by queue, whether they are by broker or not."""
-        given: dict[QueueKey, int] = {}
-        for outer, value in offsets.items():
-            assert isinstance(value, dict)
-            for inner, offset in value.items():
-                if isinstance(offset, dict):
-                    for queue, exact in offset.items():
-                        given[QueueKey(outer, inner, int(queue))] = exact
-                    continue
-                holders = [key for key in seen if key[1:] == (outer, int(inner))]
-                if len(holders) > 1 and offset >= 0:
-                    raise ValueError(
-                        f"option {option}: {len(holders)} brokers have topic {outer}, queue"
-                        f' {inner}; write {{"<broker id>": {{"{outer}": {{"{inner}": {offset}}}}}}}'
-                        f" for each of {', '.join(key.broker for key in holders)}"
-                    )
-                for key in holders or [QueueKey("?", outer, int(inner))]:
-                    given[key] = offset
-        return given
+        return sorted({queue.topic for queue in self.endpoint(broker).listing().queues})
 
 
-def _absolute(offset: int, queue: QueueRange) -> int:
-    """An offset, or EARLIEST or LATEST, as an offset of the queue."""
-    if offset >= 0:
-        return offset
-    return queue.start_offset if offset == EARLIEST else queue.end_offset
+def _broker(watch: Watch[Listing]) -> str:
+    assert watch.told is not None
+    return watch.told.broker

@@ -3,86 +3,153 @@
 ===================== ================ ===========================================================
 option                default          meaning
 ===================== ================ ===========================================================
-addresses             required         HTTP addresses of brokers, ``host:port``, comma separated
-topic, subscribe      required         topics, comma separated (two names of one option)
-startingOffsets       latest (streams) ``earliest``, ``latest`` or JSON, ``{"topic": {"0": 17}}``,
-                      earliest (batch) with -2 for earliest and -1 for latest
+addresses             none             HTTP addresses of brokers, ``host:port`` or
+                                       ``https://host:port``, comma separated
+lookupAddresses       none             HTTP addresses of lookup daemons: the brokers that they know,
+                                       and those that come; one of the two is required
+topic, subscribe      none             topics, comma separated (two names of one option)
+topicPattern,         none             a regular expression that the whole name of a topic matches
+subscribePattern                       (two names of one); one of topic and topicPattern is required
+startingOffsets       latest (streams) where to start: see `martlet.spark.bound`
+                      earliest (batch)
 endingOffsets         latest           the same, for batch queries
 startingTimestamp     none             from the first message stored at or after it: milliseconds
-                                       since 1970 or ISO 8601 with a zone
+                                       since 1970, ISO 8601 with a zone, or ``now-1h``
 endingTimestamp       none             up to the same, for batch queries
 maxOffsetsPerTrigger  none             how many messages a micro-batch may hold
+maxBytesPerTrigger    none             how many bytes of the log, about
+minRows               none             a micro-batch of fewer messages waits for more
+maxDelay              1m               but for no longer than that
 failOnDataLoss        true             false: go on behind what is gone, and log it
 splitBytes            128 MiB          bytes of the log that one Spark task reads
+minPartitions         none             so many tasks at least, as far as there are batches
+view                  messages         batches: a row for each batch of the log, without bodies
+group                 none             a group that shows how far a stream is
+retain                false            true: the broker keeps what the group has yet to read
 channel               none             a channel that is advanced as a stream's batches are
                                        committed, so the broker keeps what was not yet read
-timeoutMs             60000            how long a broker may be out of reach
+timeoutMs             60000 (batch)    how long a broker may be out of reach
+                      300000 (streams)
+tlsCaFile             none             the file of the authority that brokers' certificates are
+                                       checked with, beside those that the machine trusts
+tlsCertFile,          none             files of the certificate, and its key, that brokers ask for
+tlsKeyFile
+tlsVerify             true             false: take any certificate
 ===================== ================ ===========================================================
-
-With several brokers the JSON is by broker first: ``{"<broker id>": {"topic": {"0": 17}}}``.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
-EARLIEST = -2
-LATEST = -1
-"""As in the JSON of Spark's Kafka source."""
+from martlet.duration import parse_duration, parse_size
+from martlet.name import is_ephemeral, is_valid_name
+from martlet.spark.address import Tls, parse_addresses
+from martlet.spark.bound import END, START, Bound, parse_bound, parse_timestamp
 
-_NAMES = (
+NAMES = (
     "addresses",
+    "lookupAddresses",
     "topic",
     "subscribe",
+    "topicPattern",
+    "subscribePattern",
     "startingOffsets",
     "endingOffsets",
     "startingTimestamp",
     "endingTimestamp",
     "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minRows",
+    "maxDelay",
     "failOnDataLoss",
     "splitBytes",
+    "minPartitions",
+    "view",
+    "group",
+    "retain",
     "channel",
     "timeoutMs",
+    "tlsCaFile",
+    "tlsCertFile",
+    "tlsKeyFile",
+    "tlsVerify",
 )
+VIEWS = ("messages", "batches")
 _DEFAULT_SPLIT_BYTES = 128 << 20
 _LEAST_SPLIT_BYTES = 64 << 10
 _MOST_SPLIT_BYTES = 4 << 30
-_DEFAULT_TIMEOUT_MS = 60_000
-_STREAMS_ONLY = ("maxOffsetsPerTrigger", "channel")
+_DEFAULT_TIMEOUT_MS = {"batch": 60_000, "stream": 300_000}
+_DEFAULT_MAX_DELAY = "1m"
+_MOST_MS = 2**31
+_MOST_PARTITIONS = 1_000_000
+_STREAMS_ONLY = (
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minRows",
+    "maxDelay",
+    "channel",
+    "group",
+    "retain",
+)
 _BATCHES_ONLY = ("endingOffsets", "endingTimestamp")
+_SPARKS_WORDS = re.compile(
+    r"(\d+)\s*(ms|milliseconds?|s|sec|seconds?|m|min|minutes?|h|hours?)", re.IGNORECASE
+)
+_FLOWS = {"stream": "readStream", "batch": "read"}
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Bound:
-    """Where to start or to end: at one end of each queue, at given offsets, or at a time.
+class Topics:
+    """Which topics a query reads: those that are named, or whose name matches."""
 
-    Exactly one of `everywhere` (EARLIEST or LATEST), `offsets` and `timestamp_ns` is set.
-    `offsets` is by topic and queue, or by broker, topic and queue.
-    """
+    names: tuple[str, ...] = ()
+    pattern: re.Pattern[str] | None = None
 
-    everywhere: int | None = None
-    offsets: Mapping[str, Any] | None = None
-    timestamp_ns: int | None = None
+    def has(self, topic: str) -> bool:
+        """Whether the topic is one of them."""
+        if self.pattern is None:
+            return topic in self.names
+        return self.pattern.fullmatch(topic) is not None
+
+    def __str__(self) -> str:
+        return ", ".join(self.names) if self.pattern is None else f"/{self.pattern.pattern}/"
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The options of one query, valid."""
+    """The options of one query, valid.
+
+    Attributes:
+        max_delay_s: seconds.
+        group: the group that shows how far a stream is; None for none.
+        retain: whether the broker keeps what the group has yet to read.
+        tls: how brokers are spoken to whose address says so.
+    """
 
     addresses: tuple[str, ...]
-    topics: tuple[str, ...]
+    lookup_addresses: tuple[str, ...]
+    topics: Topics
     start: Bound
     end: Bound
     max_offsets: int | None
+    max_bytes: int | None
+    min_rows: int | None
+    max_delay_s: float
     fail_on_data_loss: bool
     split_bytes: int
+    min_partitions: int
+    view: str
+    group: str | None
+    retain: bool
     channel: str | None
     timeout_ms: int
+    tls: Tls
 
     @classmethod
     def parse(cls, given: Mapping[str, str], kind: Literal["batch", "stream"]) -> ReadOptions:
@@ -91,149 +158,179 @@ class ReadOptions:
         Raises:
             ValueError: an option is unknown, missing, wrong, or not for this kind of query.
         """
-        names = {name.lower(): name for name in _NAMES}
-        options: dict[str, str] = {}
-        for name, value in given.items():
-            if name.lower() not in names:
-                near = difflib.get_close_matches(name.lower(), names, 1)
-                hint = f"did you mean {names[near[0]]}? " if near else ""
-                raise ValueError(
-                    f"unknown option {name!r}: {hint}the martlet source knows {', '.join(_NAMES)}"
-                )
-            options[names[name.lower()]] = value
+        options = _known(given)
         for name in _BATCHES_ONLY if kind == "stream" else _STREAMS_ONLY:
             if name in options:
                 other = "spark.read" if kind == "stream" else "spark.readStream"
                 raise ValueError(f"option {name} is for {other}, not for a {kind} query")
-        default = LATEST if kind == "stream" else EARLIEST
-        max_offsets = options.get("maxOffsetsPerTrigger")
-        return cls(
-            addresses=_addresses(options),
-            topics=_topics(options),
-            start=_bound(options, "starting", default),
-            end=_bound(options, "ending", LATEST),
-            max_offsets=None
-            if max_offsets is None
-            else _number("maxOffsetsPerTrigger", max_offsets, 1, 2**62),
-            fail_on_data_loss=_boolean("failOnDataLoss", options.get("failOnDataLoss", "true")),
-            split_bytes=_number(
-                "splitBytes",
-                options.get("splitBytes", str(_DEFAULT_SPLIT_BYTES)),
-                _LEAST_SPLIT_BYTES,
-                _MOST_SPLIT_BYTES,
-            ),
-            channel=options.get("channel"),
-            timeout_ms=_number(
-                "timeoutMs", options.get("timeoutMs", str(_DEFAULT_TIMEOUT_MS)), 0, 2**31
-            ),
+        for name, needs in (("maxDelay", "minRows"), ("retain", "group")):
+            if name in options and needs not in options:
+                raise ValueError(f"option {name} says nothing without option {needs}")
+        addresses, lookup_addresses = (
+            parse_addresses(name, options[name]) if name in options else ()
+            for name in ("addresses", "lookupAddresses")
         )
-
-
-def _list(name: str, text: str) -> tuple[str, ...]:
-    parts = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not parts:
-        raise ValueError(f"option {name} is empty")
-    return parts
-
-
-def _addresses(options: Mapping[str, str]) -> tuple[str, ...]:
-    if "addresses" not in options:
-        raise ValueError(
-            "option addresses is missing: the HTTP addresses of the brokers to read from, "
-            "such as 127.0.0.1:4151"
-        )
-    addresses = _list("addresses", options["addresses"])
-    for address in addresses:
-        host, colon, port = address.rpartition(":")
-        if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
+        if not addresses and not lookup_addresses:
             raise ValueError(
-                f"option addresses: {address!r} is not host:port (the broker's HTTP port, "
-                "usually 4151)"
+                "option addresses is missing: the HTTP addresses of the brokers to read from, "
+                "such as 127.0.0.1:4151; or lookupAddresses, those of lookup daemons, such as "
+                "127.0.0.1:4161"
             )
-    return addresses
 
+        def number(name: str, default: int | None, least: int, most: int) -> int | None:
+            text = options.get(name)
+            return default if text is None else _number(name, text, least, most)
 
-def _topics(options: Mapping[str, str]) -> tuple[str, ...]:
-    given = [name for name in ("topic", "subscribe") if name in options]
-    if len(given) != 1:
-        raise ValueError(
-            "options topic and subscribe are two names of one: give one of them"
-            if given
-            else "option topic is missing: the topics to read, comma separated"
+        return cls(
+            addresses=addresses,
+            lookup_addresses=lookup_addresses,
+            topics=_topics(options),
+            start=_bound(options, "starting", END if kind == "stream" else START),
+            end=_bound(options, "ending", END),
+            max_offsets=number("maxOffsetsPerTrigger", None, 1, 2**62),
+            max_bytes=_size(options, "maxBytesPerTrigger", None, 1, 2**62),
+            min_rows=number("minRows", None, 1, 2**62),
+            max_delay_s=_delay_s("maxDelay", options.get("maxDelay", _DEFAULT_MAX_DELAY)),
+            fail_on_data_loss=_boolean(options, "failOnDataLoss", True),
+            split_bytes=_size(
+                options, "splitBytes", _DEFAULT_SPLIT_BYTES, _LEAST_SPLIT_BYTES, _MOST_SPLIT_BYTES
+            ),
+            min_partitions=number("minPartitions", 1, 1, _MOST_PARTITIONS) or 1,
+            view=_view(options.get("view", VIEWS[0])),
+            group=_channel_name(options, "group"),
+            retain=_boolean(options, "retain", False),
+            channel=_channel_name(options, "channel"),
+            timeout_ms=number("timeoutMs", _DEFAULT_TIMEOUT_MS[kind], 0, _MOST_MS) or 0,
+            tls=Tls.parse(
+                options.get("tlsCaFile", ""),
+                options.get("tlsCertFile", ""),
+                options.get("tlsKeyFile", ""),
+                verify=_boolean(options, "tlsVerify", True),
+            ),
         )
-    return _list(given[0], options[given[0]])
 
 
-def _bound(options: Mapping[str, str], which: str, default: int) -> Bound:
+def view_of(given: Mapping[str, str]) -> str:
+    """The option view, of options that may be wrong otherwise. Raises ValueError."""
+    told = [value for name, value in given.items() if name.lower() == "view"]
+    return _view(told[0]) if told else VIEWS[0]
+
+
+def _view(text: str) -> str:
+    word = text.strip().lower()
+    if word not in VIEWS:
+        raise ValueError(f"option view: {text!r} is neither {' nor '.join(VIEWS)}")
+    return word
+
+
+def _known(given: Mapping[str, str]) -> dict[str, str]:
+    """The options by their names as they are spelled here. Raises ValueError."""
+    names = {name.lower(): name for name in NAMES}
+    options: dict[str, str] = {}
+    for name, value in given.items():
+        if name.lower() not in names:
+            near = difflib.get_close_matches(name.lower(), names, 1)
+            hint = f"did you mean {names[near[0]]}? " if near else ""
+            raise ValueError(
+                f"unknown option {name!r}: {hint}the martlet source knows {', '.join(NAMES)}"
+            )
+        options[names[name.lower()]] = value
+    return options
+
+
+def _topics(options: Mapping[str, str]) -> Topics:
+    given = [name for name in ("topic", "subscribe") if name in options]
+    patterns = [name for name in ("topicPattern", "subscribePattern") if name in options]
+    for two in (given, patterns):
+        if len(two) > 1:
+            raise ValueError(f"options {two[0]} and {two[1]} are two names of one: give one")
+    if given and patterns:
+        raise ValueError(
+            f"options {given[0]} and {patterns[0]} exclude each other: a pattern may name topics"
+            " too, as in orders|flights"
+        )
+    if patterns:
+        name = patterns[0]
+        try:
+            return Topics(pattern=re.compile(options[name]))
+        except re.error as error:
+            raise ValueError(
+                f"option {name}: {options[name]!r} is no regular expression: {error}"
+            ) from error
+    if not given:
+        raise ValueError(
+            "option topic is missing: the topics to read, comma separated; or topicPattern, a"
+            " regular expression"
+        )
+    text = options[given[0]]
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not names:
+        raise ValueError(f"option {given[0]} is empty")
+    for name in names:
+        if not is_valid_name(name):
+            raise ValueError(
+                f"option {given[0]}: {name!r} is no name of a topic; for a regular expression there"
+                " is topicPattern"
+            )
+    return Topics(names)
+
+
+def _channel_name(options: Mapping[str, str], name: str) -> str | None:
+    value = options.get(name)
+    if value is not None and not is_valid_name(value):
+        raise ValueError(
+            f"option {name}: {value!r} is no name of a channel: 1 to 64 of . a-z A-Z 0-9 _ -"
+        )
+    if name == "group" and value is not None and is_ephemeral(value):
+        raise ValueError(f"option group: {value!r} is ephemeral, and a group keeps its offsets")
+    return value
+
+
+def _bound(options: Mapping[str, str], which: str, default: Bound) -> Bound:
     offsets, timestamp = f"{which}Offsets", f"{which}Timestamp"
     if timestamp in options:
         if offsets in options:
             raise ValueError(f"options {offsets} and {timestamp} exclude each other")
-        return Bound(timestamp_ns=_timestamp_ns(timestamp, options[timestamp]))
-    text = options.get(offsets)
-    if text is None:
-        return Bound(everywhere=default)
-    word = text.strip().lower()
-    if word in ("earliest", "latest"):
-        return Bound(everywhere=EARLIEST if word == "earliest" else LATEST)
-    wrong = (
-        f'option {offsets}: {text!r} is neither earliest nor latest nor JSON such as {{"topic": '
-        '{"0": 17}}, with -2 for earliest and -1 for latest'
-    )
+        return parse_timestamp(timestamp, options[timestamp])
+    return parse_bound(offsets, options[offsets]) if offsets in options else default
+
+
+def _delay_s(name: str, text: str) -> float:
+    """Seconds of 90s, 1m30s, 500 ms or, as Spark writes it, 10 seconds."""
+    spark = _SPARKS_WORDS.fullmatch(text.strip())
+    if spark is not None:
+        unit = spark[2].lower()
+        text = spark[1] + ("ms" if unit.startswith(("ms", "milli")) else unit[0])
     try:
-        parsed = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(wrong) from error
-    if not _is_offsets(parsed):
-        raise ValueError(wrong)
-    return Bound(offsets=parsed)
-
-
-def _is_offsets(parsed: object) -> bool:
-    """Whether this is {topic: {queue: offset}}, with or without brokers around it."""
-
-    def by_queue(value: object) -> bool:
-        return (
-            isinstance(value, dict)
-            and bool(value)
-            and all(
-                key.isdecimal() and type(offset) is int and offset >= EARLIEST
-                for key, offset in value.items()
-            )
-        )
-
-    def by_topic(value: object) -> bool:
-        return isinstance(value, dict) and bool(value) and all(map(by_queue, value.values()))
-
-    return by_topic(parsed) or (
-        isinstance(parsed, dict) and bool(parsed) and all(map(by_topic, parsed.values()))
-    )
-
-
-def _timestamp_ns(name: str, text: str) -> int:
-    if text.strip().isdecimal():
-        return int(text) * 1_000_000
-    wrong = f"option {name}: {text!r} is neither milliseconds since 1970 nor ISO 8601 with a zone"
-    try:
-        moment = datetime.fromisoformat(text.strip())
+        duration_ns = parse_duration(text.strip())
     except ValueError as error:
-        raise ValueError(wrong) from error
-    if moment.tzinfo is None:
-        raise ValueError(f"{wrong}; for UTC write {text.strip()}Z")
-    return (moment - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1) * 1000
+        raise ValueError(f"option {name}: {error}") from None
+    if duration_ns < 0:
+        raise ValueError(f"option {name}: {text!r} is below 0")
+    return duration_ns / 1e9
 
 
-def _number(name: str, text: str, least: int, most: int) -> int:
+def _size(options: Mapping[str, str], name: str, default: T, least: int, most: int) -> int | T:
+    """Bytes, as 1048576, 64MiB or, as Spark writes it, 64m."""
+    text = options.get(name)
+    return default if text is None else _number(name, text, least, most, parse_size)
+
+
+def _number(name: str, text: str, least: int, most: int, parse: Callable[[str], int] = int) -> int:
     try:
-        number = int(text)
+        number = parse(text)
     except ValueError as error:
-        raise ValueError(f"option {name}: {text!r} is not a whole number") from error
+        what = "a whole number" if parse is int else "a size such as 1048576 or 64MiB"
+        raise ValueError(f"option {name}: {text!r} is not {what}") from error
     if not least <= number <= most:
         raise ValueError(f"option {name}: {number} is not between {least} and {most}")
     return number
 
 
-def _boolean(name: str, text: str) -> bool:
+def _boolean(options: Mapping[str, str], name: str, default: bool) -> bool:
+    text = options.get(name)
+    if text is None:
+        return default
     word = text.strip().lower()
     if word not in ("true", "false"):
         raise ValueError(f"option {name}: {text!r} is neither true nor false")

@@ -2,7 +2,10 @@
 
 From the segment files where the broker runs on this machine, else through the broker.  Whatever
 goes wrong with the files, a segment that was recycled or a batch that cleaning has moved, is asked
-of the broker, which knows best; a record that the broker too hands out damaged is an error.
+of the broker, which knows best; a record that the broker too hands out damaged has been lost.
+
+A batch for one channel alone, such as dead letters that were brought back to it, is passed over:
+its messages were in the topic before.
 """
 
 from __future__ import annotations
@@ -17,28 +20,35 @@ import pyarrow as pa
 
 from martlet.log.record import BadRecord, read_header
 from martlet.spark.decode import Chunk, Columns, chunk_of
-from martlet.spark.endpoint import Endpoint, OffsetGone
-from martlet.spark.loss import tell_loss
+from martlet.spark.endpoint import Endpoint, MadeAnew, NotFound, OffsetGone
+from martlet.spark.loss import Loss, tell_loss
+from martlet.spark.overview import overview
 from martlet.spark.segments import SegmentFiles, SegmentGone
 from martlet.spark.split import Split
 
 _LOG = logging.getLogger(__name__)
 CHUNK_BYTES = 4 << 20
 """Bytes of the log that become one record batch."""
+_REMOVED = "the messages between were removed"
 
 
 def read(split: Split, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the messages of a split, in order.
 
     Raises:
-        DataLossError: some have gone, and the split says to fail then.
-        BadRecord: the log is damaged.
+        DataLossError: some have gone, or are damaged, and the split says to fail then.
         BrokerUnreachable, BrokerRefused: the broker is needed and does not answer.
     """
     reading = _Reading(split, schema)
     try:
+        if split.view == "batches":
+            yield from overview(split, schema, reading.endpoint)
+            return
         yield from reading.from_files()
         yield from reading.from_broker()
+    except NotFound as error:
+        loss = Loss.RECREATION if isinstance(error, MadeAnew) else Loss.DELETION
+        reading.lose(split.end, loss, "while it was read")
     finally:
         reading.endpoint.close()
         _spare_collector()
@@ -60,7 +70,7 @@ class _Reading:
     def __init__(self, split: Split, schema: pa.Schema) -> None:
         self.split = split
         self.offset = split.start
-        self.endpoint = Endpoint(split.address, split.timeout_ms)
+        self.endpoint = Endpoint(split.address, split.timeout_ms, split.tls)
         self.columns = Columns(
             schema, topic=split.key.topic, queue=split.key.queue, broker=split.key.broker
         )
@@ -71,8 +81,8 @@ class _Reading:
         files = SegmentFiles.find(split.data_path, split.key.broker)
         if files is None:
             return
-        rows = self.endpoint.index(split.key.topic, split.key.queue, self.offset, split.end)
-        chunks = files.chunks(rows, split.topic_id, split.key.queue, CHUNK_BYTES)
+        rows = self.endpoint.index(split.place, self.offset, split.end)
+        chunks = files.chunks(rows, split.part_id, split.key.queue, CHUNK_BYTES)
         try:
             for segment, chunk in chunks:
                 batches = list(self._batches(chunk))
@@ -87,37 +97,71 @@ class _Reading:
     def from_broker(self) -> Iterator[pa.RecordBatch]:
         """What the broker gives, from `offset` on."""
         split = self.split
+        key = split.key
         while self.offset < split.end:
             try:
-                data = self.endpoint.batches(
-                    split.key.topic, split.key.queue, self.offset, CHUNK_BYTES
-                )
+                data = self.endpoint.batches(split.place, self.offset, CHUNK_BYTES)
             except OffsetGone as gone:
-                why = "the broker let go of it, as every channel had passed it"
-                self._lose(gone.start_offset, why)
+                self.lose(max(gone.start_offset, self.offset + 1), Loss.RETENTION)
                 continue
             if not data:
-                self._lose(split.end, "the broker's log ends before it")
+                self.lose(split.end, Loss.TRUNCATION)
                 return
-            chunk = chunk_of(data, _starts_of(data), topic_id=split.topic_id, queue=split.key.queue)
+            try:
+                chunk = chunk_of(data, _starts_of(data), topic_id=split.part_id, queue=key.queue)
+            except BadRecord as trouble:
+                yield from self._undamaged(data, trouble)
+                continue
             yield from self._batches(chunk)
             self._pass(chunk)
+
+    def _undamaged(self, data: bytes, trouble: BadRecord) -> Iterator[pa.RecordBatch]:
+        """Of an answer that is damaged somewhere, all else, by what the index says of it."""
+        split = self.split
+        key = split.key
+        rows = next(self.endpoint.index_pages(split.place, self.offset, split.end), None)
+        if rows is None or int(rows[0]["first_offset"]) > self.offset:
+            if rows is None:
+                self.lose(split.end, Loss.CORRUPTION, str(trouble))
+            return
+        at = 0
+        for row in rows:
+            length = int(row["length"])
+            if at >= len(data):
+                return
+            try:
+                chunk = chunk_of(
+                    data[at : at + length],
+                    np.zeros(1, np.int64),
+                    topic_id=split.part_id,
+                    queue=key.queue,
+                )
+                if chunk.headers[0]["first_offset"] != row["first_offset"]:
+                    raise BadRecord("it is the record of another batch")
+            except BadRecord as damage:
+                first, end = int(row["first_offset"]), int(row["first_offset"] + row["count"])
+                place = f"{row['count']} messages from offset {first} on, at position"
+                detail = f"{place} {row['position']} of the log; {damage}"
+                self.lose(min(end, split.end), Loss.CORRUPTION, detail)
+            else:
+                yield from self._batches(chunk)
+                self._pass(chunk)
+            at += length
 
     def _batches(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
         """The wanted messages of a chunk, checked to be without a gap."""
         firsts = chunk.headers["first_offset"].astype(np.int64)
         ends = firsts + chunk.headers["count"]
         if firsts[0] > self.offset:
-            self._lose(int(firsts[0]), "the messages before it were removed")
+            self.lose(int(firsts[0]), Loss.RETENTION, _REMOVED)
         for number in np.flatnonzero(firsts[1:] != ends[:-1]).tolist():
-            why = "the messages between were removed"
-            tell_loss(
-                self.split.fail_on_data_loss,
-                self.split.key,
-                int(ends[number]),
-                int(firsts[number + 1]),
-                why,
-            )
+            there = int(firsts[number + 1])
+            self._tell(int(ends[number]), there, Loss.RETENTION, _REMOVED)
+        own = chunk.headers["deliver_at_ns"] < 0
+        if own.any():
+            if own.all():
+                return
+            chunk = Chunk(chunk.data, chunk.starts[~own], chunk.headers[~own])
         batch = self.columns.batch(chunk, self.offset, self.split.end)
         if batch is not None:
             yield batch
@@ -126,14 +170,21 @@ class _Reading:
         last = chunk.headers[-1]
         self.offset = max(self.offset, int(last["first_offset"]) + int(last["count"]))
 
-    def _lose(self, there: int, why: str) -> None:
-        self.offset = tell_loss(
-            self.split.fail_on_data_loss, self.split.key, self.offset, there, why
-        )
+    def lose(self, there: int, loss: Loss, detail: str = "") -> None:
+        """What lies before an offset is not to be had. Raises DataLossError."""
+        self.offset = self._tell(self.offset, there, loss, detail)
+
+    def _tell(self, wanted: int, there: int, loss: Loss, detail: str) -> int:
+        split = self.split
+        return tell_loss(split.fail_on_data_loss, split.key, wanted, there, loss, detail)
 
 
 def _starts_of(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Where each of the records starts that stand one behind the other in an answer."""
+    """Where each of the records starts that stand one behind the other in an answer.
+
+    Raises:
+        BadRecord: one of them is none, so that nobody knows where the next one is.
+    """
     starts = []
     at = 0
     while at < len(data):

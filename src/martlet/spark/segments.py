@@ -97,7 +97,7 @@ class SegmentFiles:
         first = 0
         for run_end in run_ends:
             while first < run_end:
-                segment = self._segment(int(positions[first]))
+                segment = self.segment(int(positions[first]))
                 last_byte = min(
                     segment.base + len(segment.data), int(positions[first]) + MOST_BYTES
                 )
@@ -121,7 +121,7 @@ class SegmentFiles:
                 yield segment, chunk
                 first = rows_here.stop
 
-    def _segment(self, position: int) -> Segment:
+    def segment(self, position: int) -> Segment:
         """The segment that holds a position, opened."""
         held = self._open
         if held is not None and held.base <= position < held.base + len(held.data):

@@ -9,8 +9,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from martlet.spark.batch import BatchReader
-from martlet.spark.options import ReadOptions
-from martlet.spark.schema import SCHEMA, arrow_schema
+from martlet.spark.options import ReadOptions, view_of
+from martlet.spark.schema import arrow_schema, schema_of
 from martlet.spark.stream import StreamReader
 
 
@@ -24,12 +24,14 @@ class MartletDataSource(DataSource):
 
     def schema(self) -> StructType:
         """All columns; see `martlet.spark.schema`."""
-        return SCHEMA
+        return schema_of(view_of(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader for a batch query on the wanted columns."""
-        return BatchReader(ReadOptions.parse(self.options, "batch"), arrow_schema(schema))
+        options = ReadOptions.parse(self.options, "batch")
+        return BatchReader(options, arrow_schema(schema, options.view))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """A reader for a stream of the wanted columns."""
-        return StreamReader(ReadOptions.parse(self.options, "stream"), arrow_schema(schema))
+        options = ReadOptions.parse(self.options, "stream")
+        return StreamReader(options, arrow_schema(schema, options.view))

@@ -10,8 +10,9 @@ import numpy as np
 from pyspark.sql.datasource import InputPartition
 
 from martlet.log.index import Rows
+from martlet.spark.address import Tls
 from martlet.spark.brokers import Brokers
-from martlet.spark.endpoint import QueueRange
+from martlet.spark.endpoint import PLAIN, Place, QueueRange
 from martlet.spark.offsets import QueueKey, Span
 from martlet.spark.options import ReadOptions
 
@@ -21,17 +22,26 @@ class Split(InputPartition):
     """The offsets of a queue from `start` up to `end`, and how to get at them.
 
     Attributes:
+        part_id: the number that the queue's records name.
         data_path: the broker's data folder, read directly by tasks on the broker's machine.
+        view: what a row stands for: see `martlet.spark.options`.
     """
 
     key: QueueKey
-    topic_id: int
+    part_id: int
     start: int
     end: int
     address: str
     data_path: str
     timeout_ms: int
     fail_on_data_loss: bool
+    tls: Tls = PLAIN
+    view: str = "messages"
+
+    @property
+    def place(self) -> Place:
+        """The queue, for the broker."""
+        return Place(self.key.topic, self.key.queue, self.part_id)
 
 
 def plan(
@@ -41,21 +51,30 @@ def plan(
     options: ReadOptions,
 ) -> list[Split]:
     """Cut spans into splits of about `options.split_bytes`, at the edges of batches."""
-    splits: list[Split] = []
+    found = []
     for key, start, end in spans:
-        endpoint = brokers.endpoint(key.broker)
-        rows = endpoint.index(key.topic, key.queue, start, end)
-        edges = [start, *edges_of(rows, start, end, options.split_bytes), end]
+        place = Place(key.topic, key.queue, seen[key].part_id)
+        rows = brokers.endpoint(key.broker).index(place, start, end)
+        found.append((Span(key, start, end), rows))
+    split_bytes = options.split_bytes
+    if options.min_partitions > len(found):
+        total = sum(int(rows["length"].sum()) for _, rows in found)
+        split_bytes = max(1, min(split_bytes, total // options.min_partitions))
+    splits: list[Split] = []
+    for (key, start, end), rows in found:
+        edges = [start, *edges_of(rows, start, end, split_bytes), end]
         splits += [
             Split(
                 key=key,
-                topic_id=seen[key].topic_id,
+                part_id=seen[key].part_id,
                 start=first,
                 end=last,
-                address=endpoint.address,
+                address=brokers.endpoint(key.broker).address,
                 data_path=brokers.data_path(key.broker),
                 timeout_ms=options.timeout_ms,
                 fail_on_data_loss=options.fail_on_data_loss,
+                tls=options.tls,
+                view=options.view,
             )
             for first, last in pairwise(edges)
         ]

@@ -1,15 +1,21 @@
-"""A stream's reader: its position, what a micro-batch holds, and the channel that follows it.
+"""A stream's reader: its position, what a micro-batch holds, and who is told how far it is.
 
 Spark keeps the position in the query's checkpoint, so a restarted query continues exactly where the
-last finished micro-batch ended.  What Spark has committed may be let go by the broker: with the
-option `channel`, a channel of that name follows.
+last finished micro-batch ended.  A micro-batch once planned is read as it was planned, however
+often that is tried::
+
+    latestOffset(start) -> end      what there is, within the limits; of brokers that are silent,
+                                    and of queues that are new, nothing yet
+    partitions(start, end)          waits for the brokers that it needs
+    read(split)                     in the tasks
+    latestOffset(end)               all before `end` is done: so the brokers are told
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -22,10 +28,13 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from martlet.spark.brokers import Brokers
-from martlet.spark.endpoint import BrokerUnreachable, QueueRange
-from martlet.spark.loss import tell_loss
-from martlet.spark.offsets import Offsets, QueueKey, flatten, nested, spans, step
+from martlet.spark.endpoint import Place, QueueRange
+from martlet.spark.follower import Follower
+from martlet.spark.limit import Gathering, unread, within_bytes
+from martlet.spark.loss import Loss, tell_loss
+from martlet.spark.offsets import ANY, Offsets, QueueKey, adopted, flatten, nested, spans, step
 from martlet.spark.options import ReadOptions
+from martlet.spark.places import resolve
 from martlet.spark.read import read
 from martlet.spark.split import Split, plan
 
@@ -34,6 +43,7 @@ _LOOK_INTERVAL_S = 0.1
 """An idle query asks for the latest offset 77 times a second; the brokers are asked 10 times."""
 
 Seen = Mapping[QueueKey, QueueRange]
+Position = dict[QueueKey, int]
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -47,12 +57,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
-        self._brokers: Brokers | None = None
+        self._brokers = Brokers(options)
+        self._follower = Follower(options, self._brokers)
+        self._gathering = (
+            None if options.min_rows is None else Gathering(options.min_rows, options.max_delay_s)
+        )
         self._seen: Seen = {}
         self._seen_at_s = 0.0
-        self._target: dict[QueueKey, int] | None = None
-        self._advanced: dict[QueueKey, int] = {}
+        self._target: Position | None = None
         self._told_missing: set[QueueKey] = set()
+        self._missing_since_s: dict[str, float] = {}
+        self._is_nameless = False
+        """Whether the position was written by a version that did not note topics' numbers."""
 
     def __getstate__(self) -> dict[str, Any]:
         # A task reads a split, which says all that it needs.
@@ -60,20 +76,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Offsets:
         """Where a query without a checkpoint begins."""
-        self._create_channel()
+        options = self._options
         seen = self._look(patient=True)
-        brokers = self._connected()
-        for topic in self._options.topics:
+        self._follower.begin(seen)
+        seen = self._look(patient=True)
+        for topic in options.topics.names:
             if not any(key.topic == topic for key in seen):
                 _LOG.warning("there is no topic %s yet; it is read from its start", topic)
-        start = brokers.resolve(self._options.start, seen, "startingOffsets")
+        start = resolve(self._brokers, options.start, seen, "startingOffsets")
         for key, offset in start.items():
             start[key] = self._in_range(key, offset, seen)
-        self._advance(start)
+        self._follower.tell(start, seen)
         return nested(start)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """The option maxOffsetsPerTrigger."""
+        """The option maxOffsetsPerTrigger; the other limits are minded beside it."""
         most = self._options.max_offsets
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
@@ -86,27 +103,61 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             DataLossError: a queue that the stream was reading is not there any more.
         """
-        begin = flatten(start)
+        seen = self._look(patient=False)
+        begin = self._position(start, seen)
         # All before `start` has been committed, though Spark may never say so with `commit`: it
         # does not for the last micro-batch of a run.
-        self._advance(begin)
-        seen = self._look(patient=False)
-        reached: dict[QueueKey, int] = {}
+        self._follower.tell(begin, seen)
+        if self._target is not None:
+            # It would be over without those that are silent just now.
+            target = self._target
+            needed = {key.broker for key, offset in begin.items() if target.get(key, 0) > offset}
+            seen = self._wait_for(needed)
+        reached = self._reachable(begin, seen)
+        if self._gathering is not None and self._target is None:
+            new = {key: offset for key, offset in reached.items() if key not in begin}
+            ends = {key: seen[key].end_offset if key in new else reached[key] for key in reached}
+            count = unread(list(spans(begin | new, ends)))
+            if self._gathering.waits(count, time.monotonic()):
+                return start
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        reached = step(begin, reached, most)
+        if self._options.max_bytes is not None:
+            reached = within_bytes(begin, reached, self._options.max_bytes, self._reach)
+        return nested(reached)
+
+    def _reachable(self, begin: Position, seen: Seen) -> Position:
+        """The position that all there is, to be read now, would lead to. Raises DataLossError."""
+        reached: Position = {}
+        silent = self._brokers.silent
         for key, queue in seen.items():
+            if key.broker in silent:
+                if key in begin:
+                    reached[key] = begin[key]
+                continue
             end = queue.end_offset
             if self._target is not None:
                 end = min(end, self._target.get(key, queue.start_offset))
             if key not in begin:
-                reached[key] = queue.start_offset
+                reached[key] = self._taken_in(key, begin, queue)
             elif begin[key] > queue.end_offset:
                 reached[key] = self._in_range(key, begin[key], seen)
             else:
                 reached[key] = max(end, begin[key])
         for key in begin.keys() - seen.keys():
-            self._missing(key, begin[key])
-            reached[key] = begin[key]
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return nested(step(begin, reached, most))
+            if self._stays(key, begin[key], seen):
+                reached[key] = begin[key]
+        return reached
+
+    def _taken_in(self, key: QueueKey, begin: Position, queue: QueueRange) -> int:
+        """Where a queue that has appeared begins. Raises DataLossError."""
+        if not queue.start_offset:
+            return 0
+        if any(known.broker == key.broker for known in begin):
+            detail = "it has appeared since the stream began, and was not read yet"
+            return self._lose(key, 0, queue.start_offset, Loss.RETENTION, detail)
+        _LOG.warning("%s is new and begins at offset %d", key, queue.start_offset)
+        return queue.start_offset
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end: what is stored later is for the next run."""
@@ -123,17 +174,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             DataLossError: some of it has gone.
         """
-        begin, reached = flatten(start), flatten(end)
-        seen = self._look(patient=True)
-        for key in begin.keys() & reached.keys():
-            if begin[key] >= reached[key]:
-                continue
+        seen = self._look(patient=False)
+        begin, reached = self._position(start, seen), self._position(end, seen)
+        seen = self._wait_for({span.key.broker for span in spans(begin, reached)})
+        begin, reached = self._position(start, seen), self._position(end, seen)
+        for key, first, _ in list(spans(begin, reached)):
             if key not in seen:
-                self._missing(key, begin[key])
+                self._stays(key, first, seen, is_needed=True)
                 del reached[key]
             else:
-                begin[key] = self._in_range(key, begin[key], seen)
-        return plan(spans(begin, reached), seen, self._connected(), self._options)
+                begin[key] = self._in_range(key, first, seen)
+        return plan(spans(begin, reached), seen, self._brokers, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one split."""
@@ -141,77 +192,109 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read(partition, self._schema)
 
     def commit(self, end: Offsets) -> None:
-        """Spark is done with all before `end`: so is the channel."""
-        self._advance(flatten(end))
+        """Spark is done with all before `end`: so the brokers are told."""
+        self._follower.tell(self._position(end, self._seen), self._seen)
 
     def stop(self) -> None:
         """The query has ended."""
-        if self._brokers is not None:
-            self._brokers.close()
+        self._brokers.close()
 
-    def _connected(self) -> Brokers:
-        if self._brokers is None:
-            options = self._options
-            self._brokers = Brokers(options.addresses, options.topics, options.timeout_ms)
-        return self._brokers
+    def _position(self, offsets: Offsets, seen: Seen) -> Position:
+        flat = flatten(offsets)
+        self._is_nameless |= any(key.topic_id == ANY for key in flat)
+        return adopted(flat, seen)
+
+    def _reach(self, key: QueueKey, start: int, end: int, max_bytes: int) -> tuple[int, int]:
+        place = Place(key.topic, key.queue, self._seen[key].part_id)
+        return self._brokers.endpoint(key.broker).reach(place, start, end, max_bytes)
 
     def _look(self, *, patient: bool) -> Seen:
         """What the brokers hold, at most _LOOK_INTERVAL_S old."""
         now_s = time.monotonic()
         if patient or now_s - self._seen_at_s > _LOOK_INTERVAL_S:
-            self._seen = self._connected().look(patient=patient)
+            self._seen = self._brokers.look(patient=patient)
             self._seen_at_s = time.monotonic()
         return self._seen
 
+    def _wait_for(self, needed: Collection[str]) -> Seen:
+        """What the brokers hold, once those that are needed are heard, or have had their time.
+
+        Raises:
+            BrokerUnreachable: one was silent for too long.
+        """
+        brokers = self._brokers
+        deadline_s = time.monotonic() + self._options.timeout_ms / 1000
+        seen = self._look(patient=False)
+        while True:
+            heard = set(brokers.ids)
+            absent = {b for b in needed if b in brokers.silent or b not in heard}
+            if not absent or (not brokers.may_come and not absent & heard):
+                return seen
+            if time.monotonic() > deadline_s:
+                return seen
+            time.sleep(_LOOK_INTERVAL_S)
+            seen = self._look(patient=False)
+
+    # what has gone
+
+    def _lose(self, key: QueueKey, wanted: int, there: int, loss: Loss, detail: str = "") -> int:
+        return tell_loss(self._options.fail_on_data_loss, key, wanted, there, loss, detail)
+
     def _in_range(self, key: QueueKey, offset: int, seen: Seen) -> int:
-        """An offset that its queue has, or where it goes on."""
+        """An offset that its queue has, or where it goes on. Raises DataLossError."""
         queue = seen[key]
-        fail = self._options.fail_on_data_loss
         if offset < queue.start_offset:
-            why = "the broker let go of what is before, as every channel had passed it"
-            return tell_loss(fail, key, offset, queue.start_offset, why)
+            return self._lose(key, offset, queue.start_offset, Loss.RETENTION)
         if offset > queue.end_offset:
-            why = "the topic was made anew, or the log has lost its tail"
-            return tell_loss(fail, key, offset, queue.end_offset, why)
+            detail = (
+                "or the topic was made anew: the checkpoint is of a version that did not note which"
+                " topic it was"
+                if self._is_nameless
+                else ""
+            )
+            return self._lose(key, offset, queue.end_offset, Loss.TRUNCATION, detail)
         return offset
 
-    def _missing(self, key: QueueKey, offset: int) -> None:
-        brokers = self._connected()
-        if key.broker in brokers.ids:
-            why = "the topic was deleted"
+    def _stays(self, key: QueueKey, offset: int, seen: Seen, *, is_needed: bool = False) -> bool:
+        """Whether the position in a queue that is not to be seen is kept.
+
+        Args:
+            is_needed: messages of it are to be read now, and its broker was waited for.
+
+        Raises:
+            DataLossError: it has gone.
+            ValueError: it is needed, and not of the query's topics any more.
+        """
+        brokers = self._brokers
+        if not self._options.topics.has(key.topic):
+            if is_needed:
+                raise ValueError(
+                    f"the micro-batch that was under way has messages of {key}, but the topics of"
+                    f" the query are {self._options.topics} now: let it end with that topic first"
+                )
+            if key not in self._told_missing:
+                _LOG.warning("%s is not read any more; the checkpoint keeps its place", key)
+                self._told_missing.add(key)
+            return True
+        if key.broker not in brokers.ids:
+            now_s = time.monotonic()
+            since_s = self._missing_since_s.setdefault(key.broker, now_s)
+            is_early = now_s - since_s < self._options.timeout_ms / 1000
+            if brokers.may_come and is_early and not is_needed:
+                return True
+            loss, detail = Loss.BROKER, f"none of {brokers.where} is that broker"
         else:
-            why = f"none of {', '.join(self._options.addresses)} is that broker"
+            self._missing_since_s.pop(key.broker, None)
+            named = [there for there in seen if there[:2] == key[:2]]
+            if named and named[0].topic_id == key.topic_id:
+                loss, detail = Loss.DELETION, "it has fewer queues than it had"
+            elif named:
+                loss = Loss.RECREATION
+                detail = f"it was number {key.topic_id} and is number {named[0].topic_id} now"
+            else:
+                loss, detail = Loss.DELETION, ""
         # Said once: a stream that goes on comes here with every micro-batch.
         if key not in self._told_missing:
-            tell_loss(self._options.fail_on_data_loss, key, offset, offset, why)
+            self._lose(key, offset, offset, loss, detail)
             self._told_missing.add(key)
-
-    def _create_channel(self) -> None:
-        """Make topics and channel, so that nothing published from now on is let go unread."""
-        if self._options.channel is None:
-            return
-        brokers = self._connected()
-        brokers.look(patient=True)
-        for broker in brokers.ids:
-            for topic in self._options.topics:
-                brokers.endpoint(broker).create(topic, self._options.channel)
-
-    def _advance(self, position: Mapping[QueueKey, int]) -> None:
-        """Let the channel follow the query. One that cannot follow now will with the next batch."""
-        channel = self._options.channel
-        if channel is None:
-            return
-        brokers = self._connected()
-        seen = self._seen or self._look(patient=False)
-        for key, offset in position.items():
-            if key not in seen or self._advanced.get(key) == offset:
-                continue
-            # It has to be there from the beginning; after that the next one makes up for a failure.
-            patient = key not in self._advanced
-            try:
-                endpoint = brokers.endpoint(key.broker)
-                endpoint.advance(key.topic, key.queue, channel, offset, patient=patient)
-            except BrokerUnreachable as error:
-                _LOG.warning("channel %s of %s stays behind for now: %s", channel, key.topic, error)
-            else:
-                self._advanced[key] = offset
+        return loss is not Loss.RECREATION

@@ -57,7 +57,7 @@ def list_lines(answers: Iterable[Fields]) -> list[str]:
     for answer in answers:
         for group in answer["groups"]:
             count = [str(group[name]) for name in ("members", "queues", "lag")]
-            paused = " (paused)" if group["paused"] else ""
+            paused = " (paused)" if group["paused"] else _follows(group)
             rows.append((group["topic"], group["group"] + paused, *count, answer["broker"]))
     return _laid_out(rows, (2, 3, 4)) if len(rows) > 1 else []
 
@@ -65,6 +65,7 @@ def list_lines(answers: Iterable[Fields]) -> list[str]:
 def describe_lines(answer: Fields, now_ms: int) -> list[str]:
     """A group for people."""
     paused = ", paused" if answer["paused"] else ""
+    paused += _follows(answer)
     tags = f", only tags {', '.join(answer['tags'])}" if answer["tags"] else ""
     lines = [
         f"{answer['topic']}/{answer['group']} at {answer['broker']}: lag {answer['lag']},"
@@ -87,6 +88,13 @@ def describe_lines(answer: Fields, now_ms: int) -> list[str]:
             rows.append((name, member["address"], room, since, queues))
         lines += ["", *_laid_out(rows, (3,))]
     return lines
+
+
+def _follows(group: Fields) -> str:
+    """Whether a group stands for a reader that keeps its own place."""
+    if group.get("kind") != "follower":
+        return ""
+    return " (follower, retains)" if group["retain"] else " (follower)"
 
 
 def reset_lines(answer: Fields) -> list[str]:

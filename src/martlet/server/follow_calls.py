@@ -1,0 +1,54 @@
+"""The call of readers that keep their own place, and let it be seen.
+
+======================  ============================================================================
+``group.follow``        a reader of ``topic`` is at ``offsets``, by queue, and ``group`` stands for
+                        it: a group of the kind ``follower``, made where it is missing.  With
+                        ``retain`` the broker keeps what the reader has yet to read.  Answers the
+                        lag
+======================  ============================================================================
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from martlet.broker.errors import OutOfReach
+from martlet.broker.follower import follow
+from martlet.broker.policy import BadPolicy
+from martlet.server.arguments import CallError
+from martlet.server.group_calls import offsets_by_queue
+from martlet.server.settled import written_down
+
+if TYPE_CHECKING:
+    from martlet.server.arguments import Arguments
+    from martlet.server.calls import Answer, Caller, Methods
+    from martlet.server.server import Server
+
+
+class FollowCalls:
+    """The followers of a server's broker."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def methods(self) -> Methods:
+        """The method of each name."""
+        return {"group.follow": self.follow}
+
+    async def follow(self, caller: Caller, arguments: Arguments) -> Answer:
+        """A reader is somewhere."""
+        arguments.only("topic", "group", "offsets", "retain")
+        topic, name = arguments.topic(self._server.broker), arguments.name("group")
+        caller.may(topic.name, name)
+        offsets = offsets_by_queue(arguments)
+        known = topic.channels.get(name)
+        policy = known.policy if known is not None else None
+        try:
+            channel = follow(topic, name, offsets, retain=arguments.flag("retain"))
+        except BadPolicy as error:
+            raise CallError("BAD_ARGUMENT", str(error)) from None
+        except OutOfReach as error:
+            raise CallError("OUT_OF_REACH", str(error)) from None
+        if channel.policy != policy:
+            await written_down(self._server)
+        return {"topic": topic.name, "group": name, "lag": channel.whole.depth}

@@ -1,0 +1,95 @@
+"""Addresses of brokers and lookup daemons, and how those are spoken to that ask for TLS.
+
+``host:port`` is HTTP and ``https://host:port`` is HTTP in TLS.  Where a broker's HTTP door says
+that it takes TLS only, and on which port, that is where it is spoken to.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+_HTTPS = "https://"
+
+
+def parse_addresses(name: str, text: str) -> tuple[str, ...]:
+    """Comma-separated addresses, each once. Raises ValueError, which names the option."""
+    addresses = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not addresses:
+        raise ValueError(f"option {name} is empty")
+    usual = 4161 if name == "lookupAddresses" else 4151
+    plain = []
+    for address in addresses:
+        rest = address.removeprefix("http://").removesuffix("/")
+        host, colon, port = rest.removeprefix(_HTTPS).rpartition(":")
+        if not (colon and host and port.isdecimal() and 0 < int(port) < 65536) or "/" in host:
+            raise ValueError(
+                f"option {name}: {address!r} is not host:port (the HTTP port, usually {usual}),"
+                " nor https://host:port"
+            )
+        plain.append(rest)
+    return tuple(dict.fromkeys(plain))
+
+
+def with_port(address: str, port: int) -> str:
+    """The address of the HTTPS door on another port of the same host."""
+    host = address.removeprefix(_HTTPS).rpartition(":")[0]
+    return f"{_HTTPS}{host}:{port}"
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Whom to trust, and what to show: files, which each machine that reads must have.
+
+    Attributes:
+        ca_file: authorities beside those that the machine trusts; empty for none.
+        cert_file, key_file: what is shown to who asks; empty for none.
+        verify: whether a certificate has to be by one of them, and of the host.
+    """
+
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    verify: bool = True
+
+    @classmethod
+    def parse(cls, ca_file: str, cert_file: str, key_file: str, *, verify: bool) -> Tls:
+        """See that what is named is there. Raises ValueError."""
+        if key_file and not cert_file:
+            raise ValueError("option tlsKeyFile says nothing without option tlsCertFile")
+        for name, file in (
+            ("tlsCaFile", ca_file),
+            ("tlsCertFile", cert_file),
+            ("tlsKeyFile", key_file),
+        ):
+            if file and not Path(file).is_file():
+                raise ValueError(f"option {name}: there is no file {file!r}")
+        return cls(ca_file, cert_file, key_file, verify)
+
+    @cached_property
+    def _context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        if self.ca_file:
+            context.load_verify_locations(self.ca_file)
+        if self.cert_file:
+            context.load_cert_chain(self.cert_file, self.key_file or None)
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "_context"}
+
+    def connection(self, address: str, timeout_s: float) -> http.client.HTTPConnection:
+        """A connection to an address, not yet open."""
+        host, _, port = address.removeprefix(_HTTPS).rpartition(":")
+        host = host.strip("[]")
+        if address.startswith(_HTTPS):
+            return http.client.HTTPSConnection(
+                host, int(port), timeout=timeout_s, context=self._context
+            )
+        return http.client.HTTPConnection(host, int(port), timeout=timeout_s)

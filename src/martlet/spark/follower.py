@@ -1,0 +1,80 @@
+"""The follower: what a stream tells the brokers of how far it is.
+
+Spark keeps the position in the query's checkpoint, so nothing depends on what is told here but what
+brokers keep and people see: a group whose lag is the query's, or a channel that goes along.  What
+cannot be told now is told with the next micro-batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+
+from martlet.spark.brokers import Brokers
+from martlet.spark.endpoint import BrokerUnreachable, NotFound
+from martlet.spark.offsets import QueueKey
+from martlet.spark.options import ReadOptions
+
+_LOG = logging.getLogger(__name__)
+
+
+class Follower:
+    """Tells the brokers of a query where it is.
+
+    Args:
+        options: the query's.
+        brokers: its brokers.
+    """
+
+    def __init__(self, options: ReadOptions, brokers: Brokers) -> None:
+        self._options = options
+        self._brokers = brokers
+        self._told: dict[QueueKey, int] = {}
+
+    def begin(self, seen: Collection[QueueKey]) -> None:
+        """Make group and channel, so that nothing which is stored from now on is let go unread.
+
+        Raises:
+            BrokerUnreachable, BrokerRefused.
+        """
+        options = self._options
+        if options.channel is not None:
+            for broker in self._brokers.ids:
+                for topic in options.topics.names:
+                    self._brokers.endpoint(broker).create(topic, options.channel)
+        if options.group is not None:
+            for broker, topic in sorted({(key.broker, key.topic) for key in seen}):
+                endpoint = self._brokers.endpoint(broker)
+                endpoint.follow(topic, options.group, {}, retain=options.retain)
+
+    def tell(self, position: Mapping[QueueKey, int], seen: Collection[QueueKey]) -> None:
+        """The query is done with all before a position.
+
+        Raises:
+            BrokerRefused: there is a channel of the group's name that is none.
+        """
+        options, silent = self._options, self._brokers.silent
+        changed: dict[tuple[str, str], dict[QueueKey, int]] = {}
+        for key, offset in position.items():
+            if self._told.get(key) != offset and key in seen and key.broker not in silent:
+                changed.setdefault((key.broker, key.topic), {})[key] = offset
+        for (broker, topic), offsets in changed.items():
+            # It has to be there from the beginning; after that the next one makes up for a failure.
+            patient = not offsets.keys() <= self._told.keys()
+            endpoint = self._brokers.endpoint(broker)
+            by_queue = {key.queue: offset for key, offset in offsets.items()}
+            try:
+                if options.group is not None:
+                    endpoint.follow(
+                        topic, options.group, by_queue, retain=options.retain, patient=patient
+                    )
+                if options.channel is not None:
+                    for queue, offset in by_queue.items():
+                        endpoint.advance(topic, queue, options.channel, offset, patient=patient)
+            except BrokerUnreachable as error:
+                _LOG.warning("what follows topic %s stays behind for now: %s", topic, error)
+            except NotFound as error:
+                # Deleted since it was seen: the next look at the broker tells of that.
+                _LOG.warning("nothing follows topic %s for now: %s", topic, error)
+            else:
+                self._told |= offsets
