@@ -8,18 +8,19 @@ import struct
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.interop.asking import ask, until
 from tests.interop.lookup_process import NSQLOOKUPD, LookupProcess, NsqlookupdProcess
 from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
 
-from martlet.client import Consumer, Message
+from martlet.client import BroadcastConsumer, Consumer, Message, PullConsumer
 from martlet.server.lookup_peer import PING_S
-from martlet.testing import BrokerProcess
+from martlet.testing import Broker, BrokerProcess
 
 pytestmark = pytest.mark.interop
 
@@ -377,6 +378,65 @@ async def test_a_broker_that_no_daemon_knows_any_more_is_not_tried_again() -> No
                     await asyncio.to_thread(until, lambda: consumer.connected_count)
                     name = f"martlet consumer {broker.tcp_address}"
                 await asyncio.to_thread(until, lambda: name not in names_of_tasks(loop))  # noqa: B023
+
+
+@pytest.mark.parametrize("kind", ["pull", "broadcast"])
+async def test_who_fetches_has_the_queues_of_all_brokers_that_lookup_daemons_tell_of(
+    lookup: LookupProcess, kind: str
+) -> None:
+    def consumer_of() -> PullConsumer | BroadcastConsumer:
+        found: dict[str, Any] = {"lookup": [lookup.http_address], "lookup_poll_s": 0.2}
+        if kind == "pull":
+            return PullConsumer("t", "g", start="first", **found)
+        return BroadcastConsumer("t", offsets=None, start="first", **found)
+
+    async def bodies(consumer: PullConsumer | BroadcastConsumer, count: int) -> set[bytes]:
+        got: set[bytes] = set()
+        async with asyncio.timeout(30):
+            async for message in consumer:
+                got.add(message.body)
+                message.finish()
+                if len(got) == count:
+                    break
+        return got
+
+    def holding(count: int) -> Callable[[], bool]:
+        return lambda: len(consumer.assignment) == count
+
+    async with Broker(**registered(lookup)) as one:
+        put(one, 2, b"one")
+        await asyncio.to_thread(until, lambda: producers(lookup, "t"))
+        async with consumer_of() as consumer:
+            assert await bodies(consumer, 2) == {b"one 0", b"one 1"}
+            async with Broker(**registered(lookup)) as two:
+                put(two, 3, b"two")
+                assert await bodies(consumer, 3) == {b"two 0", b"two 1", b"two 2"}
+                await asyncio.to_thread(until, holding(5))
+                assert {place.broker for place in consumer.assignment} == {
+                    one.tcp_address,
+                    two.tcp_address,
+                }
+            await asyncio.to_thread(until, holding(2))
+            put(one, 2, b"again")
+            assert await bodies(consumer, 2) == {b"again 0", b"again 1"}
+
+
+def registered(lookup: LookupProcess) -> dict[str, Any]:
+    """The options of a broker that registers there."""
+    return {
+        "lookupd_tcp_addresses": (lookup.tcp_address,),
+        "broadcast_address": "127.0.0.1",
+    }
+
+
+def put(broker: Broker, queues: int, body: bytes) -> None:
+    """Store a message in each of so many queues."""
+    core = broker.server.broker
+    core.topic("t")
+    core.set_queues("t", queues)
+    for part in core.topic("t").parts:
+        part.stage([b"%b %d" % (body, part.number)])
+    core.commit()
 
 
 def names_of_tasks(loop: asyncio.AbstractEventLoop) -> set[str]:

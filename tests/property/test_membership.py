@@ -236,3 +236,30 @@ class MembershipBesideModel(RuleBasedStateMachine):
 
 TestMembership = MembershipBesideModel.TestCase
 TestMembership.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+
+
+def test_who_loses_a_queue_when_another_member_goes_is_told() -> None:
+    clock, schedule = SimulatedClock(), Schedule()
+    membership = Membership("t", clock, schedule)
+    membership.resize(Place("t", "", "", 2))
+
+    def join(id: str, queue: int) -> Member:
+        return membership.join(
+            id, lease_ns=10 * SECOND_NS, strategy="by-config", queues=(queue,), owner=id
+        )
+
+    holder, silent = join("m", 0), join("n", 1)
+    # This one comes before the holder, and is to have its queue.
+    newcomer = join("a", 0)
+    assert holder.revoked == [0]
+    told: list[str] = []
+    holder.watchers[lambda: told.append("holder")] = None
+    clock.advance(9 * SECOND_NS)
+    membership.renew(holder)
+    membership.renew(newcomer)
+    # Both leases end while nobody looks.
+    clock.advance(2 * SECOND_NS)
+    schedule.run(clock())
+    assert silent.is_gone
+    assert list(newcomer.held) == [0]
+    assert told == ["holder"]

@@ -20,6 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import md5
 
 Assignment = dict[str, list[int]]
@@ -132,13 +133,15 @@ def _hash(text: str) -> int:
     return int.from_bytes(md5(text.encode(), usedforsecurity=False).digest()[:4], "big")
 
 
+@lru_cache(maxsize=4096)
+def _nodes(id: str) -> list[tuple[int, str]]:
+    """A member's places on the circle."""
+    return [(_hash(f"{id}-{node}"), id) for node in range(VIRTUAL_NODES)]
+
+
 def _consistent(place: Place, members: Sequence[Candidate]) -> Assignment:
     """AllocateMessageQueueConsistentHash: the next virtual node clockwise."""
-    nodes = sorted(
-        (_hash(f"{member.id}-{node}"), member.id)
-        for member in members
-        for node in range(VIRTUAL_NODES)
-    )
+    nodes = sorted(node for member in members for node in _nodes(member.id))
     hashes = [node[0] for node in nodes]
     found: Assignment = {}
     for queue in range(place.count):

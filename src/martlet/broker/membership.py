@@ -111,6 +111,8 @@ class Membership:
         self.place = Place(topic, "", "", 0)
         self.generation = clock() // _MILLISECOND_NS
         self._targets: dict[int, Member] = {}
+        self._concerned: dict[Member, None] = {}
+        """Those who are to be told of changes."""
         self._clock = clock
         self._alarm = schedule.alarm(self._expire)
 
@@ -183,7 +185,7 @@ class Membership:
         if freed:
             self.generation += 1
             self._free(freed)
-            self._grant()
+            self._grant(freed)
 
     def leave(self, member: Member) -> None:
         """It has gone, and lets go of all that it had."""
@@ -219,7 +221,7 @@ class Membership:
         if gone:
             self._share_out()
         elif late:
-            self._grant()
+            self._grant(late)
         times = [member.lease_until_ns for member in self.members.values()]
         times += [one.until_ns for one in self.holders.values() if one.until_ns is not None]
         return min(times, default=None)
@@ -258,23 +260,28 @@ class Membership:
                 holding.until_ns = None if stays else now_ns + member.lease_ns
                 if holding.until_ns is not None:
                     self._alarm.at(holding.until_ns)
-                member.changed = self.generation
-        self._grant()
+                self._concern(member)
+        self._grant(self._targets)
 
     def _free(self, queues: Iterable[int]) -> None:
         for queue in queues:
             member = self.holders.pop(queue).member
             del member.held[queue]
-            member.changed = self.generation
+            self._concern(member)
 
-    def _grant(self) -> None:
-        """Give the queues that nobody has to those who are to have them; tell all whom the present
-        generation concerns.
+    def _grant(self, queues: Iterable[int]) -> None:
+        """Give those of some queues that nobody has to those who are to have them; tell all whom
+        the changes since the last time concern.
         """
-        for queue, member in self._targets.items():
-            if queue not in self.holders:
+        for queue in queues:
+            member = self._targets.get(queue)
+            if member is not None and queue not in self.holders:
                 self.holders[queue] = member.held[queue] = Holding(member, self.generation)
-                member.changed = self.generation
-        for member in list(self.members.values()):
-            if member.changed == self.generation:
-                member.tell()
+                self._concern(member)
+        concerned, self._concerned = self._concerned, {}
+        for member in concerned:
+            member.tell()
+
+    def _concern(self, member: Member) -> None:
+        member.changed = self.generation
+        self._concerned[member] = None
