@@ -21,8 +21,12 @@ class Clock:
         """Now."""
         return time.monotonic_ns() + self._shift_ns
 
-    def adjust(self) -> None:
-        """Follow the wall clock where it has run ahead of us by more than a second."""
+    def adjust(self) -> bool:
+        """Follow the wall clock where it has run ahead of us by more than a second. Returns whether
+        it had: whoever waits for a time is to look again.
+        """
         shift_ns = time.time_ns() - time.monotonic_ns()
-        if shift_ns - self._shift_ns > _STEP_NS:
-            self._shift_ns = shift_ns
+        if shift_ns - self._shift_ns <= _STEP_NS:
+            return False
+        self._shift_ns = shift_ns
+        return True

@@ -414,7 +414,8 @@ class Server:
         self._set_alarm(self.broker.schedule.next_ns())
 
     async def _keep_journal(self) -> None:
-        self.clock.adjust()
+        if self.clock.adjust():
+            self._set_alarm(self.broker.schedule.next_ns())
         with suppress(WritesRefused):
             for _ in self.broker.write_some_journal():
                 await asyncio.sleep(0)

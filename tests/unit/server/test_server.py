@@ -2,11 +2,15 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from martlet.client import Consumer
+from martlet.server import clock
 from martlet.testing import Broker
 
 
@@ -33,3 +37,21 @@ async def test_what_failed_once_for_an_unforeseen_reason_is_told_and_done_again(
         told = [record for record in caplog.records if record.exc_info]
         assert [str(record.exc_info[1]) for record in told if record.exc_info] == ["'unforeseen'"]
         assert "_keep_journal" in told[0].getMessage()
+
+
+async def test_what_is_due_when_the_wall_clock_is_set_forward_comes_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when a machine wakes up: it would come as much later as the clock was behind."""
+    async with Broker(journal_interval_ns=10_000_000) as broker:
+        core, hour_ns = broker.server.broker, 3600 * 10**9
+        core.topic("t").channel("c")
+        core.delays.publish(core.topic("t"), [b"late"], core.clock() + hour_ns)
+        later = SimpleNamespace(
+            monotonic_ns=time.monotonic_ns, time_ns=lambda: time.time_ns() + 2 * hour_ns
+        )
+        async with Consumer("t", "c", broker.tcp_address) as consumer:
+            monkeypatch.setattr(clock, "time", later)
+            message = await asyncio.wait_for(anext(consumer), 10)
+            message.finish()
+        assert message.body == b"late"
