@@ -321,6 +321,7 @@ async def test_who_may_not_consume_dead_letters_sees_none_and_moves_none(broker:
     class Stranger:
         remote_address = "somewhere"
         connection = None
+        is_gone = False
 
         def __init__(self, *allowed: str) -> None:
             self.allowed = allowed

@@ -211,3 +211,27 @@ async def test_it_goes_aside_and_is_shown_and_committed_by_hand() -> None:
         assert (await connection.call("transaction.show", id="t")).fields["state"] == "committed"
         for each in (connection, plain, aside):
             each.close()
+
+
+async def test_who_has_hung_up_over_http_is_asked_nothing() -> None:
+    async with Broker(transaction_check_after_ns=20 * MILLISECOND_NS) as broker:
+        _reader, writer = await asyncio.open_connection(*broker.http_address.split(":"))
+        body = b'{"group": "g", "wait_ms": 60000}'
+        head = b"POST /call/transaction.checks HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+        writer.write(head % len(body) + body)
+        calls = broker.server.calls.methods["transaction.checks"].__self__  # type: ignore[attr-defined]
+        async with asyncio.timeout(20):
+            while "g" not in calls._waiting:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            writer.close()
+            await writer.wait_closed()
+            transactions = broker.server.broker.transactions
+            transactions.begin("t", "g")
+            while "g" in calls._waiting or transactions.open["t"].state != "silent":  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        assert transactions.open["t"].checks == 0
+        connection = await connect(broker)
+        asked = (await connection.call("transaction.checks", group="g")).fields["transactions"]
+        assert [(each["id"], each["checks"]) for each in asked] == [("t", 1)]
+        connection.close()
+        await connection.wait_lost()

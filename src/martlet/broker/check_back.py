@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from martlet.broker.transaction import Event, State, Transaction, after
@@ -91,9 +92,11 @@ class CheckBack:
         """How many times are known at which to look at one, some of them in vain."""
         return len(self._times)
 
-    def take(self, group: str, most: int) -> list[Transaction]:
-        """Those whose producers are to be asked, for one who is going to be."""
-        taken = list(self._due.get(group, {}).values())[:most]
+    def take(
+        self, group: str, most: int, suits: Callable[[Transaction], bool]
+    ) -> list[Transaction]:
+        """Those whose producers are to be asked, for one who is going to be, of those that suit."""
+        taken = list(islice(filter(suits, self._due.get(group, {}).values()), most))
         for transaction in taken:
             transaction.checks += 1
             self.forget(transaction)

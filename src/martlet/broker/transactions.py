@@ -393,9 +393,13 @@ class Transactions:
         if state is not State.SET_ASIDE:
             self.check_back.heard(transaction)
 
-    def take_due(self, group: str, most: int = 100) -> list[Transaction]:
-        """Those whose producers are to be asked, for one of the group who is going to be."""
-        taken = self.check_back.take(group, most)
+    def take_due(
+        self, group: str, most: int = 100, suits: Callable[[Transaction], bool] = lambda _: True
+    ) -> list[Transaction]:
+        """Those whose producers are to be asked, for one of the group who is going to be, about
+        those that suit him.
+        """
+        taken = self.check_back.take(group, most, suits)
         if taken:
             with suppress(WritesRefused):  # At worst somebody is asked once more.
                 self._journal("checked", ids=[transaction.id for transaction in taken])

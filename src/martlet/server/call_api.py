@@ -39,8 +39,14 @@ _STATUS = {
 class HttpCaller:
     """Who calls over HTTP, which is an operator's door: nsqd has no AUTH there either."""
 
-    def __init__(self, remote_address: str) -> None:
-        self.remote_address = remote_address
+    def __init__(self, request: Request) -> None:
+        self.remote_address = request.remote_address
+        self._request = request
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether he has hung up."""
+        return self._request.is_gone
 
     @property
     def connection(self) -> Connection | None:
@@ -72,9 +78,7 @@ class CallApi:
         if not isinstance(fields, dict):
             raise HttpError(400, "INVALID_BODY: it must be a JSON object")
         try:
-            told, data = await self._server.calls.run(
-                HttpCaller(request.remote_address), method, fields
-            )
+            told, data = await self._server.calls.run(HttpCaller(request), method, fields)
         except CallError as error:
             status = _STATUS.get(error.code, 400)
             raise HttpError(status, str(error), {"code": error.code, **error.fields}) from None

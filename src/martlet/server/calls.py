@@ -56,6 +56,10 @@ class Caller(Protocol):
     def connection(self) -> Connection | None:
         """Where the caller is connected to the V2 door."""
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody would hear the answer."""
+
     def may(self, topic: str, channel: str = "") -> None:
         """Whether the caller may publish to a topic, or consume a channel. Raises CallError."""
 
@@ -135,6 +139,9 @@ def call(connection: Connection, command: v2.Call) -> None:
     """
     if connection.held_up and connection.consumer is None:
         raise Waits
+    if connection.guard is not None and connection.guard.given is None:
+        _refuse(connection, command, "FORBIDDEN", "AUTH is required before CALL")
+        return
     known = connection.server.calls
     if not known.waits(command.method):
         with _answered(connection, command) as answer:
@@ -145,12 +152,16 @@ def call(connection: Connection, command: v2.Call) -> None:
     calls = connection.calls
     if len(calls) >= MOST_CALLS:
         text = f"{MOST_CALLS} calls wait for their answers already; wait for some of them"
-        told: dict[str, Any] = {"error": {"code": "LIMIT_REACHED", "text": text}}
-        connection.send_answer(v2.answer(command.number, encoded(told)))
+        _refuse(connection, command, "LIMIT_REACHED", text)
         return
     task = connection.server.loop.create_task(_answer(connection, command))
     calls.add(task)
     task.add_done_callback(calls.discard)
+
+
+def _refuse(connection: Connection, command: v2.Call, code: str, text: str) -> None:
+    told: dict[str, Any] = {"error": {"code": code, "text": text}}
+    connection.send_answer(v2.answer(command.number, encoded(told)))
 
 
 async def _answer(connection: Connection, command: v2.Call) -> None:

@@ -297,9 +297,6 @@ class Connection(asyncio.BufferedProtocol):
     def _handle(self, command: v2.Command) -> None:
         _HANDLERS[type(command)](self, command)
 
-    def _ignore(self, command: v2.Nop) -> None:
-        """That it was sent says all."""
-
     def subscription(self) -> tuple[Channel | WholeChannel, Any]:
         """What it consumes, and as whom: a consumer, or of several queues a subscriber."""
         assert self.channel is not None
@@ -378,6 +375,9 @@ class Connection(asyncio.BufferedProtocol):
 
     # as a caller
 
+    is_gone = False
+    """Its calls are cancelled when it goes."""
+
     @property
     def connection(self) -> Connection:
         """Itself."""
@@ -446,5 +446,5 @@ _HANDLERS: dict[type, Callable[[Connection, Any], None]] = {
     v2.Send: send,
     v2.Call: call,
     v2.Close: session.stop_receiving,
-    v2.Nop: Connection._ignore,
+    v2.Nop: lambda connection, command: None,
 }

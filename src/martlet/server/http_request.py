@@ -74,6 +74,12 @@ class Request:
         return shown_peer(self._request.transport)
 
     @property
+    def is_gone(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        transport = self._request.transport
+        return transport is None or transport.is_closing()
+
+    @property
     def query(self) -> Mapping[str, str]:
         """The first value of each argument.
 

@@ -201,7 +201,9 @@ class TransactionCalls:
         wait_ms = arguments.number("wait_ms", 30_000, most=_LONGEST_WAIT_MS)
         deadline_s = self._server.loop.time() + wait_ms / 1000
         while True:
-            taken = self._transactions.take_due(group, most)
+            if caller.is_gone:
+                return {"transactions": []}
+            taken = self._transactions.take_due(group, most, lambda each: _may_see(caller, each))
             left_s = deadline_s - self._server.loop.time()
             if taken or left_s <= 0:
                 return {"transactions": [_told(transaction) for transaction in taken]}
@@ -247,7 +249,9 @@ class TransactionCalls:
         wanted = [
             transaction
             for transaction in self._transactions.open.values()
-            if state in (None, transaction.state) and group in (None, transaction.group)
+            if state in (None, transaction.state)
+            and group in (None, transaction.group)
+            and _may_see(caller, transaction)
         ]
         return {
             "transactions": [_told(transaction) for transaction in wanted[:limit]],
@@ -298,6 +302,20 @@ class TransactionCalls:
                     }
                 )
         return messages
+
+
+def _may_see(caller: Caller, transaction: Transaction) -> bool:
+    """Whether the caller may publish what is in a transaction. Raises CallError."""
+    if caller.connection is None or caller.connection.guard is None:
+        return True
+    try:
+        for topic in transaction.topics:
+            caller.may(topic)
+    except CallError as error:
+        if error.code != "FORBIDDEN":
+            raise
+        return False
+    return True
 
 
 def _branches(arguments: Arguments) -> Mapping[str, int] | None:
