@@ -9,7 +9,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from martlet.apps.configure import read
+from martlet.apps.configure import _shown, read
 from martlet.apps.main import main
 from martlet.broker.policy import BadPolicy, ChannelPolicy, TopicPolicy
 from martlet.testing import BrokerProcess
@@ -44,19 +44,22 @@ def test_policies_are_set_shown_and_taken_back_and_survive_a_kill(
     told = said(*topic, "retention-ms=72h", "retention_bytes=10GiB", "trace=on", where)
     assert "topic t: retention_ms=259200000, retention_bytes=10737418240, trace=on" in told
     told = said(*channel, "max_attempts=5", "retry_delays_ms=1s,1m,1000", where)
-    assert "channel t/c: max_attempts=5, retry_delays_ms=[1000, 60000, 1000]" in told
+    assert "channel t/c: max_attempts=5, retry_delays_ms=1000,60000,1000" in told
     broker.kill()
     broker.start()
     told = said(*topic, "retention_ms=default", where)
     assert "topic t: retention_bytes=10737418240, trace=on" in told
-    assert "retry_delays_ms=[1000, 60000, 1000]" in said(*channel, where)
+    assert "retry_delays_ms=1000,60000,1000" in said(*channel, where)
 
     assert "there is no policy 'retension'" in said(*topic, "retension=1", where, code=2)
     assert "trace must be one of default, on, off" in said(*topic, "trace=yes", where, code=2)
     assert "has the unknown unit 'd'" in said(*topic, "retention_ms=3d", where, code=2)
     assert "which topic is it?" in said("topic", "configure", where, code=2)
     assert "there is no topic 'x'" in said("topic", "configure", "x", where, code=1)
-    assert "there is no channel 'x'" in said("channel", "configure", "t", "x", where, code=1)
+    told = said("channel", "configure", "t", "x", where, code=1)
+    assert "there is no channel 'x'" in told
+    assert f"curl -X POST 'http://{broker.http_address}/channel/create?topic=t&channel=x'" in told
+    assert "Write NAME=VALUE, such as lock_ms=default" in said(*channel, "lock_ms", where, code=2)
     assert "usage: martlet channel configure" in said("channel", code=2)
 
 
@@ -68,6 +71,17 @@ def test_words_are_read_as_the_policy_has_them() -> None:
         "tags": ["red", "blue"],
         "order": "key",
     }
+    # However a list is written, it is the same, and what is shown can be typed again.
+    for word in ("tags=red || blue", 'tags=["red", "blue"]', "tags=red, blue"):
+        assert read(ChannelPolicy(), [word]) == {"tags": ["red", "blue"]}
+    assert read(ChannelPolicy(), ["retry_delays_ms=[1000, 5000]"]) == {
+        "retry_delays_ms": [1000, 5000]
+    }
+    assert read(ChannelPolicy(), ['tags=["a,b"]']) == {"tags": ["a,b"]}
+    assert _shown({"tags": ["red", "blue"], "lock_ms": 5}) == "tags=red,blue, lock_ms=5"
+    assert _shown({"tags": ["a,b"]}) == 'tags=["a,b"]'
+    with pytest.raises(BadPolicy, match="no list"):
+        read(ChannelPolicy(), ['tags=["red", blue]'])
     assert read(TopicPolicy(), ["retention_ms=1500ms", "trace=default"]) == {
         "retention_ms": 1500,
         "trace": None,

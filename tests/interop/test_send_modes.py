@@ -193,6 +193,10 @@ async def test_messages_are_delivered_at_their_time(broker: Broker) -> None:
         assert time.time() >= at.timestamp()
         with pytest.raises(ValueError, match="needs a time zone"):
             await producer.send("t", b"x", deliver_at=datetime(2030, 1, 1))
+        with pytest.raises(ValueError, match="deliver_at=tomorrow: seconds since 1970, or a"):
+            await producer.send("t", b"x", deliver_at="tomorrow")  # type: ignore[arg-type]
+        several = await producer.send_many("t", [b"1", b"2"])
+        assert repr(several) == f"<SendResults of 2: {several[0]!r}, ...>"
 
 
 async def test_a_message_for_later_is_stored_once_too_also_when_it_is_on_its_way_already(

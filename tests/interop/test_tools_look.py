@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
+from urllib.request import Request, urlopen
 
 import pytest
 from tests.interop.asking import ask, until
@@ -66,6 +67,20 @@ def fill(broker: BrokerProcess, topic: str, count: int, channel: str = "c") -> N
     ask(broker.http_address, f"/channel/create?topic={topic}&channel={channel}", "POST")
     lines = b"\n".join(b"%d" % number for number in range(count))
     ask(broker.http_address, f"/mpub?topic={topic}", "POST", lines)
+
+
+def test_peek_shows_tags_and_keys_where_there_are_any(broker: BrokerProcess, tool: Tool) -> None:
+    fill(broker, "marked", 1)
+    asked = Request(f"http://{broker.http_address}/pub?topic=marked", data=b"tea")
+    asked.add_header("X-Martlet-Tag", "eu")
+    asked.add_header("X-Martlet-Key", "order-17")
+    with urlopen(asked):
+        pass
+    shown = tool("peek", "marked", "c", f"--nsqd-http-address={broker.http_address}").out
+    head, plain, marked = shown.splitlines()
+    assert head.split()[-4:] == ["bytes", "tag,", "keys", "body"]
+    assert plain.split()[-2:] == ["1", "0"]
+    assert marked.split()[-4:] == ["3", "eu,", "order-17", "tea"]
 
 
 def test_peek_shows_everything_and_takes_nothing(broker: BrokerProcess, tool: Tool) -> None:

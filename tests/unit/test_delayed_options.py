@@ -1,9 +1,11 @@
-"""What `martlet delayed` is told wrong."""
+"""What `martlet delayed` and `martlet dead-letters` are told wrong."""
 
 from __future__ import annotations
 
 import pytest
 
+from martlet.broker.dead_letter_topic import Reason
+from martlet.options.dead_letters import REASONS, DeadLetterOptions
 from martlet.options.delayed import DelayedOptions
 from martlet.options.flag import OptionError
 
@@ -26,3 +28,26 @@ from martlet.options.flag import OptionError
 def test_what_is_wrong_is_told(given: dict[str, object], why: str) -> None:
     with pytest.raises(OptionError, match=why):
         DelayedOptions(nsqd_http_addresses=("127.0.0.1:4151",), **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"reason": "reject"}, "--reason=reject: it is one of max_attempts, timeout"),
+        ({"ids": ("xyz",)}, "--id=xyz: an id has 16 hexadecimal"),
+        ({}, "which dead letters are meant?"),
+    ],
+)
+def test_which_dead_letters_are_meant_is_no_guess(given: dict[str, object], why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        DeadLetterOptions(
+            nsqd_http_addresses=("127.0.0.1:4151",),
+            action="purge",
+            topic="t",
+            channel="c",
+            **given,  # type: ignore[arg-type]
+        )
+
+
+def test_all_reasons_of_dead_letters_can_be_asked_for() -> None:
+    assert tuple(Reason) == REASONS

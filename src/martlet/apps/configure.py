@@ -9,6 +9,7 @@ import dataclasses
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, NoReturn
 
 from martlet.apps import start, tool
@@ -46,9 +47,11 @@ def _run(
         f"{what} configure",
         _description(what, policy),
         kind,
-        [*flags, *(f"--{n}={v}" for n, v in zip(names, named, strict=False)), *named[len(names) :]],
+        [*flags, *(f"--{n}={v}" for n, v in zip(names, named, strict=False))],
         " ".join([*(name.upper() for name in names), "[NAME=VALUE ...]"]),
     )
+    if stray := named[len(names) :]:
+        _fail(f"what is to become of {stray[0]!r}? Write NAME=VALUE, such as {stray[0]}=default")
     try:
         changes = read(policy, told)
         policy.changed(changes)
@@ -61,6 +64,8 @@ def _run(
             if isinstance(answer, NoAnswer):
                 refused.append(answer)
                 log.error("%s", answer)
+                if answer.status == HTTPStatus.NOT_FOUND:
+                    log.error("%s", _way_out(what, url, options))
             else:
                 log.info("%s: %s %s: %s", url, what, _name(options), _shown(answer))
 
@@ -89,12 +94,23 @@ def read(policy: Policy, told: Sequence[str]) -> dict[str, object]:
 def _value(name: str, text: str, limits: Mapping[str, Any]) -> object:
     if "choices" in limits or limits.get("is_name"):
         return text
-    pieces = text.split(",") if text else []
+    if text.startswith("["):
+        return _listed(name, text)
+    pieces = [each.strip() for each in text.replace("||", ",").split(",")] if text else []
     if limits.get("is_tags"):
         return pieces
     if "count" in limits:
         return [_number(name, piece) for piece in pieces]
     return _number(name, text)
+
+
+def _listed(name: str, text: str) -> list[object]:
+    """A list in JSON, as calls have it; else its brackets would belong to the words."""
+    try:
+        told: list[object] = json.loads(text)
+    except ValueError:
+        raise BadPolicy(f"{name}={text}: no list; write its parts with commas, as a,b") from None
+    return told
 
 
 def _number(name: str, text: str) -> int:
@@ -126,6 +142,13 @@ def _description(what: str, policy: Policy) -> str:
     return " ".join(said).rstrip(";") + "."
 
 
+def _way_out(what: str, url: str, options: TopicConfigureOptions | ChannelConfigureOptions) -> str:
+    query = f"topic={options.topic}"
+    if isinstance(options, ChannelConfigureOptions):
+        query += f"&channel={options.channel}"
+    return f"who uses a {what} first makes it, or: curl -X POST '{url}/{what}/create?{query}'"
+
+
 def _name(options: LogOptions) -> str:
     names = [getattr(options, name, "") for name in ("topic", "channel")]
     return "/".join(name for name in names if name)
@@ -134,7 +157,12 @@ def _name(options: LogOptions) -> str:
 def _shown(policy: Mapping[str, object]) -> str:
     if not policy:
         return "nothing is set"
-    return ", ".join(
-        f"{name}={value if isinstance(value, str) else json.dumps(value)}"
-        for name, value in policy.items()
-    )
+    return ", ".join(f"{name}={_written(value)}" for name, value in policy.items())
+
+
+def _written(value: object) -> str:
+    """A value as it is typed."""
+    if not isinstance(value, list):
+        return str(value)
+    texts = [str(each) for each in value]
+    return json.dumps(value) if any("," in each for each in texts) else ",".join(texts)

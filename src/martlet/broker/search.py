@@ -367,15 +367,17 @@ def _standing(topic: ToldTopic, offset: int) -> Iterator[Standing]:
         name, cursor = told["name"], topic.cursors.get(number)
         if cursor is None:
             continue
+        is_group = told.get("policy", {}).get("kind") == "offsets"
         attempts, due_ns = cursor.stragglers.get(offset, (0, 0))
         if offset in cursor.stragglers:
-            yield Standing(name, "deferred" if due_ns else "unfinished", attempts, due_ns)
+            state = "deferred" if due_ns else "unfinished"
         elif any(first <= offset < end for first, end in cursor.ranges):
-            yield Standing(name, "unfinished", 1)
+            state, attempts = "unfinished", 1
         elif offset >= cursor.next or (paused_at is not None and offset >= paused_at):
-            yield Standing(name, "waiting")
+            state = "waiting"
         else:
-            yield Standing(name, "done")
+            state = "done"
+        yield Standing(name, state, attempts, due_ns, is_group)
 
 
 def _matters(trace: Trace, start_ns: int) -> bool:

@@ -20,12 +20,15 @@ class Standing:
             in flight, ``deferred``, or ``done``.
         attempts: how often it was delivered, of one that is unfinished or deferred.
         due_ns: when it is to be delivered, of one that is deferred.
+        is_group: whether it is a group, whose members fetch and commit; of that, nothing else is
+            written down.
     """
 
     channel: str
     state: str
     attempts: int = 0
     due_ns: int = 0
+    is_group: bool = False
 
 
 @dataclass
@@ -126,6 +129,7 @@ def _trace_fields(trace: Trace) -> dict[str, Any]:
                 "state": standing.state,
                 "attempts": standing.attempts,
                 "due_ns": standing.due_ns or None,
+                "is_group": standing.is_group,
             }
             for standing in trace.standing
         ],

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import accumulate, islice
+from numbers import Real
 from typing import Any, NamedTuple, Protocol, cast
 
 from martlet.client.body import Body, check_body
@@ -86,7 +87,8 @@ def deliver_at_ms(deliver_at: datetime | float | None) -> int:
         if deliver_at.tzinfo is None:
             raise ValueError(f"deliver_at={deliver_at}: a time needs a time zone, such as {UTC}")
         deliver_at = deliver_at.timestamp()
-    if deliver_at <= 0:
+    told: object = deliver_at
+    if not isinstance(told, Real) or deliver_at <= 0:
         raise ValueError(f"deliver_at={deliver_at}: seconds since 1970, or a datetime")
     return round(deliver_at * 1000)
 

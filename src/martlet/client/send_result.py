@@ -53,6 +53,14 @@ class SendResults(Sequence[SendResult]):
         self._firsts.append(first)
         self._ends.append(len(self) + count)
 
+    def __repr__(self) -> str:
+        count = len(self)
+        return (
+            f"<SendResults of {count}: {self[0]!r}{', ...' if count > 1 else ''}>"
+            if count
+            else "[]"
+        )
+
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ from martlet.options.replay import time_ns
 from martlet.options.tools import require_names
 
 ACTIONS = ("list", "show", "redrive", "purge")
+REASONS = ("max_attempts", "timeout", "disconnected", "rejected", "given_up")
+_ID = re.compile("[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +55,7 @@ class DeadLetterOptions(DoorOptions):
         "reason",
         Kind.STRING,
         "",
-        "only these: max_attempts, timeout, disconnected, rejected or given_up",
+        f"only these: {', '.join(REASONS[:-1])} or {REASONS[-1]}",
     )
     error: str = option("error", Kind.STRING, "", "only those whose errors contain this")
     since: str = option(
@@ -88,6 +91,11 @@ class DeadLetterOptions(DoorOptions):
         for flag in ("since", "until"):
             if text := getattr(self, flag):
                 time_ns(flag, text, 0)
+        if self.reason and self.reason not in REASONS:
+            raise OptionError(f"--reason={self.reason}: it is one of {', '.join(REASONS)}")
+        for id in self.ids:
+            if not _ID.fullmatch(id):
+                raise OptionError(f"--id={id}: an id has 16 hexadecimal digits")
         if self.action == "list":
             return
         if not self.dead_letter_topic and not (self.topic and self.channel):

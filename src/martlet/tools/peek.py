@@ -91,6 +91,9 @@ def table(messages: list[Message]) -> Table:
         numbers = name in ("offset", "attempts", "age", "due in")
         shown.add_column(name, justify="right" if numbers else "left", no_wrap=True)
     shown.add_column("bytes", justify="right", no_wrap=True)
+    has_properties = any(_carried(message) for message in messages)
+    if has_properties:
+        shown.add_column("tag, keys", overflow="ellipsis", max_width=40, no_wrap=True)
     shown.add_column("body", no_wrap=True, overflow="ellipsis", ratio=1)
     for message in messages:
         cells = [message["broker"].partition("://")[2]] if several else []
@@ -105,7 +108,8 @@ def table(messages: list[Message]) -> Table:
             "" if client is None else f"{client['client_id']} {client['remote_address']}".strip(),
             "" if message["body_bytes"] is None else str(message["body_bytes"]),
         ]
-        shown.add_row(*cells, Text(_body(message)))
+        carried = [Text(_carried(message))] if has_properties else []
+        shown.add_row(*cells, *carried, Text(_body(message)))
     return shown
 
 
@@ -115,9 +119,19 @@ def _seconds(later_ns: int | None, earlier_ns: int | None) -> str:
     return f"{max(0, later_ns - earlier_ns) / 1e9:.1f} s"
 
 
+def _carried(message: Message) -> str:
+    properties = message.get("properties", {})
+    told = [properties.get("tag", ""), *properties.get("keys", ())]
+    return ", ".join(_printable(each) for each in told if each)
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def _body(message: Message) -> str:
     if message["body_bytes"] is None:
         return "(cannot be read)"
     if message["body"] is None:
         return repr(b64decode(message["body_base64"]))[2:-1]
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in message["body"])
+    return _printable(message["body"])

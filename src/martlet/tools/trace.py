@@ -31,6 +31,12 @@ _STATES = {
     "deferred": "waits for its time",
     "done": "done",
 }
+_GROUP_STATES = {
+    "waiting": "not committed yet",
+    "unfinished": "not committed yet",
+    "deferred": "waits for its time",
+    "done": "committed past it; what its members do with a message is not written down",
+}
 _DELAYED = {
     "waiting": "it waits for its time; then it is the topic's, and has an id of its own there",
     "done": "it does not wait any more: it was cancelled, or delivered and has gone since",
@@ -136,6 +142,8 @@ def _channel(
         told = sorted([*told, *(each for each in starts if each[0] > first_ns)], key=lambda t: t[0])
     if standing is None:
         yield f"channel {name}: it is not there any more"
+    elif standing.get("is_group"):
+        yield f"group {name}: {_GROUP_STATES.get(standing['state'], standing['state'])}"
     else:
         due_ns = standing["due_ns"]
         due = f": {_time(due_ns, stored_ns)}" if due_ns else ""

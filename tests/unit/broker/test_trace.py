@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
-from martlet.broker.policy import TopicPolicy
+from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.broker.restore import restore
 from martlet.broker.search import NotFound, Search
 from martlet.broker.trace import Found, Trace, fields_of
@@ -98,6 +98,22 @@ def test_a_message_is_found_by_its_id_with_all_that_became_of_it(core: DiskCore)
     assert steps(trace)[2:] == [("c", Step.DELIVERED), ("c", Step.FINISHED)]
     assert trace.events[3].time_ns - trace.stored_at_ns == 6 * SECOND_NS
     assert {s.channel: s.state for s in trace.standing}["c"] == "done"
+
+
+def test_a_group_is_told_apart_from_a_channel(core: DiskCore) -> None:
+    core.channel("t", "readers")
+    core.broker.topic("t").configure_channel("readers", ChannelPolicy(kind="offsets"))
+    client = core.client("t").ready(1)
+    core.publish("t", b"a")
+    client.finish()
+    answer = fields_of(core.search().by_id(client.got[0].id.decode()))
+    told = {each["channel"]: each["is_group"] for each in answer["messages"][0]["channels"]}
+    assert told == {"readers": True, "c": False}
+    (text,) = lines(answer)
+    assert "group readers: not committed yet" in text
+    core.restart()
+    answer = fields_of(core.search().by_id(client.got[0].id.decode()))
+    assert "group readers: not committed yet" in lines(answer)[0]
 
 
 def test_messages_are_found_by_a_key_among_others(core: DiskCore) -> None:

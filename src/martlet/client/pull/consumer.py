@@ -94,7 +94,7 @@ class PullConsumer(Puller[Membership]):
             lookup_poll_s: how many seconds may pass until they are asked again.
             strategy: how queues are shared out; all members must name the same.
             room: the machine room, or zone, that this consumer is in.
-            queues: which it wants, for ``by-config``.
+            queues: which it wants, for ``by-config`` and for that alone.
             start: where a group begins that is new: ``"first"`` for all that is stored, ``"last"``
                 for what comes from now on, a time, an offset.  An older one goes on where it was.
             tags: take messages with one of these tags alone; it is the group's, so all members must
@@ -126,6 +126,11 @@ class PullConsumer(Puller[Membership]):
         """
         if lease_s < 1:
             raise ValueError(f"lease_s={lease_s}: 1 is the least")
+        if (strategy == "by-config") != bool(queues):
+            raise ValueError(
+                f"strategy={strategy!r} with queues={list(queues)}: by-config needs the queues that"
+                " this member wants, and no other strategy takes any"
+            )
         identity = (identity or Identity()).secured(tls, compression, auth_secret)
         self._group = check_name(group, "channel")
         self._joining: dict[str, Any] = {
