@@ -11,7 +11,8 @@ stands behind the position, ``00000000000104857600.2@orders``, but for number 0.
 which waited for their time, are in files of their own, by their bucket's number:
 ``00000000000104857600-17@orders``.  Half messages of all topics are in ``...@%half``, and each line
 says the ``transaction`` and the ``topic``.  A name is the same when a segment is evicted once more
-after a crash, so nothing is kept twice for that.
+after a crash, so nothing is kept twice for that.  The line of a message that has properties tells
+them too: ``"properties":{"tag":...,"keys":[...],"order_key":...,"headers":{...},"system":{...}}``.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from martlet.log.record import (
     HEADER_BYTES,
     BadRecord,
     frame_ends,
+    properties,
     read_record,
 )
+from martlet.properties import BadProperties, Block, Properties
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
@@ -75,11 +78,14 @@ def lines(
             continue
         ends = [0, *frame_ends(header, record).tolist()]
         told = told_in(header, record) if is_half else None
-        beside = _beside(told) if told else b""
+        of_all = _fields({name: told[name] for name in ("transaction", "topic")}) if told else b""
+        block = Block(properties(header, record)) if header.properties_length else None
         parts = []
         for offset in offsets[begin:stop].tolist():
             number = offset - entry.first_offset
             at = HEADER_BYTES + ends[number]
+            entry_bytes = block.of(number) if block is not None else b""
+            beside = of_all + (_carried(entry_bytes) if entry_bytes else b"")
             parts.append(
                 b'{"offset":%d,"id":"%b",%b"timestamp_ns":%d,"deliver_at_ns":%d,"body_base64":"%b"}\n'
                 % (
@@ -97,7 +103,23 @@ def lines(
         yield b"".join(parts)
 
 
-def _beside(told: dict[str, Any]) -> bytes:
-    """What is said of a half message beside what is said of all."""
-    of = {name: told[name] for name in ("transaction", "topic")}
-    return json.dumps(of, separators=(",", ":"))[1:-1].encode() + b","
+def _carried(entry: bytes) -> bytes:
+    """The properties of a message, among the fields of its line."""
+    try:
+        known = Properties.unpack(entry)
+    except BadProperties:
+        return _fields({"properties_base64": b2a_base64(entry, newline=False).decode()})
+    told = {
+        "tag": known.tag,
+        "keys": list(known.keys),
+        "order_key": known.order_key,
+        "headers": dict(known.headers),
+        "system": dict(known.system),
+    }
+    found = {name: value for name, value in told.items() if value}
+    return _fields({"properties": found}) if found else b""
+
+
+def _fields(told: dict[str, Any]) -> bytes:
+    """What stands in a line among its other fields."""
+    return json.dumps(told, separators=(",", ":"))[1:-1].encode() + b","

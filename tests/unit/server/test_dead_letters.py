@@ -12,6 +12,7 @@ from tests.unit.broker.test_transactions import Producer
 
 from martlet.broker.eviction import Evicted, Eviction
 from martlet.broker.restore import restore
+from martlet.properties import Properties
 from martlet.server.dead_letters import DeadLetters
 from martlet.testing import SimulatedClock, SimulatedStorage
 
@@ -88,7 +89,8 @@ def test_what_waits_for_its_time_or_a_commit_is_kept_under_the_name_of_its_topic
     for part in topic.parts:
         for delay_ns in (SECOND_NS, 7200 * SECOND_NS):
             bodies = [b"%d in %d" % (part.number, delay_ns)]
-            core.broker.delays.publish(part, bodies, core.clock.now_ns + delay_ns)
+            carried = [(0, Properties(tag="eu", keys=("k",)).pack())]
+            core.broker.delays.publish(part, bodies, core.clock.now_ns + delay_ns, carried)
     core.broker.transactions.begin("t")
     Producer(core).add("t", "orders", b"half", b"other")
     core.storage.capacity_bytes = core.storage.used_bytes + 4 * core.segment_bytes
@@ -107,7 +109,9 @@ def test_what_waits_for_its_time_or_a_commit_is_kept_under_the_name_of_its_topic
     bodies = [a2b_base64(line["body_base64"]) for line in half]
     assert bodies == [b"half", b"other"]
     assert {(line["transaction"], line["topic"]) for line in half} == {("t", "orders")}
-    assert {len(lines) for lines in kept.values()} == {1}
+    delayed_ones = [line for lines in kept.values() for line in lines]
+    assert [line["properties"] for line in delayed_ones] == [{"tag": "eu", "keys": ["k"]}] * 4
+    assert [line for line in half if "properties" in line] == []
     of_first = [
         loss.name_of(channel)
         for loss in told[0].losses
