@@ -65,6 +65,7 @@ def restore(
     state, position, notes = _from_checkpoint(storage, segments, segment_bytes)
     first_base = segments[0].base if segments else 0
     state.transactions.durable_position = first_base if position is None else position
+    state.transactions.segments = segments
     report = Report()
     for header, record in scan(segments, position or 0, report):
         if header.kind == Kind.BATCH:

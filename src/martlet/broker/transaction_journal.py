@@ -8,12 +8,15 @@ A power cut may have taken any record that was not durable, and left later ones:
 - A segment begins with all outcomes, and may be there without what they tell of, which stood
   before it.  So of a commit that is not known to be durable the bundle itself must have been seen;
   else the transaction is as it was before, and so is its series.
+- A segment that was taken away was so only when a later one, or a checkpoint, that tells all of it
+  was durable.  So a bundle that stood where there is no segment is known to have been there.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from martlet.broker.journal import SEPARATOR
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from martlet.broker.half import HalfTopic
     from martlet.broker.transactions import Transactions
     from martlet.log.record import Header
+    from martlet.log.storage import Segment
 
 
 class TransactionJournal:
@@ -34,10 +38,12 @@ class TransactionJournal:
 
     Attributes:
         durable_position: what stands before it is known to be durable; None for all.
+        segments: those that there are, by base.
     """
 
     def __init__(self) -> None:
         self.durable_position: int | None = None
+        self.segments: Sequence[Segment] = ()
         self._open: dict[str, Transaction] = {}
         self._outcomes: dict[bytes, Outcome] = {}
         """By the digest of the transaction's id, oldest first."""
@@ -141,7 +147,11 @@ class TransactionJournal:
     def _is_there(self, position: int) -> bool:
         """Whether the bundle that ends at a position is."""
         durable = self.durable_position
-        return durable is None or position <= durable or position in self._seen
+        if durable is None or position <= durable or position in self._seen:
+            return True
+        before = bisect_left(self.segments, position, key=lambda segment: segment.base)
+        segment = self.segments[before - 1] if before else None
+        return segment is None or position > segment.base + segment.capacity
 
     def _reached(self, digest: bytes, last: Last) -> None:
         self._series.pop(digest, None)

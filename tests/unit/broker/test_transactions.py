@@ -519,6 +519,32 @@ def test_a_commit_is_there_wholly_or_not_at_all_after_a_power_cut(seed: int) -> 
         assert len(seen) == count
 
 
+def test_what_was_committed_stays_so_though_its_segment_made_room_before_a_checkpoint(
+    core: Core,
+) -> None:
+
+    def flush() -> bool:
+        core.flush()
+        return True
+
+    Eviction(core.broker, flush)
+    transactions = core.broker.transactions
+    transactions.begin("t")
+    Producer(core).add("t", "orders", b"one")
+    core.checkpoint()
+    transactions.commit("t", {"b": 1})
+    committed_at = core.broker.log.position
+    core.storage.capacity_bytes = core.storage.used_bytes + 3 * core.segment_bytes
+    core.fill("filling", 14)
+    assert core.broker.log.find(committed_at) is None
+    assert core.broker.log.told_position < committed_at
+    core.kill()
+    assert core.broker.transactions.state("t") is S.COMMITTED
+    assert core.broker.transactions.commit("t", {"b": 1}).state is S.COMMITTED
+    core.kill(power=True)
+    assert core.broker.transactions.state("t") is S.COMMITTED
+
+
 def test_a_full_disk_that_drops_the_oldest_drops_no_part_of_a_transaction(core: Core) -> None:
 
     def flush() -> bool:
