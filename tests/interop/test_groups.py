@@ -241,6 +241,14 @@ async def test_a_group_takes_no_subscription_and_consumers_are_not_made_members(
             await configure(connection, kind="shared")
 
 
+async def test_a_group_is_told_that_it_cannot_be_what_a_consumer_wants(broker: Broker) -> None:
+    async with connected(broker) as connection:
+        await Member(connection, "a").join()
+        for policy in ({"order": "key"}, {"kind": "shared"}):
+            with pytest.raises(CallRefused, match=r"CONFLICT .* 'g' of topic 't' is a group"):
+                await connection.call("channel.want", topic="t", channel="g", policy=policy)
+
+
 async def test_channels_and_groups_each_see_all_of_a_topic(broker: Broker) -> None:
     sent = [b"%d" % number for number in range(200)]
     async with connected(broker) as one, connected(broker) as other:

@@ -109,7 +109,10 @@ class TopicCalls:
                     f" {has}; all of a channel must want the same: take another channel, or stop"
                     " those first",
                 )
-            topic.configure_channel(name, wanted)
+            try:
+                topic.configure_channel(name, wanted)
+            except BadPolicy as error:
+                raise CallError("CONFLICT", str(error)) from None
             await written_down(self._server)
         return {"policy": wanted.told()}
 
