@@ -72,7 +72,8 @@ class TransactionOptions(Options):
         "max-transactions",
         Kind.INT,
         10_000,
-        "how many transactions may be open at a time, those set aside among them",
+        "how many transactions may be open at a time, those set aside among them, and no more than"
+        " one for each KiB of --max-bytes-per-file",
         limits=(1, 10**6),
     )
     max_transaction_bytes: int = option(
