@@ -43,6 +43,7 @@ from martlet.broker.transaction import (
     after,
     check_begun,
 )
+from martlet.log.batch import total_bytes
 from martlet.log.record import Kind
 from martlet.properties import block_bytes
 
@@ -225,7 +226,7 @@ class Transactions:
                 is_incomplete=True,
             )
         told_bytes = block_bytes(entries)
-        more_bytes = sum(map(len, bodies)) + told_bytes
+        more_bytes = total_bytes(bodies) + told_bytes
         self.limits.check_size(transaction, more_bytes, max(1, len(times)))
         half = self.messages.made()
         if len(half.held) >= self._most_held:

@@ -159,6 +159,8 @@ class Features:
         tls_version: such as ``TLSv1.3``; empty without TLS.
         auth_identity, auth_identity_url: who the auth server says that this client is.
         extensions: the version of what it speaks beside NSQ's protocol, 0 for an NSQ broker.
+        max_message_bytes, max_body_bytes: the most of one message, and of all that one command
+            carries; 0 where the broker does not tell.
     """
 
     version: str = ""
@@ -175,6 +177,8 @@ class Features:
     auth_identity: str = ""
     auth_identity_url: str = ""
     extensions: int = 0
+    max_message_bytes: int = 0
+    max_body_bytes: int = 0
 
     @classmethod
     def parse(cls, data: bytes) -> Features:
@@ -212,7 +216,9 @@ class Features:
             deflate=answer.get("deflate") is True,
             deflate_level=number("deflate_level", default.deflate_level, -2, 9),
             auth_required=bool(answer.get("auth_required", False)),
-            extensions=_extensions(answer.get("martlet")),
+            extensions=_extension(answer.get("martlet"), "version"),
+            max_message_bytes=_extension(answer.get("martlet"), "max_msg_size"),
+            max_body_bytes=_extension(answer.get("martlet"), "max_body_size"),
         )
 
     def authorized(self, data: bytes) -> Features:
@@ -225,9 +231,9 @@ class Features:
         )
 
 
-def _extensions(told: object) -> int:
-    version = told.get("version") if isinstance(told, dict) else 0
-    return version if type(version) is int and version > 0 else 0
+def _extension(told: object, name: str) -> int:
+    number = told.get(name) if isinstance(told, dict) else 0
+    return number if type(number) is int and number > 0 else 0
 
 
 def _object(command: str, data: bytes) -> dict[str, Any]:

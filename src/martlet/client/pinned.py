@@ -25,6 +25,7 @@ from martlet.client.route import home
 
 if TYPE_CHECKING:
     from martlet.client.connection import Connection
+    from martlet.client.identity import Features
     from martlet.client.link import Link
     from martlet.client.pool import Pool
 
@@ -113,16 +114,32 @@ class Pinned:
             except Refused as error:
                 raise TransactionRefused(id, error.code, error.text) from error
             if told["status"] != "OK":
-                raise TransactionRefused(id, told["status"], told.get("text", ""))
+                state = str(told.get("state", ""))
+                raise TransactionRefused(id, told["status"], told.get("text", ""), state)
 
         await self._until_answered(id, ask)
 
     async def call(self, id: str, method: str, **fields: Any) -> Mapping[str, Any]:
         """Call until it is answered. Raises TransactionRefused and TransactionUnclear."""
+        return await self.ask(id, method, id=id, **fields)
+
+    async def features(self, id: str) -> Features:
+        """What the broker answered to IDENTIFY. Raises TransactionUnclear and NotSupported."""
+
+        async def ask(connection: Connection) -> Features:
+            if not connection.features.extensions:
+                raise NotSupported(f"{connection.address} is no Martlet broker")
+            return connection.features
+
+        return await self._until_answered(id, ask)
+
+    async def ask(self, transaction: str, method: str, /, **fields: Any) -> Mapping[str, Any]:
+        """Call the broker of a transaction, with fields that need not name it."""
+        id = transaction
 
         async def ask(connection: Connection) -> Mapping[str, Any]:
             try:
-                return (await connection.call(method, id=id, **fields)).fields
+                return (await connection.call(method, **fields)).fields
             except CallRefused as error:
                 state = str(error.fields.get("state", ""))
                 raise TransactionRefused(id, error.code, error.text, state) from error

@@ -61,6 +61,11 @@ class Contribution(NamedTuple):
     message_count: int
 
 
+def new_branch() -> str:
+    """A name that nobody else will choose."""
+    return secrets.token_hex(8)
+
+
 class _Adding(NamedTuple):
     place: _Place
     body: bytes
@@ -90,7 +95,7 @@ class Transaction:
         if not id.isprintable():
             raise ValueError(f"the transaction id {id!r} must have printable characters alone")
         self.id = id
-        self.branch = secrets.token_hex(8)
+        self.branch = new_branch()
         self._pinned = pinned
         self._most_body_bytes = most_body_bytes
         self._is_named = is_named

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
 
 from martlet.client.checking import Check, Checking
 from martlet.client.limits import Limits
 from martlet.client.pinned import Pinned, at_home
 from martlet.client.pool import Pool
+from martlet.client.staging import Staging
 from martlet.client.transaction import Transaction
 
 _MOST_TRIES = 1000
@@ -94,6 +97,20 @@ class Transacts(ABC):
             most_body_bytes=self._limits.max_message_bytes,
             is_joined=True,
         )
+
+    def staging(self, id: str, begin: Mapping[str, Any], *, broker: str = "") -> Staging:
+        """Add to a transaction blocks of messages that are laid out already.
+
+        Args:
+            id: of the transaction, which begins with the first block, or was begun.
+            begin: what a broker is to be told when it begins.
+            broker: which of several, as ``host:port``; else it is found by the id.
+
+        Raises:
+            Closed: the producer has been closed.
+        """
+        self._check_open()
+        return Staging(Pinned(self._pool, self._timeout_s, broker), id, begin)
 
     def _fresh_id(self, pinned: Pinned, broker: str) -> str:
         """A random id, whose broker is the one with the least to do."""

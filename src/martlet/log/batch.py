@@ -56,6 +56,11 @@ _MIDDLE = np.dtype((np.void, _HEAD.size - _TIME_AT))
 """Of a frame's header: the time, the attempts, and the id but for its last four digits."""
 
 
+def total_bytes(bodies: Sequence[bytes] | Bytes) -> int:
+    """The bytes of some bodies, a list or a matrix."""
+    return bodies.size if isinstance(bodies, np.ndarray) else sum(map(len, bodies))
+
+
 class _Rows:
     """A scratch buffer seen as so many frames of one size, from byte `at` on."""
 

@@ -107,6 +107,15 @@ def uniform_bodies(buffer: bytearray, at: int, end: int, count: int) -> Bytes | 
     return np.ndarray((count, size), np.uint8, buffer, at + 4, (size + 4, 1))
 
 
+def extent(bodies: list[bytes] | Bytes) -> tuple[int, int]:
+    """The sizes of the smallest and the largest of some bodies."""
+    if isinstance(bodies, list):
+        sizes = list(map(len, bodies))
+        return min(sizes), max(sizes)
+    size = bodies.shape[1]
+    return size, size
+
+
 def split_bodies(buffer: bytearray, at: int, end: int, count: int) -> list[bytes] | None:
     """The bodies of an MPUB; None where the sizes do not lead to its end."""
     data = bytes(memoryview(buffer)[at:end])

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from martlet.properties import BadProperties, entries_of
 from martlet.protocol.bulk import (
     Bytes,
+    extent,
     finish_run,
     publish_run,
     split_bodies,
@@ -276,9 +277,8 @@ class Decoder:
         bodies: list[bytes] | Bytes | None = uniform_bodies(buffer, start + 4, stop, count)
         if bodies is None:
             bodies = split_bodies(buffer, start + 4, stop, count)
-        if bodies is None or not all(map(len, bodies)):
-            raise self._bad_bodies(buffer, start + 4, stop, count, "SEND")
-        if stop - start > self.limits.max_msg_size < max(map(len, bodies)):
+        least, most = extent(bodies) if bodies is not None else (0, 0)
+        if bodies is None or not least or most > self.limits.max_msg_size:
             raise self._bad_bodies(buffer, start + 4, stop, count, "SEND")
         try:
             properties = entries_of(told, count) if told else []

@@ -148,7 +148,7 @@ def negotiate(
             "topology_zone": options.topology_zone,
         }
     identity.extended = bool(told["martlet"])
-    extensions = {"martlet": {"version": EXTENSION_VERSION}} if identity.extended else {}
+    extensions = {"martlet": _extensions(options)} if identity.extended else {}
     answer = json.dumps(
         {
             "max_rdy_count": options.max_rdy_count,
@@ -170,6 +170,14 @@ def negotiate(
         separators=(",", ":"),
     ).encode()
     return Agreement(answer, tls, snappy, level if deflate else 0)
+
+
+def _extensions(options: BrokerOptions) -> dict[str, int]:
+    return {
+        "version": EXTENSION_VERSION,
+        "max_msg_size": options.max_msg_size,
+        "max_body_size": options.max_body_size,
+    }
 
 
 def _take_times(told: dict[str, object], identity: Identity, options: BrokerOptions) -> None:

@@ -5,7 +5,13 @@ Spark finds it by itself wherever the package is installed, through the module `
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 from martlet.spark.batch import BatchReader
@@ -30,6 +36,18 @@ class MartletDataSource(DataSource):
         """A reader for a batch query on the wanted columns."""
         options = ReadOptions.parse(self.options, "batch")
         return BatchReader(options, arrow_schema(schema, options.view))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A writer for a batch query's rows."""
+        from martlet.spark.sink import batch_writer
+
+        return batch_writer(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """A writer for a stream's rows; what it writes is appended, whatever the output mode."""
+        from martlet.spark.sink import stream_writer
+
+        return stream_writer(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """A reader for a stream of the wanted columns."""

@@ -1,0 +1,32 @@
+"""What is stored of a topic, as any reader of it sees it, without a Spark around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.spark.publish import ask
+
+from martlet.spark.batch import BatchReader
+from martlet.spark.options import ReadOptions
+from martlet.spark.schema import SCHEMA, arrow_schema
+
+
+def rows_of(address: str, topic: str) -> list[dict[str, Any]]:
+    """Its messages with all that they carry, by queue and offset; none where it does not exist."""
+    known = [each["topic"] for each in ask(address, "/log/topics")["topics"]]
+    if topic not in known:
+        return []
+    options = ReadOptions.parse({"addresses": address, "topic": topic}, "batch")
+    reader = BatchReader(options, arrow_schema(SCHEMA))
+    rows = [
+        row
+        for partition in reader.partitions()
+        for batch in reader.read(partition)
+        for row in batch.to_pylist()
+    ]
+    return sorted(rows, key=lambda row: (row["partition"], row["offset"]))
+
+
+def values_of(address: str, topic: str) -> list[str]:
+    """Their bodies, as text."""
+    return [row["value"].decode() for row in rows_of(address, topic)]

@@ -1,0 +1,258 @@
+"""Rows as blocks: what a broker reads of them is what the rows said, each once and in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from crc32c import crc32c
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from martlet.client.staging import Block
+from martlet.properties import BadProperties, Properties, entries_of
+from martlet.protocol.bulk import split_bodies
+from martlet.spark import encode
+from martlet.spark.encode import Encoder
+
+pytestmark = pytest.mark.spark
+
+QUEUES = {"one": 1, "two": 2, "five": 5}
+HEADERS = pa.list_(
+    pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
+)
+SCHEMA = pa.schema(
+    [
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("key", pa.binary()),
+        ("partition", pa.int32()),
+        ("headers", HEADERS),
+        ("tag", pa.string()),
+        ("keys", pa.list_(pa.string())),
+        ("deliver_at", pa.timestamp("us", "UTC")),
+    ]
+)
+words = st.text("abcäß漢", min_size=1, max_size=5)
+rows = st.fixed_dictionaries(
+    {
+        "value": st.binary(min_size=1, max_size=40),
+        "topic": st.sampled_from(sorted(QUEUES)),
+        "key": st.none() | words.map(str.encode),
+        "partition": st.none() | st.integers(0, 1),
+        "headers": st.none()
+        | st.lists(
+            st.builds(lambda k, v: {"key": k, "value": v}, words, st.none() | words.map(str.encode))
+        ),
+        "tag": st.none() | st.just("") | words,
+        "keys": st.none() | st.lists(words, max_size=3),
+        "deliver_at": st.none() | st.integers(0, 5).map(lambda ms: ms * 1000),
+    }
+)
+
+
+def encoder(**settings: Any) -> Encoder:
+    defaults: dict[str, Any] = {
+        "topic": None,
+        "queue_count": QUEUES.__getitem__,
+        "block_bytes": 200,
+        "most_message_bytes": 100,
+    }
+    return Encoder(**(defaults | settings))
+
+
+def read(blocks: Iterable[Block]) -> list[tuple[str, int | None, bytes, Properties, int]]:
+    """What a broker makes of blocks: topic, queue, body, properties and time of each message."""
+    found = []
+    for block in blocks:
+        data = bytearray(block.bodies)
+        bodies = split_bodies(data, 0, len(data), block.message_count)
+        assert bodies is not None
+        told = entries_of(block.properties, block.message_count) if block.properties else []
+        properties = {number: Properties.unpack(entry) for number, entry in told}
+        times = [ms for ms, count in block.times for _ in range(count)] or [0] * len(bodies)
+        assert len(times) == len(bodies)
+        for number, body in enumerate(bodies):
+            carried = properties.get(number, Properties())
+            found.append((block.topic, block.queue, body, carried, times[number]))
+    return found
+
+
+def wanted(row: dict[str, Any]) -> tuple[str, int | None, bytes, Properties, int]:
+    key, queues = row["key"], QUEUES[row["topic"]]
+    queue = crc32c(key) % queues if key and queues > 1 else None
+    if row["partition"] is not None:
+        queue = row["partition"]
+    headers = {h["key"]: (h["value"] or b"").decode() for h in row["headers"] or ()}
+    properties = Properties(
+        row["tag"] or "", tuple(row["keys"] or ()), headers, (key or b"").decode()
+    )
+    time_ms = (row["deliver_at"] or 0) // 1000
+    return row["topic"], queue, row["value"], properties, time_ms
+
+
+@given(st.lists(st.lists(rows, max_size=12), max_size=4), st.integers(0, 3))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_blocks_say_what_rows_said(batches: list[list[dict[str, Any]]], cut: int) -> None:
+    made = encoder()
+    blocks: list[Block] = []
+    for batch in batches:
+        # A slice of a longer one, as Arrow hands them out.
+        longer = pa.RecordBatch.from_pylist(batch[:cut] + batch, SCHEMA)
+        blocks += made.add(longer.slice(min(cut, len(batch))))
+    blocks += made.rest()
+    found = read(blocks)
+    expected = [wanted(row) for batch in batches for row in batch]
+
+    def by_place(messages: Any) -> dict[Any, list[Any]]:
+        places: dict[Any, list[Any]] = {}
+        for topic, queue, *rest in messages:
+            places.setdefault((topic, queue), []).append(rest)
+        return places
+
+    # Within a block those of one time stay in order, and times rise.
+    assert {place: sorted(some, key=repr) for place, some in by_place(found).items()} == {
+        place: sorted(some, key=repr) for place, some in by_place(expected).items()
+    }
+    if not any(row["deliver_at"] for batch in batches for row in batch):
+        assert by_place(found) == by_place(expected)
+
+
+def values(*bodies: bytes, **more: Any) -> pa.RecordBatch:
+    columns = {"value": pa.array(bodies, pa.binary())}
+    return pa.RecordBatch.from_pydict(columns | more)
+
+
+def test_blocks_are_as_large_as_they_are_to_be() -> None:
+    made = encoder(topic="one", block_bytes=100, most_message_bytes=1000)
+    sizes = [4, 30, 300, 1, 90, 96, 97]
+    blocks = [*made.add(values(*(bytes([65]) * size for size in sizes)))]
+    blocks += made.rest()
+    assert [len(bytes(block.bodies)) for block in blocks] == [42, 304, 99, 100, 101]
+    assert [len(body) for _, _, body, _, _ in read(blocks)] == sizes
+
+
+def test_many_small_rows_are_cut_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encode, "MOST_ROWS", 10)
+    made = encoder(topic="one", block_bytes=1 << 20)
+    blocks = [*made.add(values(*[b"x"] * 25)), *made.rest()]
+    assert [block.message_count for block in blocks] == [10, 10, 5]
+
+
+def test_what_waits_for_many_topics_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encode, "MOST_PENDING_BYTES", 300)
+    made = encoder(block_bytes=1000, queue_count=lambda topic: 1)
+    blocks: list[Block] = []
+    for number in range(60):
+        topic = f"t{number % 20}"
+        blocks += made.add(values(b"0123456789", topic=pa.array([topic])))
+        assert made._pending_bytes <= 300
+    blocks += made.rest()
+    assert sorted(topic for topic, *_ in read(blocks)) == sorted(f"t{n % 20}" for n in range(60))
+    assert (made._pending_bytes, made._pending) == (0, {})
+
+
+def test_an_option_names_the_topic_whatever_the_column_says() -> None:
+    made = encoder(topic="one")
+    blocks = [*made.add(values(b"x", topic=pa.array(["two"]))), *made.rest()]
+    assert [block.topic for block in blocks] == ["one"]
+
+
+def test_queues_are_asked_for_once_and_only_where_there_are_keys() -> None:
+    asked: list[str] = []
+
+    def count(topic: str) -> int:
+        asked.append(topic)
+        return 3
+
+    made = encoder(topic="one", queue_count=count)
+    assert [*made.add(values(b"x", key=pa.array([None], pa.string())))] == []
+    assert asked == []
+    for _ in range(3):
+        assert [*made.add(values(b"x", b"y", key=pa.array(["k", None])))] == []
+    assert asked == ["one"]
+    assert {block.queue for block in made.rest()} == {None, crc32c(b"k") % 3}
+
+
+@pytest.mark.parametrize(
+    ("kind", "array"),
+    [
+        ("binary", pa.array([b"one", b"two"], pa.binary())),
+        ("text", pa.array(["one", "two"])),
+        ("large", pa.array([b"one", b"two"], pa.large_binary())),
+        ("large text", pa.array(["one", "two"], pa.large_string())),
+    ],
+)
+def test_bodies_of_any_type(kind: str, array: pa.Array) -> None:
+    made = encoder(topic="one")
+    blocks = [*made.add(pa.RecordBatch.from_pydict({"value": array})), *made.rest()]
+    assert [body for _, _, body, _, _ in read(blocks)] == [b"one", b"two"]
+
+
+def test_headers_in_a_map() -> None:
+    maps = pa.array(
+        [[("a", "1"), ("b", None)], None, [], [("c", "3")]], pa.map_(pa.string(), pa.string())
+    )
+    made = encoder(topic="one")
+    made_of = values(b"w", b"x", b"y", b"z", headers=maps).slice(0)
+    found = read([*made.add(made_of), *made.rest()])
+    assert [p.headers for _, _, _, p, _ in found] == [{"a": "1", "b": ""}, {}, {}, {"c": "3"}]
+    found = read([*made.add(made_of.slice(3)), *made.rest()])
+    assert [p.headers for _, _, _, p, _ in found] == [{"c": "3"}]
+
+
+@pytest.mark.parametrize(
+    ("array", "times"),
+    [
+        (pa.array([5, None, 12], pa.int32()), [(0, 1), (10, 1), (20, 1)]),
+        (pa.array([5_000, None, 12_001], pa.duration("us")), [(0, 1), (10, 1), (20, 1)]),
+        (pa.array([7, 7, 8], pa.int64()), [(10, 3)]),
+    ],
+)
+def test_delays_are_rounded_up(array: pa.Array, times: list[tuple[int, int]]) -> None:
+    made = encoder(topic="one", delay_step_ms=10)
+    (block,) = [*made.add(values(b"x", b"y", b"z", delay=array)), *made.rest()]
+    assert (block.times, block.are_delays) == (times, True)
+
+
+@pytest.mark.parametrize(
+    ("columns", "what"),
+    [
+        ({"value": pa.array([b"x", None])}, "'value' is null or empty in 1 of 2 rows"),
+        ({"value": pa.array(["x", ""])}, "'value' is null or empty in 1 of 2 rows"),
+        ({"value": pa.array(["x" * 101, "x"])}, "101 bytes in a row.* 100 in one.*max-msg-size"),
+        ({"topic": pa.array(["one", None])}, "'topic' is null in 1 of 2 rows"),
+        ({"topic": pa.array(["one", "no name!"])}, "'no name!', which is no name of a topic"),
+        ({"partition": pa.array([0, -1])}, "'partition' has -1: queues count from 0"),
+        ({"delay": pa.array([0, -1])}, "'delay' is below 0"),
+        ({"key": pa.array([b"\xff", b"x"])}, "a key that is not UTF-8"),
+        ({"key": pa.array(["x" * 1025, "x"])}, "a key of 1025 bytes, the most is 1024"),
+        ({"tag": pa.array(["a", "a|b"])}, r"the tag 'a\|b'"),
+        ({"keys": pa.array([["a", ""], []])}, "a key that is null or empty"),
+        ({"keys": pa.array([["a", None], []])}, "a key that is null or empty"),
+        ({"keys": pa.array([["a"] * 65, []])}, "keys has 65 of a row, the most is 64"),
+        (
+            {"headers": pa.array([[{"key": "", "value": b""}], None], HEADERS)},
+            "a header's name takes 0 bytes",
+        ),
+        (
+            {"headers": pa.array([[{"key": "x", "value": b"\xff"}], None], HEADERS)},
+            "a header's value that is not UTF-8",
+        ),
+        (
+            {"headers": pa.array([[{"key": "x", "value": b"y" * 70_000}], None], HEADERS)},
+            "a header's value takes 70000 bytes",
+        ),
+        (
+            {"headers": pa.array([[{"key": "x", "value": b"y" * 33_000}], None], HEADERS)},
+            "of a row take 33005 bytes, the most is 32768",
+        ),
+    ],
+)
+def test_rows_that_cannot_be_messages(columns: dict[str, Any], what: str) -> None:
+    ground = {"value": pa.array(["x", "y"]), "topic": pa.array(["two", "two"])}
+    batch = pa.RecordBatch.from_pydict(ground | columns)
+    with pytest.raises((ValueError, BadProperties), match=what):
+        list(encoder().add(batch))

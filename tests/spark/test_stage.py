@@ -1,0 +1,305 @@
+"""What tasks and the driver do at real brokers, without a Spark around it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from crc32c import crc32c
+from tests.interop.auth_server import EVERYTHING, Answer, AuthServer, allowed
+from tests.interop.certificates import Certificates
+from tests.spark.publish import post
+from tests.spark.stored import rows_of, values_of
+
+from martlet.spark import sink
+from martlet.spark.home import NoDoor, home_of, tcp_address
+from martlet.spark.sink import StreamWriter
+from martlet.spark.stage import Place, Stage, Staged, WriteFailed
+from martlet.spark.write_options import WriteOptions
+from martlet.testing import BrokerProcess
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    arguments = ("--max-transaction-bytes=1MiB", "--max-transaction-sends=50")
+    with BrokerProcess(tmp_path_factory.mktemp("data"), *arguments) as process:
+        yield process
+
+
+def options(*brokers: BrokerProcess, **more: str) -> WriteOptions:
+    addresses = ",".join(broker.http_address for broker in brokers)
+    return WriteOptions.parse({"addresses": addresses} | more, "stream")
+
+
+def batch(*values: str, **columns: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"value": pa.array(values)} | columns)
+
+
+def task(
+    wanted: WriteOptions, transaction: str, place: Place | None, *batches: pa.RecordBatch
+) -> Staged:
+    return sink._staged(wanted, transaction, place, iter(batches))
+
+
+def open_count(broker: BrokerProcess) -> int:
+    told = json.loads(post(broker.http_address, "/call/transaction.list"))
+    count: int = told["count"]
+    return count
+
+
+def test_tasks_stage_and_the_driver_publishes(broker: BrokerProcess) -> None:
+    writer = StreamWriter(options(broker, topic="plain"))
+    place = Place("plain", 0)
+    told = [
+        task(writer._options, "a", place, batch("one"), batch(), batch("two")),
+        task(writer._options, "a", place),
+        task(writer._options, "a", place, batch("three")),
+    ]
+    given_up = task(writer._options, "a", place, batch("of a task that was tried again"))
+    assert given_up.message_count == 1
+    assert values_of(broker.http_address, "plain") == []
+    writer.commit([*told], 0)
+    assert values_of(broker.http_address, "plain") == ["one", "two", "three"]
+    # Spark, when its own commit fails, aborts what was published.
+    writer.abort([*told, None], 0)
+    writer.commit([*told], 0)
+    assert values_of(broker.http_address, "plain") == ["one", "two", "three"]
+    assert open_count(broker) == 0
+
+
+def test_a_batch_is_published_once_however_it_is_cut(
+    broker: BrokerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = StreamWriter(options(broker, topic="again"))
+    # What another run has staged before the first, a zombie by then, commits.
+    late = task(writer._options, "second 7", Place("again", 7), batch("a"))
+    for run in ("first", "third"):
+        told = [
+            task(writer._options, f"{run} 7", Place("again", 7), batch(*some))
+            for some in (["a", "b"], ["c"])
+        ]
+        if run == "third":
+            # This one learns that it need not stage anything.
+            assert [(each.message_count, each.is_repeated) for each in told] == [(0, True)] * 2
+        with caplog.at_level(logging.WARNING):
+            writer.commit([*told], 7)
+    with caplog.at_level(logging.WARNING):
+        writer.commit([late], 7)
+    assert caplog.text.count("batch 7 of again was published before") == 2
+    assert values_of(broker.http_address, "again") == ["a", "b", "c"]
+    assert open_count(broker) == 0
+    told = [task(writer._options, "later 8", Place("again", 8), batch("d"))]
+    writer.commit([*told], 8)
+    assert values_of(broker.http_address, "again") == ["a", "b", "c", "d"]
+
+
+def test_a_batch_that_fails_leaves_nothing(broker: BrokerProcess) -> None:
+    writer = StreamWriter(options(broker, topic="failed"))
+    told = task(writer._options, "failed", Place("failed", 0), batch("one"))
+    writer.abort([told, None], 0)
+    writer.abort([None], 1)
+    assert open_count(broker) == 0
+    assert values_of(broker.http_address, "failed") == []
+    with pytest.raises(WriteFailed, match="1 tasks have told nothing"):
+        writer.commit([told, None], 0)
+    with pytest.raises(WriteFailed, match=r"rolled-back.*given up.*start the query again"):
+        writer.commit([told], 0)
+
+
+def test_rows_say_where_they_go_and_what_they_carry(broker: BrokerProcess) -> None:
+    post(broker.http_address, "/topic/create?topic=keyed&queues=3")
+    writer = StreamWriter(options(broker))
+    headers = pa.array(
+        [[{"key": "h", "value": b"1"}], None, [], None],
+        pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+    )
+    told = task(
+        writer._options,
+        "carried",
+        Place("carried", 0),
+        batch(
+            *("w", "x", "y", "z"),
+            topic=pa.array(["keyed", "keyed", "lone", "keyed"]),
+            key=pa.array(["k1", "k2", "k1", None]),
+            partition=pa.array([None, None, None, 2], pa.int32()),
+            tag=pa.array(["paid", None, None, "paid"]),
+            keys=pa.array([["o-1", "o-2"], None, None, ["o-3"]]),
+            headers=headers,
+        ),
+    )
+    writer.commit([told], 0)
+    found = {row["value"]: row for row in rows_of(broker.http_address, "keyed")}
+    assert {value: row["partition"] for value, row in found.items()} == {
+        b"w": crc32c(b"k1") % 3,
+        b"x": crc32c(b"k2") % 3,
+        b"z": 2,
+    }
+    first = found[b"w"]
+    assert (first["key"], first["tag"], first["keys"]) == (b"k1", "paid", ["o-1", "o-2"])
+    assert first["headers"] == [{"key": "h", "value": b"1"}]
+    assert (found[b"z"]["key"], found[b"z"]["tag"], found[b"z"]["keys"]) == (None, "paid", ["o-3"])
+    (lone,) = rows_of(broker.http_address, "lone")
+    assert (lone["value"], lone["key"], lone["headers"]) == (b"y", b"k1", None)
+
+
+def test_rows_may_be_delayed(broker: BrokerProcess) -> None:
+    writer = StreamWriter(options(broker, topic="delayed"))
+    soon = (time.time_ns() + 1_500_000_000) // 1000
+    times = pa.array([0, soon, None, soon + 3_600_000_000], pa.timestamp("us", "UTC"))
+    told = task(
+        writer._options, "d", Place("d", 0), batch("a", "later", "b", "much", deliver_at=times)
+    )
+    writer.commit([told], 0)
+    assert values_of(broker.http_address, "delayed") == ["a", "b"]
+    told = task(
+        writer._options, "e", Place("d", 1), batch("by delay", delay=pa.array([600], pa.int64()))
+    )
+    writer.commit([told], 1)
+    deadline_s = time.monotonic() + 60
+    while len(values_of(broker.http_address, "delayed")) < 4:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    rows = rows_of(broker.http_address, "delayed")
+    assert {row["value"] for row in rows} == {b"a", b"b", b"later", b"by delay"}
+    assert time.time_ns() // 1000 >= soon
+    waits = json.loads(post(broker.http_address, "/call/delay.list", b'{"topic": "delayed"}'))
+    assert len(waits["messages"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "what"),
+    [
+        ({"value": ["x" * 1_000_000] * 2}, "max-transaction-bytes is 1048576.*maxOffsetsPerTrig"),
+        (
+            {"value": ["x"] * 60, "topic": [f"t{n}" for n in range(60)]},
+            "--max-transaction-sends is 50.*delayStepMs",
+        ),
+        (
+            {"value": ["x"] * 60, "delay": [3_600_000 + n for n in range(60)]},
+            "--max-transaction-sends is 50.*delayStepMs",
+        ),
+        ({"value": ["x"], "partition": [7]}, "the topic has 1 queue|no queue 7"),
+        ({"value": ["x"], "delay": [10**12]}, "the longest delay is .*--max-delay"),
+    ],
+)
+def test_what_a_broker_refuses_is_told_with_the_way_out(
+    broker: BrokerProcess, columns: dict[str, Any], what: str
+) -> None:
+    named = {} if "topic" in columns else {"topic": "refused"}
+    writer = StreamWriter(options(broker, **named))
+    with pytest.raises(WriteFailed, match=f"(?s){what}"):
+        task(writer._options, what[:9], Place(what, 0), pa.RecordBatch.from_pydict(columns))
+    assert values_of(broker.http_address, "refused") == []
+
+
+def test_a_delay_step_makes_a_few_times_of_many(broker: BrokerProcess) -> None:
+    writer = StreamWriter(options(broker, topic="stepped", delayStepMs="1000"))
+    delays = pa.array([3_600_000 + n for n in range(60)], pa.int64())
+    told = task(writer._options, "s", Place("s", 0), batch(*["x"] * 60, delay=delays))
+    writer.commit([told], 0)
+    assert told.message_count == 60
+
+
+def test_a_query_has_one_home_and_takes_its_past_along(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "a") as a, BrokerProcess(tmp_path / "b") as b:
+        both = options(a, b, topic="t")
+        # A name that is at home at b while there are both.
+        names = (f"query {number}" for number in range(1000))
+        name = next(n for n in names if home_of(n, both.addresses) == b.http_address)
+        alone = StreamWriter(options(a, topic="t"))
+        alone.commit([task(alone._options, "x", Place(name, 4), batch("four"))], 4)
+        writer = StreamWriter(both)
+        # Batch 4 comes again, after b was added: a has published it.
+        writer.commit([task(both, "y", Place(name, 4), batch("four"))], 4)
+        writer.commit([task(both, "z", Place(name, 5), batch("five"))], 5)
+        assert values_of(a.http_address, "t") == ["four"]
+        assert values_of(b.http_address, "t") == ["five"]
+        assert (open_count(a), open_count(b)) == (0, 0)
+        # From here on b knows the batch before, and the other may be down.
+        a.kill()
+        writer.commit([task(both, "w", Place(name, 6), batch("six"))], 6)
+        assert values_of(b.http_address, "t") == ["five", "six"]
+
+
+def test_a_broker_that_restarts_while_rows_are_staged(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path) as broker:
+        wanted = options(broker, topic="t", blockBytes="1024")
+
+        def rows() -> Iterator[pa.RecordBatch]:
+            for number in range(40):
+                if number in (10, 25):
+                    broker.kill()
+                    broker.restart()
+                yield batch(*(f"{number}-{n:0200}" for n in range(10)))
+
+        with Stage(wanted, "t", Place("q", 0)) as stage:
+            staged = stage.stage(rows())
+        broker.kill()
+        broker.restart()
+        StreamWriter(wanted).commit([staged], 0)
+        expected = [f"{number}-{n:0200}" for number in range(40) for n in range(10)]
+        assert values_of(broker.http_address, "t") == expected
+
+
+def test_doors_that_are_none() -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"hello")
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        address = f"127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        with pytest.raises(NoDoor, match=f"{address} is no broker's HTTP door.*'hello'"):
+            tcp_address(address, None, 1000)
+        thread.join()
+    with pytest.raises(NoDoor, match=r"did not answer /info.*waited 200 ms, see option timeoutMs"):
+        tcp_address(address, None, 200)
+
+
+def test_the_tcp_door_is_not_what_is_wanted(broker: BrokerProcess) -> None:
+    with pytest.raises(NoDoor, match=r"HTTP addresses of brokers, usually with port 4151|/info"):
+        tcp_address(broker.tcp_address, None, 500)
+
+
+def test_tls_and_auth(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    with AuthServer({"good": Answer(allowed(EVERYTHING))}) as auth:
+        flags = (
+            *certificates.flags,
+            f"--auth-http-address={auth.address}",
+            "--tls-required=tcp-https",
+        )
+        with BrokerProcess(tmp_path / "data", *flags) as broker:
+            given = {
+                "addresses": broker.http_address,
+                "topic": "secret",
+                "tls": "true",
+                "tlsCaFile": str(certificates.authority),
+                "authSecret": "good",
+            }
+            writer = StreamWriter(WriteOptions.parse(given, "stream"))
+            writer.commit([task(writer._options, "a", Place("q", 0), batch("one"))], 0)
+            assert values_of(broker.http_address, "secret") == ["one"]
+            https = given | {"addresses": f"https://{broker.https_address}"}
+            writer = StreamWriter(WriteOptions.parse(https, "stream"))
+            writer.commit([task(writer._options, "b", Place("q", 1), batch("two"))], 1)
+            assert values_of(broker.http_address, "secret") == ["one", "two"]
+            wrong = WriteOptions.parse(given | {"authSecret": "bad"}, "stream")
+            with pytest.raises(WriteFailed, match="AUTH"):
+                task(wrong, "c", Place("q", 2), batch("three"))
