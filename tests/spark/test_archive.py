@@ -1,4 +1,4 @@
-"""The archive: every message once, in its folder, whatever it holds."""
+"""The archive on a real broker: every message once, in its folder, whatever it holds."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import SparkSession
 from tests.spark.publish import publish
 
-from martlet.pipeline.archive import Archive
+from martlet.options.archive import ArchiveOptions
+from martlet.options.flag import OptionError
+from martlet.pipeline.archive import archive
 from martlet.testing import BrokerProcess
 
 # A machine that is busy elsewhere starts a Java virtual machine in a minute.
@@ -25,53 +28,92 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
         yield process
 
 
+@pytest.fixture
+def options(broker: BrokerProcess, tmp_path: Path) -> ArchiveOptions:
+    return ArchiveOptions(
+        addresses=(broker.http_address,), topics=("t",), out=str(tmp_path / "out"), once=True
+    )
+
+
 def flight(number: int) -> bytes:
     return json.dumps({"number": number, "origin": "EWR" if number % 3 else "JFK"}).encode()
 
 
-def test_fields_of_the_message_become_columns_and_folders(
-    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
-) -> None:
-    archive = Archive(
-        addresses=broker.http_address,
-        topics="flights",
-        out=str(tmp_path / "out"),
-        json_schema="number INT, origin STRING",
-        partition_by=("origin", "topic"),
-        max_offsets=400,
-        once=True,
-    )
-    publish(broker.http_address, "flights", map(flight, range(1000)))
-    assert archive.start(spark).awaitTermination(60)
-    publish(broker.http_address, "flights", [b"no JSON", b'{"number": "no number"}'])
-    assert archive.start(spark).awaitTermination(60)
+def offsets(options: ArchiveOptions) -> list[int]:
+    """As any reader of Parquet finds them."""
+    table = ds.dataset(options.out, partitioning="hive").to_table(columns=["offset"])
+    return sorted(table["offset"].to_pylist())
 
-    rows = spark.read.parquet(archive.out).orderBy("_offset").collect()
+
+def test_fields_of_the_message_become_columns_and_folders(
+    spark: SparkSession, broker: BrokerProcess, options: ArchiveOptions
+) -> None:
+    options = options.replace(
+        json_schema="number INT, origin STRING", partition_by="origin,topic", max_offsets=400
+    )
+    publish(broker.http_address, "t", map(flight, range(1000)))
+    first = archive(options, spark)
+    assert (first.rows, first.batches) == (1000, 3)
+    publish(broker.http_address, "t", [b"no JSON", b'{"number": "no number"}'])
+    assert archive(options, spark).rows == 2
+
+    rows = spark.read.parquet(options.out).orderBy("_offset").collect()
     assert [row._offset for row in rows] == list(range(1002))
     assert [row.number for row in rows] == [*range(1000), None, None]
     assert rows[-2]._corrupt_record == "no JSON"
     assert rows[-1]._corrupt_record == '{"number": "no number"}'
     assert rows[0]._corrupt_record is None
     assert all(row.origin == ("EWR" if row.number % 3 else "JFK") for row in rows[:1000])
-    assert (tmp_path / "out" / "origin=JFK" / "topic=flights").is_dir()
+    assert (Path(options.out) / "origin=JFK" / "topic=t").is_dir()
 
 
-def test_a_column_that_is_not_there_is_told(
-    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+def test_the_archive_knows_how_far_it_is_without_a_checkpoint(
+    spark: SparkSession, broker: BrokerProcess, options: ArchiveOptions, tmp_path: Path
 ) -> None:
-    archive = Archive(
-        addresses=broker.http_address,
-        topics="t",
-        out=str(tmp_path / "out"),
-        json_schema="number INT",
-        partition_by=("origin",),
-    )
-    with pytest.raises(ValueError, match="cannot partition by origin: there are number, _corrupt"):
-        archive.start(spark)
+    publish(broker.http_address, "t", [b"%d" % number for number in range(100)])
+    archive(options.replace(checkpoint=str(tmp_path / "first")), spark)
+    publish(broker.http_address, "t", [b"%d" % number for number in range(100, 150)])
+    assert archive(options.replace(checkpoint=str(tmp_path / "second")), spark).rows == 50
+    # A checkpoint from before: what it has still to do was done.
+    assert archive(options.replace(checkpoint=str(tmp_path / "first")), spark).rows == 0
+    assert offsets(options) == list(range(150))
+
+
+def test_a_checkpoint_whose_archive_has_gone_is_told(
+    spark: SparkSession, broker: BrokerProcess, options: ArchiveOptions, tmp_path: Path
+) -> None:
+    options = options.replace(checkpoint=str(tmp_path / "checkpoint"))
+    publish(broker.http_address, "t", [b"one"])
+    archive(options, spark)
+    publish(broker.http_address, "t", [b"two"])
+    with pytest.raises(Exception, match="goes on in the middle of an archive"):
+        archive(options.replace(out=str(tmp_path / "elsewhere")), spark)
+    assert archive(options, spark).rows == 1
+
+
+def test_small_files_are_joined_while_it_is_written_and_afterwards(
+    spark: SparkSession, broker: BrokerProcess, options: ArchiveOptions
+) -> None:
+    publish(broker.http_address, "t", [b"%d" % number for number in range(1000)])
+    options = options.replace(max_offsets=100, compact_files=6)
+    done = archive(options, spark)
+    assert (done.files, done.compacted.files) == (10, 6)
+    assert len(list(Path(options.out).rglob("*.parquet"))) == 5
+    assert archive(options.replace(compact=True), spark).compacted.into == 1
+    (file,) = Path(options.out).rglob("*.parquet")
+    assert offsets(options) == list(range(1000))
+    assert [row.value for row in spark.read.parquet(str(file)).collect()] == [
+        b"%d" % number for number in range(1000)
+    ]
+
+
+def test_a_column_that_is_not_there_is_told(spark: SparkSession, options: ArchiveOptions) -> None:
+    with pytest.raises(OptionError, match="cannot partition by origin: there are number, _corrupt"):
+        archive(options.replace(json_schema="number INT", partition_by="origin"), spark)
 
 
 def test_the_command(broker: BrokerProcess, tmp_path: Path) -> None:
-    """Bytes as they are, by topic and day, and an error that says what is wrong."""
+    """Bytes as they are, by topic, day and hour."""
     publish(broker.http_address, "raw", [b"\xff\x00", b"two"])
     out = tmp_path / "out"
     command = [
@@ -83,8 +125,8 @@ def test_the_command(broker: BrokerProcess, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "batch 0: 2 messages archived" in done.stdout
-    (day,) = (out / "topic=raw").glob("date=20*")
+    (hour,) = (out / "topic=raw").glob("date=20*/hour=??")
     import pyarrow.parquet as pq
 
-    table = pq.read_table(day, partitioning=None)
+    table = pq.read_table(hour, partitioning=None)
     assert table.column("value").to_pylist() == [b"\xff\x00", b"two"]

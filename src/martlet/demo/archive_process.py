@@ -29,7 +29,9 @@ from pyspark.sql import functions as F
 from martlet.demo.flights import KEY, SCHEMA
 from martlet.demo.handling import TOPIC
 from martlet.demo.place import PARQUET
+from martlet.options.archive import ArchiveOptions
 from martlet.pipeline.archive import CORRUPT, Archive
+from martlet.pipeline.archive.query import Batch
 from martlet.spark.java import spark_session
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _POLL_S = 0.2
-_INTERVAL = "1 second"
+_INTERVAL_NS = 1_000_000_000
 _MOST = 50_000
 """Flights in a micro-batch at most, so that it is seen how the archive grows."""
 
@@ -76,16 +78,18 @@ def _archive(
     spark: SparkSession, address: str, folder: Path, orders: queue.SimpleQueue[str], tell: Any
 ) -> dict[str, Any]:
     table = str(folder / PARQUET)
-    started = Archive(
-        addresses=address,
-        topics=TOPIC,
+    options = ArchiveOptions(
+        addresses=(address,),
+        topics=(TOPIC,),
         out=table,
         json_schema=SCHEMA,
-        partition_by=("origin", "month"),
-        interval=_INTERVAL,
+        partition_by="origin,month",
+        interval_ns=_INTERVAL_NS,
         max_offsets=_MOST,
-    ).start(spark)
-    progress = _Progress(started, tell)
+    )
+    progress = _Progress(tell)
+    started = Archive(options, spark, progress.on_batch).start()
+    progress.query = started
     order = ""
     while not order:
         progress.look()
@@ -119,22 +123,23 @@ class _Progress:
         rows: so many.
     """
 
-    def __init__(self, query: StreamingQuery, tell: Any) -> None:
+    def __init__(self, tell: Any) -> None:
         self.rows = 0
-        self._query = query
+        self.query: StreamingQuery | None = None
         self._tell = tell
-        self._seen = -1
+        self._archived = 0
+
+    def on_batch(self, batch: Batch) -> None:
+        """A micro-batch was committed; called in a thread of its own."""
+        self._archived += batch.rows
 
     def look(self) -> None:
         """Tell if there is more. Raises what ended the query, if it has ended."""
-        if not self._query.isActive:
-            self._query.awaitTermination()
-        before = self.rows
-        for progress in self._query.recentProgress:
-            if progress["batchId"] > self._seen and progress["numInputRows"]:
-                self._seen = progress["batchId"]
-                self.rows += progress["numInputRows"]
-        if self.rows > before:
+        assert self.query is not None
+        if not self.query.isActive:
+            self.query.awaitTermination()
+        if self._archived > self.rows:
+            self.rows = self._archived
             self._tell(rows=self.rows)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from martlet.spark.offsets import flatten
@@ -17,13 +17,16 @@ _LOOK_S = 1
 """How soon what a query has done is told, and how soon it ends once it is to."""
 
 
-def follow(query: StreamingQuery, run: Run, done: str) -> int:
+def follow(
+    query: StreamingQuery, run: Run, done: str, rows_of: Callable[[int], int] | None = None
+) -> int:
     """Tell of each micro-batch until the query ends, or the run is to end.
 
     Args:
         query: which.
         run: hears of it.
         done: what has been done to a batch's messages, as ``archived``.
+        rows_of: how many messages a batch has, where what Spark counts is something else.
 
     Returns:
         How many messages it was.
@@ -41,24 +44,28 @@ def follow(query: StreamingQuery, run: Run, done: str) -> int:
         for progress in query.recentProgress:
             if progress["batchId"] > told and progress["numInputRows"]:
                 told = progress["batchId"]
-                rows += _tell(progress, run, done)
+                count = progress["numInputRows"] if rows_of is None else rows_of(told)
+                rows += count
+                _tell(progress, count, run, done)
     return rows
 
 
-def _tell(progress: Any, run: Run, done: str) -> int:
-    rows, rate = progress["numInputRows"], progress["processedRowsPerSecond"] or 0
+def _tell(progress: Any, rows: int, run: Run, done: str) -> None:
+    took_s = progress["durationMs"].get("triggerExecution", 0) / 1000
+    rate = rows / took_s if took_s else 0
     lag = sum(_lags(progress))
-    run.meter.batch(rows, progress["durationMs"].get("triggerExecution", 0) / 1000, lag=lag)
+    run.meter.batch(rows, took_s, lag=lag)
     behind = f", {lag:,} to go" if lag else ""
     run.say(f"batch {progress['batchId']}: {rows:,} messages {done}, {rate:,.0f} a second{behind}")
-    return int(rows)
 
 
 def _lags(progress: Any) -> Iterator[int]:
     """How much each queue had stored beyond the batch, as far as the source has told."""
     for source in progress["sources"]:
-        ends, latest = source["endOffset"], source["latestOffset"]
+        ends, latest = (
+            json.loads(source[name] or "null") for name in ("endOffset", "latestOffset")
+        )
         if ends and latest:
-            reached = flatten(json.loads(ends))
-            for key, end in flatten(json.loads(latest)).items():
+            reached = flatten(ends)
+            for key, end in flatten(latest).items():
                 yield max(0, end - reached.get(key, end))

@@ -1,0 +1,248 @@
+"""Compaction: many small files of a folder become a few large ones, in tasks of Spark.
+
+A query on Parquet opens every file, so a folder that got a file every ten seconds is slow to read.
+Files of half the target and more are left alone; the others are joined, in the order of their names
+and so of their messages, up to the target.  Files of different columns are not joined.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from martlet.pipeline.archive.commit_log import STAGED, Swap
+from martlet.pipeline.archive.parquet_table import ParquetTable
+from martlet.pipeline.archive.store import Store
+from martlet.pipeline.archive.writing import ROW_GROUP_BYTES, parquet_writer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_BATCH_ROWS = 64 << 10
+_MOST_FOLDERS_AT_ONCE = 256
+"""Whose files are joined before they are committed together."""
+
+
+@dataclass(frozen=True)
+class Joining:
+    """Files of one folder that are to become one, for a task.
+
+    Attributes:
+        location: the archive's.
+        folder, names: which files.
+        new: the staged folder for what comes of them.
+    """
+
+    location: str
+    folder: str
+    names: Sequence[str]
+    new: str
+    compression: str
+    flush: bool
+
+    def join(self) -> tuple[Joining, list[str], list[str]]:
+        """Write them anew; tells which files were joined, and which have come of them.
+
+        Raises:
+            OSError, pyarrow.ArrowException: one of them cannot be read.
+        """
+        store = Store.at(self.location)
+        joined: list[str] = []
+        made: list[str] = []
+        for schema, names in self._by_schema(store):
+            if len(names) < 2:
+                continue
+            output = f"{names[0].rpartition('-')[0]}-{uuid.uuid4().hex[:12]}.parquet"
+            self._write(store, schema, names, f"{self.new}/{output}")
+            joined += names
+            made.append(output)
+        return self, joined, made
+
+    def _by_schema(self, store: Store) -> Iterator[tuple[pa.Schema, list[str]]]:
+        kinds: list[tuple[pa.Schema, list[str]]] = []
+        for name in self.names:
+            path = store.path(f"{self.folder}/{name}" if self.folder else name)
+            schema = pq.read_schema(path, filesystem=store.system)
+            for known, names in kinds:
+                if known.equals(schema):
+                    names.append(name)
+                    break
+            else:
+                kinds.append((schema, [name]))
+        yield from kinds
+
+    def _write(self, store: Store, schema: pa.Schema, names: list[str], output: str) -> None:
+        read = written = 0
+        with store.sink(output) as sink, parquet_writer(sink, schema, self.compression) as writer:
+            for rows in _row_groups(self._batches(store, names)):
+                writer.write_table(rows, row_group_size=len(rows))
+                written += len(rows)
+        for name in names:
+            path = store.path(f"{self.folder}/{name}" if self.folder else name)
+            read += pq.read_metadata(path, filesystem=store.system).num_rows
+        if read != written:
+            raise OSError(f"{output}: {written:,} rows were written of {read:,}")
+        if self.flush:
+            store.flush(output)
+
+    def _batches(self, store: Store, names: list[str]) -> Iterator[pa.RecordBatch]:
+        for name in names:
+            path = store.path(f"{self.folder}/{name}" if self.folder else name)
+            with pq.ParquetFile(path, filesystem=store.system) as file:
+                yield from file.iter_batches(_BATCH_ROWS)
+
+
+def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    gathered: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        gathered.append(batch)
+        size += batch.nbytes
+        if size >= ROW_GROUP_BYTES:
+            yield pa.Table.from_batches(gathered)
+            gathered, size = [], 0
+    if gathered:
+        yield pa.Table.from_batches(gathered)
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """What was done: how many files became how many."""
+
+    files: int = 0
+    into: int = 0
+
+
+class Compaction:
+    """Joins the small files of one archive.
+
+    Args:
+        table: the archive.
+        location: its folder or URL.
+        target_bytes: how large files are to become.
+        compression: how they are compressed.
+        flush: whether they have to be on the disk.
+    """
+
+    def __init__(
+        self,
+        table: ParquetTable,
+        location: str,
+        target_bytes: int,
+        compression: str,
+        *,
+        flush: bool,
+    ) -> None:
+        self._table = table
+        self._location = location
+        self._target_bytes = target_bytes
+        self._compression = compression
+        self._flush = flush
+
+    def folders(self) -> list[str]:
+        """All folders that hold files."""
+        files = self._table.files(recursive=True)
+        return sorted({name.rpartition("/")[0] for name in files})
+
+    def small(self, folder: str) -> dict[str, int]:
+        """The files of a folder that are small, and their sizes in bytes."""
+        return {
+            name: size
+            for name, size in self._table.files(folder).items()
+            if size < self._target_bytes // 2
+        }
+
+    def run(self, spark: SparkSession, folders: Sequence[str], run: str | None) -> Compacted:
+        """Join the small files of these folders."""
+        files = into = 0
+        for first in range(0, len(folders), _MOST_FOLDERS_AT_ONCE):
+            done = self._run(spark, folders[first : first + _MOST_FOLDERS_AT_ONCE], run)
+            files += sum(len(swap.inputs) for swap in done)
+            into += sum(len(swap.outputs) for swap in done)
+        return Compacted(files, into)
+
+    def _run(self, spark: SparkSession, folders: Sequence[str], run: str | None) -> list[Swap]:
+        stage = f"{STAGED}/compaction-{uuid.uuid4().hex}"
+        joinings = [
+            Joining(
+                self._location,
+                folder,
+                names,
+                f"{stage}/{number}",
+                self._compression,
+                self._flush,
+            )
+            for number, folder in enumerate(folders)
+            for names in self._groups(folder)
+        ]
+        if not joinings:
+            return []
+        try:
+            tasks = spark.sparkContext.parallelize(joinings, len(joinings))
+            swaps: dict[str, Swap] = {}
+            for joining, inputs, outputs in tasks.map(Joining.join).collect():
+                swap = swaps.setdefault(joining.folder, Swap(joining.folder, joining.new, [], []))
+                swap.inputs.extend(inputs)
+                swap.outputs.extend(outputs)
+            return self._table.compacted([s for s in swaps.values() if s.outputs], run)
+        finally:
+            self._table.store.remove_tree(stage)
+
+    def _groups(self, folder: str) -> Iterator[list[str]]:
+        """The small files of a folder, as many together as make the target."""
+        group: list[str] = []
+        size = 0
+        for path, size_bytes in self.small(folder).items():
+            if group and size + size_bytes > self._target_bytes:
+                if len(group) > 1:
+                    yield group
+                group, size = [], 0
+            group.append(path.rpartition("/")[2])
+            size += size_bytes
+        if len(group) > 1:
+            yield group
+
+
+class Watch:
+    """Which folders a run has to compact, by what it commits.
+
+    Args:
+        compaction: looks into folders.
+        most_files: how many small files a folder may hold while it is written to.
+        idle_s: after how long without a new file any two of them are joined.
+    """
+
+    def __init__(self, compaction: Compaction, most_files: int, idle_s: float) -> None:
+        self._compaction = compaction
+        self._most_files = most_files
+        self._idle_s = idle_s
+        self._small: dict[str, int] = {}
+        self._last_s: dict[str, float] = {}
+
+    def added(self, files: Mapping[str, int]) -> None:
+        """So many files were committed to these folders."""
+        now_s = time.monotonic()
+        for folder, count in files.items():
+            if folder in self._small:
+                self._small[folder] += count
+            else:
+                self._small[folder] = len(self._compaction.small(folder))
+            self._last_s[folder] = now_s
+
+    def due(self) -> list[str]:
+        """The folders that are to be compacted now; they are then looked at anew."""
+        now_s = time.monotonic()
+        found = []
+        for folder, count in list(self._small.items()):
+            idle = now_s - self._last_s[folder] >= self._idle_s
+            if count >= self._most_files or (idle and count > 1):
+                found.append(folder)
+            if idle or count >= self._most_files:
+                del self._small[folder], self._last_s[folder]
+        return found

@@ -1,0 +1,179 @@
+"""An archive that is a table of Delta Lake, by the package deltalake: no Java, no Spark package.
+
+Tasks write their files where they belong, as a reader of Delta sees only what its log names.  The
+driver's commit names them, and with them the application transactions that tell how far each queue
+is archived: one a queue, whose version is the first offset that is not archived::
+
+    martlet/<broker id>/<topic>/<queue>/<topic id>  ->  1000
+
+Delta's log keeps them through its checkpoints.  Two that commit the same queue at once exclude each
+other by them, and one that comes too late finds the version beyond where it would begin.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from urllib.parse import parse_qs, urlsplit
+
+import pyarrow as pa
+
+from martlet.pipeline.archive.compaction import Compacted
+from martlet.pipeline.archive.manifest import Manifest, Written
+from martlet.pipeline.archive.position import Position, advanced
+from martlet.pipeline.archive.writing import Writing
+from martlet.spark.offsets import QueueKey
+
+try:
+    import deltalake
+    from deltalake.exceptions import TableNotFoundError
+    from deltalake.transaction import AddAction, RemoveAction
+except ImportError as error:
+    raise ValueError(
+        "format delta needs the package deltalake: pip install 'martlet[archive-delta]'"
+    ) from error
+
+_STARTED = "martlet/started"
+_TYPES = {"topic": pa.string(), "date": pa.date32(), "hour": pa.int32()}
+"""Of the columns that are made from where and when a message was stored."""
+
+
+class DeltaTable:
+    """See `martlet.pipeline.archive.table.Table`.
+
+    Args:
+        writing: where, and which columns.
+    """
+
+    def __init__(self, writing: Writing) -> None:
+        self._uri, self._storage = place(writing.location)
+        self._partition_by = list(writing.shape.partition_by)
+        known = {field.name: field.type for field in writing.shape.schema}
+        partitions = [
+            pa.field(name, known.get(name) if name in writing.shape.partitioning.fields else kind)
+            for name, kind in ((name, _TYPES.get(name)) for name in self._partition_by)
+        ]
+        self._schema = deltalake.Schema.from_arrow(
+            pa.schema([*writing.shape.file_schema, *partitions])
+        )
+
+    def begin(self, run: str) -> None:
+        """Make the table, if there is none. What others left behind is `compact`'s."""
+        deltalake.DeltaTable.create(
+            self._uri,
+            schema=self._schema,
+            partition_by=self._partition_by,
+            mode="ignore",
+            storage_options=self._storage,
+        )
+
+    def position(self, queues: Iterable[QueueKey]) -> Position | None:
+        """How far these queues are archived."""
+        return self._position(self._opened(), queues)
+
+    def start(self, run: str, start: Position) -> None:
+        """Say where to start."""
+        table = self._opened()
+        known = self._position(table, start)
+        fresh = {
+            _application(key): offset
+            for key, offset in start.items()
+            if known is None or key not in known
+        }
+        if known is None:
+            fresh[_STARTED] = 1
+        if fresh:
+            self._commit(table, [], fresh)
+
+    def stage(self, run: str, batch: str) -> str:
+        """Nothing is staged."""
+        return ""
+
+    def commit(self, run: str, manifests: Sequence[Manifest]) -> int:
+        """Let a batch be there."""
+        stretches = [manifest.stretch for manifest in manifests]
+        if not stretches:
+            return 0
+        table = self._opened()
+        before = self._position(table, {each.key for each in stretches})
+        after = advanced(before or {}, stretches)
+        actions: list[AddAction | RemoveAction] = [
+            self._add(file) for manifest in manifests for file in manifest.files
+        ]
+        reached = {_application(key): offset for key, offset in after.items()}
+        self._commit(table, actions, reached)
+        return sum(manifest.rows for manifest in manifests)
+
+    def _opened(self) -> deltalake.DeltaTable:
+        return deltalake.DeltaTable(self._uri, storage_options=self._storage)
+
+    @staticmethod
+    def _position(table: deltalake.DeltaTable, queues: Iterable[QueueKey]) -> Position | None:
+        if table.transaction_version(_STARTED) is None:
+            return None
+        found = {key: table.transaction_version(_application(key)) for key in queues}
+        return {key: offset for key, offset in found.items() if offset is not None}
+
+    def _commit(
+        self,
+        table: deltalake.DeltaTable,
+        actions: list[AddAction | RemoveAction],
+        reached: Mapping[str, int],
+    ) -> None:
+        transactions = [deltalake.Transaction(name, offset) for name, offset in reached.items()]
+        table.create_write_transaction(
+            actions,
+            "append",
+            self._schema,
+            self._partition_by,
+            commit_properties=deltalake.CommitProperties(app_transactions=transactions),
+        )
+
+    @staticmethod
+    def _add(file: Written) -> AddAction:
+        values = dict(file.partition)
+        return AddAction(
+            file.name,
+            file.size_bytes,
+            values,
+            time.time_ns() // 1_000_000,
+            True,
+            json.dumps({"numRecords": file.rows}),
+        )
+
+
+def compact(location: str, target_bytes: int) -> Compacted:
+    """Join the small files of a table, and remove what no version of the last week has.
+
+    Raises:
+        ValueError: there is no table.
+    """
+    uri, storage = place(location)
+    try:
+        table = deltalake.DeltaTable(uri, storage_options=storage)
+    except TableNotFoundError as error:
+        raise ValueError(f"{location} holds no table of Delta") from error
+    done = table.optimize.compact(target_size=target_bytes)
+    table.vacuum(dry_run=False)
+    return Compacted(done["numFilesRemoved"], done["numFilesAdded"])
+
+
+def place(location: str) -> tuple[str, dict[str, str]]:
+    """A location as deltalake takes it: what pyarrow's URLs say behind ``?`` apart."""
+    if "://" not in location:
+        return location, {}
+    url = urlsplit(location)
+    asked = {name: values[-1] for name, values in parse_qs(url.query).items()}
+    options: dict[str, str] = {}
+    if "region" in asked:
+        options["AWS_REGION"] = asked["region"]
+    if "endpoint_override" in asked:
+        scheme = asked.get("scheme", "https")
+        options["AWS_ENDPOINT_URL"] = f"{scheme}://{asked['endpoint_override']}"
+        options["AWS_ALLOW_HTTP"] = str(scheme == "http").lower()
+    return url._replace(query="").geturl(), options
+
+
+def _application(key: QueueKey) -> str:
+    return f"martlet/{key.broker}/{key.topic}/{key.queue}/{key.topic_id}"

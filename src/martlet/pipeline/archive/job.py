@@ -1,0 +1,141 @@
+"""The job: an archive from its start to its end, as a function and as a command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from prometheus_client import Counter
+
+from martlet.options.archive import ArchiveOptions
+from martlet.options.flag import OptionError
+from martlet.pipeline.archive.compaction import Compacted
+from martlet.pipeline.archive.parquet_table import ParquetTable
+from martlet.pipeline.archive.query import Archive, Batch, compaction_of, location_of
+from martlet.pipeline.archive.store import Store
+from martlet.pipeline.follow import follow
+from martlet.pipeline.job import OK, Job, Run, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run has done.
+
+    Attributes:
+        batches: micro-batches that added something.
+        rows, files, size_bytes: what they added.
+        compacted: small files that were joined, and how many have come of them.
+    """
+
+    batches: int = 0
+    rows: int = 0
+    files: int = 0
+    size_bytes: int = 0
+    compacted: Compacted = field(default_factory=Compacted)
+
+
+def archive(options: ArchiveOptions, spark: SparkSession | None = None) -> Result:
+    """Archive topics: with ``once`` what there is now, else until the query is stopped.
+
+    Args:
+        options: what, where and how.
+        spark: the session; None for the active one, or one of its own.
+
+    Raises:
+        OptionError: the options do not fit the messages or each other.
+        StreamingQueryException: the query has failed.
+    """
+    if spark is not None:
+        return _archive(options, Run(spark))
+    with session("archive", options) as own:
+        return _archive(options, Run(own))
+
+
+def _archive(options: ArchiveOptions, run: Run) -> Result:
+    if options.compact:
+        return _compact(options, run)
+    told = _Told(run)
+    try:
+        started = Archive(options, run.spark, told.batch)
+    except ValueError as error:
+        raise OptionError(str(error)) from error
+    follow(started.start(), run, "archived", told.rows_of)
+    return told.result
+
+
+def _compact(options: ArchiveOptions, run: Run) -> Result:
+    if options.format == "delta":
+        from martlet.pipeline.archive.delta_table import compact
+
+        try:
+            done = compact(location_of(options.out), options.target_bytes)
+        except ValueError as error:
+            raise OptionError(str(error)) from error
+    else:
+        compaction = compaction_of(options, ParquetTable(Store.at(location_of(options.out))))
+        folders = compaction.folders()
+        if not folders:
+            raise OptionError(f"--out={options.out} holds no Parquet files")
+        done = compaction.run(run.spark, folders, None)
+    run.say(f"{done.files:,} small files were joined into {done.into:,}")
+    return Result(compacted=done)
+
+
+class _Told:
+    """What a run has been told of its batches.
+
+    Attributes:
+        result: their sum.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.result = Result()
+        self._rows: dict[int, int] = {}
+        registry = run.meter.registry
+        self._files = Counter(
+            "martlet_archive_files", "Parquet files that were committed", registry=registry
+        )
+        self._bytes = Counter(
+            "martlet_archive_bytes", "bytes of the files that were committed", registry=registry
+        )
+        self._joined = Counter(
+            "martlet_archive_joined_files", "small files that were joined", registry=registry
+        )
+
+    def batch(self, batch: Batch) -> None:
+        """A micro-batch was committed."""
+        self._rows[batch.number] = batch.rows
+        self._files.inc(batch.files)
+        self._bytes.inc(batch.size_bytes)
+        self._joined.inc(batch.compacted.files)
+        before = self.result
+        self.result = Result(
+            batches=before.batches + bool(batch.files),
+            rows=before.rows + batch.rows,
+            files=before.files + batch.files,
+            size_bytes=before.size_bytes + batch.size_bytes,
+            compacted=Compacted(
+                before.compacted.files + batch.compacted.files,
+                before.compacted.into + batch.compacted.into,
+            ),
+        )
+
+    def rows_of(self, number: int) -> int:
+        """How many messages a micro-batch has added; asked for once."""
+        return self._rows.pop(number, 0)
+
+
+def _work(options: ArchiveOptions, run: Run) -> int:
+    _archive(options, run)
+    return OK
+
+
+JOB = Job(
+    name="archive",
+    description="Write topics to a table of Parquet files, each message exactly once.",
+    options=ArchiveOptions,
+    work=_work,
+)

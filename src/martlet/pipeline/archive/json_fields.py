@@ -1,0 +1,173 @@
+"""Messages of JSON as columns, with the rules of Spark's ``from_json`` in PERMISSIVE mode.
+
+Arrow's reader parses a whole block of messages at once, but refuses all of it for one that is not
+as the schema says, and it sees lines and documents, not messages.  So a block goes to it only if
+each message, trimmed, begins with ``{`` and ends with ``}``.  Then none can run on into the next:
+behind ``}`` no ``{`` may follow within a document, and no string goes over the end of a line.  One
+that holds two documents shows, as there are more rows than messages.  A block that is refused is
+halved until what is wrong is alone with a few others, and these are parsed one by one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+import pyarrow.types as kinds
+
+from martlet.pipeline.archive.json_value import Misfit, fitted
+
+_FEW = 64
+"""Messages that are parsed one by one without further halving."""
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What became of messages.
+
+    Attributes:
+        columns: their fields.
+        corrupt: the text of those that are not JSON of the schema, null for the others.
+        values: the bytes of those that are no text.
+    """
+
+    columns: Sequence[pa.Array]
+    corrupt: pa.Array
+    values: pa.Array
+
+
+class JsonFields:
+    """Parses messages.
+
+    Args:
+        fields: the fields that are wanted; others are passed over.
+    """
+
+    def __init__(self, fields: pa.Schema) -> None:
+        self._fields = fields
+        as_read = pa.schema(
+            [
+                # Arrow's reader makes no dates; from text they are made afterwards.
+                field.with_type(pa.string()) if kinds.is_date(field.type) else field
+                for field in fields
+            ]
+        )
+        self._reads_blocks = all(_is_read(field.type) for field in as_read)
+        self._options = pj.ParseOptions(
+            explicit_schema=as_read, newlines_in_values=True, unexpected_field_behavior="ignore"
+        )
+
+    def parse(self, messages: pa.Array) -> Parsed:
+        """The fields of messages, a row each."""
+        pieces: list[Parsed] = []
+        self._parse(messages, pieces)
+        if len(pieces) == 1:
+            return pieces[0]
+        return Parsed(
+            [
+                pa.concat_arrays(columns)
+                for columns in zip(*(p.columns for p in pieces), strict=True)
+            ],
+            pa.concat_arrays([piece.corrupt for piece in pieces]),
+            pa.concat_arrays([piece.values for piece in pieces]),
+        )
+
+    def _parse(self, messages: pa.Array, pieces: list[Parsed]) -> None:
+        if len(messages) <= _FEW:
+            whole = self._whole(messages)
+            pieces.append(whole or self._one_by_one(messages))
+            return
+        whole = self._whole(messages)
+        if whole is not None:
+            pieces.append(whole)
+            return
+        middle = len(messages) // 2
+        self._parse(messages[:middle], pieces)
+        self._parse(messages[middle:], pieces)
+
+    def _whole(self, messages: pa.Array) -> Parsed | None:
+        """All at once; None if one of them does not fit."""
+        count = len(messages)
+        if not self._reads_blocks or not count:
+            return None
+        try:
+            texts = pc.utf8_trim(messages.cast(pa.string()), " \t\r\n")
+            framed = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
+            if not pc.all(framed, min_count=0).as_py():
+                return None
+            lines = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), texts)
+            block = pc.binary_join(lines, "\n")[0].as_buffer()
+            read = pj.ReadOptions(use_threads=False, block_size=max(block.size, 1))
+            table = pj.read_json(pa.BufferReader(block), read, self._options)
+            if len(table) != count:
+                return None
+            columns = [_flat(table[field.name], field) for field in self._fields]
+        except pa.ArrowInvalid:
+            return None
+        return Parsed(columns, pa.nulls(count, pa.string()), pa.nulls(count, pa.binary()))
+
+    def _one_by_one(self, messages: pa.Array) -> Parsed:
+        rows: list[list[Any]] = []
+        corrupt: list[str | None] = []
+        values: list[bytes | None] = []
+        for message in messages.to_pylist():
+            row, fits = self._row(message)
+            rows.append(row)
+            if fits:
+                corrupt.append(None)
+                values.append(None)
+                continue
+            try:
+                corrupt.append(message.decode())
+                values.append(None)
+            except UnicodeDecodeError:
+                corrupt.append(message.decode(errors="replace"))
+                values.append(message)
+        columns = [
+            pa.array([row[number] for row in rows], field.type)
+            for number, field in enumerate(self._fields)
+        ]
+        return Parsed(columns, pa.array(corrupt, pa.string()), pa.array(values, pa.binary()))
+
+    def _row(self, message: bytes) -> tuple[list[Any], bool]:
+        """The fields of one message, and whether all of it fits."""
+        nothing = [None] * len(self._fields)
+        try:
+            found = json.loads(message, parse_constant=_no_number)
+        except (ValueError, RecursionError):
+            return nothing, False
+        if not isinstance(found, dict):
+            return nothing, False
+        fits = True
+        row = []
+        for field in self._fields:
+            try:
+                row.append(fitted(found.get(field.name), field.type))
+            except Misfit:
+                row.append(None)
+                fits = False
+        return row, fits
+
+
+def _flat(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = array.chunk(0) if array.num_chunks else pa.nulls(0, field.type)
+    return array if array.type == field.type else array.cast(field.type)
+
+
+def _is_read(kind: pa.DataType) -> bool:
+    """Whether Arrow's reader of JSON can make values of this type."""
+    if kinds.is_map(kind) or kinds.is_date(kind):
+        return False
+    return all(_is_read(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _no_number(word: str) -> None:
+    """Python takes NaN and Infinity for JSON, which they are not."""
+    raise ValueError(f"{word} is no JSON")

@@ -1,0 +1,206 @@
+"""The query of an archive: started, and its micro-batches committed one after the other."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from martlet.options.archive import ArchiveOptions
+from martlet.pipeline.archive.compaction import Compacted, Compaction, Watch
+from martlet.pipeline.archive.manifest import Manifest
+from martlet.pipeline.archive.parquet_table import ParquetTable
+from martlet.pipeline.archive.rows import shape_of
+from martlet.pipeline.archive.source import FORMAT, RUN, WRITING, ArchiveSource, packed
+from martlet.pipeline.archive.store import Store
+from martlet.pipeline.archive.table import open_table
+from martlet.pipeline.archive.writing import Writing
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch that was committed.
+
+    Attributes:
+        number: Spark's, or -1 for the compaction at a run's end.
+        rows, files, size_bytes: what it has added.
+        compacted: what was joined after it.
+        took_s: for how long it was written and committed.
+    """
+
+    number: int
+    rows: int
+    files: int
+    size_bytes: int
+    compacted: Compacted
+    took_s: float
+
+
+class Archive:
+    """An archive that is being written.
+
+    Args:
+        options: what to archive, and where.
+        spark: the session.
+        on_batch: hears of each micro-batch, in the thread that commits it.
+
+    Raises:
+        ValueError: the schema is none, or has no such column to partition by; or nobody knows
+            such URLs.
+    """
+
+    def __init__(
+        self,
+        options: ArchiveOptions,
+        spark: SparkSession,
+        on_batch: Callable[[Batch], None] = lambda batch: None,
+    ) -> None:
+        self._options = options
+        self._spark = spark
+        self._on_batch = on_batch
+        self._run = uuid.uuid4().hex
+        self.location = location_of(options.out)
+        schema = _parsed(options.json_schema) if options.json_schema else None
+        self._writing = Writing(
+            self.location,
+            shape_of(schema, options.partitions, keeps_value=options.keep_value),
+            options.compression,
+            options.flush,
+            in_place=options.format == "delta",
+        )
+        self._table = open_table(self._writing)
+        self._compaction: Compaction | None = None
+        if isinstance(self._table, ParquetTable):
+            self._compaction = compaction_of(options, self._table)
+        self._watch = self._watched()
+
+    def _watched(self) -> Watch | None:
+        options = self._options
+        if self._compaction is None or not options.compact_files:
+            return None
+        most = max(2, options.compact_files)
+        return Watch(self._compaction, most, options.compact_idle_ns / 1e9)
+
+    def start(self) -> StreamingQuery:
+        """Take the archive over and start the query, which goes on where the archive ends.
+
+        Raises:
+            OSError: the archive's folder cannot be written to.
+            ArchiveDamaged: what is there does not fit together.
+        """
+        self._table.begin(self._run)
+        self._spark.dataSource.register(ArchiveSource)
+        options = self._options
+        reader = (
+            self._spark.readStream.format(FORMAT)
+            .options(**options.source)
+            .options(**_topics(options))
+            .option("startingOffsets", options.starting_offsets)
+            .option("failOnDataLoss", str(options.fail_on_data_loss).lower())
+            .option("maxOffsetsPerTrigger", options.max_offsets)
+            .option(WRITING, packed(self._writing))
+            .option(RUN, self._run)
+        )
+        if options.group:
+            reader = reader.option("group", options.group).option("retain", "true")
+        elif options.channel:
+            reader = reader.option("channel", options.channel)
+        writer = (
+            reader.load()
+            .writeStream.queryName(f"archive {self._run[:8]}")
+            .option("checkpointLocation", self._checkpoint())
+            .foreachBatch(self._commit)
+        )
+        if options.once:
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=options.interval).start()
+
+    def _checkpoint(self) -> str:
+        """Where Spark keeps what it wants: the archive itself knows how far it is."""
+        if self._options.checkpoint:
+            return location_of(self._options.checkpoint)
+        store = Store.at(self.location)
+        if store.is_local:
+            return store.path("_checkpoint")
+        return tempfile.mkdtemp(prefix="martlet-archive-")
+
+    def _commit(self, batch: DataFrame, number: int) -> None:
+        """Have a micro-batch written, and commit it."""
+        began_s = time.monotonic()
+        manifests = [Manifest.parse(row.manifest) for row in batch.collect()]
+        rows = self._table.commit(self._run, manifests)
+        files = [file for manifest in manifests for file in manifest.files]
+        compacted = Compacted()
+        if self._watch is not None:
+            self._watch.added(Counter(file.name.rpartition("/")[0] for file in files))
+            compacted = self._compact(self._watch.due())
+        done = Batch(
+            number=number,
+            rows=rows,
+            files=len(files),
+            size_bytes=sum(file.size_bytes for file in files),
+            compacted=compacted,
+            took_s=time.monotonic() - began_s,
+        )
+        self._on_batch(done)
+
+    def _compact(self, folders: list[str]) -> Compacted:
+        """Join small files. What goes wrong with that is no reason to end the archive."""
+        assert self._compaction is not None
+        if not folders:
+            return Compacted()
+        try:
+            return self._compaction.run(self._spark, folders, self._run)
+        except OSError as error:
+            _log.warning("small files of %s stay for now: %s", ", ".join(folders), error)
+            return Compacted()
+
+
+def _topics(options: ArchiveOptions) -> dict[str, str]:
+    """Which topics, as the source takes it."""
+    if options.topic_pattern:
+        return {"topicPattern": options.topic_pattern}
+    return {"topic": ",".join(options.topics)}
+
+
+def compaction_of(options: ArchiveOptions, table: ParquetTable) -> Compaction:
+    """The compaction of an archive."""
+    return Compaction(
+        table,
+        location_of(options.out),
+        options.target_bytes,
+        options.compression,
+        flush=options.flush,
+    )
+
+
+def location_of(text: str) -> str:
+    """A path that is the same everywhere: a local one absolute, a URL as it is."""
+    store = Store.at(text)
+    return store.root if store.is_local else text
+
+
+def _parsed(ddl: str) -> StructType:
+    from pyspark.errors import PySparkException
+    from pyspark.sql.types import StructType
+
+    try:
+        found = StructType.fromDDL(ddl)
+    except PySparkException as error:
+        raise ValueError(f"{ddl!r} is no schema: {str(error).splitlines()[0]}") from error
+    if not isinstance(found, StructType):
+        raise ValueError(f"{ddl!r} names no fields; 'origin STRING, month INT' does")
+    return found

@@ -1,0 +1,176 @@
+"""The rows of an archive, made from the columns of the source, in one of two shapes.
+
+- **Raw**: a row a message, with all that the broker has of it, the body as bytes in `value`.
+- **JSON**: the fields of the message as columns, and where it came from in `_topic`, `_queue`,
+  `_offset`, `_timestamp`, `_message_id`, `_broker`, `_key`, `_headers`, `_tag` and `_keys`.  What
+  is not JSON of that schema is kept as text in `_corrupt_record`, beside the fields that do fit;
+  where it is no text either, its bytes are in `_value`, which can be had for every message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from martlet.pipeline.archive.json_fields import JsonFields
+from martlet.pipeline.archive.partition import Partitioning
+from martlet.spark.schema import SCHEMA, arrow_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+CORRUPT = "_corrupt_record"
+VALUE = "_value"
+_COLUMNS = (
+    "key",
+    "value",
+    "topic",
+    "partition",
+    "offset",
+    "timestamp",
+    "headers",
+    "message_id",
+    "broker",
+    "tag",
+    "keys",
+)
+"""Of the source, whose other columns are the same for every message that waits in a log."""
+ORIGIN = {
+    "_topic": "topic",
+    "_queue": "partition",
+    "_offset": "offset",
+    "_timestamp": "timestamp",
+    "_message_id": "message_id",
+    "_broker": "broker",
+    "_key": "key",
+    "_headers": "headers",
+    "_tag": "tag",
+    "_keys": "keys",
+}
+_DELTA = {
+    "offset": "DELTA_BINARY_PACKED",
+    "timestamp": "DELTA_BINARY_PACKED",
+    "message_id": "DELTA_BYTE_ARRAY",
+}
+"""What rises from row to row takes a byte or less that way."""
+
+
+def source_schema() -> pa.Schema:
+    """The columns that are wanted of the source."""
+    from pyspark.sql.types import StructType
+
+    fields = {field.name: field for field in SCHEMA}
+    return arrow_schema(StructType([fields[name] for name in _COLUMNS]))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the rows of an archive look like, and which folders they go to.
+
+    Attributes:
+        partition_by: the columns that become folders.
+        fields: the fields of JSON messages in Arrow's types; None for the raw shape.
+        keeps_value: whether the JSON shape has each message's bytes too.
+    """
+
+    partition_by: Sequence[str]
+    fields: pa.Schema | None = None
+    keeps_value: bool = False
+
+    def __post_init__(self) -> None:
+        taken = sorted({CORRUPT, VALUE, *ORIGIN} & set(self.fields.names if self.fields else ()))
+        if taken:
+            raise ValueError(
+                f"the schema may not have {', '.join(taken)}: the archive names so itself"
+            )
+        known = {*self.schema.names, "topic", "date", "hour"}
+        missing = [name for name in self.partition_by if name not in known]
+        if missing:
+            raise ValueError(
+                f"cannot partition by {', '.join(missing)}: there are"
+                f" {', '.join(dict.fromkeys([*self.schema.names, 'topic', 'date', 'hour']))}"
+            )
+        if len(set(self.partition_by)) < len(self.partition_by):
+            raise ValueError(f"cannot partition by {', '.join(self.partition_by)}: one comes twice")
+        for name in self.partition_by:
+            kind = self.schema.field(name).type if name in self.schema.names else pa.string()
+            if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_floating(kind):
+                raise ValueError(f"cannot partition by {name}: {kind} makes no names of folders")
+        if not set(self.schema.names) - set(self.partition_by):
+            raise ValueError("cannot partition by every column: none is left for the files")
+
+    @property
+    def schema(self) -> pa.Schema:
+        """All columns, those among them that become folders too."""
+        source = source_schema()
+        if self.fields is None:
+            return source
+        origin = [source.field(name).with_name(alias) for alias, name in ORIGIN.items()]
+        own = [pa.field(CORRUPT, pa.string()), pa.field(VALUE, pa.binary())]
+        return pa.schema([*self.fields, *own, *origin])
+
+    @property
+    def file_schema(self) -> pa.Schema:
+        """The columns of a file."""
+        return pa.schema([field for field in self.schema if field.name not in self.partition_by])
+
+    @property
+    def partitioning(self) -> Partitioning:
+        """Which folder each row goes to."""
+        made = {"topic", "date", "hour"} - set(self.schema.names if self.fields else ())
+        return Partitioning(
+            names=tuple(self.partition_by),
+            fields=frozenset(self.partition_by) - made,
+            timestamp="_timestamp" if self.fields else "timestamp",
+        )
+
+    def rows(self, messages: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of messages as the source has them."""
+        if self.fields is None:
+            return messages
+        fields = JsonFields(self.fields).parse(messages["value"])
+        value = messages["value"] if self.keeps_value else fields.values
+        origin = [messages[name] for name in ORIGIN.values()]
+        return pa.RecordBatch.from_arrays(
+            [*fields.columns, fields.corrupt, value, *origin], schema=self.schema
+        )
+
+
+def encodings(schema: pa.Schema) -> dict[str, object]:
+    """How Parquet is to lay out the columns of a file, in the words of `pyarrow.parquet`.
+
+    Without a dictionary where values seldom come twice, which costs more than it saves.
+    """
+    is_json = CORRUPT in schema.names
+    named = dict(zip(ORIGIN.values(), ORIGIN, strict=True)) if is_json else {}
+    bodies = {VALUE, CORRUPT} if is_json else {"value"}
+    once = bodies | {named.get(name, name) for name in ("key", "headers", "keys", *_DELTA)}
+    deltas = {named.get(name, name): encoding for name, encoding in _DELTA.items()}
+    return {
+        "use_dictionary": [name for name in schema.names if name not in once],
+        "column_encoding": {name: kind for name, kind in deltas.items() if name in schema.names},
+        "write_statistics": [name for name in schema.names if name not in bodies],
+    }
+
+
+def shape_of(
+    json_schema: StructType | None, partition_by: Sequence[str], *, keeps_value: bool
+) -> Shape:
+    """The shape for a schema in Spark's words.
+
+    Raises:
+        ValueError: it names no fields, or one that the archive names so itself; or there is no
+            such column to partition by.
+    """
+    if json_schema is None:
+        return Shape(partition_by)
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    if not len(json_schema):
+        raise ValueError("the JSON schema has no fields; 'origin STRING, month INT' has two")
+    fields = to_arrow_schema(json_schema, timezone="UTC")
+    optional = pa.schema([field.with_nullable(True) for field in fields])
+    return Shape(partition_by, optional, keeps_value)

@@ -1,0 +1,158 @@
+"""A task's work: a stretch of a queue, decoded and written as Parquet files, nowhere near Java.
+
+The rows of a split are gathered until they make a row group, divided among their folders, and
+written to one file a folder.  The files are staged: nobody who reads the archive sees them, until
+the driver has them moved.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from martlet.pipeline.archive.manifest import Manifest, Written
+from martlet.pipeline.archive.partition import MOST_FOLDERS, TooManyFolders, folder_of
+from martlet.pipeline.archive.position import Stretch
+from martlet.pipeline.archive.rows import Shape, encodings
+from martlet.pipeline.archive.store import Store
+
+ROW_GROUP_BYTES = 64 << 20
+"""Of rows in memory, before they are encoded and compressed."""
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How an archive is written; what a task is sent along.
+
+    Attributes:
+        location: the archive's folder or URL.
+        shape: its rows.
+        compression: snappy, zstd, gzip or none.
+        flush: whether each file is on the disk before it is committed.
+        in_place: whether files are written where they belong at once, as a table of Delta wants
+            it, whose readers see what is committed only.
+    """
+
+    location: str
+    shape: Shape
+    compression: str = "snappy"
+    flush: bool = True
+    in_place: bool = False
+
+    def write(
+        self, batches: Iterable[pa.RecordBatch], stretch: Stretch, folder: str, store: Store
+    ) -> Manifest:
+        """Write the messages of a stretch.
+
+        Args:
+            batches: them, as the source has them.
+            stretch: which they are.
+            folder: where they are staged.
+            store: the archive's.
+
+        Raises:
+            TooManyFolders: they would go to more folders than one task can write to.
+            OSError: they cannot be written.
+        """
+        files = Files(self, stretch, folder, store)
+        try:
+            gathered: list[pa.RecordBatch] = []
+            size = 0
+            for messages in batches:
+                gathered.append(self.shape.rows(messages))
+                size += gathered[-1].nbytes
+                if size >= ROW_GROUP_BYTES:
+                    files.add(pa.Table.from_batches(gathered))
+                    gathered, size = [], 0
+            if gathered:
+                files.add(pa.Table.from_batches(gathered))
+            return Manifest(stretch, folder, files.finish())
+        except BaseException:
+            files.abandon()
+            raise
+
+
+def parquet_writer(sink: Any, schema: pa.Schema, compression: str) -> pq.ParquetWriter:
+    """A writer of an archive's files."""
+    return pq.ParquetWriter(
+        sink, schema, compression=compression, store_schema=False, **encodings(schema)
+    )
+
+
+@dataclass
+class _File:
+    """A file that is being written."""
+
+    name: str
+    target: str
+    partition: dict[str, str | None]
+    sink: Any
+    writer: pq.ParquetWriter
+    rows: int = 0
+
+
+class Files:
+    """The files of one stretch, one a folder."""
+
+    def __init__(self, writing: Writing, stretch: Stretch, folder: str, store: Store) -> None:
+        self._writing = writing
+        self._stretch = stretch
+        self._folder = folder
+        self._store = store
+        self._open: dict[str, _File] = {}
+        self._file_columns = writing.shape.file_schema.names
+
+    def add(self, rows: pa.Table) -> None:
+        """Write rows to where they belong."""
+        partitioning = self._writing.shape.partitioning
+        for partition, part in partitioning.divide(rows, self._stretch.key.topic):
+            file = self._file(partition)
+            file.writer.write_table(part.select(self._file_columns), row_group_size=len(part))
+            file.rows += len(part)
+
+    def finish(self) -> list[Written]:
+        """End all of them."""
+        written = []
+        for file in self._open.values():
+            file.writer.close()
+            size_bytes = file.sink.tell()
+            file.sink.close()
+            if self._writing.flush:
+                self._store.flush(file.name)
+            written.append(Written(file.name, file.target, file.rows, size_bytes, file.partition))
+        return written
+
+    def abandon(self) -> None:
+        """Let go of them: what is there of them is removed with the staged folder."""
+        for file in self._open.values():
+            file.sink.close()
+
+    def _file(self, partition: dict[str, str | None]) -> _File:
+        folder = folder_of(partition)
+        file = self._open.get(folder)
+        if file is None:
+            if len(self._open) == MOST_FOLDERS:
+                raise TooManyFolders(
+                    f"partitions by {', '.join(partition)} make more than {MOST_FOLDERS} folders in"
+                    f" one task, {folder} being one: partition by columns with fewer values"
+                )
+            unique = uuid.uuid4().hex
+            target = f"{folder}/{self._name(unique)}" if folder else self._name(unique)
+            name = target if self._writing.in_place else f"{self._folder}/{unique}"
+            sink = self._store.sink(name)
+            writer = parquet_writer(
+                sink, self._writing.shape.file_schema, self._writing.compression
+            )
+            file = _File(name, target, partition, sink, writer)
+            self._open[folder] = file
+        return file
+
+    def _name(self, unique: str) -> str:
+        """Names that sort as the messages do: broker, queue, first offset of the stretch."""
+        key = self._stretch.key
+        return f"{key.broker[:8]}-{key.queue}-{self._stretch.start:020d}-{unique[:12]}.parquet"

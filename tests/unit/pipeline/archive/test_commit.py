@@ -1,0 +1,313 @@
+"""Commits of an archive: killed at any step, they are there as a whole once they are taken up.
+
+Readers of Parquet, who know nothing of commits, meanwhile see no row twice and none that was not
+committed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+from martlet.pipeline.archive.commit_log import ArchiveDamaged, Swap, TakenOver
+from martlet.pipeline.archive.compaction import Joining
+from martlet.pipeline.archive.manifest import Manifest
+from martlet.pipeline.archive.parquet_table import ParquetTable
+from martlet.pipeline.archive.position import Stretch, TwoWriters
+from martlet.pipeline.archive.rows import Shape, source_schema
+from martlet.pipeline.archive.store import LocalStore, Store
+from martlet.pipeline.archive.writing import Writing
+from martlet.spark.offsets import QueueKey
+
+KEY = QueueKey("b" * 32, "t", 0, 7)
+HOUR_US = 3_600_000_000
+START_US = 500_000 * HOUR_US
+
+
+class Killed(BaseException):
+    """What kill -9 is to a process; nothing catches it."""
+
+
+class Dying(LocalStore):
+    """A store whose process is killed before one of its steps.
+
+    Attributes:
+        steps: how many there have been.
+    """
+
+    def __init__(self, root: Path, dies_at: int | None = None, *, swaps: bool = True) -> None:
+        super().__init__(root)
+        self.steps = 0
+        self._dies_at = dies_at
+        self._swaps = swaps
+
+    def _step(self) -> None:
+        if self.steps == self._dies_at:
+            raise Killed
+        self.steps += 1
+
+    def create(self, name: str, content: bytes) -> bool:
+        self._step()
+        return super().create(name, content)
+
+    def replace(self, name: str, content: bytes) -> None:
+        self._step()
+        super().replace(name, content)
+
+    def move(self, source: str, target: str) -> None:
+        self._step()
+        super().move(source, target)
+
+    def remove(self, name: str) -> None:
+        self._step()
+        super().remove(name)
+
+    def remove_tree(self, name: str) -> None:
+        self._step()
+        super().remove_tree(name)
+
+    def swap(self, new: str, old: str) -> bool:
+        self._step()
+        return self._swaps and super().swap(new, old)
+
+    def link(self, source: str, target: str) -> None:
+        self._step()
+        super().link(source, target)
+
+
+def messages(first: int, last: int) -> pa.RecordBatch:
+    """Three an hour, as the source has them."""
+    columns: dict[str, list[Any]] = {
+        name: [None] * (last - first) for name in source_schema().names
+    }
+    columns |= {
+        "value": [b"%d" % number for number in range(first, last)],
+        "topic": ["t"] * (last - first),
+        "partition": [0] * (last - first),
+        "offset": list(range(first, last)),
+        "timestamp": [START_US + number * (HOUR_US // 3) for number in range(first, last)],
+        "broker": [KEY.broker] * (last - first),
+    }
+    return pa.RecordBatch.from_pydict(columns, schema=source_schema())
+
+
+def write(store: Store, first: int, last: int, batch: str, table: ParquetTable) -> Manifest:
+    """What a task does."""
+    writing = Writing(store.root, Shape(("topic", "date", "hour")), flush=False)
+    stretch = Stretch(KEY, first, last)
+    folder = table.stage("run", batch)
+    return writing.write([messages(first, last)], stretch, folder, store)
+
+
+def seen(folder: Path) -> list[int]:
+    """The offsets that a reader who knows nothing of commits finds."""
+    if not any(folder.rglob("hour=*/*.parquet")):
+        return []
+    found = ds.dataset(folder, partitioning="hive").to_table(columns=["offset"])
+    return sorted(found["offset"].to_pylist())
+
+
+def begun(store: Store) -> ParquetTable:
+    table = ParquetTable(store)
+    table.begin("run")
+    table.start("run", {KEY: 0})
+    return table
+
+
+def test_a_batch_is_there_once_it_is_committed(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    table = begun(store)
+    manifests = [write(store, 0, 5, "one", table), write(store, 5, 9, "one", table)]
+    write(store, 5, 9, "one", table)  # an attempt that failed
+    assert seen(tmp_path) == []
+    assert table.commit("run", manifests) == 9
+    assert seen(tmp_path) == list(range(9))
+    assert table.position() == {KEY: 9}
+    assert store.files("_martlet/staged", recursive=True) == {}
+    found = ds.dataset(tmp_path, partitioning="hive").to_table().to_pydict()
+    assert set(found["hour"]) == {(500_000 + number) % 24 for number in range(3)}
+
+
+def test_a_commit_that_is_killed_at_any_step_is_whole_after_the_next_start(tmp_path: Path) -> None:
+    step = 0
+    finished = False
+    folder = tmp_path
+    while not finished:
+        folder = tmp_path / str(step)
+        table = begun(LocalStore(folder))
+        table.commit("run", [write(LocalStore(folder), 0, 5, "one", table)])
+        dying = Dying(folder, step)
+        table = ParquetTable(dying)
+        manifest = write(dying, 5, 12, "two", table)
+        try:
+            table.commit("run", [manifest])
+            finished = True
+        except Killed:
+            visible = seen(folder)
+            assert visible[:5] == list(range(5))
+            assert len(set(visible)) == len(visible)
+        # Another run takes over, and finds either nothing of the batch or all of it.
+        table = ParquetTable(LocalStore(folder))
+        table.begin("next")
+        position = table.position()
+        assert position is not None
+        reached = position[KEY]
+        assert reached in (5, 12)
+        assert seen(folder) == list(range(reached))
+        # Spark does the batch again, of which only what is left is planned.
+        if reached == 5:
+            table.commit("next", [write(LocalStore(folder), 5, 12, "again", table)])
+        assert seen(folder) == list(range(12))
+        step += 1
+    assert step > 5
+
+
+@pytest.mark.parametrize("swaps", [True, False])
+def test_a_compaction_that_is_killed_at_any_step_loses_and_doubles_nothing(
+    tmp_path: Path, swaps: bool
+) -> None:
+    step = 0
+    finished = False
+    folder = tmp_path
+    while not finished:
+        folder = tmp_path / str(step)
+        table = begun(LocalStore(folder))
+        for first in range(0, 12, 4):
+            name = f"batch {first}"
+            table.commit("run", [write(LocalStore(folder), first, first + 4, name, table)])
+        dying = Dying(folder, step, swaps=swaps)
+        try:
+            finished = join(ParquetTable(dying), dying) > 0
+        except Killed:
+            visible = seen(folder)
+            assert len(set(visible)) == len(visible)
+            if swaps:
+                assert visible == list(range(12))
+        table = ParquetTable(LocalStore(folder))
+        table.begin("next")
+        assert seen(folder) == list(range(12))
+        table.commit("next", [write(LocalStore(folder), 12, 14, "more", table)])
+        assert seen(folder) == list(range(14))
+        step += 1
+    assert step > 8
+    # Of six files of four hours four were joined, and one has come.
+    assert len(list(folder.rglob("hour=*/*.parquet"))) == 6 - 2 + 1
+
+
+def join(table: ParquetTable, store: Store) -> int:
+    """What a compaction does, with the first two files of each folder."""
+    swaps = []
+    for number, folder in enumerate(
+        sorted({n.rpartition("/")[0] for n in table.files(recursive=True)})
+    ):
+        names = [name.rpartition("/")[2] for name in table.files(folder)][:2]
+        new = f"_martlet/staged/c/{number}"
+        _, inputs, outputs = Joining(store.root, folder, names, new, "snappy", False).join()
+        if outputs:
+            swaps.append(Swap(folder, new, inputs, outputs))
+    return len(table.compacted(swaps, "run"))
+
+
+def test_a_file_that_comes_while_others_are_joined_stays(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    table = begun(store)
+    for first in range(2):
+        table.commit("run", [write(store, first, first + 1, str(first), table)])
+    (folder,) = {name.rpartition("/")[0] for name in table.files(recursive=True)}
+    names = [name.rpartition("/")[2] for name in table.files(folder)]
+    _, inputs, outputs = Joining(
+        store.root, folder, names, "_martlet/staged/c/0", "none", True
+    ).join()
+    table.commit("run", [write(store, 2, 3, "late", table)])
+    (done,) = table.compacted([Swap(folder, "_martlet/staged/c/0", inputs, outputs)], "run")
+    assert len(done.inputs) == 2
+    assert seen(tmp_path) == [0, 1, 2]
+    assert len(table.files(recursive=True)) == 2
+
+
+def test_joined_files_whose_parts_have_gone_meanwhile_are_left_out(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    table = begun(store)
+    for first in range(3):
+        table.commit("run", [write(store, first, first + 1, str(first), table)])
+    ((folder, *_),) = {(name.rpartition("/")[0],) for name in table.files(recursive=True)}
+    names = [name.rpartition("/")[2] for name in table.files(folder)]
+    swaps = []
+    for number in range(2):
+        new = f"_martlet/staged/c/{number}"
+        _, inputs, outputs = Joining(store.root, folder, names, new, "none", False).join()
+        swaps.append(Swap(folder, new, inputs, outputs))
+    assert table.compacted(swaps[:1], None) == swaps[:1]
+    assert table.compacted(swaps[1:], None) == []
+    assert seen(tmp_path) == [0, 1, 2]
+
+
+def test_a_run_that_was_taken_over_commits_no_more(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    zombie = begun(store)
+    manifest = write(store, 0, 5, "one", zombie)
+    ParquetTable(store).begin("another")
+    with pytest.raises((TakenOver, FileNotFoundError)):
+        zombie.commit("run", [manifest])
+    manifest = write(store, 0, 5, "one", zombie)
+    with pytest.raises(TakenOver, match="another archive job has begun"):
+        zombie.commit("run", [manifest])
+    assert seen(tmp_path) == []
+
+
+def test_messages_are_not_committed_twice(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    table = begun(store)
+    table.commit("run", [write(store, 0, 5, "one", table)])
+    with pytest.raises(TwoWriters, match="offset 3 is archived already, up to 5"):
+        table.commit("run", [write(store, 3, 8, "two", table)])
+    assert seen(tmp_path) == list(range(5))
+
+
+def test_a_topic_that_was_made_anew_begins_at_its_start(tmp_path: Path) -> None:
+    table = begun(LocalStore(tmp_path))
+    table.commit("run", [write(table.store, 0, 5, "one", table)])
+    anew = KEY._replace(topic_id=8)
+    table.start("run", {anew: 0})
+    assert table.position() == {anew: 0}
+    table.start("run", {anew: 3})
+    assert table.position() == {anew: 0}
+
+
+def test_the_log_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("martlet.pipeline.archive.commit_log.KEPT", 5)
+    table = begun(LocalStore(tmp_path))
+    for number in range(25):
+        table.commit("run", [Manifest(Stretch(KEY, number, number + 1), "nowhere", [])])
+    assert len(list((tmp_path / "_martlet/log").iterdir())) <= 10
+    assert table.position() == {KEY: 25}
+
+
+def test_what_was_written_on_another_machine_is_told(tmp_path: Path) -> None:
+    table = begun(LocalStore(tmp_path))
+    manifest = write(LocalStore(tmp_path / "elsewhere"), 0, 5, "one", table)
+    with pytest.raises(FileNotFoundError, match="all machines of the cluster have to share"):
+        table.commit("run", [manifest])
+    assert table.position() == {KEY: 0}
+
+
+def test_what_is_no_archive_is_told(tmp_path: Path) -> None:
+    table = begun(LocalStore(tmp_path))
+    (tmp_path / "_martlet/log/00000000000000000002.json").write_text("{}")
+    with pytest.raises(ArchiveDamaged, match="is no commit of an archive"):
+        table.begin("next")
+
+
+def test_a_user_may_remove_what_is_old(tmp_path: Path) -> None:
+    table = begun(LocalStore(tmp_path))
+    table.commit("run", [write(table.store, 0, 5, "one", table)])
+    for file in tmp_path.rglob("hour=*/*.parquet"):
+        file.unlink()
+    table = ParquetTable(LocalStore(tmp_path))
+    table.begin("next")
+    table.commit("next", [write(table.store, 5, 6, "two", table)])
+    assert seen(tmp_path) == [5]
