@@ -57,6 +57,18 @@ def test_groups_are_listed_described_and_reset(broker: BrokerProcess, tool: Tool
     assert [group["lag"] for group in told["groups"]] == [5]
 
 
+def test_a_reader_that_keeps_its_own_place_is_shown(broker: BrokerProcess, tool: Tool) -> None:
+    where = f"--nsqd-http-address={broker.http_address}"
+    ask(broker.http_address, "/mpub?topic=read", "POST", b"1\n2\n3")
+    call(broker, "group.follow", topic="read", group="spark", retain=True, offsets={"0": 1})
+    _, row = tool("groups", "list", "read", where).out.splitlines()
+    assert row.split()[:7] == ["read", "spark", "(follower,", "retains)", "0", "1", "2"]
+    shown = tool("groups", "describe", "read", "spark", where).out
+    assert "lag 2, follower, retains\n" in shown
+    refused = tool("groups", "reset", "read", "spark", where, "--to-last")
+    assert (refused.code, "keeps its own place" in refused.err) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [

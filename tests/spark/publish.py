@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from crc32c import crc32c
 
-def post(address: str, target: str, body: bytes = b"") -> bytes:
-    request = urllib.request.Request(f"http://{address}{target}", data=body, method="POST")
+
+def post(
+    address: str, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+) -> bytes:
+    url = f"http://{address}{target}"
+    request = urllib.request.Request(url, data=body, headers=dict(headers or {}), method="POST")
     with urllib.request.urlopen(request, timeout=30) as response:
         answer: bytes = response.read()
     return answer
 
 
-def publish(address: str, topic: str, bodies: Iterable[bytes]) -> None:
+def key_of(queue: int, queues: int) -> str:
+    """An order key whose messages are in a queue of so many."""
+    return next(key for key in map(str, range(1000)) if crc32c(key.encode()) % queues == queue)
+
+
+def publish(address: str, topic: str, bodies: Iterable[bytes], order_key: str = "") -> None:
     """Store messages, as one MPUB."""
     listed = list(bodies)
     framed = [len(body).to_bytes(4, "big") + body for body in listed]
     count = len(listed).to_bytes(4, "big")
-    post(address, f"/mpub?topic={topic}&binary=true", count + b"".join(framed))
+    headers = {"X-Martlet-Order-Key": order_key} if order_key else {}
+    post(address, f"/mpub?topic={topic}&binary=true", count + b"".join(framed), headers)
 
 
 def ask(address: str, target: str) -> Any:

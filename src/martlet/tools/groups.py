@@ -65,11 +65,11 @@ def list_lines(answers: Iterable[Fields]) -> list[str]:
 def describe_lines(answer: Fields, now_ms: int) -> list[str]:
     """A group for people."""
     paused = ", paused" if answer["paused"] else ""
-    paused += _follows(answer)
+    who = _follows(answer).strip(" ()") or f"{len(answer['members'])} members, {answer['strategy']}"
     tags = f", only tags {', '.join(answer['tags'])}" if answer["tags"] else ""
     lines = [
         f"{answer['topic']}/{answer['group']} at {answer['broker']}: lag {answer['lag']},"
-        f" {len(answer['members'])} members, {answer['strategy']}{paused}{tags}"
+        f" {who}{paused}{tags}"
     ]
     rows: list[tuple[str, ...]] = [("QUEUE", "MEMBER", "COMMITTED", "END", "LAG", "DEFERRED")]
     for queue in answer["queues"]:

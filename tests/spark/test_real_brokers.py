@@ -1,0 +1,283 @@
+"""The readers against real brokers, without Spark: where a session would show nothing more."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from tests.interop.certificates import Certificates
+from tests.interop.lookup_process import LookupProcess
+from tests.spark.publish import ask, key_of, post, publish
+
+from martlet.client.sync import Producer
+from martlet.log.index import ENTRY
+from martlet.spark.batch import BatchReader
+from martlet.spark.endpoint import BrokerRefused, BrokerUnreachable, NotABroker
+from martlet.spark.loss import DataLossError, Loss
+from martlet.spark.options import ReadOptions
+from martlet.spark.schema import INTACT, arrow_schema, schema_of
+from martlet.spark.stream import StreamReader
+from martlet.testing import BrokerProcess
+from martlet.testing.broker_process import free_port
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def lookup() -> Iterator[LookupProcess]:
+    with LookupProcess() as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def broker(
+    tmp_path_factory: pytest.TempPathFactory, lookup: LookupProcess
+) -> Iterator[BrokerProcess]:
+    folder = tmp_path_factory.mktemp("data")
+    arguments = (
+        f"--lookupd-tcp-address={lookup.tcp_address}",
+        "--broadcast-address=127.0.0.1",
+        "--max-bytes-per-file=1048576",
+    )
+    with BrokerProcess(folder, *arguments) as process:
+        yield process
+
+
+def reader(columns: str = "offset,value", **options: str) -> BatchReader:
+    parsed = ReadOptions.parse(options, "batch")
+    known = {field.name: field for field in [*schema_of(parsed.view), INTACT]}
+    schema = type(schema_of("messages"))([known[name] for name in columns.split(",")])
+    return BatchReader(parsed, arrow_schema(schema, parsed.view))
+
+
+def rows(columns: str = "offset,value", **options: str) -> list[dict[str, Any]]:
+    wanted = reader(columns, **options)
+    found: list[pa.RecordBatch] = []
+    for split in wanted.partitions():
+        found += wanted.read(split)
+    return [row for batch in found for row in batch.to_pylist()]
+
+
+def offsets(**options: str) -> list[int]:
+    return [row["offset"] for row in rows("offset", **options)]
+
+
+def stream(**options: str) -> StreamReader:
+    parsed = ReadOptions.parse(options, "stream")
+    wanted = type(schema_of("messages"))([f for f in schema_of(parsed.view) if f.name == "offset"])
+    return StreamReader(parsed, arrow_schema(wanted, parsed.view))
+
+
+def damage(broker: BrokerProcess, topic: str, number: int, at: int = 150) -> int:
+    """Change a byte of a batch, by its number, in the broker's file. Returns its position."""
+    url = f"http://{broker.http_address}/log/index?topic={topic}&start=0&end=1000000"
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        position = int(np.frombuffer(answer.read(), ENTRY)[number]["position"])
+    segments = sorted((broker.data_path / "log").glob("*.log"))
+    (segment,) = [path for path in segments if int(path.stem) <= position][-1:]
+    with segment.open("r+b") as file:
+        file.seek(position - int(segment.stem) + at)
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 0xFF]))
+    return position
+
+
+@pytest.mark.parametrize("from_files", [True, False])
+def test_a_damaged_record_is_a_loss_of_its_batch_alone(
+    broker: BrokerProcess, from_files: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = f"damaged-{from_files}"
+    if not from_files:
+        monkeypatch.setattr("martlet.spark.segments.SegmentFiles.find", lambda *_: None)
+    for first in range(0, 50, 10):
+        publish(broker.http_address, topic, [b"%d" % n * 20 for n in range(first, first + 10)])
+    asked = {"addresses": broker.http_address, "topic": topic}
+    position = damage(broker, topic, 2)
+    with pytest.raises(DataLossError, match=f"corruption.*offset 20 is.*position {position}") as e:
+        offsets(**asked)
+    assert e.value.loss is Loss.CORRUPTION
+    rest = [*range(20), *range(30, 50)]
+    assert offsets(**asked, failOnDataLoss="false") == rest
+    # Who reads nothing of it does not mind.
+    assert len(offsets(**asked, startingOffsets="latest-20")) == 20
+    batches = rows("offset,count,intact,epoch,body_bytes", **asked, view="batches")
+    assert [batch["intact"] for batch in batches] == [True, True, False, True, True]
+    assert [batch["count"] for batch in batches] == [10] * 5
+    damage(broker, topic, 3, at=12)  # its header
+    assert offsets(**asked, failOnDataLoss="false") == [*range(20), *range(40, 50)]
+    batches = rows("offset,epoch,intact", **asked, view="batches")
+    assert [batch["epoch"] is None for batch in batches] == [False, False, False, True, False]
+    assert [batch["intact"] for batch in batches] == [True, True, False, False, True]
+
+
+def test_a_row_for_each_batch(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    post(broker.http_address, "/topic/create?topic=rows&queues=2")
+    before_s = time.time()
+    publish(broker.http_address, "rows", [b"x" * 10] * 7, key_of(0, 2))
+    publish(broker.http_address, "rows", [b"y"] * 2, key_of(1, 2))
+    post(broker.http_address, "/pub?topic=rows&defer=3600000", b"later")
+    with Producer(broker.tcp_address) as producer:
+        producer.send("rows", b"known" * 10, order_key="a")
+    asked = {"addresses": broker.http_address, "topic": "rows", "view": "batches"}
+    every = ",".join(schema_of("batches").names)
+    told = rows(every, **asked)
+    monkeypatch.setattr("martlet.spark.segments.SegmentFiles.find", lambda *_: None)
+    assert rows(every, **asked) == told
+    by_place = {(row["partition"], row["offset"]): row for row in told}
+    seven, two = by_place[0, 0], by_place[1, 0]
+    (later,) = [row for row in told if row["deliver_at"]]
+    assert (seven["count"], seven["end_offset"], seven["body_bytes"]) == (7, 7, 70)
+    assert (two["count"], two["body_bytes"], later["body_bytes"]) == (2, 2, 5)
+    assert (two["deliver_at"], two["channel_id"], two["sends"]) == (None, None, None)
+    assert later["deliver_at"].timestamp() - later["timestamp"].timestamp() == pytest.approx(3600)
+    assert before_s - 1 < seven["timestamp"].timestamp() < time.time()
+    for flag in ("in_transaction", "was_delayed", "was_moved"):
+        assert seven[flag] is False
+    (sent,) = [row for row in told if row["sends"]]
+    (send,) = sent["sends"]
+    assert (send["sequence"], send["count"], send["offset"]) == (1, 1, sent["offset"])
+    assert len(send["producer"]) == 32
+    (listed,) = ask(broker.http_address, "/log/topics?names=rows")["topics"]
+    assert {row["topic_id"] for row in told} == {listed["topic_id"]}
+    # The index alone knows these, and no batch is asked for.
+    monkeypatch.setattr("martlet.spark.overview._Heads", None)
+    few = rows("partition,offset,bytes,timestamp", **asked)
+    assert few == [{name: row[name] for name in few[0]} for row in told]
+
+
+def test_a_batch_is_in_the_split_with_its_first_offset(broker: BrokerProcess) -> None:
+    for _ in range(3):
+        publish(broker.http_address, "cut", [b"x"] * 10)
+    asked = {"addresses": broker.http_address, "topic": "cut", "view": "batches"}
+    reading = stream(**asked, startingOffsets="earliest", maxOffsetsPerTrigger="4")
+    position = reading.initialOffset()
+    found: list[int] = []
+    for _ in range(8):
+        end = reading.latestOffset(position, reading.getDefaultReadLimit())
+        for split in reading.partitions(position, end):
+            found += [n for batch in reading.read(split) for n in batch["offset"].to_pylist()]
+        position = end
+    reading.stop()
+    assert found == [0, 10, 20]
+
+
+def test_places_to_start_and_end(broker: BrokerProcess) -> None:
+    publish(broker.http_address, "places", [b"x"] * 100)
+    time.sleep(0.01)
+    noon_ms = time.time_ns() // 1_000_000
+    time.sleep(0.01)
+    publish(broker.http_address, "places", [b"x"] * 50)
+    asked = {"addresses": broker.http_address, "topic": "places"}
+    noon = f"{np.datetime64(noon_ms, 'ms')}Z"
+    for start, end, expected in (
+        ("earliest", "latest", range(150)),
+        ("earliest+20", "latest-30", range(20, 120)),
+        ("latest-30", "latest", range(120, 150)),
+        ("latest-1000", "earliest+3", range(3)),
+        ("earliest+1000", "latest", range(0)),
+        (noon, "latest", range(100, 150)),
+        ("earliest", noon, range(100)),
+        ("now-1h", "now", range(150)),
+        ('{"places": "latest-7"}', '{"places": {"0": -1}}', range(143, 150)),
+        (json.dumps({"places": noon}), '{"places": {"0": 120}}', range(100, 120)),
+    ):
+        given = {"startingOffsets": start, "endingOffsets": end}
+        assert offsets(**asked, **given) == list(expected), given
+    with pytest.raises(
+        ValueError, match="there is no topic places, queue 4; there is topic places"
+    ):
+        offsets(**asked, startingOffsets='{"places": {"4": 0}}')
+
+
+def test_small_splits_where_many_tasks_are_wanted(broker: BrokerProcess) -> None:
+    for _ in range(20):
+        publish(broker.http_address, "tasks", [b"x" * 100] * 10)
+    asked = {"addresses": broker.http_address, "topic": "tasks"}
+    assert len(reader(**asked).partitions()) == 1
+    assert 4 <= len(reader(**asked, minPartitions="4").partitions()) <= 6
+    assert len(reader(**asked, minPartitions="1000").partitions()) == 20
+    assert len(offsets(**asked, minPartitions="1000")) == 200
+
+
+def test_what_came_back_to_one_channel_is_not_read_again(broker: BrokerProcess) -> None:
+    """A dead letter that is redriven is appended to its topic for that channel alone."""
+    address = broker.http_address
+
+    def call(method: str, **fields: object) -> Any:
+        return json.loads(post(address, f"/call/{method}", json.dumps(fields).encode()) or b"null")
+
+    post(address, "/topic/create?topic=back")
+    call("group.join", topic="back", group="g", client_id="m", start="first", lease_ms=60_000)
+    post(address, "/pub?topic=back&defer=50", b"deferred")
+    post(address, "/pub?topic=back", b"plain")
+    deadline_s = time.monotonic() + 30
+    while ask(address, "/log/topics?names=back")["topics"][0]["queues"][0]["end_offset"] < 3:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    asked = {"addresses": address, "topic": "back"}
+    assert [row["value"] for row in rows(**asked)] == [b"deferred", b"plain"]
+    batches = rows("offset,channel_id", **asked, view="batches")
+    assert [batch["channel_id"] is None for batch in batches] == [True, True, False]
+
+
+def test_brokers_that_lookup_daemons_know(broker: BrokerProcess, lookup: LookupProcess) -> None:
+    publish(broker.http_address, "known", [b"x"] * 5)
+    publish(broker.http_address, "known-too", [b"x"] * 2)
+    nobody = f"127.0.0.1:{free_port()}"
+    both = f"{nobody},{lookup.http_address}"
+    asked = {"lookupAddresses": both, "timeoutMs": "300"}
+    with pytest.raises(BrokerUnreachable):
+        offsets(lookupAddresses=nobody, topic="known", timeoutMs="300")
+    # One of two is enough; a broker that is named as well counts once.
+    assert len(offsets(**asked, topicPattern="known.*")) == 7
+    assert len(offsets(**asked, topic="known", addresses=broker.http_address)) == 5
+    with pytest.raises(
+        ValueError, match=r"no topic that matches /nothing/ at 127.*there is.*known"
+    ):
+        offsets(**asked, topicPattern="nothing")
+    with pytest.raises(NotABroker, match="is no Martlet broker"):
+        offsets(addresses=lookup.http_address, topic="known")
+    with pytest.raises(NotABroker, match="is no lookup daemon"):
+        offsets(lookupAddresses=broker.http_address, topic="known")
+
+
+def test_a_group_of_another_kind_is_left_alone(broker: BrokerProcess) -> None:
+    publish(broker.http_address, "taken", [b"x"] * 5)
+    post(broker.http_address, "/channel/create?topic=taken&channel=billing")
+    wanted = stream(addresses=broker.http_address, topic="taken", group="billing")
+    with pytest.raises(BrokerRefused, match=r"a channel for consumers: .* another name"):
+        wanted.initialOffset()
+    wanted.stop()
+
+
+def test_a_broker_that_takes_tls_only(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path)
+    flags = [
+        *certificates.flags,
+        "--tls-required",
+        "--tls-client-auth-policy=require-verify",
+        f"--tls-root-ca-file={certificates.authority}",
+    ]
+    with BrokerProcess(tmp_path / "data", *flags) as broker:
+        tls = {
+            "tlsCaFile": str(certificates.authority),
+            "tlsCertFile": str(certificates.client),
+            "tlsKeyFile": str(certificates.client_key),
+        }
+        # Its HTTP door says where it is to be spoken to.
+        for address in (broker.http_address, f"https://{broker.https_address}"):
+            wanted = stream(addresses=address, topic="t", **tls)
+            assert wanted.initialOffset() == {}
+            assert wanted.latestOffset({}, ReadAllAvailable()) == {}
+            wanted.stop()
+        with pytest.raises(BrokerRefused, match=r"do not agree about TLS.*see options tlsCaFile"):
+            offsets(addresses=broker.http_address, topic="t", timeoutMs="300")
