@@ -1,9 +1,9 @@
-"""Following a streaming query: each of its micro-batches is told and counted, until it ends."""
+"""Following streaming queries: each of their micro-batches is told and counted, until they end."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from martlet.spark.offsets import flatten
@@ -18,12 +18,15 @@ _LOOK_S = 1
 
 
 def follow(
-    query: StreamingQuery, run: Run, done: str, rows_of: Callable[[int], int] | None = None
+    queries: Sequence[StreamingQuery],
+    run: Run,
+    done: str,
+    rows_of: Callable[[int], int] | None = None,
 ) -> int:
-    """Tell of each micro-batch until the query ends, or the run is to end.
+    """Tell of each micro-batch until all queries have ended, or the run is to end.
 
     Args:
-        query: which.
+        queries: which, all of them running.
         run: hears of it.
         done: what has been done to a batch's messages, as ``archived``.
         rows_of: how many messages a batch has, where what Spark counts is something else.
@@ -32,21 +35,29 @@ def follow(
         How many messages it was.
 
     Raises:
-        StreamingQueryException: the query has failed.
+        StreamingQueryException: a query has failed.
     """
     rows = 0
-    told = -1
-    ended: bool | None = False
-    while not ended:
+    told = dict.fromkeys((query.id for query in queries), -1)
+    going = list(queries)
+    while going:
         if run.stopping.is_set():
-            query.stop()
-        ended = query.awaitTermination(_LOOK_S)
-        for progress in query.recentProgress:
-            if progress["batchId"] > told and progress["numInputRows"]:
-                told = progress["batchId"]
-                count = progress["numInputRows"] if rows_of is None else rows_of(told)
-                rows += count
-                _tell(progress, count, run, done)
+            for query in going:
+                query.stop()
+        # Each is waited for in turn, so that one which has failed is heard of soon.
+        ended = going[0].awaitTermination(_LOOK_S)
+        for query in going:
+            for progress in query.recentProgress:
+                number = progress["batchId"]
+                if number > told[query.id] and progress["numInputRows"]:
+                    told[query.id] = number
+                    count = progress["numInputRows"] if rows_of is None else rows_of(number)
+                    rows += count
+                    _tell(progress, count, run, done)
+        if ended:
+            going.pop(0)
+        else:
+            going.append(going.pop(0))
     return rows
 
 

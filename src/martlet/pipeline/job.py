@@ -23,6 +23,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from rich.console import Console
+
 from martlet.options.flag import OptionError
 from martlet.options.pipeline import JobOptions
 from martlet.pipeline.meter import Meter
@@ -54,6 +56,7 @@ class Job(Generic[OptionsT]):
         description: what its ``--help`` says first.
         options: what it is started with.
         work: does it, and returns the exit code.
+        check: says no to what is wrong with the options, before Spark takes its seconds to start.
         operands: the flags that may stand without their names, in order.
     """
 
@@ -61,6 +64,7 @@ class Job(Generic[OptionsT]):
     description: str
     options: type[OptionsT]
     work: Callable[[OptionsT, Run], int]
+    check: Callable[[OptionsT], object] = lambda _options: None
     operands: tuple[str, ...] = ()
 
 
@@ -71,12 +75,14 @@ class Run:
         spark: the session that it works in.
         meter: counts what it has done, for Prometheus.
         stopping: set once the job is to end at its next step.
+        console: where tables are printed.
     """
 
     def __init__(self, spark: SparkSession, meter: Meter | None = None) -> None:
         self.spark = spark
         self.meter = meter or Meter()
         self.stopping = threading.Event()
+        self.console = Console()
 
     def say(self, line: str) -> None:
         """Tell how far it is, on standard output."""
@@ -116,6 +122,7 @@ def _submitted_master() -> str:
 def carry_out(job: Job[OptionsT], options: OptionsT) -> int:
     """Do a job as a command does; the result is the exit code of the process."""
     try:
+        job.check(options)
         with session(job.name, options) as spark, Meter.serving(options.metrics_address) as meter:
             run = Run(spark, meter)
             with _ending(run):

@@ -62,7 +62,7 @@ def _archive(options: ArchiveOptions, run: Run) -> Result:
         started = Archive(options, run.spark, told.batch)
     except ValueError as error:
         raise OptionError(str(error)) from error
-    follow(started.start(), run, "archived", told.rows_of)
+    follow([started.start()], run, "archived", told.rows_of)
     return told.result
 
 

@@ -1,0 +1,6 @@
+"""The live report: figures over windows of time, from any topic, shown while messages come in."""
+
+from martlet.pipeline.report.description import BadDescription, Description, Figure, of_sql, parse
+from martlet.pipeline.report.report import JOB, report
+
+__all__ = ["JOB", "BadDescription", "Description", "Figure", "of_sql", "parse", "report"]

@@ -1,0 +1,138 @@
+"""The live report: figures as a description says, shown, kept, and found again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests.spark.publish import publish
+
+from martlet.options.flag import OptionError
+from martlet.options.live_report import LiveReportOptions
+from martlet.pipeline.job import JobFailed
+from martlet.pipeline.report import of_sql, parse, report
+from martlet.testing import BrokerProcess
+
+# A machine that is busy elsewhere starts a Java virtual machine in a minute.
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+START = datetime(2026, 1, 31, 12, tzinfo=UTC)
+DESCRIPTION = """
+title = "Orders"
+topics = ["orders"]
+schema = "number INT, country STRING, amount DOUBLE, at TIMESTAMP"
+time = "at"
+watermark = "30 seconds"
+
+[figures.sales]
+window = "1 minute"
+by = ["country"]
+where = "amount >= 0"
+count = true
+rate = true
+percentiles = { amount = [50] }
+distinct = ["number"]
+top = { "number % 3" = 1 }
+values = { revenue = "sum(amount)" }
+"""
+
+
+def order(number: int, *, minute: int, country: str = "NL", amount: float = 1.0) -> bytes:
+    at = START + timedelta(minutes=minute, seconds=number % 60)
+    fields = {"number": number, "country": country, "amount": amount, "at": at.isoformat()}
+    return json.dumps(fields).encode()
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess() as process:
+        yield process
+
+
+def test_figures_are_counted_by_window_and_group_and_final_ones_told_once(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    options = LiveReportOptions(
+        addresses=(broker.http_address,),
+        once=True,
+        checkpoint=str(tmp_path / "checkpoint"),
+        page=str(tmp_path / "page.html"),
+        parquet=str(tmp_path / "parquet"),
+    )
+    bodies = [order(n, minute=0, amount=float(n)) for n in range(30)]
+    bodies += [order(n, minute=0, country="BE") for n in range(3)]
+    bodies += [order(99, minute=0, amount=-1.0), b"no JSON"]
+    publish(broker.http_address, "orders", bodies)
+    belgium, holland = sorted(
+        report(options, parse(DESCRIPTION), spark=spark)["sales"], key=lambda row: row["country"]
+    )
+
+    assert holland == {
+        "window_start": START,
+        "window_end": START + timedelta(minutes=1),
+        "country": "NL",
+        "count": 30,
+        "rate": 0.5,
+        "amount_p50": 14.0,
+        "number_distinct": holland["number_distinct"],
+        "number_3_top": [{"item": holland["number_3_top"][0]["item"], "count": 10}],
+        "revenue": sum(range(30)),
+    }
+    assert holland["number_distinct"] == pytest.approx(30, rel=0.1)
+    assert belgium["count"] == 3
+    assert spark.read.parquet(f"{options.parquet}/sales").count() == 0  # it is open yet
+
+    # A later minute, and one that still comes in time; then one that ends both; then one too late.
+    unseen = options.replace(console=False, page="")
+    in_time = order(30, minute=0, amount=7.0)
+    for bodies in ([order(1, minute=1), in_time], [order(0, minute=5)]):
+        publish(broker.http_address, "orders", bodies)
+        report(unseen, parse(DESCRIPTION), spark=spark)
+    publish(broker.http_address, "orders", [order(31, minute=0)])
+    shown = report(options, parse(DESCRIPTION), spark=spark)["sales"]
+
+    found = spark.read.parquet(f"{options.parquet}/sales").orderBy("window_start", "country")
+    counts = [(row.country, row["count"]) for row in found.collect()]
+    assert counts == [("BE", 3), ("NL", 31), ("NL", 1)]
+    assert {(row["country"], row["window_start"]) for row in shown} == {
+        ("NL", START),
+        ("BE", START),
+        ("NL", START + timedelta(minutes=1)),
+        ("NL", START + timedelta(minutes=5)),
+    }
+    page = Path(options.page).read_text()
+    assert page.count("<svg") == 6  # five numbers, and the top of the newest window
+    assert not re.search(r"""(src|href)=["'](?!#)""", page)
+
+
+def test_a_query_of_ones_own(spark: SparkSession, broker: BrokerProcess) -> None:
+    publish(broker.http_address, "words", [b"a", b"b", b"a"])
+    options = LiveReportOptions(addresses=(broker.http_address,), once=True, sql="given below")
+    sql = "SELECT CAST(value AS STRING) AS word, count(*) AS times FROM messages GROUP BY 1"
+    found = report(options, of_sql(sql, topics=("words",), mode="complete"), spark=spark)
+    assert sorted((row["word"], row["times"]) for row in found["report"]) == [("a", 2), ("b", 1)]
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELECT nothing FROM messages", "figures.report cannot be: .*`nothing`"),
+        ("SELEKT 1", "figures.report cannot be: .*PARSE_SYNTAX_ERROR"),
+    ],
+)
+def test_a_query_that_cannot_be_is_told_in_a_line(
+    spark: SparkSession, broker: BrokerProcess, sql: str, said: str
+) -> None:
+    options = LiveReportOptions(addresses=(broker.http_address,), once=True, sql=sql)
+    with pytest.raises(JobFailed, match=said):
+        report(options, of_sql(sql, topics=("words",)), spark=spark)
+
+
+def test_a_report_of_nothing_is_refused(spark: SparkSession, broker: BrokerProcess) -> None:
+    options = LiveReportOptions(addresses=(broker.http_address,), sql="SELECT 1")
+    with pytest.raises(OptionError, match="which topics"):
+        report(options, spark=spark)

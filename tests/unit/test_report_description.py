@@ -1,0 +1,103 @@
+"""Descriptions of reports: what they say, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from martlet.options.flag import OptionError
+from martlet.options.live_report import LiveReportOptions
+from martlet.pipeline.job import carry_out
+from martlet.pipeline.report import JOB
+from martlet.pipeline.report.board import MOST_ROWS, Board
+from martlet.pipeline.report.description import BadDescription, parse
+from martlet.pipeline.report.query import aggregates, name_of, sql_of
+
+GOOD = '[figures.sales]\nwindow = "1 minute"\ncount = true\n'
+
+
+def test_a_short_description_has_the_defaults() -> None:
+    description = parse(GOOD)
+    assert (description.time, description.watermark) == ("timestamp", "1 minute")
+    assert sql_of(description.figures[0], "timestamp") == (
+        "SELECT window.start AS window_start, window.end AS window_end, count(*) AS `count`"
+        " FROM (SELECT *, window(`timestamp`, '1 minute') AS window FROM messages) GROUP BY window"
+    )
+
+
+def test_each_expression_has_a_column_of_its_own() -> None:
+    figure = parse(
+        GOOD + 'percentiles = { "a.b" = [50, 99.9], c = 1 }\ntop = { d = 5 }\ndistinct = ["e"]'
+    ).figures[0]
+    assert [name for name, _ in aggregates(figure)] == [
+        *("count", "a_b_p50", "a_b_p99_9", "c_p1", "e_distinct", "d_top"),
+    ]
+    assert name_of("lower(country)") == "lower_country"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("title =", "no TOML"),
+        ('title = "t"', "no figures"),
+        ("figures = 3", "no figures"),
+        (GOOD + "cuont = true", "has no cuont; it has window, "),
+        ("windows = 1\n" + GOOD, "the description has no windows; it has title, "),
+        ('[figures."a b"]\nwindow = "1 minute"', "letters, digits"),
+        ("[figures.a]\ncount = true", "needs a window"),
+        ('[figures.a]\nwindow = "1 minute"', "shows nothing"),
+        (GOOD + "rate = 1", "neither true nor false"),
+        (GOOD + "by = 'country'", "no list of texts"),
+        (GOOD + "percentiles = { a = [101] }", "no list of 0 to 100"),
+        (GOOD + "percentiles = [50]", "and no table"),
+        (GOOD + "top = { a = 0 }", "not from 1 to 1000"),
+        (GOOD + "values = { a = 1 }", "is 1 and no text"),
+        (GOOD + "sql = 'SELECT 1'", "cannot have count, window"),
+        (GOOD + "mode = 'append'", "for a figure that has sql"),
+        ("[figures.a]\nsql = 'SELECT 1'\nmode = 'all'", "none of append, update, complete"),
+    ],
+)
+def test_what_cannot_be_is_named(text: str, said: str) -> None:
+    with pytest.raises(BadDescription, match=said):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({}, "no brokers"),
+        ({"addresses": ("a:1",), "sql": "S", "description": "d"}, "exclude each other"),
+        ({"addresses": ("a:1",), "sql": "S", "start": "now"}, "neither earliest nor latest"),
+        ({"addresses": ("a:1",), "sql": "S", "to_topic": "t"}, "need --checkpoint"),
+        ({"addresses": ("a:1",), "sql": "S", "topics": ("a b",)}, "--topic=a b is not valid"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        LiveReportOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_board_keeps_the_newest_rows_alone() -> None:
+    board = Board(["n"])
+    board.tell({"n": n, "value": 1} for n in range(MOST_ROWS + 3))
+    board.tell([{"n": MOST_ROWS, "value": 2}])
+    assert len(board.rows) == MOST_ROWS
+    assert [row["value"] for row in board.rows if row["n"] == MOST_ROWS] == [2]
+    board.tell([{"n": 1, "value": 3}], whole=True)
+    assert board.rows == [{"n": 1, "value": 3}]
+
+
+def test_a_command_that_cannot_be_is_told_before_spark_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("figures = 1")
+    options = LiveReportOptions(addresses=("a:1",), description=str(wrong))
+    assert carry_out(JOB, options) == 2
+    assert f"--description={wrong}: the description has no figures" in capsys.readouterr().err
+    assert carry_out(JOB, LiveReportOptions(addresses=("a:1",))) == 2
+    assert "say what to report" in capsys.readouterr().err
+    wrong.write_text(GOOD)
+    assert carry_out(JOB, options) == 2
+    assert "which topics?" in capsys.readouterr().err
