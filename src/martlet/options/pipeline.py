@@ -22,7 +22,8 @@ class JobOptions(LogOptions):
         "addresses",
         Kind.STRINGS,
         (),
-        "<addr>:<port> of a broker's HTTP door; may be given several times, or with commas",
+        "<addr>:<port> of a broker's HTTP door, or https://<addr>:<port>; may be given several"
+        " times, or with commas",
         section="brokers",
     )
     lookupd_http_addresses: tuple[str, ...] = option(
@@ -38,6 +39,16 @@ class JobOptions(LogOptions):
         "how long a broker may be out of reach before the job fails",
         limits=(0, None),
     )
+    tls_ca_file: str = option(
+        "tls-ca-file",
+        Kind.STRING,
+        "",
+        "certificates of the authorities that brokers' certificates are checked with, beside those"
+        " that the machine trusts; as all of these files, on each machine where Spark runs tasks",
+    )
+    tls_cert_file: str = option("tls-cert-file", Kind.STRING, "", "the certificate to show brokers")
+    tls_key_file: str = option("tls-key-file", Kind.STRING, "", "its key")
+    tls_verify: bool = option("tls-verify", Kind.BOOL, True, "false: take any certificate")
     master: str = option(
         "master",
         Kind.STRING,
@@ -92,7 +103,18 @@ class JobOptions(LogOptions):
             found["addresses"] = ",".join(self.http_addresses)
         if self.lookupd_http_addresses:
             found["lookupAddresses"] = ",".join(self.lookup_addresses)
-        return found
+        return found | self.tls
+
+    @property
+    def tls(self) -> dict[str, str]:
+        """The options of source and sink that say how brokers are spoken to in TLS."""
+        found = {
+            "tlsCaFile": self.tls_ca_file,
+            "tlsCertFile": self.tls_cert_file,
+            "tlsKeyFile": self.tls_key_file,
+            "tlsVerify": "" if self.tls_verify else "false",
+        }
+        return {name: value for name, value in found.items() if value}
 
     def require_brokers(self) -> None:
         """See that it is said where the brokers are. Raises OptionError."""
@@ -143,8 +165,9 @@ class StreamJobOptions(JobOptions):
 def _require_place(flag: str, text: str, like: str) -> None:
     """See that this is a host and a port; a port that is left out is none of HTTP."""
     try:
-        Address.parse(text)
-        _, colon, port = text.rpartition(":")
+        place = text.removeprefix("https://").removeprefix("http://")
+        Address.parse(place)
+        _, colon, port = place.rpartition(":")
         if not (colon and port.isdigit()):
             raise ValueError
     except ValueError:

@@ -1,0 +1,208 @@
+"""The job: step by step, each one transaction of the sink, at a rate if one is given.
+
+The messages of a queue are sent in their order: one task sends all of a queue's in a step, and the
+steps follow each other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from martlet.duration import SECOND_NS
+from martlet.options.flag import OptionError
+from martlet.options.replay_job import TOPIC_PLACE, ReplayJobOptions
+from martlet.pipeline.fields import with_fields
+from martlet.pipeline.job import OK, Job, JobFailed, Run, session
+from martlet.pipeline.replay.ledger import Ledger, Plan, Step
+from martlet.pipeline.replay.past import Past, Position, left, sent_columns
+from martlet.spark import offsets
+from martlet.spark.bound import parse_bound
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_QUEUE = ("broker", "topic", "partition")
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What has come of a replay.
+
+    Attributes:
+        read_count: how many messages were looked at in this run.
+        sent_count: how many of them were sent; with `dry_run`, how many would be.
+        left_count: how many are still to be looked at, where it was told to end before.
+    """
+
+    read_count: int
+    sent_count: int
+    left_count: int
+
+
+def replay(options: ReplayJobOptions, *, spark: SparkSession | None = None) -> Replayed:
+    """Send messages of the past to a topic, each exactly once.
+
+    Args:
+        options: the job's.
+        spark: where to; else the active session, or one of its own.
+
+    Raises:
+        JobFailed: it cannot go on.
+        ValueError: there is no such topic, or the bounds are none.
+    """
+    if spark is not None:
+        return Replay(options, Run(spark)).run()
+    with session("replay", options) as own:
+        return Replay(options, Run(own)).run()
+
+
+class Replay:
+    """One run of the job."""
+
+    def __init__(self, options: ReplayJobOptions, run: Run) -> None:
+        self._options = options
+        self._run = run
+        self._past = Past.of(options, run.spark)
+
+    def run(self) -> Replayed:
+        """Do all steps that are left, or those until the run is to end."""
+        with closing(self._past):
+            return self._count() if self._options.dry_run else self._go_on()
+
+    def _go_on(self) -> Replayed:
+        ledger = Ledger(self._options.checkpoint)
+        plan = ledger.plan(_terms(self._options), self._past.bounds)
+        read = sent = 0
+        reached = plan.start
+        for step in self._steps(ledger, plan):
+            ledger.begin(step)
+            began_s = time.monotonic()
+            count = self._send(plan, step)
+            seconds = time.monotonic() - began_s
+            reached = step.end
+            size, lag = left(step.start, step.end), left(reached, plan.end)
+            read, sent = read + size, sent + count
+            self._run.meter.batch(count, seconds, lag=lag)
+            self._run.say(
+                f"step {step.number}: {count:,} of {size:,} messages sent again,"
+                f" {size / max(seconds, 1e-9):,.0f} a second, {lag:,} to go"
+            )
+        return Replayed(read, sent, left(reached, plan.end))
+
+    def _steps(self, ledger: Ledger, plan: Plan) -> Iterator[Step]:
+        """The step that was begun last, and those behind it, each when its time has come."""
+        step = ledger.step()
+        number, reached = (step.number, step.start) if step else (0, plan.start)
+        due_s = time.monotonic()
+        while left(reached, plan.end) or (step is not None and step.number == number):
+            if self._run.stopping.wait(max(0.0, due_s - time.monotonic())):
+                return
+            if step is None or step.number != number:
+                end = offsets.step(reached, plan.end, self._options.step_offsets)
+                step = Step(number, reached, end)
+            yield step
+            if self._options.rate:
+                due_s += left(step.start, step.end) / self._options.rate
+            # A step that took longer is not made up for by a burst.
+            due_s = max(due_s, time.monotonic() - self._options.interval_ns / SECOND_NS)
+            number, reached = number + 1, step.end
+
+    def _send(self, plan: Plan, step: Step) -> int:
+        """Send a step's messages, and return how many."""
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as F
+
+        messages = self._wanted(step.start, step.end)
+        topic = F.lit(self._options.to_topic)
+        if TOPIC_PLACE in self._options.to_topic:
+            topic = F.replace(topic, F.lit(TOPIC_PLACE), F.col("topic"))
+        queues = len({key for key, first in step.start.items() if step.end[key] > first})
+        tasks = min(max(1, queues), self._run.spark.sparkContext.defaultParallelism)
+        counted = Observation()
+        (
+            messages.repartition(tasks, *_QUEUE)
+            .sortWithinPartitions(*_QUEUE, "offset")
+            .select(*sent_columns(messages), topic.alias("topic"))
+            .observe(counted, F.count(F.lit(1)).alias("count"))
+            .write.format("martlet")
+            .mode("append")
+            .options(**self._target())
+            .option("applicationId", plan.name)
+            .option("batchId", step.number)
+            .save()
+        )
+        return int(counted.get["count"])
+
+    def _count(self) -> Replayed:
+        start, end = self._past.bounds()
+        return Replayed(left(start, end), self._wanted(start, end).count(), left(start, end))
+
+    def _wanted(self, start: Position, end: Position) -> DataFrame:
+        from pyspark.errors import AnalysisException, ParseException
+
+        messages = self._past.between(start, end)
+        if not self._options.where:
+            return messages
+        try:
+            fields = with_fields(messages, self._options.json_schema)
+            found = fields.where(self._options.where)
+            if self._options.json_schema:
+                # What a field is called must not go before what is sent.
+                keys = fields.where(self._options.where).select(*_QUEUE, "offset")
+                found = messages.join(keys, [*_QUEUE, "offset"], "left_semi")
+        except (AnalysisException, ParseException) as error:
+            said = next(filter(None, str(error).splitlines()), "")
+            raise JobFailed(f"--where={self._options.where}: {said}") from None
+        return found
+
+    def _target(self) -> dict[str, str]:
+        found = {"timeoutMs": self._options.source["timeoutMs"]}
+        addresses = self._options.to_addresses or self._options.addresses
+        return found | self._options.tls | {"addresses": ",".join(addresses)}
+
+
+def _terms(options: ReplayJobOptions) -> dict[str, object]:
+    """What decides which messages are sent, and where to; a rate may change."""
+    return {
+        "from-topic": list(options.from_topics),
+        "from-archive": options.from_archive,
+        "start": options.start,
+        "end": options.end,
+        "where": options.where,
+        "json-schema": options.json_schema,
+        "to-topic": options.to_topic,
+    }
+
+
+def _work(options: ReplayJobOptions, run: Run) -> int:
+    done = Replay(options, run).run()
+    verb = "would be" if options.dry_run else "were"
+    run.say(f"{done.sent_count:,} of {done.read_count:,} messages {verb} sent again")
+    if done.left_count and not options.dry_run:
+        run.say(f"{done.left_count:,} are left: the same command goes on")
+    return OK
+
+
+def _check(options: ReplayJobOptions) -> None:
+    for name, text in (("--start", options.start), ("--end", options.end)):
+        try:
+            parse_bound(name, text)
+        except ValueError as error:
+            raise OptionError(str(error)) from None
+
+
+JOB = Job(
+    name="replay",
+    description=(
+        "Send messages of a topic's past, or of an archive, to a topic: all or those that a"
+        " condition picks, at a rate, each exactly once, also where it is stopped or killed and"
+        " started again."
+    ),
+    options=ReplayJobOptions,
+    work=_work,
+    check=_check,
+)

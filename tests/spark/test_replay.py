@@ -1,0 +1,166 @@
+"""The replay: messages of the past sent again, each once, whatever was killed."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import Row, SparkSession
+from tests.spark.publish import post, publish
+
+from martlet.options.archive import ArchiveOptions
+from martlet.options.flag import OptionError
+from martlet.options.replay_job import ReplayJobOptions
+from martlet.pipeline import archive
+from martlet.pipeline.job import JobFailed, Run
+from martlet.pipeline.replay import replay
+from martlet.pipeline.replay.ledger import Ledger
+from martlet.pipeline.replay.replay import Replay
+from martlet.testing import BrokerProcess
+
+# A machine that is busy elsewhere starts a Java virtual machine in a minute.
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+COUNT = 1000
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess() as process:
+        for first in range(0, COUNT, 100):
+            publish(process.http_address, "past", map(body, range(first, first + 100)))
+        yield process
+
+
+def body(number: int) -> bytes:
+    return json.dumps({"number": number, "kind": "odd" if number % 2 else "even"}).encode()
+
+
+def rows_of(spark: SparkSession, broker: BrokerProcess, topic: str) -> list[Row]:
+    reader = spark.read.format("martlet").option("addresses", broker.http_address)
+    return reader.option("topic", topic).load().orderBy("offset").collect()
+
+
+def numbers_of(spark: SparkSession, broker: BrokerProcess, topic: str) -> list[int]:
+    return [json.loads(row["value"])["number"] for row in rows_of(spark, broker, topic)]
+
+
+def test_what_a_condition_picks_is_sent_in_order_and_once_though_it_is_stopped(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    options = ReplayJobOptions(
+        addresses=(broker.http_address,),
+        from_topics=("past",),
+        json_schema="number INT, kind STRING",
+        where="kind = 'odd' AND number >= 100",
+        to_topic="again-{topic}",
+        checkpoint=str(tmp_path / "checkpoint"),
+        max_offsets=400,
+    )
+    assert replay(options.replace(dry_run=True), spark=spark).sent_count == 450
+
+    run = Run(spark)
+    run.say = lambda line: run.stopping.set()  # type: ignore[method-assign]  # after one step
+    first = Replay(options, run).run()
+    assert (first.read_count, first.sent_count, first.left_count) == (400, 150, 600)
+    # What is published meanwhile is not of the past that was fixed.
+    publish(broker.http_address, "past", map(body, range(COUNT, COUNT + 7)))
+    # The step that was begun last is done again, as after a kill, and published once.
+    assert replay(options, spark=spark).left_count == 0
+    assert replay(options, spark=spark).left_count == 0
+    wanted = [number for number in range(100, COUNT) if number % 2]
+    assert numbers_of(spark, broker, "again-past") == wanted
+
+    with pytest.raises(JobFailed, match="another --where; give it a folder"):
+        replay(options.replace(where="kind = 'even'"), spark=spark)
+
+
+def test_an_archive_is_sent_again(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    publish(broker.http_address, "kept", map(body, range(50)))
+    post(broker.http_address, "/pub?topic=kept", b"with headers")
+    out = str(tmp_path / "archive")
+    archive.JOB.work(
+        ArchiveOptions(addresses=(broker.http_address,), topics=("kept",), out=out, once=True),
+        Run(spark),
+    )
+    options = ReplayJobOptions(
+        addresses=(broker.http_address,),
+        from_archive=out,
+        to_topic="restored",
+        checkpoint=str(tmp_path / "checkpoint"),
+        max_offsets=30,
+    )
+    assert replay(options, spark=spark).sent_count == 51
+    assert [row["value"] for row in rows_of(spark, broker, "restored")] == [
+        *map(body, range(50)),
+        b"with headers",
+    ]
+
+
+def test_a_rate_is_kept(spark: SparkSession, broker: BrokerProcess, tmp_path: Path) -> None:
+    options = ReplayJobOptions(
+        addresses=(broker.http_address,),
+        from_topics=("past",),
+        end='{"past": {"0": 60}}',
+        to_topic="slowly",
+        checkpoint=str(tmp_path / "checkpoint"),
+        rate=30,
+        interval_ns=10**9,
+    )
+    assert options.step_offsets == 30
+    waited: list[float] = []
+
+    class Stopping(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout or 0.0)
+            return False
+
+    run = Run(spark)
+    run.stopping = Stopping()
+    assert Replay(options, run).run().sent_count == 60
+    assert len(waited) == 2
+    assert waited[0] == 0.0
+    assert 0.0 <= waited[1] <= 1.0  # less, by what the first step took
+    assert Ledger(options.checkpoint).step() is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"from_topics": ()}, "say what to replay"),
+        ({"from_archive": "a"}, "say what to replay"),
+        ({"to_topic": ""}, "say where to"),
+        ({"to_topic": "past"}, "is where the messages are already"),
+        ({"to_topic": "{topic}"}, "is where the messages are already"),
+        ({"to_topic": "a b"}, "--to-topic=a b is not valid"),
+        ({"checkpoint": ""}, "--checkpoint=FOLDER keeps"),
+        ({"addresses": ()}, "no brokers"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(change: dict[str, object], said: str) -> None:
+    options = ReplayJobOptions(
+        addresses=("a:1",), from_topics=("past",), to_topic="t", checkpoint="c"
+    )
+    with pytest.raises(OptionError, match=said):
+        options.replace(**change)
+
+
+def test_what_there_is_not_is_named(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    options = ReplayJobOptions(
+        addresses=(broker.http_address,),
+        from_topics=("nothing",),
+        to_topic="t",
+        checkpoint=str(tmp_path / "c"),
+    )
+    with pytest.raises(ValueError, match="there is no topic nothing at"):
+        replay(options, spark=spark)
+    with pytest.raises(JobFailed, match=r"--where=nosuch = 1: .*`nosuch`"):
+        replay(options.replace(from_topics=("past",), where="nosuch = 1"), spark=spark)
+    with pytest.raises(JobFailed, match=r"--from-archive=.*: .*PATH_NOT_FOUND"):
+        replay(options.replace(from_topics=(), from_archive=str(tmp_path / "no")), spark=spark)
