@@ -13,6 +13,9 @@ from martlet.apps import start, tool
 
 JOBS = {
     "archive": "topics as a growing table of Parquet files",
+    "report": "figures over windows of time, live: a terminal, a page with plots, Parquet, a topic",
+    "replay": "messages of a topic's past or of an archive, sent again, each exactly once",
+    "dead-letters": "dead letters grouped by why they died, brought back or dropped by a condition",
 }
 """The jobs, each a module of `martlet.pipeline`, and what ``--help`` says of them."""
 

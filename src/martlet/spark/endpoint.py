@@ -249,8 +249,17 @@ class Endpoint:
             "retain": retain,
             "offsets": {str(queue): offset for queue, offset in offsets.items()},
         }
-        body = json.dumps(told).encode()
-        self._ask("POST", "/call/group.follow", {}, body, patient=patient)
+        self.call("group.follow", told, patient=patient)
+
+    def call(self, method: str, fields: Mapping[str, object], *, patient: bool = True) -> Any:
+        """What a broker answers to a call.
+
+        Not `patient`: one try only.
+        """
+        _, answer = self._ask(
+            "POST", f"/call/{method}", {}, json.dumps(fields).encode(), patient=patient
+        )
+        return json.loads(answer)
 
     def create(self, topic: str, channel: str) -> None:
         """Create a topic and a channel where they do not exist."""

@@ -1,0 +1,5 @@
+"""Dead letters at scale: grouped by why they died, brought back or dropped by a condition."""
+
+from martlet.pipeline.dead_letters.dead_letters import JOB, Grouped, dead_letters
+
+__all__ = ["JOB", "Grouped", "dead_letters"]

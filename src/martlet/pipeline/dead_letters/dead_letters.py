@@ -1,0 +1,156 @@
+"""The job: dead letters of all brokers, chosen by a condition, grouped, brought back or dropped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from martlet.options.dead_letter_job import DeadLetterJobOptions
+from martlet.pipeline.dead_letters.act import Done, act
+from martlet.pipeline.dead_letters.letters import Keeper, keepers, letters
+from martlet.pipeline.fields import with_fields
+from martlet.pipeline.job import FAILED, OK, Job, JobFailed, Run, session
+from martlet.spark.brokers import Brokers
+from martlet.spark.options import ReadOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_MOST_GROUPS = 1000
+_PAST = {"redrive": "brought back", "drop": "dropped"}
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """What a run of the job has found and done.
+
+    Attributes:
+        count: how many dead letters were chosen.
+        groups: by the expressions, with ``count``, ``oldest``, ``newest`` and ``example``, an id.
+        done: what was done with them; None where nothing was to be.
+    """
+
+    count: int
+    groups: list[dict[str, Any]]
+    done: Done | None
+
+
+def dead_letters(options: DeadLetterJobOptions, *, spark: SparkSession | None = None) -> Grouped:
+    """Group dead letters, and redrive or drop them.
+
+    Args:
+        options: the job's.
+        spark: where to; else the active session, or one of its own.
+
+    Raises:
+        JobFailed: the condition or an expression is none.
+        BrokerUnreachable, BrokerRefused: a broker does not answer, or says no.
+    """
+    if spark is not None:
+        return _run(options, Run(spark))
+    with session("dead-letters", options) as own:
+        return _run(options, Run(own))
+
+
+def _run(options: DeadLetterJobOptions, run: Run) -> Grouped:
+    found = _keepers(options)
+    # What is acted on is what was counted: it is read once.
+    chosen = _chosen(letters(run.spark, found), options).persist()
+    try:
+        groups = _groups(chosen, options)
+        if options.out:
+            chosen.write.mode("append").parquet(options.out)
+        count = chosen.count()
+        done = None
+        if options.action != "list" and not options.dry_run:
+            endpoints = {keeper.endpoint.address: keeper.endpoint for keeper in found}
+            done = act(chosen, options.action, to_topic=options.to_topic, endpoints=endpoints)
+        run.meter.batch(count, 0)
+        return Grouped(count, groups, done)
+    finally:
+        chosen.unpersist()
+
+
+def _keepers(options: DeadLetterJobOptions) -> list[Keeper]:
+    brokers = Brokers(ReadOptions.parse({**options.source, "topicPattern": ".*"}, "batch"))
+    try:
+        brokers.look(patient=True)
+        return keepers(brokers.endpoint(broker) for broker in brokers.ids)
+    finally:
+        brokers.close()
+
+
+def _chosen(found: DataFrame, options: DeadLetterJobOptions) -> DataFrame:
+    from pyspark.errors import AnalysisException, ParseException
+
+    try:
+        fields = with_fields(found, options.json_schema)
+        return fields.where(options.where) if options.where else fields
+    except (AnalysisException, ParseException) as error:
+        said = next(filter(None, str(error).splitlines()), "")
+        raise JobFailed(f"--where={options.where}: {said}") from None
+
+
+def _groups(chosen: DataFrame, options: DeadLetterJobOptions) -> list[dict[str, Any]]:
+    from pyspark.errors import AnalysisException, ParseException
+    from pyspark.sql import functions as F
+
+    try:
+        grouped = chosen.groupBy(*map(F.expr, options.expressions)).agg(
+            F.count("*").alias("count"),
+            F.min("died_at").alias("oldest"),
+            F.max("died_at").alias("newest"),
+            F.min("id").alias("example"),
+        )
+    except (AnalysisException, ParseException) as error:
+        said = next(filter(None, str(error).splitlines()), "")
+        raise JobFailed(f"--by={options.by}: {said}") from None
+    rows: list[dict[str, Any]] = (
+        grouped.orderBy(F.col("count").desc(), "example").limit(_MOST_GROUPS).toArrow().to_pylist()
+    )
+    return rows
+
+
+def _work(options: DeadLetterJobOptions, run: Run) -> int:
+    found = _run(options, run)
+    if found.groups:
+        table = Table(box=None, pad_edge=False)
+        for name in found.groups[0]:
+            is_count = name == "count"
+            table.add_column(name, justify="right" if is_count else "left", overflow="fold")
+        for row in found.groups:
+            table.add_row(*map(_cell, row.values()))
+        run.console.print(table)
+    if options.action == "list" or options.dry_run:
+        verb = f" would be {_PAST[options.action]}" if options.dry_run else ""
+        run.say(f"{found.count:,} dead letters{verb}")
+        return OK
+    assert found.done is not None
+    run.say(f"{found.done.count:,} dead letters {_PAST[options.action]}")
+    for why, number in found.done.kept.items():
+        run.say(f"{number:,} stay: {why}")
+    return FAILED if found.done.kept else OK
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, int):
+        return f"{value:,}"
+    if hasattr(value, "isoformat"):
+        return str(value.isoformat(sep=" ", timespec="seconds"))
+    return str(value)
+
+
+JOB = Job(
+    name="dead-letters",
+    description=(
+        "Group the dead letters of all brokers by why they died; bring back or drop those that a"
+        " condition picks. What to do may stand without its flag: list, redrive or drop."
+    ),
+    options=DeadLetterJobOptions,
+    work=_work,
+    operands=("action",),
+)
