@@ -7,6 +7,7 @@ While a step goes on it may tell more, as ``{"told": "..."}``.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -18,7 +19,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from martlet.options.archive import ArchiveOptions
-from martlet.pipeline import archive
+from martlet.options.dead_letter_job import DeadLetterJobOptions
+from martlet.options.live_report import LiveReportOptions
+from martlet.options.replay_job import ReplayJobOptions
+from martlet.pipeline.follow import follow
 from martlet.pipeline.job import Run
 from martlet.spark.java import spark_session
 
@@ -54,13 +58,50 @@ class _Telling(Run):
         self._tell(line)
 
 
-def run_archive(spark: SparkSession, tell: Tell, **options: Any) -> Any:
-    """Archive what there is."""
-    options |= {name: tuple(options[name]) for name in ("addresses", "topics")}
-    return archive.JOB.work(ArchiveOptions(once=True, **options), _Telling(spark, tell))
+def copy(
+    spark: SparkSession,
+    tell: Tell,
+    *,
+    address: str,
+    topic: str,
+    to_topic: str,
+    checkpoint: str,
+    max_offsets: int,
+) -> Any:
+    """Write a topic to another, micro-batch by micro-batch."""
+    reader = spark.readStream.format("martlet").option("addresses", address)
+    reader = reader.option("startingOffsets", "earliest").option("splitBytes", 64 << 10)
+    rows = reader.option("topic", topic).option("maxOffsetsPerTrigger", max_offsets).load()
+    writer = rows.select("value").writeStream.format("martlet").option("addresses", address)
+    query = (
+        writer.option("topic", to_topic)
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    return follow([query], _Telling(spark, tell), "copied")
 
 
-STEPS: dict[str, Callable[..., Any]] = {"read": read, "archive": run_archive}
+def job(name: str, options_of: Callable[..., Any]) -> Callable[..., Any]:
+    """A step that does a job as its command does."""
+
+    def step(spark: SparkSession, tell: Tell, **options: Any) -> Any:
+        for key, value in options.items():
+            options[key] = tuple(value) if isinstance(value, list) else value
+        module = importlib.import_module(f"martlet.pipeline.{name}")
+        return module.JOB.work(options_of(**options), _Telling(spark, tell))
+
+    return step
+
+
+STEPS: dict[str, Callable[..., Any]] = {
+    "read": read,
+    "copy": copy,
+    "archive": job("archive", ArchiveOptions),
+    "report": job("report", LiveReportOptions),
+    "replay": job("replay", ReplayJobOptions),
+    "dead-letters": job("dead_letters", DeadLetterJobOptions),
+}
 
 
 def main(url: str) -> None:

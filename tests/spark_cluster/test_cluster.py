@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from tests.spark.publish import publish
+from tests.spark.test_dead_letters import die, waiting
 from tests.spark_cluster.conftest import Driver
 
 from martlet.testing import BrokerProcess
@@ -15,6 +16,12 @@ from martlet.testing.spark_cluster import SparkCluster
 # A machine that is busy elsewhere starts a Java virtual machine in a minute, and here are five.
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 COUNT = 20_000
+
+
+def numbers_in(out: Path) -> list[int]:
+    """The numbers that an archive holds."""
+    values = pq.read_table(out, columns=["value"])["value"].to_pylist()
+    return sorted(map(int, values))
 
 
 @pytest.fixture(scope="session")
@@ -44,11 +51,71 @@ def test_a_worker_that_is_killed_in_the_middle_of_an_archive_changes_nothing(
         addresses=[broker.http_address],
         topics=[numbers],
         out=str(out),
-        max_offsets=COUNT // 10,
+        max_offsets=COUNT // 5,
+        once=True,
     )
     assert "batch 0" in driver.told()
     cluster.kill_worker(0)
     assert driver.result() == 0
-    rows = pq.read_table(out, columns=["offset"])["offset"].to_pylist()
-    assert sorted(rows) == list(range(COUNT))
     cluster.add_worker()
+    assert numbers_in(out) == list(range(COUNT))
+
+
+def test_a_worker_that_is_killed_in_the_middle_of_writing_changes_nothing(
+    driver: Driver, cluster: SparkCluster, broker: BrokerProcess, numbers: str, tmp_path: Path
+) -> None:
+    driver.begin(
+        "copy",
+        address=broker.http_address,
+        topic=numbers,
+        to_topic="copied",
+        checkpoint=str(tmp_path / "checkpoint"),
+        max_offsets=COUNT // 5,
+    )
+    assert "batch 0" in driver.told()
+    cluster.kill_worker(1)
+    assert driver.result() == COUNT
+    cluster.add_worker()
+    found = driver.do("read", address=broker.http_address, topic="copied")
+    assert found == {"rows": COUNT, "offsets": COUNT, "sum": COUNT * (COUNT - 1) // 2}
+
+
+def test_a_replay_from_a_topic(
+    driver: Driver, broker: BrokerProcess, numbers: str, tmp_path: Path
+) -> None:
+    done = driver.do(
+        "replay",
+        addresses=[broker.http_address],
+        from_topics=[numbers],
+        where="CAST(CAST(value AS STRING) AS INT) % 2 = 0",
+        to_topic="even",
+        checkpoint=str(tmp_path / "replay"),
+        max_offsets=COUNT // 2,
+    )
+    assert done == 0
+    found = driver.do("read", address=broker.http_address, topic="even")
+    half = COUNT // 2
+    assert found == {"rows": half, "offsets": half, "sum": half * (half - 1)}
+
+
+def test_a_report(driver: Driver, broker: BrokerProcess, numbers: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    sql = "SELECT window.start AS window_start, count(*) AS messages FROM messages"
+    done = driver.do(
+        "report",
+        addresses=[broker.http_address],
+        topics=[numbers],
+        sql=f"{sql} GROUP BY window(timestamp, '1 day')",
+        page=str(page),
+        once=True,
+    )
+    assert done == 0
+    assert f"{COUNT:,}" in page.read_text()
+
+
+def test_dead_letters_are_brought_back(driver: Driver, broker: BrokerProcess) -> None:
+    die(broker, 20)
+    addresses = [broker.http_address]
+    where = "error LIKE 'KeyError%'"
+    assert driver.do("dead-letters", addresses=addresses, action="redrive", where=where) == 0
+    assert waiting(broker) == 10
