@@ -119,6 +119,30 @@ def test_a_damaged_record_is_a_loss_of_its_batch_alone(
     assert [batch["intact"] for batch in batches] == [True, True, False, False, True]
 
 
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_record_that_a_start_has_passed_over_is_missed(
+    broker: BrokerProcess, number: int
+) -> None:
+    """Killed, the broker finds the damage when it looks through what is behind its checkpoint."""
+    topic = f"passed-over-{number}"
+    for first in range(0, 50, 10):
+        publish(broker.http_address, topic, [b"%d" % n * 20 for n in range(first, first + 10)])
+    damage(broker, topic, number)
+    broker.kill()
+    broker.start()
+    asked = {"addresses": broker.http_address, "topic": topic}
+    first = 10 * number
+    told = f"data loss by corruption: .*offset {first} is wanted.* is {first + 10} "
+    for view in ("messages", "batches"):
+        with pytest.raises(DataLossError, match=told):
+            offsets(**asked, view=view)
+    rest = [n for n in range(50) if not first <= n < first + 10]
+    assert offsets(**asked, failOnDataLoss="false") == rest
+    inside = {"startingOffsets": f'{{"{topic}": {{"0": {first + 5}}}}}'}
+    assert offsets(**asked, **inside, failOnDataLoss="false") == list(range(first + 10, 50))
+    assert len(offsets(**asked, startingOffsets="latest-20")) == 20
+
+
 def test_a_row_for_each_batch(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     post(broker.http_address, "/topic/create?topic=rows&queues=2")
     before_s = time.time()

@@ -7,7 +7,9 @@ that the reader advances keeps what it has not read yet from being thrown away.
 ===============================  ==================================================================
 ``GET /log/topics``              all topics, or those in ``names``, comma separated, with their
                                  queues and the offsets that those hold; a queue's records name its
-                                 ``topic_id``, where it has its own
+                                 ``topic_id``, where it has its own. Where something is missing
+                                 before ``start_offset`` that was not let go of, ``holes`` has the
+                                 offsets, and ``first_offset`` is where to begin to read
 ``GET /log/offset``              the first offset stored at or after ``timestamp_ns``
 ``GET /log/index``               index rows of 40 bytes of the batches from ``start`` up to ``end``
 ``GET /log/reach``               the offset that one comes to from ``start``, up to ``end``, with
@@ -26,11 +28,13 @@ another topic that was made under the same name since: that is 404 TOPIC_MADE_AN
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from aiohttp import web
 
 from martlet.broker.errors import NotFound, WritesRefused
+from martlet.broker.hole import holes
 from martlet.log.index import ENTRY
 from martlet.log.record import HEADER_BYTES, properties_in
 from martlet.name import is_valid_name
@@ -60,6 +64,10 @@ class LogApi:
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self._known_holes: WeakKeyDictionary[Queue, tuple[object, dict[str, object]]] = (
+            WeakKeyDictionary()
+        )
+        """What was found of each queue, and how the log was then."""
 
     def routes(self) -> Routes:
         """The endpoint of each path and method."""
@@ -93,6 +101,7 @@ class LogApi:
                             **({"topic_id": part.id} if part.number else {}),
                             "start_offset": part.queue.start_offset,
                             "end_offset": part.queue.end_offset,
+                            **self._holes(part.queue),
                         }
                         for part in topic.parts
                     ],
@@ -100,6 +109,19 @@ class LogApi:
                 for topic in sorted(some, key=lambda topic: topic.name)
             ],
         }
+
+    def _holes(self, queue: Queue) -> dict[str, object]:
+        """What is told of a queue's holes, where it has any."""
+        if not queue.start_offset:
+            return {}
+        log = self._server.broker.log
+        state = (log.retired_count, queue.index.first_row, queue.start_row)
+        known = self._known_holes.get(queue)
+        if known is None or known[0] != state:
+            first, found = holes(log, queue)
+            told = {"first_offset": first, "holes": found} if found else {}
+            known = self._known_holes[queue] = (state, told)
+        return known[1]
 
     async def offset(self, request: Request) -> object:
         """Where a time begins; the queue's end if nothing was stored since."""

@@ -90,6 +90,7 @@ class QueueRange:
     Attributes:
         topic_id: the topic's number, which no other one of that name has.
         part_id: the number that the queue's records name.
+        holes: offsets that are missing though nothing around them was let go of.
     """
 
     topic: str
@@ -98,6 +99,7 @@ class QueueRange:
     queue: int
     start_offset: int
     end_offset: int
+    holes: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -162,8 +164,9 @@ class Endpoint:
                         topic_id=topic["topic_id"],
                         part_id=queue.get("topic_id", topic["topic_id"]),
                         queue=queue["queue"],
-                        start_offset=queue["start_offset"],
+                        start_offset=queue.get("first_offset", queue["start_offset"]),
                         end_offset=queue["end_offset"],
+                        holes=tuple((first, end) for first, end in queue.get("holes", ())),
                     )
                     for topic in found["topics"]
                     for queue in topic["queues"]

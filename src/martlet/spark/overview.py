@@ -74,18 +74,15 @@ def overview(split: Split, schema: pa.Schema, endpoint: Endpoint) -> Iterator[pa
         ends = firsts + rows["count"]
         before = np.concatenate(([expected], ends[:-1]))
         for number in np.flatnonzero(firsts > before).tolist():
-            _lose(split, int(before[number]), int(firsts[number]), Loss.RETENTION)
+            split.tell_gap(int(before[number]), int(firsts[number]))
         expected = int(ends[-1])
         rows = rows[(firsts >= split.start) & (firsts < split.end)]
         if len(rows):
             found = [] if heads is None else heads.of(rows)
             yield _record_batch(split, schema, rows, found)
     if expected < split.end:
-        _lose(split, expected, split.end, Loss.TRUNCATION)
-
-
-def _lose(split: Split, wanted: int, there: int, loss: Loss) -> None:
-    tell_loss(split.fail_on_data_loss, split.key, wanted, there, loss)
+        fail = split.fail_on_data_loss
+        tell_loss(fail, split.key, expected, split.end, Loss.TRUNCATION)
 
 
 class _Heads:

@@ -29,7 +29,6 @@ from martlet.spark.split import Split
 _LOG = logging.getLogger(__name__)
 CHUNK_BYTES = 4 << 20
 """Bytes of the log that become one record batch."""
-_REMOVED = "the messages between were removed"
 
 
 def read(split: Split, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -102,7 +101,8 @@ class _Reading:
             try:
                 data = self.endpoint.batches(split.place, self.offset, CHUNK_BYTES)
             except OffsetGone as gone:
-                self.lose(max(gone.start_offset, self.offset + 1), Loss.RETENTION)
+                there = max(gone.start_offset, self.offset + 1)
+                self.offset = split.tell_gap(self.offset, there)
                 continue
             if not data:
                 self.lose(split.end, Loss.TRUNCATION)
@@ -153,10 +153,9 @@ class _Reading:
         firsts = chunk.headers["first_offset"].astype(np.int64)
         ends = firsts + chunk.headers["count"]
         if firsts[0] > self.offset:
-            self.lose(int(firsts[0]), Loss.RETENTION, _REMOVED)
+            self.offset = self.split.tell_gap(self.offset, int(firsts[0]))
         for number in np.flatnonzero(firsts[1:] != ends[:-1]).tolist():
-            there = int(firsts[number + 1])
-            self._tell(int(ends[number]), there, Loss.RETENTION, _REMOVED)
+            self.split.tell_gap(int(ends[number]), int(firsts[number + 1]))
         own = chunk.headers["deliver_at_ns"] < 0
         if own.any():
             if own.all():
@@ -172,11 +171,9 @@ class _Reading:
 
     def lose(self, there: int, loss: Loss, detail: str = "") -> None:
         """What lies before an offset is not to be had. Raises DataLossError."""
-        self.offset = self._tell(self.offset, there, loss, detail)
-
-    def _tell(self, wanted: int, there: int, loss: Loss, detail: str) -> int:
         split = self.split
-        return tell_loss(split.fail_on_data_loss, split.key, wanted, there, loss, detail)
+        fail = split.fail_on_data_loss
+        self.offset = tell_loss(fail, split.key, self.offset, there, loss, detail)
 
 
 def _starts_of(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -13,6 +13,7 @@ from martlet.log.index import Rows
 from martlet.spark.address import Tls
 from martlet.spark.brokers import Brokers
 from martlet.spark.endpoint import PLAIN, Place, QueueRange
+from martlet.spark.loss import Loss, tell_loss
 from martlet.spark.offsets import QueueKey, Span
 from martlet.spark.options import ReadOptions
 
@@ -25,6 +26,7 @@ class Split(InputPartition):
         part_id: the number that the queue's records name.
         data_path: the broker's data folder, read directly by tasks on the broker's machine.
         view: what a row stands for: see `martlet.spark.options`.
+        holes: offsets that are known to be damaged, or lost.
     """
 
     key: QueueKey
@@ -37,11 +39,23 @@ class Split(InputPartition):
     fail_on_data_loss: bool
     tls: Tls = PLAIN
     view: str = "messages"
+    holes: tuple[tuple[int, int], ...] = ()
 
     @property
     def place(self) -> Place:
         """The queue, for the broker."""
         return Place(self.key.topic, self.key.queue, self.part_id)
+
+    def tell_gap(self, wanted: int, there: int) -> int:
+        """Offsets from `wanted` up to `there` are in no batch. Raises DataLossError."""
+        loss, detail = Loss.RETENTION, ""
+        if any(first <= wanted and there <= end for first, end in self.holes):
+            loss = Loss.CORRUPTION
+            detail = (
+                f"{there - wanted} messages are missing in the log, though nothing around them was"
+                " let go of: their record was damaged when the broker was started, or had been lost"
+            )
+        return tell_loss(self.fail_on_data_loss, self.key, wanted, there, loss, detail)
 
 
 def plan(
@@ -75,6 +89,7 @@ def plan(
                 fail_on_data_loss=options.fail_on_data_loss,
                 tls=options.tls,
                 view=options.view,
+                holes=tuple(hole for hole in seen[key].holes if hole[1] > first and hole[0] < last),
             )
             for first, last in pairwise(edges)
         ]
