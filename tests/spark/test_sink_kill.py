@@ -1,0 +1,181 @@
+"""Broker, driver, Java and Python workers killed by turns at every step of a batch's way.
+
+The ledger is what a stream of numbers must have become: number n belongs to batch n // ROWS, and of
+each batch either all rows are there, each once, or none is, at every moment that is looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from tests.spark.gate import Gate, Step
+from tests.spark.publish import ask
+from tests.spark.stored import values_of
+
+from martlet.testing import BrokerProcess
+
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
+
+ROWS = 300
+LONG_S = 240.0
+"""A machine that is busy elsewhere starts a Java virtual machine in a minute."""
+
+
+class Job:
+    """A run of the stream. `tests.spark.sink_job` is what runs."""
+
+    def __init__(self, address: str, checkpoint: Path) -> None:
+        command = [sys.executable, "-m", "tests.spark.sink_job", address, str(checkpoint)]
+        self._log = (checkpoint.parent / "job.log").open("ab")
+        self.driver = subprocess.Popen(
+            [*command, str(ROWS)], stdout=subprocess.PIPE, stderr=self._log
+        )
+        assert self.driver.stdout is not None
+        self.java_id = int(self.driver.stdout.readline())
+
+    def workers(self) -> list[int]:
+        """The Python processes in which its tasks run."""
+        return [worker for daemon in children(self.java_id) for worker in children(daemon)]
+
+    def end(self) -> None:
+        """Have all of it ended, whatever was killed of it."""
+        for id in (self.java_id, self.driver.pid):
+            kill(id)
+        self.driver.wait()
+        assert self.driver.stdout is not None
+        self.driver.stdout.close()
+        self._log.close()
+        eventually(lambda: not Path(f"/proc/{self.java_id}/cmdline").exists() or is_dead(self))
+
+
+def is_dead(job: Job) -> bool:
+    """Whether nothing but its entry in the table of processes is left of its Java."""
+    with suppress(OSError):
+        return Path(f"/proc/{job.java_id}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    return True
+
+
+def children(id: int) -> list[int]:
+    with suppress(OSError):
+        threads = Path(f"/proc/{id}/task").iterdir()
+        return [int(n) for thread in threads for n in (thread / "children").read_text().split()]
+    return []
+
+
+def kill(id: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(id, signal.SIGKILL)
+
+
+def eventually(is_so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + LONG_S
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+@contextmanager
+def running(gate: Gate, folder: Path) -> Iterator[Job]:
+    job = Job(gate.http_address, folder / "checkpoint")
+    try:
+        yield job
+    finally:
+        job.end()
+
+
+def published(broker: BrokerProcess) -> int:
+    """How many batches are there, wholly; that none is there in part, or twice, is seen to."""
+    address = broker.http_address
+    numbers = Counter(int(n) for topic in "ab" for n in values_of(address, topic))
+    assert not [n for n, count in numbers.items() if count > 1], "a row is there twice"
+    batches = Counter(n // ROWS for n in numbers)
+    assert set(batches.values()) <= {ROWS}, f"a batch is there in part: {batches}"
+    assert sorted(batches) == list(range(len(batches))), "a batch is missing"
+    return len(batches)
+
+
+def count_of(broker: BrokerProcess) -> int:
+    """How many messages there are, quickly."""
+    topics = ask(broker.http_address, "/log/topics")["topics"]
+    return sum(queue["end_offset"] for t in topics if t["topic"] in "ab" for queue in t["queues"])
+
+
+def grown(broker: BrokerProcess, batches: int) -> None:
+    """Wait until so many more batches were published."""
+    target = count_of(broker) + batches * ROWS
+    eventually(lambda: count_of(broker) >= target)
+
+
+def strike(
+    target: str, step: Step, passes: int, gate: Gate, broker: BrokerProcess, job: Job
+) -> None:
+    """Kill something when a batch comes to a step, and look at what is there then."""
+    gate.stop_at(step, passes)
+    assert gate.wait(LONG_S), f"{step} was not reached"
+    if target == "broker":
+        broker.kill()
+        broker.start()
+    elif target == "worker":
+        for worker in job.workers():
+            kill(worker)
+    elif target == "java":
+        job.end()
+    else:
+        kill(job.driver.pid)
+        # Its Java ends by itself.
+        eventually(lambda: is_dead(job))
+    published(broker)
+    gate.let_go()
+
+
+def test_each_row_comes_once_whatever_is_killed(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as broker, Gate(broker.tcp_address) as gate:
+        with running(gate, tmp_path) as job:
+            grown(broker, 1)
+            strike("broker", Step.STAGING, 3, gate, broker, job)
+            strike("broker", Step.DECIDED, 0, gate, broker, job)
+            strike("broker", Step.COMMITTED, 0, gate, broker, job)
+            strike("worker", Step.STAGING, 2, gate, broker, job)
+            grown(broker, 1)
+            strike("java", Step.COMMITTED, 0, gate, broker, job)
+            before = published(broker)
+        with running(gate, tmp_path) as job:
+            grown(broker, 2)
+            strike("driver", Step.DECIDED, 0, gate, broker, job)
+        assert published(broker) >= before + 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("flush", ["async", "sync"])
+def test_many_kills(tmp_path: Path, flush: str) -> None:
+    chance = random.Random(5)
+    strikes = [(target, step) for target in ("broker", "worker", "java", "driver") for step in Step]
+    chance.shuffle(strikes)
+    with (
+        BrokerProcess(tmp_path / "data", f"--flush={flush}") as broker,
+        Gate(broker.tcp_address) as gate,
+    ):
+        while strikes:
+            with running(gate, tmp_path) as job:
+                grown(broker, 1)
+                while strikes:
+                    target, step = strikes.pop()
+                    passes = chance.randint(0, 4) if step is Step.STAGING else 0
+                    strike(target, step, passes, gate, broker, job)
+                    if target in ("java", "driver"):
+                        break
+                    grown(broker, 1)
+        with running(gate, tmp_path):
+            grown(broker, 2)
+        published(broker)
