@@ -2,7 +2,7 @@
 
     spark_sink.py [--rows 10000000] [--size 200] [--rounds 3] [--master local[2]] [--folder DIR]
 
-Rows of random hexadecimal digits are written as Parquet files.  Then they are copied in turns, after
+Rows of random hexadecimal digits are written as Parquet files, which are copied in turns, after
 one turn that does not count: from Parquet to Parquet, as Spark does it by itself, and from Parquet
 to a topic, by a stream whose batches are `--batch-rows` rows each, published by one commit each.
 With `--keys` each row has an order key too, out of a million, and with `--sizes` lengths differ.
