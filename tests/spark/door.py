@@ -25,6 +25,7 @@ class Door(ThreadingHTTPServer):
         retains: whether those groups retain.
         requests: the paths asked for so far.
         failing: how many of the next requests are answered with 503.
+        held: what requests wait for before they are answered, if there is anything.
     """
 
     daemon_threads = True
@@ -37,6 +38,7 @@ class Door(ThreadingHTTPServer):
         self.retains: dict[tuple[str, str], bool] = {}
         self.requests: list[str] = []
         self.failing = 0
+        self.held: threading.Event | None = None
 
     @property
     def address(self) -> str:
@@ -68,6 +70,8 @@ class _Handler(BaseHTTPRequestHandler):
         asked = dict(parse_qsl(url.query))
         self.server.requests.append(url.path)
         self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.server.held is not None:
+            self.server.held.wait(60)
         if self.server.failing:
             self.server.failing -= 1
             self._answer(503, {"message": "NOT YET"})

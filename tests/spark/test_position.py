@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 from tests.spark.door import Door, serving
 from tests.spark.folder import Folder
 
+from martlet.spark import brokers
 from martlet.spark.endpoint import BrokerUnreachable
 from martlet.spark.loss import DataLossError, Loss
 from martlet.spark.offsets import Offsets
@@ -171,6 +172,31 @@ def test_a_broker_that_is_away_does_not_keep_the_others_waiting(
     time.sleep(0.5)
     with pytest.raises(BrokerUnreachable, match=rf"{away.address}.*option timeoutMs is 400"):
         stream.latestOffset(both, ALL)
+
+
+def test_a_broker_that_takes_requests_and_answers_none_keeps_nobody_waiting(
+    tmp_path: Path,
+    folder: Folder,
+    doors: Doors,
+    reader: Readers,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(brokers, "_WAIT_S", 0.1)
+    other = Folder(tmp_path / "two")
+    other.append("t", [b"y"] * 5)
+    door, stuck = doors(folder), doors(other)
+    stream = reader(door, stuck)
+    start = stream.initialOffset()
+    stuck.held = threading.Event()
+    time.sleep(0.11)
+    end = stream.latestOffset(start, ALL)
+    assert end == dict(sorted({**at(folder, 100), **at(other, 0)}.items()))
+    assert ranges(stream, start, end) == [(0, 100)]
+    stuck.held.set()
+    stuck.held = None
+    time.sleep(0.11)
+    both = stream.latestOffset(end, ALL)
+    assert both == dict(sorted({**at(folder, 100), **at(other, 5)}.items()))
 
 
 def test_a_planned_batch_and_an_available_now_wait_for_their_broker(

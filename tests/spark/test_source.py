@@ -77,6 +77,16 @@ def test_topics_together(spark: SparkSession, broker: BrokerProcess) -> None:
     assert {row.topic: row["count"] for row in counts} == {"t": 30_000, "u": 300}
 
 
+def test_a_row_for_each_batch(spark: SparkSession, broker: BrokerProcess) -> None:
+    batches = load(spark, broker, view="batches")
+    told = batches.agg(F.count("*"), F.sum("count"), F.max("end_offset"), F.sum("body_bytes"))
+    bytes_of_all = sum(len(body(number)) for number in range(30_000))
+    assert tuple(told.collect()[0]) == (30, 30_000, 30_000, bytes_of_all)
+    assert batches.where("sends IS NOT NULL OR channel_id IS NOT NULL").count() == 0
+    few = load(spark, broker, "offset BIGINT, intact BOOLEAN", view="batches").collect()
+    assert [tuple(row) for row in few] == [(first, True) for first in range(0, 30_000, 1000)]
+
+
 def test_between_offsets(spark: SparkSession, broker: BrokerProcess) -> None:
     part = load(
         spark,

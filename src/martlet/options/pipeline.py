@@ -35,7 +35,7 @@ class JobOptions(LogOptions):
     timeout_ns: int = option(
         "timeout",
         Kind.DURATION,
-        MINUTE_NS,
+        5 * MINUTE_NS,
         "how long a broker may be out of reach before the job fails",
         limits=(0, None),
     )
