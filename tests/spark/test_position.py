@@ -199,6 +199,23 @@ def test_a_broker_that_takes_requests_and_answers_none_keeps_nobody_waiting(
     assert both == dict(sorted({**at(folder, 100), **at(other, 5)}.items()))
 
 
+def test_two_addresses_of_one_broker(folder: Folder, doors: Doors, reader: Readers) -> None:
+    one, two = doors(folder), doors(folder)
+    stream = reader(one, two, timeoutMs="100")
+    start = stream.initialOffset()
+    assert start == at(folder, 0)
+    for away in (one, two):
+        one.failing = two.failing = 0
+        away.failing = 10**9
+        folder.append("t", [b"x"])
+        end = at(folder, folder.end_offsets["t", 0])
+        for _ in range(2):
+            time.sleep(0.11)
+            assert stream.latestOffset(start, ALL) == end
+        splits = stream.partitions(start, end)
+        assert sum(batch.num_rows for split in splits for batch in stream.read(split)) > 100
+
+
 def test_a_planned_batch_and_an_available_now_wait_for_their_broker(
     tmp_path: Path, folder: Folder, doors: Doors, reader: Readers
 ) -> None:

@@ -13,7 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
-from martlet.spark.endpoint import BrokerUnreachable, Endpoint, Listing, NotABroker, QueueRange
+from martlet.spark.endpoint import (
+    BrokerRefused,
+    BrokerUnreachable,
+    Endpoint,
+    Listing,
+    NotABroker,
+    QueueRange,
+)
 from martlet.spark.offsets import QueueKey
 from martlet.spark.options import ReadOptions
 from martlet.spark.watch import Watch
@@ -101,8 +108,9 @@ class Brokers:
             self._judge(watch, was_silent)
         self._looked = True
         seen: Seen = {}
-        for watch in self._watches.values():
-            for queue in watch.told.queues if watch.told is not None else ():
+        for watch in reversed(self._told()):
+            assert watch.told is not None
+            for queue in watch.told.queues:
                 if self._topics.has(queue.topic):
                     key = QueueKey(_broker(watch), queue.topic, queue.queue, queue.topic_id)
                     seen[key] = queue
@@ -114,6 +122,8 @@ class Brokers:
             if was_silent:
                 _LOG.warning("the broker at %s is back", watch.endpoint.address)
             return
+        if watch.told is not None and watch.told.broker not in self.silent:
+            return  # It answers at another address.
         silent_s = time.monotonic() - watch.silent_since_s
         if silent_s > self._timeout_ms / 1000:
             raise BrokerUnreachable(
@@ -187,6 +197,14 @@ class Brokers:
         if address in self._watches and address not in self._named_by_lookup:
             return
         topics = list(node.get("topics", ()))
+        if not port:
+            wanted = [topic for topic in topics if self._topics.has(topic)]
+            if wanted:
+                raise BrokerRefused(
+                    f"by lookup the broker at {host}:{node.get('tcp_port')} has the topic"
+                    f" {wanted[0]}, but it has no HTTP door to be read from: see its --http-address"
+                )
+            return
         if address in self._foreign and not any(map(self._topics.has, topics)):
             return
         self._named_by_lookup[address] = topics
@@ -203,16 +221,21 @@ class Brokers:
     @property
     def ids(self) -> list[str]:
         """The brokers heard so far."""
-        return [_broker(watch) for watch in self._watches.values() if watch.told is not None]
+        return list(dict.fromkeys(map(_broker, self._told())))
 
     @property
     def silent(self) -> set[str]:
         """Those of them that were silent at the last look."""
-        return {
-            _broker(watch)
-            for watch in self._watches.values()
-            if watch.told is not None and watch.silent_since_s is not None
-        }
+        told = self._told()
+        heard = {_broker(watch) for watch in told if watch.silent_since_s is None}
+        return set(map(_broker, told)) - heard
+
+    def _told(self) -> list[Watch[Listing]]:
+        """Those that were heard, and that answer, before those that do not; two may be of one
+        broker.
+        """
+        told = [watch for watch in self._watches.values() if watch.told is not None]
+        return sorted(told, key=lambda watch: watch.silent_since_s is not None)
 
     @property
     def may_come(self) -> bool:
@@ -220,8 +243,8 @@ class Brokers:
         return bool(self._lookups) or any(watch.told is None for watch in self._watches.values())
 
     def _heard(self, broker: str) -> Watch[Listing]:
-        for watch in self._watches.values():
-            if watch.told is not None and watch.told.broker == broker:
+        for watch in self._told():
+            if _broker(watch) == broker:
                 return watch
         raise KeyError(broker)
 
