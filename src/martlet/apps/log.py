@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from martlet.broker.account import FIRST_BUCKET, Account, Count, unpack_accounts
 from martlet.broker.journal import channel_of, needed_by, unpack_topology, unpack_transactions
 from martlet.broker.trail import Piece
 from martlet.log import checkpoint
@@ -256,11 +257,21 @@ def _record_fields(header: Header, record: memoryview, names: TopicNames) -> Fie
     elif header.kind == Kind.TRACE:
         piece = Piece(payload(header, record))
         fields |= {"channel": piece.name, "rows": len(piece.rows), "clients": piece.consumers}
+    elif header.kind == Kind.ACCOUNTS:
+        fields["accounts"] = [_account(each) for each in unpack_accounts(payload(header, record))]
     elif header.kind == Kind.CURSOR:
         fields["channel_id"] = channel_of(bytes(payload(header, record)))
     if header.stored_at_ns:
         fields["stored_at"] = _time(header.stored_at_ns)
     return fields
+
+
+def _account(told: Account) -> Fields:
+    """What a channel has done, by the names of its counts; finishes add up over the buckets."""
+    counts = {count.name.lower(): int(told.counts[count]) for count in Count}
+    counts["finished"] = int(told.counts[FIRST_BUCKET:].sum())
+    done = {name: count for name, count in counts.items() if count}
+    return {"topic_id": told.topic, "channel_id": told.channel, **done}
 
 
 def _messages(

@@ -14,6 +14,7 @@ from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING
 
+from martlet.broker.account import of_topics, write_accounts
 from martlet.broker.bucket import Bucket
 from martlet.broker.channel import Channel
 from martlet.broker.delays import Delays
@@ -31,7 +32,7 @@ from martlet.broker.transactions import Transactions
 from martlet.broker.transfer import Transfers
 from martlet.log.batch import Batch
 from martlet.log.checkpoint import JournalEntry
-from martlet.log.commitlog import CommitLog
+from martlet.log.commitlog import CommitLog, spans
 from martlet.log.index import Index
 from martlet.log.record import Kind
 from martlet.name import is_system, is_valid_name
@@ -213,6 +214,7 @@ class Broker:
         """Delete a topic with its channels. Raises NotFound."""
         topic = self.find_topic(name)
         self.commit()
+        write_accounts(self.log, self.clock(), of_topics(topic.parts))
         try:
             ops = [{"op": "topic_deleted", "id": part.id} for part in topic.parts]
             topic.journal(ops)
@@ -254,6 +256,7 @@ class Broker:
             NotFound: there is no such channel.
             WritesRefused: it could not be written down, and nothing is done.
         """
+        write_accounts(self.log, self.clock(), topic.find_channel(name).parts)
         topic.delete_channel(name)
         if topic.ephemeral and not topic.channels and self.topics.get(topic.name) is topic:
             self.delete_topic(topic.name)
@@ -383,6 +386,7 @@ class Broker:
         """
         left = len(self._dirty)
         now_ns = self.clock()
+        moved: list[Channel] = []
         while left and self._dirty:
             channel = self._dirty[0]
             topic = self.by_id.get(channel.queue.topic)
@@ -392,12 +396,15 @@ class Broker:
                 channel.cursor.journal_number += 1
                 channel.cursor.stragglers.changed.clear()
                 channel.cursor.stragglers.removed.clear()
+                moved.append(channel)
             if topic is not None and channel.trail:
                 self._write_trail(topic, channel, channel.trail)
             channel.dirty = False
             self._dirty.popleft()
             left -= 1
             if left % _CURSORS_AT_ONCE == 0:
+                write_accounts(self.log, now_ns, moved)
+                moved = []
                 yield
                 now_ns = self.clock()
 
@@ -451,8 +458,9 @@ class Broker:
     def begin_segment(self) -> None:
         """Each segment begins with the whole journal, so that older ones may go."""
         now_ns = self.clock()
-        for kind, topic, entry in self.snapshot():
+        for kind, topic, entry in self.snapshot(stored=spans(self.log.segments)):
             self.log.append_journal(kind, entry, topic=topic, stored_at_ns=now_ns)
+        write_accounts(self.log, now_ns, of_topics(self.by_id.values()))
 
 
 __all__ = ["Broker", "BrokerError"]

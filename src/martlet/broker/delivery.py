@@ -113,6 +113,8 @@ class Delivery(ABC):
         self.cursor = cursor
         self.paused = False
         self.dirty = False
+        self.retry_count = 0
+        """Messages that were delivered again since the broker was started."""
         self._around = around
         self.source = source
         self._limit = source.limit_of
@@ -338,6 +340,8 @@ class Delivery(ABC):
         now_ns = self._around.clock()
         deadline_ns = now_ns + consumer.timeout_ns
         self.cursor.stragglers.hold(offset, attempts, consumer, now_ns, deadline_ns)
+        if attempts > 1:
+            self.retry_count += 1
         if self.trail is not None:
             self.trail.note(Step.DELIVERED, offset, offset + 1, now_ns, consumer, attempts)
         self._alarm.at(deadline_ns)

@@ -50,6 +50,8 @@ class Failures(Delivery):
     ) -> None:
         super().__init__(around, cursor, source, waiting)
         self.requeue_count = 0
+        self.committed_count = 0
+        """Messages below an offset that was committed since then, where it is a group."""
         self.dead_letter_count = 0
         """Messages that went to its dead-letter topic since the broker was started."""
         self.closed = False

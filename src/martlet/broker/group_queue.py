@@ -95,8 +95,12 @@ class GroupQueue:
         offset = min(offset, channel.source.limit)
         if offset > cursor.next:
             index = channel.queue.index
-            passed = channel.source.stretches(cursor.next, offset)
+            passed = list(channel.source.stretches(cursor.next, offset))
             deferred = sum(index.count_deferred(*stretch) for stretch in passed)
+            channel.committed_count += sum(end - first for first, end in passed) - deferred
+            if deferred:
+                own = (index.count_marked(*stretch, -channel.id) for stretch in passed)
+                channel.committed_count += sum(own)
             cursor.skip_to(offset, cursor.deferred_ahead - deferred)
             channel.moved()
         return cursor.next

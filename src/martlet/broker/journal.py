@@ -2,7 +2,8 @@
 
 Topology entries are JSON, because they are few and people read them in a dump:
 
-- ``{"op": "snapshot", "topics": [...], "next_id": n, ...}``: all there is, in place of all before
+- ``{"op": "snapshot", "topics": [...], "next_id": n, ...}``: all there is, in place of all before;
+  ``stored``, the stretches of the log's positions that are not let go by then, is there for audits
 - ``{"op": "topic", "topic": {...}}``: a topic is made or has changed
 - ``{"op": "topic_deleted", "id": n}``
 - ``{"op": "channel", "topic_id": n, "channel": {...}}``: a channel is made or has changed; its

@@ -19,7 +19,7 @@ from martlet.broker.errors import WritesRefused
 from martlet.broker.history import history_of
 from martlet.broker.topic import Topic
 from martlet.log import checkpoint
-from martlet.log.commitlog import CommitLog, FlushJob
+from martlet.log.commitlog import CommitLog, FlushJob, spans
 from martlet.log.index import Index
 from martlet.log.record import BadRecord
 from martlet.log.retention import Need, Places, clean, needed_bytes, worth_cleaning
@@ -137,11 +137,13 @@ def begin_checkpoint(broker: Broker) -> CheckpointJob:
     if free or log.retired_count != broker.shortened_at:
         broker.dropped_names += _shorten_indexes(broker, free)
     names = _write_indexes(broker)
+    going = {segment.base for segment in free}
     pack = partial(
         checkpoint.pack,
         broker.snapshot(
             position=log.position,
             epoch=log.epoch,
+            stored=spans(s for s in log.segments if s.base not in going),
             indexes={
                 topic.id: (
                     topic.queue.index.first_row,

@@ -58,6 +58,18 @@ class FlushJob:
             segment.flush()
 
 
+def spans(segments: Iterable[Segment]) -> list[tuple[int, int]]:
+    """The stretches of positions that some segments, by base, hold together."""
+    found: list[tuple[int, int]] = []
+    for segment in segments:
+        base, end = segment.base, segment.base + segment.capacity
+        if found and found[-1][1] == base:
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((base, end))
+    return found
+
+
 class CommitLog:
     """An opened log, ready to be appended to.
 
@@ -381,6 +393,11 @@ class CommitLog:
     def _fail(self, error: OSError) -> WritesRefused:
         self.failed = f"writing to the log failed: {error}; no more messages are taken"
         return self._refuse(self.failed)
+
+    @property
+    def left_bytes(self) -> int:
+        """How much room the segment that is written to has."""
+        return self._end - self.position
 
     def find(self, position: int) -> Segment | None:
         """The segment that holds a position; None where it has gone."""

@@ -93,6 +93,8 @@ class Kind(IntEnum):
     """
     TRACE = 10
     """What has become of messages, for those who ask; nothing is restored from it."""
+    ACCOUNTS = 11
+    """What channels have done, for those who audit (see `martlet.broker.account`); the same."""
 
 
 class Flag(IntFlag):

@@ -51,7 +51,7 @@ _END = struct.Struct("<I")
 _ID = re.compile(rb"[0-9a-f]{16}")
 _HEAD_KINDS = frozenset({Kind.TOPOLOGY, Kind.CURSOR, Kind.PRODUCERS, Kind.TRANSACTION, Kind.MARKS})
 """What a segment begins with."""
-_JOURNAL_KINDS = _HEAD_KINDS | {Kind.EPOCH, Kind.BUNDLE, Kind.TRACE}
+_JOURNAL_KINDS = _HEAD_KINDS | {Kind.EPOCH, Kind.BUNDLE, Kind.TRACE, Kind.ACCOUNTS}
 _LOOKS = 3
 _NOTHING = Needed(1 << 63, ())
 _MOST_TOLD = 100
