@@ -16,6 +16,7 @@ JOBS = {
     "report": "figures over windows of time, live: a terminal, a page with plots, Parquet, a topic",
     "replay": "messages of a topic's past or of an archive, sent again, each exactly once",
     "dead-letters": "dead letters grouped by why they died, brought back or dropped by a condition",
+    "audit": "what became of every message, by the logs of the brokers",
 }
 """The jobs, each a module of `martlet.pipeline`, and what ``--help`` says of them."""
 

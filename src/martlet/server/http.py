@@ -30,6 +30,7 @@ from martlet.server.listener import serve
 from martlet.server.log_api import LogApi
 from martlet.server.metrics import MetricsApi
 from martlet.server.nsq_api import NsqApi
+from martlet.server.segment_api import SegmentApi
 from martlet.server.stats import pauses
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def broker_routes(server: Server) -> Routes:
     return {
         **NsqApi(server).routes(),
         **LogApi(server).routes(),
+        **SegmentApi(server).routes(),
         **ChannelApi(server).routes(),
         **CallApi(server).routes(),
         **MetricsApi(server).routes(),

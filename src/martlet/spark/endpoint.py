@@ -264,6 +264,14 @@ class Endpoint:
         )
         return json.loads(answer)
 
+    def read(self, path: str, **parameters: str | int) -> bytes:
+        """What the broker answers to a GET.
+
+        Raises:
+            BrokerUnreachable, BrokerRefused.
+        """
+        return self._ask("GET", path, parameters)[1]
+
     def create(self, topic: str, channel: str) -> None:
         """Create a topic and a channel where they do not exist."""
         self._ask("POST", "/topic/create", {"topic": topic})

@@ -1,0 +1,194 @@
+"""The audit: what became of every message, by the logs of all brokers.
+
+For each topic, channel and hour: how many messages were published, delivered, finished, retried,
+given up as dead letters, lost and doubled, and how long it took from publish to finish.  It reads
+the logs themselves, of brokers that run and of those that are stopped, so it needs no trust in what
+a broker says of itself; what it finds lost it names: the topic, the channels, the offsets, the
+segment's file and the position.
+
+What each number is worth stands in ``docs/audit.md``.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from martlet.duration import MILLISECOND_NS
+from martlet.log.folder import NoLog
+from martlet.options.audit import AuditOptions
+from martlet.pipeline.audit.book import Finding
+from martlet.pipeline.audit.extent import Extent
+from martlet.pipeline.audit.facts import Fact, FactKind
+from martlet.pipeline.audit.result import Audit, LogSummary
+from martlet.pipeline.audit.survey import Survey, ask, look
+from martlet.pipeline.job import LOSS, OK, Job, JobFailed, Run, session
+from martlet.spark.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["JOB", "Audit", "audit"]
+
+_LOOKS = 3
+"""So often a log is looked at that changes while it is read."""
+_GENERAL = 0
+
+
+def audit(options: AuditOptions, spark: SparkSession | None = None) -> Audit:
+    """Audit logs.
+
+    Args:
+        options: whose.
+        spark: the session to work in; None for the active one, or one of its own.
+
+    Raises:
+        JobFailed: a folder is none of a broker.
+        BrokerUnreachable, BrokerRefused: a broker does not answer, or not what it should.
+    """
+    if spark is not None:
+        return _audit(options, Run(spark), say=False)
+    with session("audit", options) as own:
+        return _audit(options, Run(own), say=False)
+
+
+def _audit(options: AuditOptions, run: Run, *, say: bool) -> Audit:
+    found = _look(options, run, say=say)
+    for _ in range(_LOOKS - 1):
+        if not found.changed:
+            break
+        found = _look(options, run, say=say)
+    return found
+
+
+def _look(options: AuditOptions, run: Run, *, say: bool) -> Audit:
+    from pyspark import StorageLevel
+    from pyspark.sql import functions as F
+
+    from martlet.pipeline.audit import reading
+
+    started_s = time.monotonic()
+    surveys = _surveys(options)
+    places = [place for survey in surveys for place in survey.segments]
+    if say:
+        length = sum(survey.bytes for survey in surveys)
+        run.say(f"reading {len(places)} segments of {len(surveys)} brokers, {length / 1e6:,.0f} MB")
+    cores = run.spark.sparkContext.defaultParallelism
+    facts = reading.read_segments(run.spark, places)
+    facts = facts.unionByName(reading.checkpointed(run.spark, surveys))
+    facts = facts.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        rows = facts.where(F.col("topic") == _GENERAL).collect()
+        general = [Fact(*row) for row in rows]
+        extents = reading.extents_of(surveys, general)
+        books = reading.read_books(facts, extents, options.topics)
+        books = books.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            sums = [F.sum(name).alias(name) for name in (*reading.COLUMNS, *reading.BUCKETS)]
+            keys = ("topic", "channel", "hour")
+            lines = books.where("finding IS NULL").repartition(cores, *keys).groupBy(*keys)
+            found = [reading.line_of(row.asDict()) for row in lines.agg(*sums).collect()]
+            findings = [
+                reading.finding_of(row.finding)
+                for row in books.where("finding IS NOT NULL").select("finding").collect()
+            ]
+        finally:
+            books.unpersist()
+    finally:
+        facts.unpersist()
+    findings += _unexplained(extents, findings, surveys)
+    logs = [_summary(survey, extents[survey.broker], general) for survey in surveys]
+    took_s = time.monotonic() - started_s
+    run.meter.batch(sum(log.messages for log in logs), took_s)
+    return Audit(
+        lines=sorted(found, key=lambda line: (line.topic, line.channel, line.hour)),
+        findings=sorted(findings, key=lambda each: (each.kind, each.topic, each.stretches)),
+        logs=logs,
+        took_s=took_s,
+        changed=any(extent.gone for extent in extents.values()),
+    )
+
+
+def _surveys(options: AuditOptions) -> list[Survey]:
+    timeout_ms = options.timeout_ns // MILLISECOND_NS
+    addresses = dict.fromkeys(options.http_addresses)
+    for lookup in options.lookup_addresses:
+        addresses |= dict.fromkeys(_known_by(lookup, timeout_ms))
+    surveys = [ask(address, timeout_ms) for address in addresses]
+    try:
+        surveys += [look(path) for path in options.data_paths]
+    except NoLog as error:
+        raise JobFailed(f"--data-path: {error}") from error
+    # A broker that was named twice, by its address and its folder, is audited once.
+    return list({survey.broker: survey for survey in reversed(surveys)}.values())[::-1]
+
+
+def _known_by(lookup: str, timeout_ms: int) -> list[str]:
+    """The HTTP addresses of the brokers that a lookup knows."""
+    endpoint = Endpoint(lookup, timeout_ms)
+    try:
+        return [f"{node['broadcast_address']}:{node['http_port']}" for node in endpoint.nodes()]
+    finally:
+        endpoint.close()
+
+
+def _unexplained(
+    extents: dict[str, Extent], findings: list[Finding], surveys: list[Survey]
+) -> list[Finding]:
+    """What is damaged or missing without any message or finish record that is known to be lost."""
+    explained = {(finding.broker, place.start) for finding in findings for place in finding.places}
+    found = []
+    for broker, extent in extents.items():
+        for place in [*extent.damage, *extent.missing]:
+            if (broker, place.start) not in explained:
+                text = "no message and no finish record is known that stood there"
+                found.append(Finding("damage", broker, "", 0, "", [], 0, {}, [place], text))
+    for survey in surveys:
+        if survey.trouble:
+            text = f"{survey.trouble}; a broker reads the whole log when it starts"
+            found.append(Finding("damage", survey.broker, "", 0, "", [], 0, {}, [], text))
+    return found
+
+
+def _summary(survey: Survey, extent: Extent, general: list[Fact]) -> LogSummary:
+    segments = [
+        fact for fact in general if fact.broker == survey.broker and fact.kind == FactKind.SEGMENT
+    ]
+    return LogSummary(
+        broker=survey.broker,
+        place=survey.place,
+        segments=len(segments),
+        bytes=sum(fact.body_bytes for fact in segments),
+        records=sum(fact.messages for fact in segments),
+        messages=sum(fact.end for fact in segments),
+        starts=len(extent.epochs),
+        since_ns=min((fact.since_ns for fact in segments if fact.since_ns), default=0),
+        until_ns=max((fact.until_ns for fact in segments), default=0),
+        is_whole=extent.start == 0,
+    )
+
+
+def _work(options: AuditOptions, run: Run) -> int:
+    found = _audit(options, run, say=not options.json)
+    if options.out:
+        folder = Path(options.out)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "audit.json").write_text(found.json() + "\n", encoding="utf-8")
+        found.page().write(folder / "audit.html")
+    run.say(found.json() if options.json else found.text())
+    if options.out and not options.json:
+        run.say(f"wrote {Path(options.out) / 'audit.html'} and audit.json")
+    sys.stdout.flush()
+    if found.is_lossy or (options.fail_on_doubled and found.doubled):
+        return LOSS
+    return OK
+
+
+JOB = Job(
+    name="audit",
+    description="Audit the logs of brokers: what was published, delivered, finished, lost.",
+    options=AuditOptions,
+    work=_work,
+)

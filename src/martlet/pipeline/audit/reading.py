@@ -1,0 +1,293 @@
+"""The reading: segments become facts, and facts lines, as Spark tasks.
+
+::
+
+    segments --- decode, a task for some of them ---> facts --- by queue ---> lines and findings
+                                                          `--- extents, on the driver ---^
+
+The facts are few, and are kept while both are made of them.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from martlet.broker.account import COUNTS, FIRST_BUCKET
+from martlet.broker.journal import needed_by
+from martlet.log.record import Kind
+from martlet.name import is_system
+from martlet.pipeline.audit.book import Book, Finding, Line
+from martlet.pipeline.audit.extent import Extent, Place, missing_from
+from martlet.pipeline.audit.facts import SCHEMA, Fact, FactKind, facts_of, state_fact, table
+from martlet.pipeline.audit.journal import Journal
+from martlet.pipeline.audit.survey import SegmentGone, SegmentPlace, Survey
+from martlet.pipeline.audit.walk import walk
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+TASK_BYTES = 128 << 20
+"""So much of the log one task reads, or a whole segment where that is longer."""
+
+COLUMNS = (
+    "published",
+    "bytes",
+    "delivered",
+    "finished",
+    "retried",
+    "requeued",
+    "timed_out",
+    "dead",
+    "dropped",
+    "committed",
+    "took_ms",
+    "lost",
+    "doubled",
+    "open",
+)
+BUCKETS = tuple(f"bucket_{number}" for number in range(COUNTS - FIRST_BUCKET))
+_LINE_SCHEMA = pa.schema(
+    [
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("channel", pa.string(), nullable=False),
+        pa.field("hour", pa.int64(), nullable=False),
+        pa.field("finding", pa.string()),
+        *(pa.field(name, pa.int64(), nullable=False) for name in (*COLUMNS, *BUCKETS)),
+    ]
+)
+_LINE_DDL = ", ".join(
+    f"{each.name} {'STRING' if each.type == pa.string() else 'BIGINT'}" for each in _LINE_SCHEMA
+)
+
+
+def read_segments(spark: SparkSession, places: Sequence[SegmentPlace]) -> DataFrame:
+    """The facts of all segments, not computed yet."""
+    from martlet.pipeline.audit.facts import DDL
+
+    tasks = _tasks(places, spark.sparkContext.defaultParallelism)
+    numbers = spark.range(0, len(tasks), 1, len(tasks))
+    return numbers.mapInArrow(_decoding(tasks), DDL)
+
+
+def _tasks(places: Sequence[SegmentPlace], cores: int) -> list[list[SegmentPlace]]:
+    """Which segments each task reads: neighbours, about as much each, and all cores at work."""
+    total = sum(place.bytes for place in places)
+    wanted = min(TASK_BYTES, max(1, total // max(1, cores)))
+    tasks: list[list[SegmentPlace]] = []
+    full = wanted
+    for place in places:
+        if full >= wanted:
+            tasks.append([])
+            full = 0
+        tasks[-1].append(place)
+        full += place.bytes
+    return tasks
+
+
+def _decoding(
+    tasks: list[list[SegmentPlace]],
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        gc.freeze()  # Spark's workers collect all garbage after each task.
+        for batch in batches:
+            for task in batch.column(0).to_pylist():
+                for place in tasks[task]:
+                    yield table(decoded(place))
+
+    return decode
+
+
+def decoded(place: SegmentPlace) -> list[Fact]:
+    """The facts of a segment; that it has gone, where the broker let it go meanwhile."""
+    try:
+        with place.opened() as data:
+            return list(facts_of(place.broker, walk(data, place.base), last=place.last))
+    except SegmentGone:
+        return [Fact(place.broker, 0, FactKind.GONE, place.base, place.base)]
+
+
+# what a checkpoint tells
+
+
+def checkpoint_facts(survey: Survey) -> list[Fact]:
+    """What the checkpoint of a log tells, as facts."""
+    loaded = survey.checkpoint
+    if loaded is None:
+        return []
+    fields = json.loads(loaded.entries[0][2])
+    position, epoch = int(fields["position"]), int(fields["epoch"])
+    journal = Journal()
+    for kind, topic, entry in loaded.entries:
+        if kind in (Kind.TOPOLOGY, Kind.CURSOR):
+            journal.take(kind, topic, entry, position, epoch, 0)
+    segment = max([p.base for p in survey.segments if p.base <= position], default=0)
+    found = [
+        state_fact(survey.broker, topic, segment, state, checkpoint=True)
+        for topic, state in journal.states()
+    ]
+    ends = {told["id"]: int(told["end_offset"]) for told in fields["topics"]}
+    names = {told["id"]: str(told["name"]) for told in fields["topics"]}
+    for topic, needed in needed_by(loaded).items():
+        if is_system(names.get(topic, "")):
+            stretches = [(offset, offset + 1) for offset in needed.below]
+            if needed.floor < ends[topic]:
+                stretches.append((needed.floor, ends[topic]))
+            told = json.dumps(stretches).encode()
+            found.append(
+                Fact(survey.broker, topic, FactKind.NEEDED, segment, position, payload=told)
+            )
+    return found
+
+
+# what there is of each log
+
+
+def extents_of(surveys: Sequence[Survey], general: Sequence[Fact]) -> dict[str, Extent]:
+    """By broker, what there is of its log.
+
+    Args:
+        surveys: of all brokers.
+        general: the facts that are of no topic.
+    """
+    return {
+        survey.broker: _extent(survey, [f for f in general if f.broker == survey.broker])
+        for survey in surveys
+    }
+
+
+def _extent(survey: Survey, facts: list[Fact]) -> Extent:
+    segments = sorted((f for f in facts if f.kind == FactKind.SEGMENT), key=lambda f: f.segment)
+    present = [(fact.segment, fact.segment + fact.body_bytes) for fact in segments]
+    gone = any(fact.kind == FactKind.GONE for fact in facts)
+    told: list[tuple[int, list[Any]]] = [
+        tuple(json.loads(fact.payload)) for fact in segments if fact.payload != b"null"
+    ]
+    if survey.checkpoint is not None:
+        fields = json.loads(survey.checkpoint.entries[0][2])
+        if "stored" in fields:
+            told.append((int(fields["position"]), fields["stored"]))
+    if survey.is_running:
+        # It may have begun segments since they were listed.
+        listed_end = survey.segments[-1].base + survey.segments[-1].bytes
+        told = [(position, _below(stretches, listed_end)) for position, stretches in told]
+    damage = [
+        Place(fact.segment, fact.position, fact.end_position, _reason(fact))
+        for fact in facts
+        if fact.kind == FactKind.DAMAGE
+    ]
+    written_end = max([fact.position for fact in segments], default=0)
+    damage += _cut(survey, segments, written_end)
+    return Extent(
+        broker=survey.broker,
+        segments=present,
+        missing=[] if gone else [_missing(segments, *s) for s in missing_from(present, told)],
+        damage=sorted(damage, key=lambda place: place.start),
+        epochs={fact.epoch: fact.position for fact in facts if fact.kind == FactKind.EPOCH},
+        newest_head=max([fact.segment for fact in segments if fact.first], default=-1),
+        written_end=written_end,
+        gone=gone,
+    )
+
+
+def _missing(segments: list[Fact], start: int, end: int) -> Place:
+    """A stretch that is not there: the rest of a file that was cut, or a segment."""
+    usual_bytes = sorted(fact.body_bytes for fact in segments)[len(segments) // 2]
+    for fact in segments:
+        if fact.segment + fact.body_bytes == start and fact.body_bytes < usual_bytes:
+            return Place(fact.segment, start, end, "the file is cut here")
+    return Place(start, start, end, "the segment is missing")
+
+
+def _below(stretches: Iterable[Sequence[int]], end: int) -> list[tuple[int, int]]:
+    """What lies before a position."""
+    return [(first, min(stop, end)) for first, stop in stretches if first < end]
+
+
+def _cut(survey: Survey, segments: list[Fact], written_end: int) -> list[Place]:
+    """What the log's end lacks, where the checkpoint says that there was more."""
+    if survey.checkpoint is None or not segments or survey.is_running:
+        return []
+    position = int(json.loads(survey.checkpoint.entries[0][2])["position"])
+    if position <= written_end:
+        return []
+    reason = f"the log is cut: the checkpoint is of position {position}"
+    return [Place(segments[-1].segment, written_end, position, reason)]
+
+
+def _reason(fact: Fact) -> str:
+    told = json.loads(fact.payload)
+    what = f" (a {told['kind']} record)" if "kind" in told else ""
+    return f"{told['reason']}{what}"
+
+
+# the books
+
+
+def read_books(facts: DataFrame, extents: dict[str, Extent], topics: Sequence[str]) -> DataFrame:
+    """The lines and findings of all queues, not computed yet."""
+    cores = facts.sparkSession.sparkContext.defaultParallelism
+    queues = facts.where("topic > 0").repartition(cores, "broker", "topic")
+    return queues.groupBy("broker", "topic").applyInArrow(
+        _booking(extents, frozenset(topics)), _LINE_DDL
+    )
+
+
+def _booking(extents: dict[str, Extent], topics: frozenset[str]) -> Callable[[pa.Table], pa.Table]:
+    def book(rows: pa.Table) -> pa.Table:
+        columns = [rows.column(name).to_pylist() for name in SCHEMA.names]
+        facts = [Fact(*fields) for fields in zip(*columns, strict=True)]
+        found = Book(extents[facts[0].broker], facts)
+        wanted = not topics or found.topic in topics or is_system(found.topic)
+        return lines_table(found.lines.values(), found.findings) if wanted else lines_table((), ())
+
+    return book
+
+
+def lines_table(lines: Iterable[Line], findings: Iterable[Finding]) -> pa.Table:
+    """Lines, and findings as JSON, as columns."""
+    rows: list[dict[str, Any]] = []
+    for line in lines:
+        row = {"topic": line.topic, "channel": line.channel, "hour": line.hour}
+        row |= {name: line.counts.get(name, 0) for name in COLUMNS}
+        rows.append(row | dict(zip(BUCKETS, line.buckets.tolist(), strict=True)))
+    nothing = dict.fromkeys((*COLUMNS, *BUCKETS), 0)
+    rows += [
+        {
+            "topic": finding.topic,
+            "channel": finding.channel,
+            "hour": 0,
+            "finding": json.dumps(asdict(finding)),
+            **nothing,
+        }
+        for finding in findings
+    ]
+    return pa.Table.from_pylist(rows, schema=_LINE_SCHEMA)
+
+
+def finding_of(text: str) -> Finding:
+    """A finding, from JSON."""
+    fields = json.loads(text)
+    fields["places"] = [Place(**place) for place in fields["places"]]
+    fields["stretches"] = [tuple(stretch) for stretch in fields["stretches"]]
+    return Finding(**fields)
+
+
+def line_of(fields: dict[str, Any]) -> Line:
+    """A line, from a row."""
+    line = Line(fields["topic"], fields["channel"], fields["hour"])
+    line.counts.update({name: fields[name] for name in COLUMNS})
+    line.buckets = np.array([fields[name] for name in BUCKETS], np.int64)
+    return line
+
+
+def checkpointed(spark: SparkSession, surveys: Iterable[Survey]) -> DataFrame:
+    """The facts of all checkpoints."""
+    found = [fact for survey in surveys for fact in checkpoint_facts(survey)]
+    return spark.createDataFrame(pa.Table.from_batches([table(found)]))

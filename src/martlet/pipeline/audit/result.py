@@ -1,0 +1,326 @@
+"""The result of an audit: as a table for a terminal, as JSON, and as a page with plots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from martlet.broker.finishes import BOUNDS_NS
+from martlet.duration import format_duration
+from martlet.pipeline.audit.book import EARLIER, Finding, Line
+from martlet.pipeline.audit.journal import HOUR_NS
+
+if TYPE_CHECKING:
+    from martlet.pipeline.page import Page
+
+_SHOWN = ("published", "delivered", "finished", "retried", "dead", "lost", "doubled")
+_MOST_FINDINGS = 50
+"""So many are told on a terminal; JSON has all."""
+_MOST_PLACES = 3
+_QUANTILES = (0.5, 0.99)
+
+
+@dataclass(frozen=True)
+class LogSummary:
+    """One broker's log.
+
+    Attributes:
+        broker: its id.
+        place: its address, or its data folder.
+        segments, bytes, records, messages: what was read.
+        starts: how often the broker was started in that time.
+        since_ns, until_ns: of what was read first and last.
+        is_whole: whether nothing of it was ever let go before what is there.
+    """
+
+    broker: str
+    place: str
+    segments: int
+    bytes: int
+    records: int
+    messages: int
+    starts: int
+    since_ns: int
+    until_ns: int
+    is_whole: bool
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit has found.
+
+    Attributes:
+        lines: by topic, channel and hour; the topic's own have no channel.
+        findings: what is wrong.
+        logs: what was read.
+        took_s: how long it took.
+        changed: whether segments were let go while they were read, so that what is missing of them
+            cannot be judged.
+    """
+
+    lines: Sequence[Line]
+    findings: Sequence[Finding]
+    logs: Sequence[LogSummary]
+    took_s: float
+    changed: bool = False
+
+    @property
+    def lost(self) -> int:
+        """How many messages are lost."""
+        return sum(finding.count for finding in self.findings if finding.kind == "lost")
+
+    @property
+    def doubled(self) -> int:
+        """How many messages are stored twice."""
+        return sum(finding.count for finding in self.findings if finding.kind == "doubled")
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether anything is lost: messages, finish records, or what nobody can name any more."""
+        return any(finding.kind != "doubled" for finding in self.findings)
+
+    # the rows of the table
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row a channel and hour, with what the topic got in that hour; a topic without channels
+        has a row of its own.
+        """
+        topics = {(line.topic, line.hour): line for line in self.lines if not line.channel}
+        channels: dict[str, set[str]] = {}
+        for line in self.lines:
+            if line.channel:
+                channels.setdefault(line.topic, set()).add(line.channel)
+        told = {(line.topic, line.channel, line.hour): line for line in self.lines}
+        keys = {key for key in told if key[1]}
+        for topic, hour in topics:
+            keys |= {(topic, channel, hour) for channel in channels.get(topic, {""})}
+        return [_row(*key, told.get(key), topics.get((key[0], key[2]))) for key in sorted(keys)]
+
+    def totals(self) -> list[dict[str, Any]]:
+        """The same over all hours."""
+        sums: dict[tuple[str, str], Line] = {}
+        for line in self.lines:
+            total = sums.setdefault((line.topic, line.channel), Line(line.topic, line.channel, 0))
+            for name, count in line.counts.items():
+                total.counts[name] += count
+            total.buckets = total.buckets + line.buckets
+        with_channels = {topic for topic, channel in sums if channel}
+        rows = [
+            _row(topic, channel, 0, line, sums.get((topic, "")))
+            for (topic, channel), line in sorted(sums.items())
+            if channel or topic not in with_channels
+        ]
+        for row in rows:
+            del row["hour"]
+        return rows
+
+    # as text
+
+    def text(self) -> str:
+        """The table and the findings, for a terminal."""
+        parts = [self._table(), *self._told_findings(), self._verdict()]
+        return "\n".join(part for part in parts if part)
+
+    def _table(self) -> str:
+        head = ("topic", "channel", "hour", *_SHOWN, "p50", "p99")
+        rows = [head]
+        for row in self.rows():
+            latencies = [_shown_ms(row[name]) for name in ("p50_ms", "p99_ms")]
+            counts = [f"{row[name]:,}" for name in _SHOWN]
+            hour = row["hour"] or "earlier"
+            rows.append((row["topic"], row["channel"] or "-", hour, *counts, *latencies))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = []
+        for texts in rows:
+            cells = [
+                cell.ljust(width) if number < 3 else cell.rjust(width)
+                for number, (cell, width) in enumerate(zip(texts, widths, strict=True))
+            ]
+            lines.append("  ".join(cells).rstrip())
+        return "\n".join(lines)
+
+    def _told_findings(self) -> list[str]:
+        lines = [describe(finding) for finding in self.findings[:_MOST_FINDINGS]]
+        if len(self.findings) > _MOST_FINDINGS:
+            lines.append(f"... and {len(self.findings) - _MOST_FINDINGS} more findings")
+        return ["", *lines] if lines else []
+
+    def _verdict(self) -> str:
+        messages = sum(log.messages for log in self.logs)
+        read = (
+            f"{messages:,} messages in {sum(log.segments for log in self.logs)} segments of"
+            f" {len(self.logs)} brokers, {sum(log.bytes for log in self.logs) / 1e6:,.0f} MB, read"
+            f" in {self.took_s:.1f} s"
+        )
+        notes = []
+        for log in self.logs:
+            if not log.is_whole:
+                since = _shown_time(log.since_ns)
+                notes.append(f"the log of {log.place} goes back to {since}; older ones were let go")
+        if self.changed:
+            notes.append(
+                "a broker let segments go meanwhile; what is missing of them is not judged"
+            )
+        return "\n".join(["", *notes, f"{read}: {self.verdict}"])
+
+    @property
+    def verdict(self) -> str:
+        """The outcome in one line."""
+        if not self.findings:
+            return "nothing is lost"
+        found = []
+        if self.lost:
+            found.append(f"{self.lost:,} messages are lost")
+        finishes = sum(each.count for each in self.findings if each.kind == "finish")
+        if finishes:
+            found.append(f"{finishes:,} finish records are lost")
+        damaged = sum(each.kind == "damage" for each in self.findings)
+        if damaged:
+            found.append(f"{damaged} places are damaged")
+        if self.doubled:
+            found.append(f"{self.doubled:,} messages are stored twice")
+        return ", ".join(found)
+
+    # as JSON
+
+    def json(self) -> str:
+        """All of it."""
+        return json.dumps(
+            {
+                "lost": self.lost,
+                "doubled": self.doubled,
+                "is_lossy": self.is_lossy,
+                "verdict": self.verdict,
+                "totals": self.totals(),
+                "hours": self.rows(),
+                "findings": [_finding_fields(finding) for finding in self.findings],
+                "logs": [asdict(log) for log in self.logs],
+                "took_s": round(self.took_s, 3),
+                "changed": self.changed,
+            },
+            indent=2,
+        )
+
+    # as a page
+
+    def page(self) -> Page:
+        """A page with tables and plots."""
+        from martlet.pipeline.audit.plots import page_of
+
+        return page_of(self)
+
+
+def _row(
+    topic: str, channel: str, hour: int, line: Line | None, of_topic: Line | None
+) -> dict[str, Any]:
+    counts = line.counts if line is not None else {}
+    shared = of_topic.counts if of_topic is not None else {}
+    buckets = line.buckets if line is not None else np.zeros(len(BOUNDS_NS) + 1, np.int64)
+    timed = int(buckets.sum())
+    return {
+        "topic": topic,
+        "channel": channel,
+        "hour": None if hour == EARLIER else _hour(hour),
+        "published": shared.get("published", 0),
+        "bytes": shared.get("bytes", 0),
+        "delivered": counts.get("delivered", 0),
+        "finished": counts.get("finished", 0),
+        "retried": counts.get("retried", 0),
+        "requeued": counts.get("requeued", 0),
+        "timed_out": counts.get("timed_out", 0),
+        "dead": counts.get("dead", 0),
+        "dropped": counts.get("dropped", 0),
+        "lost": counts.get("lost", 0) if channel else shared.get("lost", 0),
+        "lost_of_topic": shared.get("lost", 0),
+        "doubled": shared.get("doubled", 0),
+        "open": counts.get("open", 0),
+        "mean_ms": round(counts.get("took_ms", 0) / timed, 1) if timed else None,
+        "p50_ms": quantile_ms(buckets, _QUANTILES[0]),
+        "p99_ms": quantile_ms(buckets, _QUANTILES[1]),
+        "within_ms": {_bound(number): int(count) for number, count in enumerate(buckets) if count},
+    }
+
+
+def _bound(number: int) -> str:
+    return f"{BOUNDS_NS[number] / 1e6:g}" if number < len(BOUNDS_NS) else "more"
+
+
+def quantile_ms(buckets: Any, part: float) -> float | None:
+    """The bound, in milliseconds, within which such a part was finished; None where none was, and
+    infinity where that is beyond all bounds.
+    """
+    total = int(buckets.sum())
+    if not total:
+        return None
+    number = int(np.searchsorted(np.cumsum(buckets), part * total))
+    return BOUNDS_NS[number] / 1e6 if number < len(BOUNDS_NS) else float("inf")
+
+
+def _hour(hour: int) -> str:
+    return datetime.fromtimestamp(hour * HOUR_NS // 10**9, UTC).strftime("%Y-%m-%d %H:00")
+
+
+def _shown_ms(bound_ms: float | None) -> str:
+    if bound_ms is None:
+        return "-"
+    if bound_ms == float("inf"):
+        return f">{format_duration(BOUNDS_NS[-1])}"
+    return f"<={format_duration(int(bound_ms * 1e6))}"
+
+
+def _shown_time(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns // 10**9, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def describe(finding: Finding) -> str:
+    """A finding in words, with its places."""
+    where = f"topic {finding.topic!r}" if finding.topic else f"broker {finding.broker}"
+    if finding.queue:
+        where += f" queue {finding.queue}"
+    if finding.channel:
+        where += f" channel {finding.channel!r}"
+    offsets = ", ".join(f"{first} to {end - 1}" for first, end in finding.stretches if end > first)
+    told = {
+        "lost": f"LOST: {finding.count:,} messages of {where}, offsets {offsets}",
+        "finish": f"LOST: {finding.count:,} finish records of {where}"
+        + (f", of offsets {offsets} and older ones" if offsets else ""),
+        "doubled": f"DOUBLED: {finding.count:,} messages of {where}, offsets {offsets}",
+        "damage": f"DAMAGED: {where}",
+    }[finding.kind]
+    lines = [told]
+    unfinished = [
+        f"{channel!r} had yet to finish {count:,}" if channel else f"{count:,} waited for a channel"
+        for channel, count in sorted(finding.unfinished.items())
+    ]
+    if finding.kind == "lost" and finding.topic and not finding.topic.startswith("%"):
+        lines.append(f"  {'; '.join(unfinished) or 'every channel had finished them'}")
+    if finding.text:
+        lines.append(f"  {finding.text}")
+    lines += [
+        f"  {place.file}, position {place.start} to {place.end}"
+        f" (byte {place.start - place.base} of the file): {place.reason}"
+        for place in finding.places[:_MOST_PLACES]
+    ]
+    if len(finding.places) > _MOST_PLACES:
+        lines.append(f"  and {len(finding.places) - _MOST_PLACES} places more")
+    return "\n".join(lines)
+
+
+def _finding_fields(finding: Finding) -> dict[str, Any]:
+    fields = asdict(finding)
+    fields["offsets"] = [list(stretch) for stretch in fields.pop("stretches")]
+    fields["places"] = [
+        {**asdict(place), "file": place.file, "byte": place.start - place.base}
+        for place in finding.places
+    ]
+    return fields
+
+
+def hours_of(lines: Iterable[Line]) -> list[int]:
+    """All hours that some lines are of, rising, without what came earlier."""
+    return sorted({line.hour for line in lines if line.hour != EARLIER})

@@ -1,0 +1,129 @@
+"""The audit of real brokers' logs, in Spark."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.spark.publish import publish
+
+from martlet.broker.account import FIRST_BUCKET
+from martlet.client.sync import Consumer
+from martlet.options.audit import AuditOptions
+from martlet.pipeline.audit import JOB, audit
+from martlet.pipeline.audit.facts import FactKind
+from martlet.pipeline.audit.reading import decoded
+from martlet.pipeline.audit.survey import look
+from martlet.pipeline.job import LOSS, OK, carry_out
+from martlet.testing import BrokerProcess
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SEGMENT_BYTES = 64 << 10
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a broker that was killed, went on and was stopped.
+
+    A channel has finished 700 of 1200 messages, and had one of them back once.
+    """
+    folder = tmp_path_factory.mktemp("broker")
+    segments = f"--max-bytes-per-file={SEGMENT_BYTES}"
+    arguments = (segments, "--journal-interval=10ms", "--retention=1h")
+    with BrokerProcess(folder, *arguments) as broker:
+        publish(broker.http_address, "orders", [b"x" * 100] * 300)
+        consume(broker, 300, requeued=1)
+        await_finished(folder, 300)
+        broker.kill()
+        broker.restart()
+        for _ in range(9):
+            publish(broker.http_address, "orders", [b"y" * 200] * 100)
+        consume(broker, 400)
+        broker.stop()
+    return folder
+
+
+def consume(broker: BrokerProcess, count: int, requeued: int = 0) -> None:
+    """Finish so many messages."""
+    with Consumer("orders", "billing", broker.tcp_address) as consumer:
+        for message in consumer:
+            if requeued:
+                requeued -= 1
+                message.requeue(backoff=False)
+                continue
+            message.finish()
+            count -= 1
+            if not count:
+                break
+
+
+def await_finished(folder: Path, count: int) -> None:
+    """Wait until the journal tells that so many messages were finished."""
+    ends_s = time.monotonic() + 60
+    while time.monotonic() < ends_s:
+        facts = [fact for place in look(str(folder)).segments for fact in decoded(place)]
+        told = [fact for fact in facts if fact.kind == FactKind.ACCOUNT]
+        counts = [np.frombuffer(fact.payload, "<i8")[FIRST_BUCKET:].sum() for fact in told]
+        if counts and max(counts) == count:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"the journal does not tell of {count} messages")
+
+
+def audited(capsys: pytest.CaptureFixture[str], **options: Any) -> Any:
+    """The exit code of the command, and what it prints as JSON."""
+    code = carry_out(JOB, AuditOptions(json=True, **options))
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_log_is_clean_after_a_kill_and_says_what_was_done(
+    stopped: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    code, found = audited(capsys, data_paths=(str(stopped),), out=str(out))
+    assert (code, found["findings"]) == (OK, [])
+    (row,) = found["totals"]
+    assert (row["topic"], row["channel"], row["published"]) == ("orders", "billing", 1200)
+    assert (row["finished"], row["open"]) == (700, 500)
+    assert row["requeued"] >= 1
+    assert row["delivered"] >= 701
+    assert row["p50_ms"] <= row["p99_ms"]
+    assert json.loads((out / "audit.json").read_text())["totals"] == found["totals"]
+    page = (out / "audit.html").read_text()
+    assert all(part in page for part in ("nothing is lost", "<svg", "orders"))
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_cut_segment_is_named_and_ends_with_3(
+    stopped: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "cut"
+    shutil.copytree(stopped, folder)
+    path = sorted((folder / "log").glob("*.log"))[-2]
+    with path.open("r+b") as file:
+        file.truncate(SEGMENT_BYTES // 2)
+    code, found = audited(capsys, data_paths=(str(folder),))
+    assert code == LOSS
+    lost = next(finding for finding in found["findings"] if finding["kind"] == "lost")
+    assert (lost["topic"], found["lost"] > 0) == ("orders", True)
+    assert any(place["file"] == f"log/{path.name}" for place in lost["places"])
+
+
+def test_a_running_broker_is_audited_over_http(spark: SparkSession, tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", f"--max-bytes-per-file={SEGMENT_BYTES}") as broker:
+        for _ in range(5):
+            publish(broker.http_address, "orders", [b"y" * 200] * 100)
+        # As on a machine where there is another broker's folder under the same path.
+        identity = tmp_path / "data" / "broker.json"
+        identity.write_text(json.dumps({"broker": "another", "version": 1}))
+        found = audit(AuditOptions(addresses=(broker.http_address,)), spark)
+    assert not found.findings
+    assert [row["published"] for row in found.totals()] == [500]

@@ -1,0 +1,99 @@
+"""The log of a simulated broker, audited without Spark, with whatever a test does to its files."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from tests.unit.broker.core import Core
+
+from martlet.log import checkpoint
+from martlet.log.checkpoint import Checkpoint
+from martlet.log.record import Header, Kind, journal_record, read_header
+from martlet.log.recovery import Report, scan
+from martlet.pipeline.audit import _unexplained
+from martlet.pipeline.audit.book import Book
+from martlet.pipeline.audit.facts import Fact, facts_of
+from martlet.pipeline.audit.reading import checkpoint_facts, extents_of
+from martlet.pipeline.audit.result import Audit
+from martlet.pipeline.audit.survey import SegmentPlace, Survey
+from martlet.pipeline.audit.walk import walk
+
+BROKER = "b"
+
+
+class Files:
+    """The files of a broker's log, as they are when this is made, to be damaged and audited.
+
+    Attributes:
+        segments: their bytes, by base.
+        checkpoint: what that tells.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self.segments = {s.base: bytearray(s.view) for s in core.storage.segments()}
+        loaded = checkpoint.load(core.storage)
+        self.checkpoint = loaded if isinstance(loaded, Checkpoint) else None
+        self._headers = [header for header, _ in scan(core.storage.segments(), 0, Report())]
+
+    def headers(self, kind: Kind, topic: int = 0) -> list[Header]:
+        """The records of a kind, in order."""
+        return [h for h in self._headers if h.kind == kind and topic in (0, h.topic)]
+
+    def damage(self, header: Header, at: int = 100) -> None:
+        """Change a byte of a record."""
+        base = self.base_of(header)
+        self.segments[base][header.position - base + min(at, header.length - 1)] ^= 0xFF
+
+    def drop(self, header: Header) -> None:
+        """Put something else in the place of a record, so that nothing looks damaged."""
+        base = self.base_of(header)
+        at = header.position - base
+        filler = journal_record(
+            Kind.TRACE, bytes(header.length - 80), position=header.position, epoch=header.epoch,
+            topic=0, stored_at_ns=header.stored_at_ns,
+        )  # fmt: skip
+        assert len(filler) == header.length
+        self.segments[base][at : at + header.length] = filler
+        read_header(self.segments[base], at, header.position)
+
+    def base_of(self, header: Header) -> int:
+        """Of the segment that a record is in."""
+        return max(base for base in self.segments if base <= header.position)
+
+    def audit(self) -> Audit:
+        """What an audit finds."""
+        bases = sorted(self.segments)
+        places = tuple(
+            SegmentPlace(BROKER, base, len(self.segments[base]), -1, base == bases[-1], "", "", 0)
+            for base in bases
+        )
+        survey = Survey(BROKER, "there", places, self.checkpoint, is_running=False)
+        facts: list[Fact] = checkpoint_facts(survey)
+        for place in places:
+            data = memoryview(bytes(self.segments[place.base]))
+            facts += facts_of(BROKER, walk(data, place.base), last=place.last)
+        extents = extents_of([survey], [fact for fact in facts if not fact.topic])
+        by_topic: dict[int, list[Fact]] = defaultdict(list)
+        for fact in facts:
+            by_topic[fact.topic].append(fact)
+        books = [Book(extents[BROKER], found) for topic, found in by_topic.items() if topic]
+        findings = [finding for book in books for finding in book.findings]
+        findings += _unexplained(extents, findings, [survey])
+        lines = [line for book in books for line in book.lines.values()]
+        return Audit(lines, findings, [], 0)
+
+
+def audited(core: Core) -> Audit:
+    """What an audit of a broker finds, with its journal written."""
+    core.broker.write_journal()
+    return Files(core).audit()
+
+
+def told(audit: Audit, topic: str, channel: str = "") -> dict[str, int]:
+    """The counts of a channel, or of the topic itself, over all hours, but for those that are 0."""
+    counts: dict[str, int] = defaultdict(int)
+    for line in audit.lines:
+        if (line.topic, line.channel) == (topic, channel):
+            for name, count in line.counts.items():
+                counts[name] += count
+    return {name: count for name, count in counts.items() if count and name != "bytes"}

@@ -1,0 +1,375 @@
+"""What an audit finds in the log of a simulated broker, with losses planted and without."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.unit.broker.core import SECOND_NS, SEGMENT_BYTES, Core
+from tests.unit.broker.test_delays import delay, due_now
+from tests.unit.broker.test_transactions import Producer
+from tests.unit.pipeline.audited import Files, audited, told
+
+from martlet.broker.delays import HOUR_NS
+from martlet.broker.policy import ChannelPolicy
+from martlet.log.record import HEADER_BYTES, Flag, Kind, seal_again
+from martlet.pipeline.audit.book import Finding
+from martlet.pipeline.audit.extent import missing_from
+from martlet.pipeline.audit.result import Audit, describe
+
+MILLISECOND_NS = 10**6
+
+
+def only(audit: Audit, kind: str = "lost") -> Finding:
+    """The one finding that there is."""
+    (finding,) = audit.findings
+    assert finding.kind == kind
+    return finding
+
+
+def halfway(core: Core) -> Core:
+    """A channel has finished the first 30 of some hundred messages, in several segments."""
+    client = core.client("t").ready(30)
+    core.fill("t", 5)
+    client.finish()
+    client.leave()
+    core.broker.write_journal()
+    return core
+
+
+# what is counted
+
+
+def test_what_a_channel_has_done_is_counted_by_the_hour() -> None:
+    core = Core()
+    core.clock.advance(HOUR_NS - core.clock.now_ns % HOUR_NS)
+    client = core.client("t").ready(10)
+    core.publish("t", b"a", b"bb", b"ccc")
+    core.wait(3 * MILLISECOND_NS)
+    client.finish(0, 1)
+    client.requeue(2)
+    core.broker.write_journal()
+    core.wait(HOUR_NS)
+    core.publish("t", b"d")
+    audit = audited(core)
+    first, second = audit.rows()
+    assert (first["published"], first["bytes"], first["finished"]) == (3, 6, 2)
+    assert (first["delivered"], first["retried"], first["requeued"]) == (4, 1, 1)
+    assert (first["p50_ms"], first["p99_ms"], first["mean_ms"]) == (5, 5, 3)
+    assert (second["published"], second["hour"] > first["hour"]) == (1, True)
+    assert audit.verdict == "nothing is lost"
+
+
+def test_a_topic_without_channels_has_a_row() -> None:
+    core = Core()
+    core.publish("t", b"a")
+    (row,) = audited(core).totals()
+    assert (row["topic"], row["channel"], row["published"]) == ("t", "", 1)
+
+
+def test_what_was_let_go_is_counted_as_earlier_and_not_as_lost() -> None:
+    core = Core()
+    client = core.client("t").ready(1000)
+    core.fill("t", 6)
+    client.finish()
+    core.stop()
+    audit = audited(core)
+    published = told(audit, "t")["published"]
+    assert published == len(client.got)
+    assert next(iter(audit.rows()))["hour"] is None
+    assert not audit.findings
+    assert "earlier" in audit.text()
+
+
+def test_dead_letters_are_counted_and_are_messages_of_their_own_topic() -> None:
+    core = Core()
+    core.channel("t")
+    core.broker.topics["t"].configure_channel(
+        "c", ChannelPolicy(retry_delays_ms=(1000,), max_attempts=2)
+    )
+    core.client("t", timeout_ns=SECOND_NS).ready(1)
+    core.publish("t", b"a")
+    for _ in range(5):
+        core.wait(SECOND_NS)
+    audit = audited(core)
+    counts = told(audit, "t", "c")
+    assert (counts["dead"], counts["timed_out"], counts["retried"]) == (1, 2, 1)
+    assert "open" not in counts
+    assert told(audit, "t.c.dead")["published"] == 1
+    assert not audit.findings
+
+
+def test_messages_brought_back_are_for_one_channel_and_are_not_published_again() -> None:
+    core = Core()
+    core.channel("t", "other")
+    client = core.client("t").ready(10)
+    core.publish("t", b"a")
+    client.finish()
+    topic = core.broker.topics["t"]
+    topic.stage([b"again"], -topic.channels["c"].id)
+    core.broker.commit()
+    audit = audited(core)
+    assert told(audit, "t")["published"] == 1
+    assert told(audit, "t", "other")["open"] == 1
+    assert told(audit, "t", "c")["delivered"] == 2
+    assert not audit.findings
+
+
+def test_groups_have_finished_what_lies_below_their_offset() -> None:
+    core = Core()
+    channel = core.channel("t")
+    core.broker.topics["t"].configure_channel("c", ChannelPolicy(kind="offsets"))
+    core.publish("t", *(b"%d" % n for n in range(10)))
+    assert channel.group is not None
+    channel.group.commit(7)
+    counts = told(audited(core), "t", "c")
+    assert (counts["finished"], counts["open"]) == (7, 3)
+
+
+# what is lost
+
+
+def test_a_segment_that_is_missing_is_named_with_what_channels_needed_of_it() -> None:
+    files = Files(halfway(Core()))
+    base = sorted(files.segments)[3]
+    before = told(files.audit(), "t")["published"]
+    del files.segments[base]
+    audit = files.audit()
+    finding = only(audit)
+    assert (finding.topic, finding.broker) == ("t", "b")
+    assert finding.unfinished == {"c": finding.count}
+    assert [place.file for place in finding.places] == [f"log/{base:020d}.log"]
+    assert told(audit, "t")["published"] == before
+    assert told(audit, "t", "c")["lost"] == audit.lost == finding.count
+    assert audit.is_lossy
+
+
+@pytest.mark.parametrize("kept", [100, SEGMENT_BYTES // 2, SEGMENT_BYTES - 8])
+def test_a_cut_segment_is_named(kept: int) -> None:
+    files = Files(halfway(Core()))
+    base = sorted(files.segments)[2]
+    del files.segments[base][kept // 8 * 8 :]
+    finding = files.audit().findings[0]
+    assert base in {place.base for place in finding.places}
+    assert "cut" in " ".join(place.reason for place in finding.places)
+    assert kept > SEGMENT_BYTES - 100 or (finding.kind == "lost" and finding.count)
+
+
+def test_what_is_cut_of_the_end_of_a_stopped_log_is_known_by_the_checkpoint() -> None:
+    core = Core()
+    client = core.client("t").ready(100)
+    core.publish("t", *(b"%d" % n for n in range(20)))
+    client.finish(*range(5))
+    core.stop()
+    files = Files(core)
+    first = files.headers(Kind.BATCH)[0]
+    base = files.base_of(first)
+    for at in range(first.position - base, len(files.segments[base])):
+        files.segments[base][at] = 0
+    audit = files.audit()
+    lost = next(finding for finding in audit.findings if finding.kind == "lost")
+    assert (lost.stretches, lost.unfinished) == ([(0, 20)], {"c": 15})
+
+
+def test_a_segment_of_which_everything_was_finished_is_missed_too() -> None:
+    core = Core()
+    client = core.client("t").ready(1000)
+    core.fill("t", 4)
+    client.finish()
+    core.broker.write_journal()
+    files = Files(core)
+    base = sorted(files.segments)[1]
+    del files.segments[base]
+    finding = only(files.audit())
+    assert (finding.unfinished, finding.places[0].base) == ({}, base)
+    assert "every channel had finished them" in describe(finding)
+
+
+@pytest.mark.parametrize("at", [0, 4, 20, 100])
+def test_a_damaged_batch_is_named_with_its_offsets_and_position(at: int) -> None:
+    files = Files(halfway(Core()))
+    batch = files.headers(Kind.BATCH)[40]
+    files.damage(batch, at)
+    finding = only(files.audit())
+    assert finding.stretches == [(batch.first_offset, batch.first_offset + batch.count)]
+    (place,) = finding.places
+    assert (place.start, place.end) == (batch.position, batch.next_position)
+    text = describe(finding)
+    assert all(part in text for part in (place.file, f"position {batch.position}", "'t'"))
+
+
+@pytest.mark.parametrize("how", ["damage", "drop"])
+def test_a_finish_record_that_is_missing_is_named(how: str) -> None:
+    core = Core()
+    client = core.client("t").ready(100)
+    core.publish("t", *(b"%d" % n for n in range(9)))
+    for number in range(3):
+        client.finish(*range(3 * number, 3 * number + 3))
+        core.broker.write_journal()
+    files = Files(core)
+    dropped = files.headers(Kind.CURSOR, core.broker.topics["t"].id)[1]
+    getattr(files, how)(dropped)
+    audit = files.audit()
+    finding = only(audit, "finish")
+    assert (finding.topic, finding.channel, finding.count) == ("t", "c", 1)
+    (place,) = finding.places
+    assert place.start <= dropped.position < place.end or how == "drop"
+    assert "1 finish records are lost" in audit.verdict
+    assert audit.is_lossy
+
+
+def test_the_last_finish_record_of_a_stopped_log_is_missed_by_the_checkpoint() -> None:
+    core = Core()
+    client = core.client("t").ready(100)
+    core.publish("t", b"a", b"b")
+    client.finish()
+    core.broker.write_journal()
+    core.checkpoint()
+    files = Files(core)
+    files.drop(files.headers(Kind.CURSOR)[-1])
+    assert only(files.audit(), "finish").channel == "c"
+
+
+def test_a_message_that_is_stored_twice_is_named_and_is_no_loss() -> None:
+    core = Core()
+    core.channel("t")
+    core.publish("t", b"a", b"b")
+    core.publish("t", b"c")
+    files = Files(core)
+    first, second = files.headers(Kind.BATCH)
+    base = files.base_of(first)
+    copied = bytearray(files.segments[base][first.position - base :][: first.length])
+    seal_again(copied, position=second.next_position, epoch=1, flags=first.flags)
+    at = second.next_position - base
+    files.segments[base][at : at + len(copied)] = copied
+    audit = files.audit()
+    finding = only(audit, "doubled")
+    assert (finding.stretches, finding.count, audit.doubled) == ([(0, 2)], 2, 2)
+    assert finding.places[0].start == second.next_position
+    assert not audit.is_lossy
+    assert not Flag.RELOCATED & first.flags
+
+
+def test_a_damaged_record_that_holds_neither_is_told_as_damage() -> None:
+    core = Core(traces=True)
+    client = core.client("t").ready(1)
+    core.publish("t", b"a")
+    client.finish()
+    core.broker.write_journal()
+    core.publish("t", b"b")
+    files = Files(core)
+    trace = files.headers(Kind.TRACE)[0]
+    files.damage(trace)
+    audit = files.audit()
+    finding = only(audit, "damage")
+    assert finding.places[0].start == trace.position
+    assert "trace record" in finding.places[0].reason
+    assert audit.is_lossy
+
+
+def test_the_head_of_a_segment_that_is_damaged_costs_nothing_else() -> None:
+    files = Files(halfway(Core()))
+    base = sorted(files.segments)[2]
+    files.segments[base][HEADER_BYTES + 3] ^= 0xFF
+    assert {finding.kind for finding in files.audit().findings} == {"damage"}
+
+
+# what is none
+
+
+def test_a_torn_tail_is_no_loss() -> None:
+    core = halfway(Core())
+    files = Files(core)
+    last = files.headers(Kind.BATCH)[-1]
+    end = core.broker.log.position
+    base = max(files.segments)
+    torn = files.segments[files.base_of(last)][last.position - files.base_of(last) :][:60]
+    torn[16:24] = end.to_bytes(8, "little")
+    files.segments[base][end - base : end - base + len(torn)] = torn
+    assert not files.audit().findings
+
+
+def test_half_messages_rolled_back_are_not_lost_and_those_of_an_open_transaction_may_be() -> None:
+    core = Core()
+    core.channel("t")
+    transactions = core.broker.transactions
+    for id in ("back", "open", "done"):
+        transactions.begin(id)
+        Producer(core).add(id, "t", b"half " * 20)
+    transactions.rollback("back")
+    transactions.commit("done")
+    core.broker.write_journal()
+    core.checkpoint()
+    files = Files(core)
+    audit = files.audit()
+    assert not audit.findings
+    assert told(audit, "t")["published"] == 1
+    half = next(topic for topic in core.broker.by_id.values() if topic.name == "%half")
+    back, opened, _ = files.headers(Kind.BATCH, half.id)
+    files.damage(opened)
+    finding = only(files.audit())
+    assert (finding.topic, finding.text) == ("%half", "messages of transactions")
+    files.damage(opened)
+    files.damage(back)
+    assert only(files.audit(), "damage").places[0].start == back.position
+
+
+def test_delayed_messages_that_still_wait_are_there_or_lost() -> None:
+    core = Core()
+    core.channel("t")
+    delay(core, "t", b"soon", delay_ns=SECOND_NS)
+    delay(core, "t", b"later", delay_ns=HOUR_NS)
+    due_now(core, 2 * SECOND_NS)
+    core.broker.write_journal()
+    core.checkpoint()
+    files = Files(core)
+    audit = files.audit()
+    assert not audit.findings
+    assert told(audit, "t")["published"] == 1
+    waiting = [h for h in files.headers(Kind.BATCH) if h.topic != core.broker.topics["t"].id][-1]
+    files.damage(waiting)
+    finding = only(files.audit())
+    assert (finding.count, finding.text) == (1, "delayed messages")
+
+
+def test_what_was_emptied_or_deleted_is_not_lost() -> None:
+    core = Core()
+    for name in "tuv":
+        core.client(name).ready(3)
+        core.fill(name, 2)
+    core.broker.empty_channel(core.broker.topics["t"], "c")
+    core.broker.delete_channel(core.broker.topics["u"], "c")
+    core.broker.delete_topic("v")
+    core.stop()
+    core.fill("w", 2)
+    core.stop()
+    audit = audited(core)
+    assert not audit.findings
+    assert "open" not in told(audit, "t", "c")
+
+
+# what was let go, and what was taken away
+
+
+def test_a_stretch_is_missing_where_everybody_who_tells_of_it_says_that_it_is_there() -> None:
+    there = [(0, 100), (300, 400)]
+    heads = [(100, [(0, 100)]), (300, [(0, 300)])]
+    assert missing_from(there, heads) == [(100, 300)]
+    # A checkpoint that was begun before the newest segment let one go.
+    assert missing_from(there, [*heads, (290, [(0, 100), (200, 300)])]) == [(200, 300)]
+    # What was not yet written when it was told need not be there.
+    assert missing_from([(0, 100)], [(150, [(0, 200)])]) == [(100, 150)]
+    assert missing_from([(0, 100)], []) == []
+
+
+def test_json_tells_what_the_text_tells() -> None:
+    files = Files(halfway(Core()))
+    files.damage(files.headers(Kind.BATCH)[40])
+    audit = files.audit()
+    found = json.loads(audit.json())
+    (finding,) = found["findings"]
+    assert (found["lost"], finding["topic"], finding["places"][0]["file"]) == (
+        1, "t", audit.findings[0].places[0].file,
+    )  # fmt: skip
+    assert "LOST: 1 messages of topic 't'" in audit.text()
+    assert found["hours"][0]["lost"] == 1
