@@ -13,7 +13,15 @@ import pytest
 from tests.crash.wire import HttpRefused, http_now
 
 from martlet.apps.main import main
-from martlet.client import Consumer, Identity, Message, Producer
+from martlet.client import (
+    Consumer,
+    Identity,
+    Message,
+    Producer,
+    PullConsumer,
+    PulledMessage,
+    Reject,
+)
 from martlet.testing import BrokerProcess
 
 
@@ -126,6 +134,52 @@ async def test_after_a_kill_the_trace_says_what_was_so(broker: BrokerProcess) ->
     kinds = [(e["event"], e["attempt"]) for e in told["events"]]
     assert kinds == [("delivered", 1), ("delivered", 2), ("finished", 0)]
     assert len(told["starts_ns"]) == 1
+
+
+async def one_given_up(broker: BrokerProcess) -> list[Any]:
+    """The traces of two messages of a group, the first of which its member can not handle."""
+    async with Producer(broker.tcp_address) as producer:
+        sent = [await producer.send("orders", b"%d" % n, keys=(f"k{n}",)) for n in range(2)]
+    ids = [each.id.decode() for each in sent if each.id is not None]
+    tried = asyncio.Event()
+    identity = Identity(client_id="till-3")
+
+    async def handle(message: PulledMessage) -> None:
+        if message.offset:
+            tried.set()
+        else:
+            raise Reject("no such article")
+
+    async with PullConsumer(
+        "orders",
+        "billing",
+        broker.tcp_address,
+        identity=identity,
+        start="first",
+        commit_every_s=0.05,
+    ) as consumer:
+        running = asyncio.create_task(consumer.run(handle))
+        await tried.wait()
+        while (await found(broker, ids[1]))["channels"][0]["state"] != "done":
+            pass
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    return [await found(broker, id) for id in ids]
+
+
+def test_members_of_a_group_are_told_with_what_they_gave_up(
+    broker: BrokerProcess, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second = asyncio.run(one_given_up(broker))
+    assert [e["event"] for e in second["events"]] == ["fetched", "committed"]
+    assert [e["event"] for e in first["events"]] == ["fetched", "given_up", "committed"]
+    assert all(e["client"].startswith("till-3 127.0.0.1:") for e in first["events"])
+    assert "no such article" in first["events"][1]["reason"]
+    address = f"--nsqd-http-address={broker.http_address}"
+    text = shown(capfd, "--key=k0", "--topic=orders", address)
+    assert "group billing: committed past it" in text
+    assert "given up after 1 attempts by till-3" in text
+    assert "rejected -> orders.billing.dead" in text
 
 
 def test_what_is_asked_wrongly_or_not_there_is_said(

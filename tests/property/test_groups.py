@@ -1,11 +1,13 @@
 """Groups: whatever is published, deferred, committed, reset or crashes, nothing is skipped.
 
-One group reads a topic by offset, beside a channel; the topic gets more queues, the disk is full
-for a while, the broker is killed or loses its power.  What is checked:
+One group reads a topic by offset, and goes back now and then, beside a channel; the topic gets more
+queues, the disk is full for a while, the broker is killed or loses its power.  What is checked:
 
 - Always: what was promised to be stored was fetched and committed, or is ahead of the group's
   offset, or waits for its time.
 - A deferred message is not there before its time; without a crash it is there once.
+- What a member went back over is there again, also after a kill; in a power cut it may have been as
+  though it had not.
 - Offsets go back only where somebody sets them back, and in a crash no further than to what was
   written down, and in a power cut durable.
 - The lag is how many messages can be fetched from the committed offset on.
@@ -47,6 +49,8 @@ class Grouped:
         """By queue: what was fetched, by where the next was then, and not committed."""
         self.handled: set[bytes] = set()
         """Fetched and committed."""
+        self.undone: set[bytes] = set()
+        """The same, or passed, but a member went back over it since."""
         self.passed: set[bytes] = set()
         """Somebody has set the offset forward over it."""
         self.known: dict[int, list[tuple[int, int]]] = {}
@@ -174,7 +178,7 @@ class Grouped:
         before = part.cursor.next
         ahead = self.ahead(part, before)[0]
         try:
-            reset_group(self.core.broker, self.topic, channel, [number], "offset", 0, offset)
+            reset_group(self.topic, channel, [number], "offset", 0, offset)
         except WritesRefused:
             assert self.core.storage.capacity_bytes is not None
             assert part.cursor.next == before
@@ -186,6 +190,30 @@ class Grouped:
         self.places[number] = offset
         self.fetched.pop(number, None)
         self._written_down(part)
+
+    def go_back(self) -> None:
+        part = self.random.choice(self.parts)
+        number, before = part.queue.number, part.cursor.next
+        start, _ = self._bounds(part)
+        asked = self.random.randint(0, before)
+        offset = max(asked, min(start, before))
+        assert part.group is not None
+        ahead = set(self.ahead(part, before)[0])
+        try:
+            assert part.group.go_back(asked) == offset == part.cursor.next
+        except WritesRefused:
+            assert self.core.storage.capacity_bytes is not None
+            assert part.cursor.next == before
+            return
+        again = set(self.ahead(part, offset)[0])
+        self.undone |= (again - ahead) & (self.handled | self.passed)
+        self.handled -= again
+        self.passed -= again
+        self.brought -= again
+        self.places[number] = offset
+        self.fetched.pop(number, None)
+        if offset < before:
+            self._written_down(part)
 
     def _bounds(self, part: Channel) -> tuple[int, int]:
         limit = part.source.limit
@@ -268,6 +296,7 @@ class Grouped:
         durable = self.core.broker.log.durable_position if power else 1 << 62
         if power:
             self.published = {b: r for b, r in self.published.items() if r.position <= durable}
+            self.handled |= self.undone
             self.holes = True
         self.crashed = True
         self.core.kill(power=power)
@@ -312,6 +341,7 @@ STEPS = [
     *["checkpoint"] * 3,
     *["flush"] * 2,
     "reset",
+    *["go_back"] * 2,
     "grow",
     "pause",
     "unpause",

@@ -112,6 +112,11 @@ class Consumer:
         """How many more messages may be sent to it now."""
         return 0 if self.blocked else self.ready_count - self.in_flight_count
 
+    @property
+    def trace_name(self) -> str:
+        """Who it is, in a trail; what has no name, as in a test, is called by its number."""
+        return getattr(self.client, "trace_name", "") or f"consumer {self.number}"
+
     def offer_room(self) -> None:
         """There may be room that no answer of the client has made: others may use it too."""
 

@@ -28,7 +28,7 @@ from martlet.broker.tag_filter import runs
 from martlet.log.record import properties_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from martlet.broker.delivery import Source
     from martlet.broker.queue import Queue
@@ -62,12 +62,14 @@ class Fetched:
         count: how many messages.
         next_offset: where to go on.
         is_end: whether there is no more for now.
+        runs: first and end offsets of what was found.
     """
 
     parts: list[memoryview | bytes]
     count: int
     next_offset: int
     is_end: bool
+    runs: Sequence[tuple[int, int]] = ()
 
 
 class Fetch(Cursor):
@@ -92,11 +94,12 @@ class Fetch(Cursor):
         It may find none though there are some, since it looks at a limited number of batches.
         """
         parts: list[memoryview | bytes] = []
+        runs: list[tuple[int, int]] = []
         count = size = looked = 0
         while count < most and size < most_bytes and looked < MOST_LOOKED:
             limit = source.limit_of(self)
             if self.next >= limit:
-                return Fetched(parts, count, self.next, True)
+                return Fetched(parts, count, self.next, True, runs)
             looked += 1
             entry = self._entry
             if (
@@ -110,18 +113,19 @@ class Fetch(Cursor):
                 stop = min(end, begin + most - count)
                 stop = self._fitting(entry, begin, stop, most_bytes - size)
                 if stop == begin and count:
-                    return Fetched(parts, count, self.next, False)
+                    return Fetched(parts, count, self.next, False, runs)
                 stop = max(stop, begin + 1)
                 self._tell(entry, begin, stop, parts)
                 parts.append(self._slice(entry, begin, stop))
                 size += len(parts[-1])
                 count += stop - begin
+                runs.append((base + begin, base + stop))
                 self._skip(base + stop)
                 if stop < end or count >= most or size >= most_bytes:
-                    return Fetched(parts, count, self.next, False)
+                    return Fetched(parts, count, self.next, False, runs)
             if self.next < entry.end_offset:
                 self._skip(entry.end_offset)
-        return Fetched(parts, count, self.next, False)
+        return Fetched(parts, count, self.next, False, runs)
 
     def _stretches(self, entry: Entry, wanted: TagFilter | None) -> Iterator[tuple[int, int]]:
         """The current batch's messages that are wanted, by number, from the next one on."""

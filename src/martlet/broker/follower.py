@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from martlet.broker.errors import Conflict, OutOfReach
 from martlet.broker.group_queue import GroupQueue
 from martlet.broker.policy import BadPolicy, ChannelPolicy
+from martlet.broker.trail import Step
 from martlet.name import is_ephemeral
 
 if TYPE_CHECKING:
@@ -48,6 +49,13 @@ class Follower(GroupQueue):
         cursor.window.reset(offset)
         cursor.deferred_ahead = 0
         self._channel.moved()
+
+    def tell(self, offset: int) -> None:
+        """Its reader is at an offset now."""
+        before = self._channel.cursor.next
+        self.move(offset)
+        self._trace(Step.COMMITTED, before, offset, None)
+        self._trace(Step.SET_BACK, offset, before, None)
 
 
 def group_queue(channel: Channel, around: Surroundings, kind: str) -> GroupQueue:
@@ -91,8 +99,8 @@ def follow(topic: Topic, name: str, offsets: Mapping[int, int], *, retain: bool)
     for number, offset in offsets.items():
         part_channel = topic.parts[number].channels[name]
         queue, group = part_channel.queue, part_channel.group
-        assert group is not None
+        assert isinstance(group, Follower)
         place = max(offset, queue.start_offset)
         if place != part_channel.cursor.next:
-            group.move(place)
+            group.tell(place)
     return channel

@@ -24,12 +24,15 @@ from typing import TYPE_CHECKING
 from martlet.broker.errors import WritesRefused
 from martlet.broker.membership import Membership
 from martlet.broker.policy import BadPolicy
+from martlet.broker.trail import Step
 from martlet.broker.transfer import Transfer
 from martlet.properties import BadProperties, Properties
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
     from martlet.broker.delivery import Surroundings, Waiting
+    from martlet.broker.fetch import Fetched
+    from martlet.broker.membership import Member
     from martlet.broker.policy import ChannelPolicy
     from martlet.broker.topic import Topic
 
@@ -86,7 +89,19 @@ class GroupQueue:
             found += index.count_marked(first, end, -channel.id)
         return found
 
-    def commit(self, offset: int) -> int:
+    def count(self, found: Fetched, member: Member) -> None:
+        """A member gets what was found."""
+        self._channel.count_fetched(found.count)
+        for first, end in found.runs:
+            self._trace(Step.FETCHED, first, end, member)
+
+    def _trace(self, step: Step, first: int, end: int, member: Member | None) -> None:
+        channel = self._channel
+        if channel.trail is not None and first < end:
+            channel.trail.note(step, first, end, self._around.clock(), member)
+            channel.moved()  # What is written down with the journal is looked for there.
+
+    def commit(self, offset: int, member: Member | None = None) -> int:
         """Everything below an offset has been handled. Returns the offset that counts, which is
         higher where a higher one was committed before.
         """
@@ -101,11 +116,12 @@ class GroupQueue:
             if deferred:
                 own = (index.count_marked(*stretch, -channel.id) for stretch in passed)
                 channel.committed_count += sum(own)
+            self._trace(Step.COMMITTED, cursor.next, offset, member)
             cursor.skip_to(offset, cursor.deferred_ahead - deferred)
             channel.moved()
         return cursor.next
 
-    def go_back(self, offset: int) -> int:
+    def go_back(self, offset: int, member: Member | None = None) -> int:
         """Commit an offset that may be lower than what was committed; what has gone stays gone.
         Returns the offset that counts. Raises WritesRefused, and nothing is done.
         """
@@ -113,14 +129,24 @@ class GroupQueue:
         before = channel.cursor.next
         offset = max(offset, min(channel.queue.start_offset, before))
         if offset >= before:
-            return self.commit(offset)
+            return self.commit(offset, member)
+        self.set_to(offset, member)
+        return offset
+
+    def set_to(self, offset: int, member: Member | None = None) -> None:
+        """Go on at an offset, before or behind the present one, as a member or, where that is none,
+        an operator wants it. Raises WritesRefused, and nothing is done.
+        """
+        channel = self._channel
+        before = channel.cursor.next
         self.move(offset)
         try:
             self._around.write_cursor(channel)
         except WritesRefused:
             self.move(before)
             raise
-        return offset
+        self._trace(Step.SET_BACK, offset, before, member)
+        self._trace(Step.SET_FORWARD, before, offset, member)
 
     def move(self, offset: int) -> None:
         """Go on at an offset, before or behind the present one. What is deferred stays so."""

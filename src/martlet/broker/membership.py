@@ -73,6 +73,11 @@ class Member:
         """The queues that it is to let go of."""
         return sorted(queue for queue, one in self.held.items() if one.until_ns is not None)
 
+    @property
+    def trace_name(self) -> str:
+        """Who it is, in a trail."""
+        return f"{self.id} {self.address}"
+
     def tell(self) -> None:
         """Call those who watch."""
         for watcher in list(self.watchers):

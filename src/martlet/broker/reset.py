@@ -17,13 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from martlet.broker.errors import OutOfReach, WritesRefused
+from martlet.broker.errors import OutOfReach
 from martlet.broker.policy import BadPolicy, ChannelPolicy
 from martlet.broker.replay import channel_from, offset_at
 from martlet.name import is_ephemeral
 
 if TYPE_CHECKING:
-    from martlet.broker.broker import Broker
     from martlet.broker.channel import Channel
     from martlet.broker.topic import Topic
 
@@ -93,7 +92,6 @@ def place(part: Topic, where: str, time_ms: int, offset: int) -> int:
 
 
 def reset_group(
-    broker: Broker,
     topic: Topic,
     channel: Channel,
     numbers: Iterable[int],
@@ -113,10 +111,4 @@ def reset_group(
     for number, to in places.items():
         part = channel.parts[number]
         assert part.group is not None
-        before = part.cursor.next
-        part.group.move(to)
-        try:
-            broker.write_cursor(part)
-        except WritesRefused:
-            part.group.move(before)
-            raise
+        part.group.set_to(to)

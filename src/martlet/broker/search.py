@@ -107,8 +107,12 @@ class Search:
         return self._completed(traces)
 
     def by_key(self, key: str, since_ns: int = 0, most: int = 20) -> Found:
-        """The messages with a key, of those stored since a time. Raises NotFound."""
+        """The messages with a key, of those stored since a time, also those that are delayed.
+        Raises NotFound.
+        """
         wanted = {topic.description["id"]: topic for topic in self._topics()}
+        buckets = {bucket.description["id"]: (bucket, topic) for bucket, topic in self._buckets()}
+        wanted |= {number: bucket for number, (bucket, _) in buckets.items()}
         told = key.encode()
         traces: dict[tuple[int, int], Trace] = {}
         segments = segments_since(self._segments, since_ns)
@@ -121,7 +125,10 @@ class Search:
                 continue
             topic = wanted[header.topic]
             for trace in self._with_key(topic, header, segment, key):
-                traces[header.topic, trace.offset] = trace
+                offset = trace.offset
+                if header.topic in buckets:
+                    self._tell_delayed(trace, *buckets[header.topic])
+                traces[header.topic, offset] = trace
             if len(traces) > most:
                 self._complete = False
                 break
@@ -134,7 +141,10 @@ class Search:
                 f"no message with the key {key!r} is stored in {where}{since}{far}; the log goes"
                 f" back to {began}"
             )
-        return self._completed(list(traces.values())[:most])
+        # What became of a delayed message says which one it was.
+        new = {told for trace in traces.values() for told in trace.properties.system.values()}
+        some = [one for one in traces.values() if not one.delayed or one.id not in new]
+        return self._completed(some[:most])
 
     # the journal
 
@@ -190,13 +200,17 @@ class Search:
             found = self._by_index(bucket, offset) or self._by_scan(number, offset)
             trace = self._trace(bucket, *found, offset) if found is not None else None
             if trace is not None:
-                marks = self._told.marks.get(number)
-                is_done = marks is not None and marks.has(offset)
-                trace.delayed = "done" if is_done else "waiting"
-                trace.topic = topic.description["name"]
-                trace.queue, trace.offset = topic.description.get("queue", 0), -1
+                self._tell_delayed(trace, bucket, topic)
                 return trace
         return None
+
+    def _tell_delayed(self, trace: Trace, bucket: ToldTopic, topic: ToldTopic) -> None:
+        """What was found in a bucket is, or was, on its way to a topic."""
+        marks = self._told.marks.get(bucket.description["id"])
+        is_done = marks is not None and marks.has(trace.offset)
+        trace.delayed = "done" if is_done else "waiting"
+        trace.topic = topic.description["name"]
+        trace.queue, trace.offset = topic.description.get("queue", 0), -1
 
     def _located(self, topic: ToldTopic, offset: int) -> Trace:
         number = topic.description["id"]
@@ -310,10 +324,12 @@ class Search:
         }
         of_topic: dict[int, list[Trace]] = {}
         for trace in traces:
+            if trace.delayed:
+                continue
             of_topic.setdefault(ids[trace.topic, trace.queue], []).append(trace)
             trace.known_since_ns = max(trace.stored_at_ns, begun_at_ns(segments))
         starts_ns: list[int] = []
-        traced = False
+        traced = all(trace.delayed for trace in traces)
         for header, segment in self._heads(segments, Kind.EPOCH, Kind.TRACE):
             if header.kind == Kind.EPOCH:
                 starts_ns.append(header.stored_at_ns)
@@ -390,7 +406,7 @@ def _matters(trace: Trace, start_ns: int) -> bool:
     for event in trace.events:
         if event.time_ns < start_ns:
             last[event.channel] = event.step
-    return Step.DELIVERED in last.values()
+    return bool({Step.DELIVERED, Step.FETCHED} & set(last.values()))
 
 
 def _shown(time_ns: int) -> str:

@@ -20,8 +20,7 @@ class Standing:
             in flight, ``deferred``, or ``done``.
         attempts: how often it was delivered, of one that is unfinished or deferred.
         due_ns: when it is to be delivered, of one that is deferred.
-        is_group: whether it is a group, whose members fetch and commit; of that, nothing else is
-            written down.
+        is_group: whether it is a group, whose members fetch and commit.
     """
 
     channel: str

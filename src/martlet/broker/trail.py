@@ -1,6 +1,8 @@
 """The trail: what has become of a channel's messages, as the log keeps it for those who ask later.
 
 While messages go out and are answered, each step is one event, however many messages it is of.
+A group's steps are those that the broker sees: what was fetched by which member, and how far it
+committed; what members do with a message in between, they alone know.
 With the journal, what has gathered is written as one record, and forgotten.  Steps of the same
 kind within a millisecond become one row, whoever the consumers were; what a row takes does not
 depend on how many messages it is of, but for two bytes a message where several consumers had them::
@@ -35,6 +37,7 @@ from martlet.name import is_ephemeral, is_system
 
 if TYPE_CHECKING:
     from martlet.broker.consumer import Consumer
+    from martlet.broker.membership import Member
     from martlet.broker.policy import TopicPolicy
     from martlet.broker.window import Offsets
 
@@ -85,6 +88,14 @@ class Step(IntEnum):
     """Its consumer has gone, or has said that it has not tried it."""
     GIVEN_UP = 6
     """It goes to the channel's dead-letter topic; the reason says why."""
+    FETCHED = 7
+    """A member of a group has got it."""
+    COMMITTED = 8
+    """The group has come past it."""
+    SET_BACK = 9
+    """The group went back, to it or before it, and fetches it again; by a member or an operator."""
+    SET_FORWARD = 10
+    """An operator set the group on, past it."""
 
 
 class Trail:
@@ -107,7 +118,7 @@ class Trail:
         first: int,
         end: int,
         time_ns: int,
-        consumer: Consumer | None,
+        consumer: Consumer | Member | None,
         attempt: int = 0,
         delay_ns: int = 0,
         reason: str = "",
@@ -146,11 +157,6 @@ class Trail:
             yield _finished(piece, channel, name, lost)
 
 
-def _name(consumer: Consumer) -> str:
-    """Who it is; what has no name, as in a test, is called by its number."""
-    return getattr(consumer.client, "trace_name", "") or f"consumer {consumer.number}"
-
-
 class _Table:
     """Texts by number, from 1 on."""
 
@@ -172,9 +178,9 @@ class _Table:
 def _packed(events: list[tuple[Any, ...]]) -> bytes:
     """A payload of which the channel's name is still missing."""
     consumers, reasons = _Table(), _Table()
-    numbers: dict[Consumer | None, int] = {None: 0}
+    numbers: dict[Consumer | Member | None, int] = {None: 0}
     for consumer in {event[4] for event in events} - {None}:
-        numbers[consumer] = consumers.number(_name(consumer))
+        numbers[consumer] = consumers.number(consumer.trace_name)
     steps, firsts, ends, times, holders, attempts, delays, texts = zip(*events, strict=True)
     first_ns = min(times)
     begins = np.array(firsts, np.int64)
@@ -227,10 +233,11 @@ def _part(
 
 def _order(row: Any) -> tuple[int, int, int]:
     """In which order the rows of a message happened, of which several may be in one bucket: to be
-    finished is the last that can become of it.
+    finished is the last that can become of it, and to be fetched the first.
     """
-    bucket = int(row["time_us"]) * 1000 // BUCKET_NS
-    return bucket, int(row["attempt"]) or _SEVERAL, int(row["step"])
+    bucket, step = int(row["time_us"]) * 1000 // BUCKET_NS, int(row["step"])
+    first = step == Step.FETCHED
+    return bucket, 0 if first else int(row["attempt"]) or _SEVERAL, step
 
 
 def _finished(piece: bytes, channel: int, name: str, lost: int) -> bytes:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from martlet.broker.burial import dead_letter_topic
 from martlet.broker.dead_letter_topic import CHANNEL, LONGEST_ERROR, Death, Reason, buried
 from martlet.broker.errors import WritesRefused
+from martlet.broker.trail import Step
 from martlet.log.record import FRAME_HEADER_BYTES
 from martlet.server.arguments import CallError
 from martlet.server.fetch_calls import group_of, part_of
@@ -85,4 +86,9 @@ class BurialCalls:
             raise WritesRefused(str(receipt.error))
         await self._server.settled(receipt)
         channel.dead_letter_count += 1
+        if channel.trail is not None:
+            to = f"{death.reason} -> {keeper.name}" + (f": {told[1]}" if told[1] else "")
+            now_ns, attempts = broker.clock(), death.attempts
+            channel.trail.note(Step.GIVEN_UP, offset, offset + 1, now_ns, member, attempts, 0, to)
+            channel.moved()
         return {"dead_letter_topic": keeper.name}

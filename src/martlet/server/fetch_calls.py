@@ -114,8 +114,8 @@ class FetchCalls:
             "count": found.count,
             "status": status,
         }
-        if channel is not None:
-            channel.count_fetched(found.count)
+        if channel is not None and channel.group is not None and member is not None:
+            channel.group.count(found, member)
         return told, b"".join(found.parts)
 
     def _look(

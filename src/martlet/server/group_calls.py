@@ -203,7 +203,7 @@ class GroupCalls:
                 group = part.find_channel(name).group
                 assert group is not None
                 take = group.go_back if queue in back else group.commit
-                offsets[queue] = take(offset)
+                offsets[queue] = take(offset, member)
         return {"offsets": offsets} | ({"refused": refused} if refused else {})
 
     def _member(self, caller: Caller, arguments: Arguments) -> tuple[Topic, Membership, Member]:
@@ -264,7 +264,7 @@ class GroupCalls:
             )
         before = [part.cursor.next for part in channel.parts]
         try:
-            reset_group(self._server.broker, topic, channel, numbers, to, time_ms, offset)
+            reset_group(topic, channel, numbers, to, time_ms, offset)
         except OutOfReach as error:
             raise CallError("OUT_OF_REACH", str(error)) from None
         await written_down(self._server)

@@ -35,7 +35,7 @@ _GROUP_STATES = {
     "waiting": "not committed yet",
     "unfinished": "not committed yet",
     "deferred": "waits for its time",
-    "done": "committed past it; what its members do with a message is not written down",
+    "done": "committed past it",
 }
 _DELAYED = {
     "waiting": "it waits for its time; then it is the topic's, and has an id of its own there",
@@ -143,7 +143,10 @@ def _channel(
     if standing is None:
         yield f"channel {name}: it is not there any more"
     elif standing.get("is_group"):
-        yield f"group {name}: {_GROUP_STATES.get(standing['state'], standing['state'])}"
+        state = _GROUP_STATES.get(standing["state"], standing["state"])
+        if standing["state"] == "done" and answer["traced"] and not told:
+            state += ": it was made later, or went past it before it was traced"
+        yield f"group {name}: {state}"
     else:
         due_ns = standing["due_ns"]
         due = f": {_time(due_ns, stored_ns)}" if due_ns else ""
@@ -169,7 +172,11 @@ def _happened(event: Mapping[str, Any]) -> str:
         "requeued": f"requeued{by}{again}{why}",
         "timed_out": f"timed out at {who}{again}{why}",
         "given_back": f"given back{by}, which has gone or stopped{again}{why}",
-        "given_up": f"given up after {event['attempt']} attempts{why}",
+        "fetched": f"fetched{by}",
+        "committed": f"committed{by or ' by its reader'}",
+        "set_back": f"set back{by}, to fetch it again",
+        "set_forward": f"set forward past it{by}",
+        "given_up": f"given up after {event['attempt']} attempts{by}{why}",
     }.get(event["event"], f"{event['event']}{by}{attempt}{again}{why}")
 
 

@@ -148,12 +148,12 @@ def test_a_reset_stands_after_a_kill_and_leaves_what_is_deferred() -> None:
     channel.group.commit(3)
     core.broker.write_journal()
     with pytest.raises(OutOfReach, match="offset 9 is not there: queue 0 of topic 't' has 0 to 4"):
-        reset_group(core.broker, topic, channel, [0], "offset", 0, 9)
-    reset_group(core.broker, topic, channel, [0], "offset", 0, 1)
+        reset_group(topic, channel, [0], "offset", 0, 9)
+    reset_group(topic, channel, [0], "offset", 0, 1)
     core.kill()
     channel = core.broker.topics["t"].channels["g"]
     assert (channel.cursor.next, channel.depth, channel.deferred_count) == (1, 3, 1)
-    reset_group(core.broker, core.broker.topics["t"], channel, [0], "last", 0, 0)
+    reset_group(core.broker.topics["t"], channel, [0], "last", 0, 0)
     assert (channel.cursor.next, channel.depth, channel.deferred_count) == (4, 0, 1)
     core.wait(SECOND_NS)
     assert bodies(fetched(core, channel, 4)) == [b"later"]

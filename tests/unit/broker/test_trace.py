@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
+from martlet.broker.allocation import Place
+from martlet.broker.channel import Channel
+from martlet.broker.fetch import Fetch
+from martlet.broker.follower import follow
+from martlet.broker.membership import Member
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
+from martlet.broker.reset import begin_group, reset_group
 from martlet.broker.restore import restore
 from martlet.broker.search import NotFound, Search
 from martlet.broker.trace import Found, Trace, fields_of
@@ -116,6 +122,117 @@ def test_a_group_is_told_apart_from_a_channel(core: DiskCore) -> None:
     assert "group readers: not committed yet" in lines(answer)[0]
 
 
+def fetched(core: DiskCore, channel: Channel, offset: int, member: Member, most: int = 1000) -> int:
+    """Fetch for a member. Returns where to go on."""
+    group = channel.group
+    assert group is not None
+    found = Fetch(core.broker.log, channel.queue, offset, channel.id).read_on(
+        channel.source, most, 1 << 20, channel.wanted
+    )
+    group.count(found, member)
+    return found.next_offset
+
+
+def member_of(channel: Channel, client_id: str) -> Member:
+    assert channel.group is not None
+    members = channel.group.members
+    members.resize(Place(channel.topic, "", "", 1))
+    return members.join(client_id, lease_ns=10**12, address="10.0.0.7:4000")
+
+
+def test_a_group_is_told_who_fetched_and_committed(core: DiskCore) -> None:
+    topic = core.broker.topic("t")
+    channel = begin_group(topic, "g", "first", 0, 0, {"tags": ["eu"]})
+    assert channel.group is not None
+    for number in range(6):
+        tag = "us" if number == 2 else "eu"
+        entry = Properties(keys=(f"k{number}",), tag=tag).pack()
+        topic.stage([b"%d" % number], 0, [(0, entry)])
+    core.broker.commit()
+    till, other = member_of(channel, "till"), member_of(channel, "other")
+    assert fetched(core, channel, 0, till, 4) == 5
+    core.wait(SECOND_NS)
+    channel.group.commit(4, till)
+    core.wait(SECOND_NS)
+    channel.group.go_back(1, till)
+    core.wait(SECOND_NS)
+    assert fetched(core, channel, 1, other) == 6
+    core.wait(SECOND_NS)
+    channel.group.commit(6, other)
+    core.wait(SECOND_NS)
+    reset_group(topic, channel, [0], "first", 0, 0)
+    core.wait(SECOND_NS)
+    reset_group(topic, channel, [0], "last", 0, 0)
+
+    def told(key: str) -> list[tuple[Step, str]]:
+        trace = only(core.search().by_key(key))
+        assert [event.time_ns for event in trace.events] == sorted(
+            event.time_ns for event in trace.events
+        )
+        return [(event.step, event.consumer) for event in trace.events]
+
+    at_till, at_other = "till 10.0.0.7:4000", "other 10.0.0.7:4000"
+    reset = [(Step.SET_BACK, ""), (Step.SET_FORWARD, "")]
+    last = [(Step.FETCHED, at_other), (Step.COMMITTED, at_other), *reset]
+    back = [(Step.FETCHED, at_till), (Step.COMMITTED, at_till), (Step.SET_BACK, at_till), *last]
+    assert told("k0") == [*back[:2], *reset]
+    assert told("k1") == told("k3") == back
+    # What the group does not want is passed over, and nobody fetched it.
+    assert told("k2") == [one for one in back if one[0] is not Step.FETCHED]
+    assert told("k4") == [back[0], *last]  # fetched, and not committed before it went back
+    assert told("k5") == last
+    (text,) = lines(fields_of(core.search().by_key("k1")))
+    assert "group g: committed past it" in text
+    for shown in (
+        f"fetched by {at_till}",
+        f"committed by {at_till}",
+        f"set back by {at_till}, to fetch it again",
+        f"+3.0 s  fetched by {at_other}",
+        "+6.0 s  set forward past it",
+    ):
+        assert shown in text
+    core.restart()
+    core.restart()
+    assert told("k1") == back
+    assert only(core.search().by_key("k1")).starts_ns == []
+    channel = core.broker.topic("t").channels["g"]
+    entry = Properties(keys=("k6",), tag="eu").pack()
+    core.broker.topic("t").stage([b"in flight"], 0, [(0, entry)])
+    core.broker.commit()
+    fetched(core, channel, 6, member_of(channel, "till"))
+    core.broker.write_journal()
+    core.wait(SECOND_NS)
+    core.restart()
+    assert len(core.search().by_key("k6").traces[-1].starts_ns) == 1
+
+
+def test_a_group_that_is_not_traced_writes_nothing(core: DiskCore) -> None:
+    core.broker.topic("t").configure(TopicPolicy(trace="off"))
+    channel = begin_group(core.broker.topic("t"), "g", "first", 0, 0, {})
+    core.keyed("t", b"a", "k")
+    assert fetched(core, channel, 0, member_of(channel, "till")) == 1
+    assert channel.group is not None
+    assert channel.group.commit(1) == 1
+    found = core.search().by_key("k")
+    assert not found.traced
+    (text,) = lines(fields_of(found))
+    assert "group g: committed past it\n" in text
+
+
+def test_what_a_follower_tells_of_its_place_is_traced(core: DiskCore) -> None:
+    core.keyed("t", b"a", "k")
+    topic = core.broker.topic("t")
+    follow(topic, "spark", {0: 0}, retain=True)
+    core.wait(SECOND_NS)
+    follow(topic, "spark", {0: 1}, retain=True)
+    assert steps(only(core.search().by_key("k"))) == [("spark", Step.COMMITTED)]
+    core.wait(SECOND_NS)
+    follow(topic, "spark", {0: 0}, retain=True)
+    found = core.search().by_key("k")
+    assert steps(only(found)) == [("spark", Step.COMMITTED), ("spark", Step.SET_BACK)]
+    assert "+1.0 s  committed by its reader" in lines(fields_of(found))[0]
+
+
 def test_messages_are_found_by_a_key_among_others(core: DiskCore) -> None:
     core.channel("t")
     for number in range(300):
@@ -170,6 +287,40 @@ def test_a_delayed_message_is_found_by_its_id_before_its_time_and_after(core: Di
     core.publish("other", b"x")
     with pytest.raises(NotFound, match="it is a delayed one's that has gone"):
         core.search("other").by_id(late)
+
+
+def test_delayed_messages_are_found_by_their_key(core: DiskCore) -> None:
+    core.channel("t")
+    topic = core.broker.topic("t")
+    due_ns = core.clock.now_ns + 5 * SECOND_NS
+    entries = [(number, Properties(keys=("k", f"k{number}")).pack()) for number in range(3)]
+    bucket, first, _ = core.broker.delays.publish(topic, [b"a", b"bb", b"c"], due_ns, entries)
+    ids = [bucket.queue.message_id(first + number).decode() for number in range(3)]
+    core.keyed("t", b"now", "k")
+    core.keyed("other", b"now", "other")
+    core.broker.delays.cancel(topic, [ids[2].encode()])
+
+    def told(key: str, topic: str = "") -> list[tuple[str, str, int, str]]:
+        traces = core.search(topic).by_key(key).traces
+        return [(trace.id, trace.topic, trace.offset, trace.delayed) for trace in traces]
+
+    for again in (False, True):
+        if again:
+            core.checkpoint()
+            core.restart()
+        assert told("k1") == told("k1", "t") == [(ids[1], "t", -1, "waiting")]
+        assert told("k2") == [(ids[2], "t", -1, "done")]
+        assert sorted(each[3] for each in told("k")) == ["", "done", "waiting", "waiting"]
+    assert "it waits for its time" in lines(fields_of(core.search().by_key("k0")))[0]
+    with pytest.raises(NotFound, match="'k1'"):
+        core.search("other").by_key("k1")
+    core.wait(5 * SECOND_NS)
+    core.consumed("t")
+    # Now it is the topic's, and that alone.
+    (delivered,) = told("k1")
+    assert delivered[1:] == ("t", 2, "")
+    assert steps(core.search().by_key("k1").traces[0])[-1] == ("c", Step.FINISHED)
+    assert sorted(each[2] for each in told("k")) == [-1, 0, 1, 2]
 
 
 def test_only_what_was_stored_since_a_time_is_looked_at(core: DiskCore) -> None:
