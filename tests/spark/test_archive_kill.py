@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1200),
 ]
-VICTIMS = ("driver", "java", "worker", "broker", "driver", "java")
+VICTIMS = ("driver", "java", "worker", "broker")
 BATCH = 500
 
 

@@ -124,7 +124,6 @@ class Compaction:
 
     Args:
         table: the archive.
-        location: its folder or URL.
         target_bytes: how large files are to become.
         compression: how they are compressed.
         flush: whether they have to be on the disk.
@@ -133,14 +132,12 @@ class Compaction:
     def __init__(
         self,
         table: ParquetTable,
-        location: str,
         target_bytes: int,
         compression: str,
         *,
         flush: bool,
     ) -> None:
         self._table = table
-        self._location = location
         self._target_bytes = target_bytes
         self._compression = compression
         self._flush = flush
@@ -171,7 +168,7 @@ class Compaction:
         stage = f"{STAGED}/compaction-{uuid.uuid4().hex}"
         joinings = [
             Joining(
-                self._location,
+                self._table.store.location,
                 folder,
                 names,
                 f"{stage}/{number}",

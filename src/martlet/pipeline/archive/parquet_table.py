@@ -37,7 +37,10 @@ class ParquetTable:
     def start(self, run: str, start: Position) -> None:
         """Say where to start."""
         with self.store.lock():
-            self._log.add("start", run=run, position=started(self.position() or {}, start))
+            before = self.position()
+            position = started(before or {}, start)
+            if position != before:
+                self._log.add("start", run=run, position=position)
 
     def stage(self, run: str, batch: str) -> str:
         """The folder for what is written of a batch."""

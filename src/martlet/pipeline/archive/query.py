@@ -89,8 +89,11 @@ class Archive:
 
     def _watched(self) -> Watch | None:
         options = self._options
+        table = self._table
         if self._compaction is None or not options.compact_files:
             return None
+        if isinstance(table, ParquetTable) and not table.store.is_local:
+            return None  # Readers would miss rows for a moment, again and again.
         most = max(2, options.compact_files)
         return Watch(self._compaction, most, options.compact_idle_ns / 1e9)
 
@@ -180,7 +183,6 @@ def compaction_of(options: ArchiveOptions, table: ParquetTable) -> Compaction:
     """The compaction of an archive."""
     return Compaction(
         table,
-        location_of(options.out),
         options.target_bytes,
         options.compression,
         flush=options.flush,
@@ -189,8 +191,7 @@ def compaction_of(options: ArchiveOptions, table: ParquetTable) -> Compaction:
 
 def location_of(text: str) -> str:
     """A path that is the same everywhere: a local one absolute, a URL as it is."""
-    store = Store.at(text)
-    return store.root if store.is_local else text
+    return Store.at(text).location
 
 
 def _parsed(ddl: str) -> StructType:

@@ -31,13 +31,15 @@ class Store:
     Args:
         system: the file system.
         root: the folder's path on it.
+        location: what `at` makes the same of, elsewhere too.
     """
 
     is_local = False
 
-    def __init__(self, system: fs.FileSystem, root: str) -> None:
+    def __init__(self, system: fs.FileSystem, root: str, location: str) -> None:
         self.system = system
         self.root = root.rstrip("/")
+        self.location = location
 
     @staticmethod
     def at(location: str) -> Store:
@@ -51,11 +53,11 @@ class Store:
         try:
             system, root = fs.FileSystem.from_uri(location)
         except (ValueError, NotImplementedError) as error:
-            return Store(*_by_fsspec(location, error))
+            return Store(*_by_fsspec(location, error), location)
         return (
             LocalStore(Path(root))
             if isinstance(system, fs.LocalFileSystem)
-            else Store(system, root)
+            else Store(system, root, location)
         )
 
     def path(self, name: str) -> str:
@@ -191,7 +193,7 @@ class LocalStore(Store):
 
     def __init__(self, root: Path) -> None:
         self.folder = root.absolute()
-        super().__init__(fs.LocalFileSystem(), str(self.folder))
+        super().__init__(fs.LocalFileSystem(), str(self.folder), str(self.folder))
 
     def create(self, name: str, content: bytes) -> bool:
         """Write a small file, whole, flushed, or not at all; False if there is one already."""

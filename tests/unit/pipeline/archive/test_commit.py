@@ -97,7 +97,7 @@ def messages(first: int, last: int) -> pa.RecordBatch:
 
 def write(store: Store, first: int, last: int, batch: str, table: ParquetTable) -> Manifest:
     """What a task does."""
-    writing = Writing(store.root, Shape(("topic", "date", "hour")), flush=False)
+    writing = Writing(store.location, Shape(("topic", "date", "hour")), flush=False)
     stretch = Stretch(KEY, first, last)
     folder = table.stage("run", batch)
     return writing.write([messages(first, last)], stretch, folder, store)
@@ -206,7 +206,7 @@ def join(table: ParquetTable, store: Store) -> int:
     ):
         names = [name.rpartition("/")[2] for name in table.files(folder)][:2]
         new = f"_martlet/staged/c/{number}"
-        _, inputs, outputs = Joining(store.root, folder, names, new, "snappy", False).join()
+        _, inputs, outputs = Joining(store.location, folder, names, new, "snappy", False).join()
         if outputs:
             swaps.append(Swap(folder, new, inputs, outputs))
     return len(table.compacted(swaps, "run"))
@@ -239,7 +239,7 @@ def test_joined_files_whose_parts_have_gone_meanwhile_are_left_out(tmp_path: Pat
     swaps = []
     for number in range(2):
         new = f"_martlet/staged/c/{number}"
-        _, inputs, outputs = Joining(store.root, folder, names, new, "none", False).join()
+        _, inputs, outputs = Joining(store.location, folder, names, new, "none", False).join()
         swaps.append(Swap(folder, new, inputs, outputs))
     assert table.compacted(swaps[:1], None) == swaps[:1]
     assert table.compacted(swaps[1:], None) == []
