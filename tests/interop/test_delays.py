@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,71 @@ async def send_soon(
         if answer["offset"] is None:
             return answer, at_ms
         after_ms *= 4
+
+
+async def test_http_sends_for_later_too(broker: Broker, connection: Connection) -> None:
+    due = datetime.now(UTC).replace(microsecond=0) + timedelta(days=2)
+    due_ms = int(due.timestamp()) * 1000
+    east = due.astimezone(timezone(timedelta(hours=5, minutes=30)))
+    async with aiohttp.ClientSession(f"http://{broker.http_address}") as http:
+
+        async def post(path: str, body: bytes, *told: str, tag: str = "") -> Any:
+            headers = [("X-Martlet-Deliver-At", each) for each in told]
+            headers += [("X-Martlet-Tag", tag)] if tag else []
+            async with http.post(path, data=body, headers=headers) as response:
+                text = await response.text()
+                return response.status, json.loads(text) if text != "OK" else text
+
+        ids = []
+        for told in (str(due_ms), east.isoformat(), due.isoformat().replace("+00:00", "Z")):
+            status, answer = await post("/pub?topic=t", b"one", told, tag="blue")
+            ids.append(answer.pop("id"))
+            assert (status, answer) == (
+                200,
+                {"status": "OK", "queue": 0, "offset": None, "count": 1},
+            )
+        status, answer = await post("/mpub?topic=t", b"two\nthree", str(due_ms + 1))
+        assert (status, answer["count"]) == (200, 2)
+        first = int(answer["id"], 16)
+        ids += [f"{first:016x}", f"{first + 1:016x}"]
+        listed = (await connection.call("delay.list", topic="t")).fields["messages"]
+        assert [each["id"] for each in listed] == ids
+        assert [each["deliver_at_ms"] for each in listed] == [due_ms] * 3 + [due_ms + 1] * 2
+        assert [each["tag"] for each in listed] == ["blue"] * 3 + [""] * 2
+
+        # A time that has passed is now; a topic has it at its offset, with the id it has there.
+        await connection.call("channel.want", topic="t", channel="c", policy={})
+        for at, past in enumerate(("5", "1999-12-31T23:59:59Z", "1901-01-01T00:00:00Z")):
+            status, answer = await post("/pub?topic=t", b"now", past)
+            assert (status, answer["offset"]) == (200, at)
+        async with http.get("/channel/peek?topic=t&channel=c") as response:
+            peeked = (await response.json())["messages"]
+        assert peeked[-1]["id"] == answer["id"]
+        assert await post("/mpub?topic=t", b"", str(due_ms)) == (200, "OK")
+
+        for path, told_twice, why in (
+            ("/pub?topic=t", ["tomorrow"], "'tomorrow' is no time; write milliseconds since"),
+            ("/pub?topic=t", ["2026-12-24T18:00:00"], "has no time zone"),
+            ("/mpub?topic=t", ["9" * 18], "X-Martlet-Deliver-At"),
+            ("/pub?topic=t", [str(due_ms + 10**10)], r"the longest delay is .* \(--max-delay\)"),
+            ("/pub?topic=t", [str(due_ms), str(due_ms)], "say when once"),
+            ("/pub?topic=t&defer=5", [str(due_ms)], "say when once"),
+        ):
+            status, answer = await post(path, b"x", *told_twice)
+            assert status == 400
+            assert re.search(f"^INVALID_DELIVER_AT: .*{why}", answer["message"]), answer
+        assert len((await connection.call("delay.list", topic="t")).fields["messages"]) == 5
+
+
+async def test_http_is_told_that_too_many_wait() -> None:
+    async with (
+        Broker(max_delayed_messages=1) as broker,
+        aiohttp.ClientSession(f"http://{broker.http_address}") as http,
+    ):
+        headers = {"X-Martlet-Deliver-At": str(in_ms(10**7))}
+        async with http.post("/mpub?topic=t", data=b"a\nb", headers=headers) as response:
+            assert response.status == 503
+            assert "--max-delayed-messages is 1" in await response.text()
 
 
 async def test_it_comes_at_its_time_with_what_it_was_sent_with(

@@ -23,6 +23,7 @@ from martlet.name import is_valid_name
 from martlet.options import BrokerOptions, LogLevel, OptionError
 from martlet.protocol.nsq_v2 import NSQD_VERSION
 from martlet.server import stats, stats_text
+from martlet.server.http_delay import asked_time_ns, store_for_later
 from martlet.server.http_properties import asked_properties
 from martlet.server.http_request import HttpError, Request
 from martlet.server.http_response import respond_json
@@ -147,7 +148,9 @@ class NsqApi:
                 raise HttpError(400, "INVALID_DEFER")
             if defer_ns:
                 deliver_at_ns = self._server.broker.clock() + defer_ns
-        properties = asked_properties(request)
+        properties, at_ns = asked_properties(request), asked_time_ns(request, self._server)
+        if at_ns is not None:
+            return await self._store(topic, [body], at_ns, properties, for_later=True)
         if deliver_at_ns or properties or not self._append(topic, body):
             await self._store(topic, [body], deliver_at_ns, properties)
         return "OK"
@@ -171,9 +174,10 @@ class NsqApi:
                 raise HttpError(413, "MSG_TOO_BIG")
         # Reading the body took time, in which the topic may have been deleted.
         topic = self._topic_to_fill(request).next_part()
-        if bodies:
-            await self._store(topic, bodies, 0, asked_properties(request))
-        return "OK"
+        properties, at_ns = asked_properties(request), asked_time_ns(request, self._server)
+        if not bodies:
+            return "OK"
+        return await self._store(topic, bodies, at_ns or 0, properties, for_later=at_ns is not None)
 
     def _append(self, topic: Topic, body: bytes) -> bool:
         """Append one message that has not to wait for others, nor for the disk. False where it
@@ -191,17 +195,27 @@ class NsqApi:
         return True
 
     async def _store(
-        self, topic: Topic, bodies: list[bytes], deliver_at_ns: int, properties: Properties
-    ) -> None:
+        self,
+        topic: Topic,
+        bodies: list[bytes],
+        deliver_at_ns: int,
+        properties: Properties,
+        *,
+        for_later: bool = False,
+    ) -> object:
+        """Store messages. Returns what is answered."""
         entry = properties.pack()
         entries = [(number, entry) for number in range(len(bodies))] if entry else []
         if properties.order_key:
             topic = topic.part_for_key(properties.order_key.encode())
         try:
+            if for_later:
+                return await store_for_later(self._server, topic, bodies, deliver_at_ns, entries)
             stage = topic.stage
             if deliver_at_ns:
                 stage = partial(self._server.broker.delays.defer, topic)
             await self._server.settled(stage(bodies, deliver_at_ns, entries))
+            return "OK"
         except WritesRefused as error:
             raise HttpError(503, f"PUB_FAILED {error}") from None
 
