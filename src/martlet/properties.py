@@ -454,6 +454,16 @@ class Block:
         return len(self.numbers)
 
     @property
+    def ends(self) -> Numbers:
+        """Where the entry of each ends, from the first one's start."""
+        return self._ends
+
+    @property
+    def entries(self) -> memoryview:
+        """All entries, back to back."""
+        return self._data[self._entries_at :]
+
+    @property
     def entries_length(self) -> int:
         """The bytes of all entries."""
         return len(self._data) - self._entries_at

@@ -14,7 +14,7 @@ from martlet.broker.queue import ID_MASK, MOST_BATCH_BYTES
 from martlet.log.bundle import Part
 from martlet.log.index import Entry
 from martlet.log.record import FRAME_HEADER_BYTES, record_length
-from martlet.properties import block_bytes
+from martlet.packed import packed_bytes
 
 if TYPE_CHECKING:
     from martlet.broker.broker import Broker
@@ -129,7 +129,7 @@ def _pieces(wanted: Sequence[Wanted]) -> Iterator[_Piece]:
 def _piece(topic: Topic, deliver_at_ns: int, first_offset: int, stored: list[Stored]) -> _Piece:
     count = sum(len(each.ends) for each in stored)
     payload_length = sum(len(each.frames) for each in stored)
-    properties_length = block_bytes([entry for each in stored for entry in each.entries])
+    properties_length = packed_bytes([each.entries for each in stored])
     return _Piece(
         topic, deliver_at_ns, first_offset, stored, count, payload_length, properties_length
     )

@@ -32,6 +32,7 @@ from martlet.log.record import (
     payload,
     properties_of,
 )
+from martlet.packed import Packed
 from martlet.properties import Block
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Stored(NamedTuple):
 
     frames: memoryview
     ends: npt.NDArray[np.uint32]
-    entries: list[tuple[int, bytes]]
+    entries: Sequence[tuple[int, bytes]]
     times: Sequence[Sequence[int]] = ()
 
     def cut(self, first: int, stop: int) -> Stored:
@@ -69,8 +70,13 @@ class Stored(NamedTuple):
         return Stored(
             self.frames[start : int(self.ends[stop - 1])],
             self.ends[first:stop] - np.uint32(start),
-            [(number - first, entry) for number, entry in self.entries if first <= number < stop],
+            self._entries(first, stop),
         )
+
+    def _entries(self, first: int, stop: int) -> Sequence[tuple[int, bytes]]:
+        if isinstance(self.entries, Packed):
+            return self.entries.cut(first, stop)
+        return [(number - first, entry) for number, entry in self.entries if first <= number < stop]
 
 
 class HalfTopic(Topic):
@@ -120,7 +126,7 @@ class HalfTopic(Topic):
         batch: Batch,
         told: dict[str, Any],
         bodies: list[bytes] | Bytes,
-        entries: list[tuple[int, bytes]],
+        entries: Sequence[tuple[int, bytes]],
     ) -> None:
         """Lay a batch out: what its messages are, they, and their properties by their numbers."""
         batch.add(json.dumps(told, separators=(",", ":")).encode())
@@ -150,11 +156,7 @@ class HalfTopic(Topic):
         if told is None or told["transaction"] != transaction:
             raise BadRecord(f"offset {first_offset}: a batch of another transaction")
         block = properties_of(record)
-        entries = []
-        if block is not None:
-            known = Block(block)
-            numbers = enumerate(known.numbers.tolist())
-            entries = [(number - 1, bytes(known.entry(at))) for at, number in numbers]
+        entries = () if block is None else Packed(Block(block), -1)
         frames = record[HEADER_BYTES + start : payload_end]
         return Stored(frames, ends[1:] - np.uint32(start), entries, told.get("times", ()))
 

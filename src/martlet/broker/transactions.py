@@ -45,7 +45,7 @@ from martlet.broker.transaction import (
 )
 from martlet.log.batch import total_bytes
 from martlet.log.record import Kind
-from martlet.properties import block_bytes
+from martlet.packed import packed_bytes
 
 if TYPE_CHECKING:
     from martlet.broker.broker import Broker
@@ -225,7 +225,7 @@ class Transactions:
                 transaction.state,
                 is_incomplete=True,
             )
-        told_bytes = block_bytes(entries)
+        told_bytes = packed_bytes([entries])
         more_bytes = total_bytes(bodies) + told_bytes
         self.limits.check_size(transaction, more_bytes, max(1, len(times)))
         half = self.messages.made()
@@ -246,7 +246,7 @@ class Transactions:
         }
         first = half.queue.end_offset
         batch = self._broker.staged(half)
-        half.put(batch, told, bodies, list(entries))
+        half.put(batch, told, bodies, entries)
         size_bytes = batch.payload_length + told_bytes
         receipt = self._broker.commit_topic(half, 0)
         if receipt.error is not None:

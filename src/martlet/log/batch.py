@@ -21,6 +21,7 @@ from martlet.log.record import (
     HEADER_BYTES,
     Flag,
 )
+from martlet.packed import Packed, join
 from martlet.properties import pack_block
 
 Bytes = npt.NDArray[np.uint8]
@@ -87,6 +88,7 @@ class Batch:
 
     __slots__ = (
         "_ends",
+        "_packed",
         "_properties",
         "_rows",
         "_size",
@@ -132,6 +134,8 @@ class Batch:
         self._size: int | None = None
         self._ends: list[int | npt.NDArray[np.uint32]] = []
         self._properties: list[tuple[int, bytes]] = []
+        self._packed: list[tuple[int, Packed]] = []
+        """Those of many messages at once, by the first one's number; none if others were told."""
         self.properties_length = 0
         self.flags = 0
         """What its record's flags say beside what `finish` finds."""
@@ -190,6 +194,12 @@ class Batch:
         """Give messages their properties, packed (see `martlet.properties`), by their numbers,
         rising, counted from message `first` of the batch, behind all that have any.
         """
+        if isinstance(entries, Packed) and not self._properties:
+            self._packed.append((first, entries))
+            return
+        for start, packed in self._packed:
+            self._properties += [(start + number, entry) for number, entry in packed]
+        self._packed.clear()
         self._properties += [(first + number, entry) for number, entry in entries]
 
     def add_matrix(self, bodies: Bytes) -> None:
@@ -331,8 +341,8 @@ class Batch:
         ends_at = (self.end + 7) & ~7
         trailer_end = ends_at + 4 * self.count
         length = (trailer_end + 7) & ~7
-        if self._properties:
-            block = pack_block(self._properties)
+        if self._properties or self._packed:
+            block = join(self._packed) if self._packed else pack_block(self._properties)
             self.properties_length = len(block)
             block_at, block_end = length, length + len(block)
             length = (block_end + 7) & ~7

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from martlet.packed import read
 from martlet.properties import BadProperties, entries_of
 from martlet.protocol.bulk import (
     Bytes,
@@ -280,11 +281,16 @@ class Decoder:
         least, most = extent(bodies) if bodies is not None else (0, 0)
         if bodies is None or not least or most > self.limits.max_msg_size:
             raise self._bad_bodies(buffer, start + 4, stop, count, "SEND")
+        fields = _object("SEND", options)
+        properties: Sequence[tuple[int, bytes]] | None = None
         try:
-            properties = entries_of(told, count) if told else []
+            if told and "transaction" in fields:
+                properties = read(told, count)
+            if properties is None:
+                properties = entries_of(told, count) if told else []
         except BadProperties as error:
             raise ProtocolError("E_BAD_MESSAGE", f"SEND {error}") from None
-        return Send(topic, _object("SEND", options), bodies, properties), stop
+        return Send(topic, fields, bodies, properties), stop
 
     def _piece(
         self, verb: str, what: str, buffer: bytearray, start: int, stop: int

@@ -30,6 +30,7 @@ Source: https://nsq.io/clients/tcp_protocol_spec.html and nsqd's behaviour.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -199,7 +200,7 @@ class Send(NamedTuple):
     topic: str
     options: dict[str, object]
     bodies: list[bytes] | Bytes
-    properties: list[tuple[int, bytes]]
+    properties: Sequence[tuple[int, bytes]]
 
 
 class Call(NamedTuple):

@@ -1,0 +1,107 @@
+"""Blocks that are checked at once: what passes is what the check of single entries lets pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from martlet import packed
+from martlet.log.batch import Batch
+from martlet.packed import Packed, join, packed_bytes, read
+from martlet.properties import BadProperties, Block, Properties, entries_of, pack_block
+
+words = st.text("ab |*~", min_size=1, max_size=6)
+plain = st.text("abc~", min_size=1, max_size=6)
+carried = st.builds(
+    Properties,
+    tag=plain | st.just(""),
+    keys=st.lists(words | st.just("ä"), max_size=3).map(tuple),
+    headers=st.dictionaries(words, words | st.just(""), max_size=3),
+    order_key=words | st.just(""),
+).filter(bool)
+ascii_carried = st.builds(
+    Properties,
+    tag=plain | st.just(""),
+    keys=st.lists(plain, max_size=3).map(tuple),
+    headers=st.dictionaries(plain, words | st.just(""), max_size=3),
+    order_key=plain | st.just(""),
+).filter(bool)
+quick = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def block_of(some: Sequence[Properties], gap: int = 2) -> bytes:
+    return pack_block([(gap * n, each.pack()) for n, each in enumerate(some)])
+
+
+@given(st.lists(ascii_carried, min_size=packed._FEW + 1, max_size=30))
+@quick
+def test_what_is_good_is_read_at_once(some: list[Properties]) -> None:
+    data = block_of(some)
+    found = read(data, 100)
+    assert found is not None
+    assert list(found) == entries_of(data, 100)
+    assert found[-1] == found[len(found) - 1]
+    assert found[1:3] == list(found)[1:3]
+
+
+@given(
+    st.lists(carried, min_size=packed._FEW + 1, max_size=24),
+    st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), max_size=3),
+    st.integers(30, 60),
+)
+@quick
+def test_what_passes_is_good(
+    some: list[Properties], changes: list[tuple[int, int]], count: int
+) -> None:
+    data = bytearray(block_of(some))
+    for place, byte in changes:
+        data[place % len(data)] = byte
+    try:
+        found = read(bytes(data), count)
+    except BadProperties:
+        found = None
+    if found is not None:
+        expected = entries_of(bytes(data), count)
+        assert list(found) == expected
+        # Its tags can be believed: a filter looks at nothing else.
+        assert pack_block(expected) == bytes(data)
+
+
+@given(st.lists(st.lists(ascii_carried, max_size=20), min_size=1, max_size=4), st.booleans())
+@quick
+def test_a_batch_holds_what_it_was_told(parts: list[list[Properties]], mixed: bool) -> None:
+    batch = Batch()
+    batch.begin(0, 0)
+    expected: list[tuple[int, bytes]] = []
+    told: list[tuple[int, Sequence[tuple[int, bytes]]]] = []
+    for number, some in enumerate(parts):
+        first = batch.count
+        batch.add_many([b"x"] * (2 * len(some) + 1))
+        entries = [(2 * n, each.pack()) for n, each in enumerate(some)]
+        is_packed = bool(entries) and not (mixed and number % 2)
+        # As half messages lie: behind one that tells what they are.
+        shifted = pack_block([(n + 1, entry) for n, entry in entries])
+        given = Packed(Block(shifted), -1) if is_packed else entries
+        if given:
+            batch.tell(first, given)
+            told.append((first, given))
+        expected += [(first + n, entry) for n, entry in entries]
+    record, _ = batch.finish()
+    block = pack_block(expected)
+    assert batch.properties_length == len(block)
+    assert block in bytes(record)
+    assert packed_bytes([entries for _, entries in told]) == len(block)
+    if told:
+        assert join(told) == block
+
+
+@given(st.lists(ascii_carried, min_size=1, max_size=20), st.integers(0, 40), st.integers(0, 40))
+@quick
+def test_a_part_of_it(some: list[Properties], first: int, more: int) -> None:
+    found = Packed(Block(block_of(some)), -1)
+    stop = first + more
+    expected = [(n - first, entry) for n, entry in found if first <= n < stop]
+    cut = found.block.cut(first + 1, stop + 1)
+    assert list(found.cut(first, stop) if cut else []) == expected
