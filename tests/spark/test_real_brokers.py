@@ -232,6 +232,20 @@ def test_small_splits_where_many_tasks_are_wanted(broker: BrokerProcess) -> None
     assert len(offsets(**asked, minPartitions="1000")) == 200
 
 
+def test_what_a_message_carries(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"X-Martlet-Tag": "new", "X-Martlet-Key": "7", "X-Martlet-Order-Key": "ann"}
+    headers = told | {"X-Martlet-Header": "trace=\N{SNOWMAN}".encode().decode("latin-1")}
+    post(broker.http_address, "/pub?topic=carried", b"rich", headers)
+    post(broker.http_address, "/pub?topic=carried", b"plain")
+    asked = {"addresses": broker.http_address, "topic": "carried"}
+    rich = {"key": b"ann", "tag": "new", "keys": ["7"], "value": b"rich"}
+    rich["headers"] = [{"key": "trace", "value": "\N{SNOWMAN}".encode()}]
+    plain = {"key": None, "tag": None, "keys": None, "value": b"plain", "headers": None}
+    assert rows("key,tag,keys,value,headers", **asked) == [rich, plain]
+    monkeypatch.setattr("martlet.spark.segments.SegmentFiles.find", lambda *_: None)
+    assert rows("key,tag,keys,value,headers", **asked) == [rich, plain]
+
+
 def test_what_came_back_to_one_channel_is_not_read_again(broker: BrokerProcess) -> None:
     """A dead letter that is redriven is appended to its topic for that channel alone."""
     address = broker.http_address
@@ -281,6 +295,16 @@ def test_a_group_of_another_kind_is_left_alone(broker: BrokerProcess) -> None:
     with pytest.raises(BrokerRefused, match=r"a channel for consumers: .* another name"):
         wanted.initialOffset()
     wanted.stop()
+
+
+def test_a_broker_that_has_as_many_channels_as_it_may(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data", "--max-channels-per-topic=1") as broker:
+        post(broker.http_address, "/pub?topic=full", b"x")
+        post(broker.http_address, "/channel/create?topic=full&channel=other")
+        wanted = stream(addresses=broker.http_address, topic="full", group="spark")
+        with pytest.raises(BrokerRefused, match=r"one too many.*--max-channels-per-topic"):
+            wanted.initialOffset()
+        wanted.stop()
 
 
 def test_a_broker_that_takes_tls_only(tmp_path: Path) -> None:

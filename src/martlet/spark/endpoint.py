@@ -339,7 +339,7 @@ class Endpoint:
                     " see options tlsCaFile, tlsCertFile and tlsVerify"
                 ) from error
             return f"{type(error).__name__}: {error}"
-        if status in _BUSY:
+        if status in _BUSY and b"LIMIT_REACHED" not in answer:
             return f"HTTP {status}: {_message(answer)}"
         return status, answer
 
