@@ -13,9 +13,10 @@ from tests.unit.pipeline.audited import Files, audited, told
 from martlet.broker.delays import HOUR_NS
 from martlet.broker.policy import ChannelPolicy
 from martlet.log.record import HEADER_BYTES, Flag, Kind, seal_again
-from martlet.pipeline.audit.book import Finding
 from martlet.pipeline.audit.extent import missing_from
+from martlet.pipeline.audit.finding import Finding
 from martlet.pipeline.audit.result import Audit, describe
+from martlet.pipeline.audit.walk import walk
 
 MILLISECOND_NS = 10**6
 
@@ -272,6 +273,31 @@ def test_the_head_of_a_segment_that_is_damaged_costs_nothing_else() -> None:
     base = sorted(files.segments)[2]
     files.segments[base][HEADER_BYTES + 3] ^= 0xFF
     assert {finding.kind for finding in files.audit().findings} == {"damage"}
+
+
+def test_the_newest_segment_of_a_killed_broker_is_missed_by_the_end_of_the_one_before() -> None:
+    files = Files(halfway(Core()))
+    before, newest = sorted(files.segments)[-2:]
+    while not walk(memoryview(files.segments[before]), before).was_ended:
+        del files.segments[newest]
+        before, newest = sorted(files.segments)[-2:]
+    del files.segments[newest]
+    finding = files.audit().findings[0]
+    assert newest in {place.base for place in finding.places}
+
+
+def test_a_file_that_ends_within_a_record_is_cut_and_has_no_torn_tail() -> None:
+    files = Files(halfway(Core()))
+    last = files.headers(Kind.BATCH)[-1]
+    base = files.base_of(last)
+    del files.segments[base][last.next_position - base - 8 :]
+    for other in [other for other in files.segments if other > base]:
+        del files.segments[other]
+    assert any(
+        "cut within a record" in place.reason and place.start == last.position
+        for finding in files.audit().findings
+        for place in finding.places
+    )
 
 
 # what is none

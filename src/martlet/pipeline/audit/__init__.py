@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from martlet.duration import MILLISECOND_NS
 from martlet.log.folder import NoLog
 from martlet.options.audit import AuditOptions
-from martlet.pipeline.audit.book import Finding
 from martlet.pipeline.audit.extent import Extent
 from martlet.pipeline.audit.facts import Fact, FactKind
+from martlet.pipeline.audit.finding import Finding
 from martlet.pipeline.audit.result import Audit, LogSummary
 from martlet.pipeline.audit.survey import Survey, ask, look
 from martlet.pipeline.job import LOSS, OK, Job, JobFailed, Run, session

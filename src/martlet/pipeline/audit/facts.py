@@ -140,7 +140,8 @@ def facts_of(broker: str, walked: Walked, *, last: bool) -> Iterator[Fact]:
         first=int(journal.begins_whole), end=messages, messages=len(headers),
         body_bytes=len(walked.data),
         since_ns=int(times_ns.min(initial=2**63 - 1)) if len(times_ns) else 0,
-        until_ns=int(times_ns.max(initial=0)), payload=json.dumps(journal.stored).encode(),
+        until_ns=int(times_ns.max(initial=0)), only=int(walked.was_ended),
+        payload=json.dumps(journal.stored).encode(),
     )  # fmt: skip
 
 
@@ -159,6 +160,12 @@ def _damage(broker: str, walked: Walked, last: bool) -> Iterator[Fact]:
         reason = walked.torn.reason if walked.torn else "the segment is cut, or was written over"
         header = walked.torn.header if walked.torn else None
         found.append(Damage(walked.end, behind, reason, header))
+    elif walked.torn is not None and walked.torn.header is not None:
+        header = walked.torn.header
+        if header.next_position > behind:
+            # No broker writes beyond the room that it has made: this is no torn tail.
+            reason = "the file is cut within a record"
+            found.append(Damage(walked.end, header.next_position, reason, header))
     for each in found:
         told: dict[str, Any] = {"reason": each.reason}
         if each.header is not None:

@@ -15,7 +15,7 @@ from martlet.pipeline.audit.result import describe, hours_of
 from martlet.pipeline.page import Page, Plot, Section, Table, Text
 
 if TYPE_CHECKING:
-    from martlet.pipeline.audit.book import Line
+    from martlet.pipeline.audit.finding import Line
     from martlet.pipeline.audit.result import Audit
 
 MOST_TOPICS = 50

@@ -23,9 +23,10 @@ from martlet.broker.account import COUNTS, FIRST_BUCKET
 from martlet.broker.journal import needed_by
 from martlet.log.record import Kind
 from martlet.name import is_system
-from martlet.pipeline.audit.book import Book, Finding, Line
+from martlet.pipeline.audit.book import Book
 from martlet.pipeline.audit.extent import Extent, Place, missing_from
 from martlet.pipeline.audit.facts import SCHEMA, Fact, FactKind, facts_of, state_fact, table
+from martlet.pipeline.audit.finding import Finding, Line
 from martlet.pipeline.audit.journal import Journal
 from martlet.pipeline.audit.survey import SegmentGone, SegmentPlace, Survey
 from martlet.pipeline.audit.walk import walk
@@ -212,7 +213,13 @@ def _below(stretches: Iterable[Sequence[int]], end: int) -> list[tuple[int, int]
 
 def _cut(survey: Survey, segments: list[Fact], written_end: int) -> list[Place]:
     """What the log's end lacks, where the checkpoint says that there was more."""
-    if survey.checkpoint is None or not segments or survey.is_running:
+    if not segments or survey.is_running:
+        return []
+    newest = segments[-1]
+    behind = newest.segment + newest.body_bytes
+    if newest.only:
+        return [Place(behind, behind, behind + 1, "the segment that was begun here is missing")]
+    if survey.checkpoint is None:
         return []
     position = int(json.loads(survey.checkpoint.entries[0][2])["position"])
     if position <= written_end:

@@ -12,7 +12,7 @@ import numpy as np
 
 from martlet.broker.finishes import BOUNDS_NS
 from martlet.duration import format_duration
-from martlet.pipeline.audit.book import EARLIER, Finding, Line
+from martlet.pipeline.audit.finding import EARLIER, Finding, Line
 from martlet.pipeline.audit.journal import HOUR_NS
 
 if TYPE_CHECKING:

@@ -82,6 +82,11 @@ class Walked:
     damage: list[Damage] = field(default_factory=list)
     torn: Damage | None = None
 
+    @property
+    def was_ended(self) -> bool:
+        """Whether the broker has said that it ends here, which it does as it begins the next."""
+        return bool(len(self.headers)) and int(self.headers["kind"][-1]) == Kind.SEGMENT_END
+
     def record(self, position: int, length: int) -> memoryview:
         """The bytes of a record."""
         at = position - self.base
@@ -102,11 +107,10 @@ def walk(data: memoryview, base: int) -> Walked:
         chosen, damage = _chosen(data, base, starts, ends, headers, good)
         starts, ends, headers = starts[chosen], ends[chosen], headers[chosen]
     end = int(ends[-1]) if len(ends) else 0
-    closed = bool(len(headers)) and int(headers["kind"][-1]) == Kind.SEGMENT_END
-    closed = closed or end + HEADER_BYTES > size
     bundled = _bundled(data, base, starts[headers["kind"] == Kind.BUNDLE])
-    walked = Walked(data, base, headers, bundled, base + end, closed, damage)
-    if not closed:
+    walked = Walked(data, base, headers, bundled, base + end, False, damage)
+    walked.closed = walked.was_ended or end + HEADER_BYTES > size
+    if not walked.closed:
         walked.torn = _tail(data, base, end)
     return walked
 
