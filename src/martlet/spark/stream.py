@@ -111,8 +111,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is not None:
             # It would be over without those that are silent just now.
             target = self._target
-            needed = {key.broker for key, offset in begin.items() if target.get(key, 0) > offset}
-            seen = self._wait_for(needed)
+            seen = self._wait_for({key.broker for key in target if begin.get(key, 0) < target[key]})
         reached = self._reachable(begin, seen)
         if self._gathering is not None and self._target is None:
             new = {key: offset for key, offset in reached.items() if key not in begin}
