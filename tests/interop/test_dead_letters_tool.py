@@ -78,6 +78,30 @@ def test_they_are_listed_shown_brought_back_and_purged(broker: BrokerProcess, to
     assert depth(broker, "orders.c.dead", "dead-letters") == 0
 
 
+def test_an_id_that_is_not_there_is_told(broker: BrokerProcess, tool: Tool) -> None:
+    dead(broker, "sales", "one", "two")
+    with BrokerProcess(None) as other:
+        dead(other, "sales", "three")
+        brokers = broker, other
+        where = [f"--nsqd-http-address={each.http_address}" for each in brokers]
+        shown = tool("dead-letters", "show", "sales", "c", "--json", *where).out.splitlines()
+        letters = [json.loads(line) for line in shown]
+        for action in ("redrive", "purge"):
+            said = tool("dead-letters", action, "sales", "c", "--id=0123456789abcdef", *where)
+            assert said.code == 1
+            assert "no dead letter that is meant has the id 0123456789abcdef" in said.err
+        # By either id, at whichever broker, and not without the one that is missing.
+        known = [letters[0]["id"], letters[2]["message_id"]]
+        ids = [f"--id={each}" for each in (*known, "0123456789abcdef")]
+        said = tool("dead-letters", "purge", "sales", "c", *ids, *where)
+        assert (said.code, said.err.count("no dead letter")) == (1, 1)
+        said = tool("dead-letters", "purge", "sales", "c", *ids[:1], *where)
+        assert (said.code, known[0] in said.err) == (1, True)  # purged already
+        said = tool("dead-letters", "purge", "sales", "c", f"--id={letters[1]['id']}", *where)
+        assert (said.code, "no dead letter" in said.err) == (0, False)
+        assert [depth(each, "sales.c.dead", "dead-letters") for each in brokers] == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [

@@ -13,7 +13,15 @@ import pytest
 
 from martlet.address import Address
 from martlet.broker import membership
-from martlet.client import CallRefused, ClientError, Consumer, Identity, Producer, Properties
+from martlet.client import (
+    CallRefused,
+    ClientError,
+    Consumer,
+    Identity,
+    Producer,
+    Properties,
+    SubscribeRefused,
+)
 from martlet.client.connection import Connection
 from martlet.properties import pack_block
 from martlet.protocol import commands
@@ -232,6 +240,12 @@ async def test_a_group_takes_no_subscription_and_consumers_are_not_made_members(
         async with connected(broker) as other:
             with pytest.raises(ClientError, match="'g' of topic 't' is a group"):
                 await other.ask(commands.subscribe("t", "g"))
+        # A consumer gives up, since another attempt would be refused again.
+        with pytest.raises(SubscribeRefused, match=r"E_BAD_CHANNEL.*'g' of topic 't' is a group"):
+            async with Consumer("t", "g", broker.tcp_address):
+                pass
+        with pytest.raises(CallRefused, match="there is no group 'none' of topic 't'"):
+            await connection.call("group.reset", topic="t", group="none", to="last")
         async with Consumer("u", "g", broker.tcp_address, max_in_flight=1) as consumer:
             await publish(broker, b"x", topic="u")
             await anext(consumer)

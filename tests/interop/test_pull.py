@@ -291,6 +291,7 @@ async def test_it_goes_elsewhere_in_a_queue(broker: Broker) -> None:
         places: list[tuple[Any, int]] = [(15, 15), ("first", 0), (moment, 10), (3, 3)]
         for to, wanted in places:
             await consumer.seek(0, to)
+            assert consumer.lag(0) == 20 - wanted
             assert [m.offset async for m in limited(consumer, 2)] == [wanted, wanted + 1]
         await consumer.seek(consumer.assignment[0], "last")
         put(broker, [b"new"])

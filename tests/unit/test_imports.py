@@ -111,6 +111,8 @@ def room_of(module: str) -> str | None:
     if package != "martlet":
         return None
     room = rest.partition(".")[0]
+    if room == "__main__":
+        return "apps"
     if room == "options" or not (SOURCE / "martlet" / room).is_dir():
         return "ground"
     return room or "ground"

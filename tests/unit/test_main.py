@@ -19,6 +19,12 @@ def test_the_console_script_tells_its_version() -> None:
     assert done.stdout == f"martlet {martlet.__version__}\n"
 
 
+def test_the_package_can_be_run_as_a_module() -> None:
+    asked = [sys.executable, "-m", "martlet", "brokr"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert (done.returncode, "did you mean 'broker'?" in done.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_of_the_table_is_there(name: str) -> None:
     program = f"from {COMMANDS[name].module} import main; assert callable(main)"

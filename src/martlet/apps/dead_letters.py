@@ -65,6 +65,8 @@ def main(argv: Sequence[str]) -> int:
             log.info("%s: %s %s%s", url, letters, would_be, done)
         for (url, why), many in kept.items():
             log.error("%s: %d stay where they are: %s", url, many, why)
+        for id in work.unknown:
+            log.error("no dead letter that is meant has the id %s, or had it before", id)
 
     async def run() -> None:
         if options.action in ("redrive", "purge"):
@@ -74,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
         await (count(output) if options.action == "list" else show(output))
 
     code = tool.run_alone(run)
-    return 1 if kept else code
+    return 1 if kept or work.unknown else code
 
 
 def _now_ms() -> int:

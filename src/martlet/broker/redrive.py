@@ -91,11 +91,15 @@ class Selection:
     topic: str = ""
     channel: str = ""
 
+    def ids_of(self, letter: Letter) -> set[str]:
+        """Those of the ids by which one is meant."""
+        return {letter.id, letter.note("id")}.intersection(self.ids)
+
     def wants(self, letter: Letter) -> bool:
         """Whether one is meant."""
         note = letter.note
         return (
-            (not self.ids or letter.id in self.ids or note("id") in self.ids)
+            (not self.ids or bool(self.ids_of(letter)))
             and self.reason in ("", note("reason"))
             and (self.error in note("first_error") or self.error in note("last_error"))
             and self.since_ms <= letter.at_ms <= self.until_ms

@@ -9,9 +9,10 @@
 
 Whose is said by ``topic`` and ``channel``, those that gave them up, or by ``dead_letter_topic``.
 Which of them, by ``ids``, ``reason``, ``error`` (a part of it), ``since_ms`` and ``until_ms``; to
-move or to purge all, ``all`` has to be true.  With ``dry_run`` nothing is done but counted.  A call
-looks at some thousand messages and says in ``next`` where to go on; whoever goes on names the same
-``until_ms``, so that what comes meanwhile is left alone.
+move or to purge all, ``all`` has to be true; which of the ``ids`` were met, ``found`` tells.  With
+``dry_run`` nothing is done but counted.  A call looks at some thousand messages and says in
+``next`` where to go on; whoever goes on names the same ``until_ms``, so that what comes meanwhile
+is left alone.
 """
 
 from __future__ import annotations
@@ -108,10 +109,12 @@ class DeadLetterCalls:
         selection, is_dry = self._selection(arguments, to_act=True)
         moves: list[asyncio.Future[WritesRefused | None]] = []
         kept: Counter[str] = Counter()
+        found: set[str] = set()
         async for page in walk:
             for letter in page:
                 if not selection.wants(letter):
                     continue
+                found |= selection.ids_of(letter)
                 if letter.state is State.IN_FLIGHT:
                     kept["a consumer has it"] += 1
                     continue
@@ -126,7 +129,8 @@ class DeadLetterCalls:
         if not is_dry:
             self._server.broker.write_journal()
             await written_down(self._server)
-        return {"count": len(moves) - len(refused), "kept": kept, **walk.told(selection)}
+        count = len(moves) - len(refused)
+        return {"count": count, "kept": kept, "found": sorted(found), **walk.told(selection)}
 
     def _move(
         self, caller: Caller, letter: Letter, to_name: str, is_dry: bool
@@ -159,10 +163,12 @@ class DeadLetterCalls:
         selection, is_dry = self._selection(arguments, to_act=True)
         count = 0
         kept: Counter[str] = Counter()
+        found: set[str] = set()
         async for page in walk:
             for letter in page:
                 if not selection.wants(letter):
                     continue
+                found |= selection.ids_of(letter)
                 if letter.state is State.IN_FLIGHT:
                     kept["a consumer has it"] += 1
                     continue
@@ -172,7 +178,7 @@ class DeadLetterCalls:
         if not is_dry:
             self._server.broker.write_journal()
             await written_down(self._server)
-        return {"count": count, "kept": kept, **walk.told(selection)}
+        return {"count": count, "kept": kept, "found": sorted(found), **walk.told(selection)}
 
     # what is asked for
 

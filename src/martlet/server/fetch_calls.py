@@ -22,7 +22,7 @@ import asyncio
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from martlet.broker.errors import NotAMember, OutOfReach
+from martlet.broker.errors import NotAMember, NotFound, OutOfReach
 from martlet.broker.fetch import MOST_FETCH_BYTES, MOST_FETCH_MESSAGES, Fetch, Fetched, Status
 from martlet.broker.replay import offset_at
 from martlet.server.arguments import CallError
@@ -209,7 +209,9 @@ def group_of(server: Server, caller: Caller, arguments: Arguments) -> tuple[Topi
     """The members of the group that a call names. Raises CallError and NotFound."""
     topic, name = arguments.topic(server.broker), arguments.name("group")
     caller.may(topic.name, name)
-    channel = topic.find_channel(name)
+    channel = topic.channels.get(name)
+    if channel is None:
+        raise NotFound(f"there is no group {name!r} of topic {topic.name!r}")
     if channel.group is None:
         raise CallError(
             "NOT_A_GROUP", f"{name!r} of topic {topic.name!r} is a channel that consumers share"

@@ -58,7 +58,10 @@ def subscribe(connection: Connection, command: v2.Subscribe) -> None:
             connection.identity.sample_rate,
             with_properties=connection.identity.extended,
         )
-    except (Conflict, TooMany, WritesRefused) as error:
+    except Conflict as error:
+        # Another attempt would get no other answer, which is what this code tells clients.
+        raise v2.ProtocolError("E_BAD_CHANNEL", f"SUB {error}") from error
+    except (TooMany, WritesRefused) as error:
         raise v2.ProtocolError("E_SUB_FAILED", f"SUB failed {error}") from error
     connection.decoder.state = v2.State.SUBSCRIBED
     connection.reply(v2.OK)

@@ -29,11 +29,15 @@ class DeadLetterTool:
     Args:
         options: as the flags give them.
         clock: nanoseconds since 1970.
+
+    Attributes:
+        unknown: ids that were asked for and not found.
     """
 
     def __init__(self, options: DeadLetterOptions, clock: Callable[[], int] = time.time_ns) -> None:
         self._options = options
         self._clock = clock
+        self.unknown: dict[str, None] = {}
 
     async def counts(self) -> list[Fields]:
         """The dead-letter topics of all brokers, with ``broker`` in each. Raises NoAnswer."""
@@ -60,7 +64,10 @@ class DeadLetterTool:
                 yield [{"broker": url} | message for message in messages]
 
     async def act(self) -> AsyncIterator[tuple[str, int, Mapping[str, int]]]:
-        """Redrive or purge: how many, and how many stay why, some at a time. Raises NoAnswer."""
+        """Redrive or purge: how many, and how many stay why, some at a time. At the end `unknown`
+        are those of the ids asked for that no broker has. Raises NoAnswer.
+        """
+        self.unknown = dict.fromkeys(self._options.ids)
         options = self._options
         fields = options.whose() | dict(options.which(self._clock()))
         fields |= {"all": options.all, "dry_run": options.dry_run}
@@ -68,6 +75,8 @@ class DeadLetterTool:
             fields["to_topic"] = options.to_topic
         async with Doors(options) as doors:
             async for url, done in self._ask(doors, options.topic, options.action, fields):
+                for id in done.get("found", self._options.ids):  # An older broker does not say.
+                    self.unknown.pop(id, None)
                 yield url, done["count"], done["kept"]
 
     async def _ask(

@@ -294,6 +294,7 @@ class Outpost(ABC):
         self._drop(before)
         (held,) = await self._take(connection, {number: offset})
         held.is_paused = before.is_paused
+        held.end_offset = before.end_offset
         self._carry_over(before, held)
         if is_fetched:
             self._begin(connection, [held])

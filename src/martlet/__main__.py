@@ -1,0 +1,8 @@
+"""``python -m martlet``: the commands, where ``martlet`` is not on the path."""
+
+import sys
+
+from martlet.apps.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())
