@@ -10,7 +10,7 @@ from martlet.log import checkpoint
 from martlet.log.checkpoint import Checkpoint
 from martlet.log.record import Header, Kind, journal_record, read_header
 from martlet.log.recovery import Report, scan
-from martlet.pipeline.audit import _unexplained
+from martlet.pipeline.audit import unexplained
 from martlet.pipeline.audit.book import Book
 from martlet.pipeline.audit.facts import Fact, facts_of
 from martlet.pipeline.audit.reading import checkpoint_facts, extents_of
@@ -78,7 +78,7 @@ class Files:
             by_topic[fact.topic].append(fact)
         books = [Book(extents[BROKER], found) for topic, found in by_topic.items() if topic]
         findings = [finding for book in books for finding in book.findings]
-        findings += _unexplained(extents, findings, [survey])
+        findings += unexplained(extents, findings)
         lines = [line for book in books for line in book.lines.values()]
         return Audit(lines, findings, [], 0)
 

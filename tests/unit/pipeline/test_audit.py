@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from tests.unit.broker.core import SECOND_NS, SEGMENT_BYTES, Core
@@ -15,7 +16,7 @@ from martlet.broker.policy import ChannelPolicy
 from martlet.log.record import HEADER_BYTES, Flag, Kind, seal_again
 from martlet.pipeline.audit.extent import missing_from
 from martlet.pipeline.audit.finding import Finding
-from martlet.pipeline.audit.result import Audit, describe
+from martlet.pipeline.audit.result import Audit, LogSummary, describe
 from martlet.pipeline.audit.walk import walk
 
 MILLISECOND_NS = 10**6
@@ -399,3 +400,41 @@ def test_json_tells_what_the_text_tells() -> None:
     )  # fmt: skip
     assert "LOST: 1 messages of topic 't'" in audit.text()
     assert found["hours"][0]["lost"] == 1
+
+
+def test_of_several_brokers_a_finding_tells_whose_log_it_is_in() -> None:
+    files = Files(halfway(Core()))
+    files.damage(files.headers(Kind.BATCH)[40])
+    audit = files.audit()
+    logs = [
+        LogSummary(broker, f"/data/{broker}", 1, 1, 1, 1, 1, 0, 0, is_whole=True)
+        for broker in ("a", "b")
+    ]
+    assert "in the log of /data/b" in replace(audit, logs=logs).text()
+    assert "in the log of" not in replace(audit, logs=logs[1:]).text()
+
+
+def test_a_checkpoint_that_can_not_be_read_is_a_note_and_no_loss() -> None:
+    log = LogSummary(
+        "b", "/data/b", 1, 1, 1, 1, 1, 0, 0, is_whole=False, trouble="the checkpoint is damaged"
+    )
+    audit = Audit([], [], [log], 0)
+    assert not audit.is_lossy
+    assert "/data/b: the checkpoint is damaged" in audit.text()
+    assert "goes back to" in audit.text()
+
+
+def test_the_page_has_tables_and_plots_of_all_this() -> None:
+    core = Core()
+    client = core.client("t").ready(10)
+    core.publish("t", b"a", b"b")
+    core.wait(3 * MILLISECOND_NS)
+    client.finish(0)
+    core.broker.write_journal()
+    files = Files(core)
+    files.damage(files.headers(Kind.BATCH)[0])
+    page = files.audit().page().html()
+    assert page.count("<svg") == 2
+    assert all(
+        part in page for part in ("LOST: 2 messages", "from publish to finish", "By the hour")
+    )

@@ -98,7 +98,7 @@ def _look(options: AuditOptions, run: Run, *, say: bool) -> Audit:
             books.unpersist()
     finally:
         facts.unpersist()
-    findings += _unexplained(extents, findings, surveys)
+    findings += unexplained(extents, findings)
     logs = [_summary(survey, extents[survey.broker], general) for survey in surveys]
     took_s = time.monotonic() - started_s
     run.meter.batch(sum(log.messages for log in logs), took_s)
@@ -134,9 +134,7 @@ def _known_by(lookup: str, timeout_ms: int) -> list[str]:
         endpoint.close()
 
 
-def _unexplained(
-    extents: dict[str, Extent], findings: list[Finding], surveys: list[Survey]
-) -> list[Finding]:
+def unexplained(extents: dict[str, Extent], findings: list[Finding]) -> list[Finding]:
     """What is damaged or missing without any message or finish record that is known to be lost."""
     explained = {(finding.broker, place.start) for finding in findings for place in finding.places}
     found = []
@@ -145,10 +143,6 @@ def _unexplained(
             if (broker, place.start) not in explained:
                 text = "no message and no finish record is known that stood there"
                 found.append(Finding("damage", broker, "", 0, "", [], 0, {}, [place], text))
-    for survey in surveys:
-        if survey.trouble:
-            text = f"{survey.trouble}; a broker reads the whole log when it starts"
-            found.append(Finding("damage", survey.broker, "", 0, "", [], 0, {}, [], text))
     return found
 
 
@@ -167,6 +161,7 @@ def _summary(survey: Survey, extent: Extent, general: list[Fact]) -> LogSummary:
         since_ns=min((fact.since_ns for fact in segments if fact.since_ns), default=0),
         until_ns=max((fact.until_ns for fact in segments), default=0),
         is_whole=extent.start == 0,
+        trouble=survey.trouble,
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from martlet.broker.finishes import BOUNDS_NS
 from martlet.duration import format_duration
 from martlet.pipeline.audit.journal import HOUR_NS
-from martlet.pipeline.audit.result import describe, hours_of
+from martlet.pipeline.audit.result import hours_of
 from martlet.pipeline.page import Page, Plot, Section, Table, Text
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def page_of(audit: Audit) -> Page:
 def _sections(audit: Audit) -> Iterator[Section]:
     yield Text(audit.verdict, "bad" if audit.is_lossy else "good")
     for finding in audit.findings:
-        yield Text(describe(finding), "plain" if finding.kind == "doubled" else "bad")
+        yield Text(audit.describe(finding), "plain" if finding.kind == "doubled" else "bad")
     totals = audit.totals()
     columns = [name for name in _COLUMNS if name != "hour"]
     yield Table(

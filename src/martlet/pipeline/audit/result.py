@@ -36,6 +36,7 @@ class LogSummary:
         starts: how often the broker was started in that time.
         since_ns, until_ns: of what was read first and last.
         is_whole: whether nothing of it was ever let go before what is there.
+        trouble: why its checkpoint could not be read, though there is one.
     """
 
     broker: str
@@ -48,6 +49,7 @@ class LogSummary:
     since_ns: int
     until_ns: int
     is_whole: bool
+    trouble: str = ""
 
 
 @dataclass(frozen=True)
@@ -145,10 +147,16 @@ class Audit:
         return "\n".join(lines)
 
     def _told_findings(self) -> list[str]:
-        lines = [describe(finding) for finding in self.findings[:_MOST_FINDINGS]]
+        lines = [self.describe(finding) for finding in self.findings[:_MOST_FINDINGS]]
         if len(self.findings) > _MOST_FINDINGS:
             lines.append(f"... and {len(self.findings) - _MOST_FINDINGS} more findings")
         return ["", *lines] if lines else []
+
+    def describe(self, finding: Finding) -> str:
+        """A finding in words; of several brokers, with whose log it is in."""
+        places = [log.place for log in self.logs if log.broker == finding.broker]
+        where = f"\n  in the log of {places[0]}" if places and len(self.logs) > 1 else ""
+        return describe(finding) + where
 
     def _verdict(self) -> str:
         messages = sum(log.messages for log in self.logs)
@@ -162,6 +170,11 @@ class Audit:
             if not log.is_whole:
                 since = _shown_time(log.since_ns)
                 notes.append(f"the log of {log.place} goes back to {since}; older ones were let go")
+        notes += [
+            f"{log.place}: {log.trouble}; what may be cut of the log's end cannot be told"
+            for log in self.logs
+            if log.trouble
+        ]
         if self.changed:
             notes.append(
                 "a broker let segments go meanwhile; what is missing of them is not judged"
