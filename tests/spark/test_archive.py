@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from tests.spark.publish import publish
 
 from martlet.options.archive import ArchiveOptions
 from martlet.options.flag import OptionError
 from martlet.pipeline.archive import archive
+from martlet.pipeline.job import cause
 from martlet.testing import BrokerProcess
 
 # A machine that is busy elsewhere starts a Java virtual machine in a minute.
@@ -86,8 +88,9 @@ def test_a_checkpoint_whose_archive_has_gone_is_told(
     publish(broker.http_address, "t", [b"one"])
     archive(options, spark)
     publish(broker.http_address, "t", [b"two"])
-    with pytest.raises(Exception, match="goes on in the middle of an archive"):
+    with pytest.raises(StreamingQueryException) as failed:
         archive(options.replace(out=str(tmp_path / "elsewhere")), spark)
+    assert "ValueError: the checkpoint goes on in the middle of an archive" in cause(failed.value)
     assert archive(options, spark).rows == 1
 
 
@@ -105,6 +108,22 @@ def test_small_files_are_joined_while_it_is_written_and_afterwards(
     assert [row.value for row in spark.read.parquet(str(file)).collect()] == [
         b"%d" % number for number in range(1000)
     ]
+
+
+def test_a_table_of_delta_of_every_topic_that_matches(
+    spark: SparkSession, broker: BrokerProcess, options: ArchiveOptions
+) -> None:
+    from deltalake import DeltaTable
+
+    for topic in ("t.one", "t.two", "other"):
+        publish(broker.http_address, topic, [topic.encode()])
+    options = options.replace(
+        topics=(), topic_pattern=r"t\..*", format="delta", channel="", group="archive"
+    )
+    assert [archive(options, spark).rows for _ in range(2)] == [2, 0]
+    found = DeltaTable(options.out).to_pyarrow_table()
+    assert sorted(found["topic"].to_pylist()) == ["t.one", "t.two"]
+    assert sorted(found["value"].to_pylist()) == [b"t.one", b"t.two"]
 
 
 def test_a_column_that_is_not_there_is_told(spark: SparkSession, options: ArchiveOptions) -> None:

@@ -34,11 +34,11 @@ _APPLIED = f"{FOLDER}/applied"
 KEPT = 100
 
 
-class ArchiveDamaged(Exception):
+class ArchiveDamagedError(Exception):
     """What the archive's log tells and what is in its folder do not fit."""
 
 
-class TakenOver(Exception):
+class TakenOverError(Exception):
     """Another run has begun on the same archive, which ends this one."""
 
 
@@ -94,7 +94,7 @@ class Commit:
         """Read one.
 
         Raises:
-            ArchiveDamaged: it is none.
+            ArchiveDamagedError: it is none.
         """
         try:
             fields = json.loads(content)
@@ -107,7 +107,7 @@ class Commit:
                 }
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise ArchiveDamaged(f"{name} is no commit of an archive: {error}") from error
+            raise ArchiveDamagedError(f"{name} is no commit of an archive: {error}") from error
 
 
 class CommitLog:
@@ -149,12 +149,12 @@ class CommitLog:
             position: None for the one that was.
 
         Raises:
-            TakenOver: the archive is another run's.
-            ArchiveDamaged: the last commit cannot be applied.
+            TakenOverError: the archive is another run's.
+            ArchiveDamagedError: the last commit cannot be applied.
         """
         before = self.apply_latest()
         if kind != "begin" and run is not None and (before is None or before.run != run):
-            raise TakenOver(
+            raise TakenOverError(
                 f"another archive job has begun on {self._store.root}, so this one ends; each"
                 " message is archived once all the same"
             )
@@ -169,7 +169,7 @@ class CommitLog:
             swaps=swaps or [],
         )
         if not self._store.create(self._name(commit.version), commit.format()):
-            raise TakenOver(
+            raise TakenOverError(
                 f"another process has committed to {self._store.root} in the same moment; this one"
                 " ends, and can be started again"
             )
@@ -193,7 +193,7 @@ class CommitLog:
             for source, target in commit.moves:
                 store.move(source, target)
         except FileNotFoundError as error:
-            raise ArchiveDamaged(
+            raise ArchiveDamagedError(
                 f"commit {commit.version} of {store.root} is not complete, and cannot be"
                 f" completed: {error}"
             ) from error
@@ -212,7 +212,9 @@ class CommitLog:
             if not all(new in staged or old in here for new, old in outputs.items()):
                 if here.issuperset(inputs):
                     return  # What was to come is not there, and what was to go still is.
-                raise ArchiveDamaged(f"{store.path(swap.folder)} misses {', '.join(swap.outputs)}")
+                raise ArchiveDamagedError(
+                    f"{store.path(swap.folder)} misses {', '.join(swap.outputs)}"
+                )
             if not here or not store.swap(swap.new, swap.folder):
                 # Readers may miss these rows for a moment; they never find them twice.
                 for name in inputs:

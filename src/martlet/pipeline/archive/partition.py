@@ -31,7 +31,7 @@ Values = dict[str, str | None]
 """What folders stand for, by column."""
 
 
-class TooManyFolders(ValueError):
+class TooManyFoldersError(ValueError):
     """A column has far too many values to be folders."""
 
 
@@ -85,7 +85,7 @@ class Partitioning:
             codes = codes * (int(hours.max()) - first + 1) + (hours - first)
         for number, part in enumerate(_groups(rows, codes)):
             if number == MOST_FOLDERS:
-                raise TooManyFolders(
+                raise TooManyFoldersError(
                     f"partitions by {', '.join(self.names)} make more than {MOST_FOLDERS} folders"
                     " in one task: partition by columns with fewer values"
                 )

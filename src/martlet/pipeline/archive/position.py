@@ -23,7 +23,7 @@ class Stretch(NamedTuple):
     end: int
 
 
-class TwoWriters(Exception):
+class TwoWritersError(Exception):
     """Somebody else has archived the same messages meanwhile."""
 
 
@@ -47,13 +47,13 @@ def advanced(position: Position, stretches: Iterable[Stretch]) -> dict[QueueKey,
     """The position once these were archived too.
 
     Raises:
-        TwoWriters: some of it lies below the position.
+        TwoWritersError: some of it lies below the position.
     """
     ordered = sorted(stretches)
     further = started(position, {stretch.key: stretch.start for stretch in reversed(ordered)})
     for key, start, end in ordered:
         if start < further[key]:
-            raise TwoWriters(
+            raise TwoWritersError(
                 f"{key}: offset {start} is archived already, up to {further[key]}:"
                 " another archive job writes to the same place"
             )

@@ -102,7 +102,7 @@ class Archive:
 
         Raises:
             OSError: the archive's folder cannot be written to.
-            ArchiveDamaged: what is there does not fit together.
+            ArchiveDamagedError: what is there does not fit together.
         """
         self._table.begin(self._run)
         self._spark.dataSource.register(ArchiveSource)

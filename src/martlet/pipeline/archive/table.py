@@ -37,7 +37,7 @@ class Table(Protocol):
         """Let a batch be there, all of it or nothing; how many rows it is.
 
         Raises:
-            TwoWriters, TakenOver: the archive is written to by another.
+            TwoWritersError, TakenOverError: the archive is written to by another.
         """
 
 

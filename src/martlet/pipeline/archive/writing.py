@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from martlet.pipeline.archive.manifest import Manifest, Written
-from martlet.pipeline.archive.partition import MOST_FOLDERS, TooManyFolders, folder_of
+from martlet.pipeline.archive.partition import MOST_FOLDERS, TooManyFoldersError, folder_of
 from martlet.pipeline.archive.position import Stretch
 from martlet.pipeline.archive.rows import Shape, encodings
 from martlet.pipeline.archive.store import Store
@@ -56,7 +57,7 @@ class Writing:
             store: the archive's.
 
         Raises:
-            TooManyFolders: they would go to more folders than one task can write to.
+            TooManyFoldersError: they would go to more folders than one task can write to.
             OSError: they cannot be written.
         """
         files = Files(self, stretch, folder, store)
@@ -130,14 +131,16 @@ class Files:
     def abandon(self) -> None:
         """Let go of them: what is there of them is removed with the staged folder."""
         for file in self._open.values():
-            file.sink.close()
+            with suppress(OSError, pa.ArrowException):
+                file.writer.close()
+                file.sink.close()
 
     def _file(self, partition: dict[str, str | None]) -> _File:
         folder = folder_of(partition)
         file = self._open.get(folder)
         if file is None:
             if len(self._open) == MOST_FOLDERS:
-                raise TooManyFolders(
+                raise TooManyFoldersError(
                     f"partitions by {', '.join(partition)} make more than {MOST_FOLDERS} folders in"
                     f" one task, {folder} being one: partition by columns with fewer values"
                 )

@@ -6,6 +6,7 @@ committed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from martlet.pipeline.archive.commit_log import ArchiveDamaged, Swap, TakenOver
+from martlet.pipeline.archive.commit_log import ArchiveDamagedError, Swap, TakenOverError
 from martlet.pipeline.archive.compaction import Joining
 from martlet.pipeline.archive.manifest import Manifest
 from martlet.pipeline.archive.parquet_table import ParquetTable
-from martlet.pipeline.archive.position import Stretch, TwoWriters
+from martlet.pipeline.archive.position import Stretch, TwoWritersError
 from martlet.pipeline.archive.rows import Shape, source_schema
 from martlet.pipeline.archive.store import LocalStore, Store
 from martlet.pipeline.archive.writing import Writing
@@ -251,10 +252,10 @@ def test_a_run_that_was_taken_over_commits_no_more(tmp_path: Path) -> None:
     zombie = begun(store)
     manifest = write(store, 0, 5, "one", zombie)
     ParquetTable(store).begin("another")
-    with pytest.raises((TakenOver, FileNotFoundError)):
+    with pytest.raises((TakenOverError, FileNotFoundError)):
         zombie.commit("run", [manifest])
     manifest = write(store, 0, 5, "one", zombie)
-    with pytest.raises(TakenOver, match="another archive job has begun"):
+    with pytest.raises(TakenOverError, match="another archive job has begun"):
         zombie.commit("run", [manifest])
     assert seen(tmp_path) == []
 
@@ -263,7 +264,7 @@ def test_messages_are_not_committed_twice(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     table = begun(store)
     table.commit("run", [write(store, 0, 5, "one", table)])
-    with pytest.raises(TwoWriters, match="offset 3 is archived already, up to 5"):
+    with pytest.raises(TwoWritersError, match="offset 3 is archived already, up to 5"):
         table.commit("run", [write(store, 3, 8, "two", table)])
     assert seen(tmp_path) == list(range(5))
 
@@ -298,7 +299,7 @@ def test_what_was_written_on_another_machine_is_told(tmp_path: Path) -> None:
 def test_what_is_no_archive_is_told(tmp_path: Path) -> None:
     table = begun(LocalStore(tmp_path))
     (tmp_path / "_martlet/log/00000000000000000002.json").write_text("{}")
-    with pytest.raises(ArchiveDamaged, match="is no commit of an archive"):
+    with pytest.raises(ArchiveDamagedError, match="is no commit of an archive"):
         table.begin("next")
 
 
@@ -311,3 +312,20 @@ def test_a_user_may_remove_what_is_old(tmp_path: Path) -> None:
     table.begin("next")
     table.commit("next", [write(table.store, 5, 6, "two", table)])
     assert seen(tmp_path) == [5]
+
+
+def test_a_task_that_fails_leaves_nothing_open(tmp_path: Path) -> None:
+    table = begun(LocalStore(tmp_path))
+
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield messages(0, 5)
+        raise ConnectionError("the broker has gone")
+
+    writing = Writing(str(tmp_path), Shape(("topic", "date", "hour")), flush=False)
+    for size in (0, 64 << 20):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("martlet.pipeline.archive.writing.ROW_GROUP_BYTES", size)
+            with pytest.raises(ConnectionError):
+                writing.write(broken(), Stretch(KEY, 0, 9), table.stage("run", "x"), table.store)
+    table.begin("next")
+    assert table.store.files("_martlet/staged", recursive=True) == {}

@@ -10,7 +10,7 @@ from tests.unit.pipeline.archive.test_commit import KEY, messages
 
 from martlet.pipeline.archive.delta_table import DeltaTable, compact, place
 from martlet.pipeline.archive.manifest import Manifest
-from martlet.pipeline.archive.position import Stretch, TwoWriters
+from martlet.pipeline.archive.position import Stretch, TwoWritersError
 from martlet.pipeline.archive.rows import Shape
 from martlet.pipeline.archive.store import LocalStore
 from martlet.pipeline.archive.table import open_table
@@ -53,7 +53,7 @@ def test_a_batch_and_how_far_it_goes_are_committed_together(writing: Writing) ->
     again.begin("next")
     again.start("next", {KEY: 0, KEY._replace(queue=1): 3})
     assert again.position([KEY, KEY._replace(queue=1)]) == {KEY: 9, KEY._replace(queue=1): 3}
-    with pytest.raises(TwoWriters, match="offset 5 is archived already, up to 9"):
+    with pytest.raises(TwoWritersError, match="offset 5 is archived already, up to 9"):
         again.commit("next", [write(writing, 5, 9)])
     assert seen(writing) == list(range(9))
 

@@ -7,7 +7,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from martlet.pipeline.archive.partition import Partitioning, TooManyFolders, folder_of
+from martlet.pipeline.archive.partition import Partitioning, TooManyFoldersError, folder_of
 from martlet.pipeline.archive.rows import Shape
 
 HOUR_US = 3_600_000_000
@@ -72,7 +72,7 @@ def test_what_is_escaped_is_read_again(tmp_path: object) -> None:
 
 def test_far_too_many_folders_are_refused() -> None:
     rows = table([0] * 1001, origin=pa.array([str(number) for number in range(1001)]))
-    with pytest.raises(TooManyFolders, match="more than 1000 folders"):
+    with pytest.raises(TooManyFoldersError, match="more than 1000 folders"):
         divided(rows, "origin")
 
 
