@@ -117,6 +117,30 @@ def test_a_query_of_ones_own(spark: SparkSession, broker: BrokerProcess) -> None
     assert sorted((row["word"], row["times"]) for row in found["report"]) == [("a", 2), ("b", 1)]
 
 
+def test_final_rows_go_to_a_topic_once(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    publish(broker.http_address, "whispers", [b"a", b"b"])
+    options = LiveReportOptions(
+        addresses=(broker.http_address,),
+        once=True,
+        console=False,
+        checkpoint=str(tmp_path / "checkpoint"),
+        to_topic="shouts",
+    )
+    sql = "SELECT upper(CAST(value AS STRING)) AS word FROM messages"
+    description = of_sql(sql, topics=("whispers",), mode="append")
+    report(options, description, spark=spark)
+    publish(broker.http_address, "whispers", [b"c"])
+    report(options, description, spark=spark)
+    reader = spark.read.format("martlet").option("addresses", broker.http_address)
+    rows = reader.option("topic", "shouts").load().orderBy("offset").collect()
+    assert [json.loads(row["value"]) for row in rows] == [
+        {"figure": "report", "word": word} for word in "ABC"
+    ]
+    assert {row["tag"] for row in rows} == {"report"}
+
+
 @pytest.mark.parametrize(
     ("sql", "said"),
     [

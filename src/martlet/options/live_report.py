@@ -73,6 +73,8 @@ class LiveReportOptions(StreamJobOptions):
         require_names("topic", self.topics)
         if self.to_topic:
             require_names("to-topic", [self.to_topic])
+            if not self.addresses:
+                raise OptionError("--to-topic needs --addresses: the brokers that it is at")
         if self.start not in ("earliest", "latest"):
             raise OptionError(f"--start={self.start} is neither earliest nor latest")
         if (self.parquet or self.to_topic) and not self.checkpoint:

@@ -49,6 +49,9 @@ class JobOptions(LogOptions):
     tls_cert_file: str = option("tls-cert-file", Kind.STRING, "", "the certificate to show brokers")
     tls_key_file: str = option("tls-key-file", Kind.STRING, "", "its key")
     tls_verify: bool = option("tls-verify", Kind.BOOL, True, "false: take any certificate")
+    auth_secret: str = option(
+        "auth-secret", Kind.STRING, "", "what brokers with AUTH are told by a job that writes"
+    )
     master: str = option(
         "master",
         Kind.STRING,
@@ -104,6 +107,14 @@ class JobOptions(LogOptions):
         if self.lookupd_http_addresses:
             found["lookupAddresses"] = ",".join(self.lookup_addresses)
         return found | self.tls
+
+    @property
+    def sink(self) -> dict[str, str]:
+        """The options of the sink `martlet` that say where the brokers are."""
+        found = {"timeoutMs": str(max(1, self.timeout_ns // MILLISECOND_NS))}
+        if self.auth_secret:
+            found["authSecret"] = self.auth_secret
+        return found | self.tls | {"addresses": ",".join(self.http_addresses)}
 
     @property
     def tls(self) -> dict[str, str]:

@@ -106,6 +106,8 @@ class ReplayJobOptions(JobOptions):
         require_names("to-topic", [self.to_topic.replace(TOPIC_PLACE, "t")])
         if self.to_topic in self.from_topics or (self.from_topics and self.to_topic == TOPIC_PLACE):
             raise OptionError(f"--to-topic={self.to_topic} is where the messages are already")
+        if not (self.to_addresses or self.addresses):
+            raise OptionError("say which brokers get them: --to-addresses=HOST:PORT")
         if not self.checkpoint:
             raise OptionError(
                 "--checkpoint=FOLDER keeps how far the replay is, so that no message is sent twice"

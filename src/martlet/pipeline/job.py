@@ -39,6 +39,8 @@ OptionsT = TypeVar("OptionsT", bound=JobOptions)
 OK, FAILED, WRONG, LOSS = 0, 1, 2, 3
 """Exit codes: done or told to end; failed; the options are wrong; an audit has found a loss."""
 
+_WIDE = 200
+"""Characters."""
 _ERROR = re.compile(r"(?:[\w.]+\.)?(\w*(?:Error|Exception|Unreachable|Refused)): (.+)")
 _log = logging.getLogger(__name__)
 
@@ -82,7 +84,8 @@ class Run:
         self.spark = spark
         self.meter = meter or Meter()
         self.stopping = threading.Event()
-        self.console = Console()
+        # Where nobody looks, no table is cut to the width of a terminal.
+        self.console = Console(width=None if sys.stdout.isatty() else _WIDE)
 
     def say(self, line: str) -> None:
         """Tell how far it is, on standard output."""
@@ -121,6 +124,8 @@ def _submitted_master() -> str:
 
 def carry_out(job: Job[OptionsT], options: OptionsT) -> int:
     """Do a job as a command does; the result is the exit code of the process."""
+    # pyspark logs errors that it raises, whole with the stack of its Java, as lines of JSON.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     try:
         job.check(options)
         with session(job.name, options) as spark, Meter.serving(options.metrics_address) as meter:

@@ -160,9 +160,10 @@ class Replay:
         return found
 
     def _target(self) -> dict[str, str]:
-        found = {"timeoutMs": self._options.source["timeoutMs"]}
-        addresses = self._options.to_addresses or self._options.addresses
-        return found | self._options.tls | {"addresses": ",".join(addresses)}
+        found = self._options.sink
+        if self._options.to_addresses:
+            found["addresses"] = ",".join(self._options.to_addresses)
+        return found
 
 
 def _terms(options: ReplayJobOptions) -> dict[str, object]:

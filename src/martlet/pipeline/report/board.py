@@ -54,7 +54,7 @@ class Board:
         for number, row in enumerate(rows):
             key = tuple(json.dumps(row.get(name), default=_written) for name in self._keys)
             self._rows[key or (str(number),)] = row
-        ordered = sorted(self._rows.items(), key=lambda item: _age(item[1]))
+        ordered = sorted(self._rows.items(), key=lambda item: (_age(item[1]), item[0]))
         self._rows = dict(ordered[-MOST_ROWS:])
 
 

@@ -139,7 +139,7 @@ class Report:
             yield self._begin(rows, f"{place}/parquet", final, format="parquet", path=path)
         if options.to_topic:
             sent = as_messages(figure, rows)
-            place_options = {"topic": options.to_topic, **options.source}
+            place_options = {"topic": options.to_topic, **options.sink}
             yield self._begin(sent, f"{place}/topic", final, format="martlet", **place_options)
 
     def _plan(self, figure: Figure) -> DataFrame:
@@ -172,7 +172,10 @@ class Report:
         """Take a micro-batch's rows in, and show what stands now."""
         order = [batch[START].desc()] if START in batch.columns else []
         newest = batch.orderBy(*order).limit(MOST_ROWS) if order else batch.limit(MOST_ROWS)
-        board.tell(newest.toArrow().to_pylist()[::-1], whole=whole)
+        rows = newest.toArrow().to_pylist()[::-1]
+        if not (rows or whole):
+            return  # Spark ends windows by a batch of nothing
+        board.tell(rows, whole=whole)
         if self._options.console:
             print_board(self._run.console, figure.name, board.rows)
         if self._options.page:

@@ -23,11 +23,11 @@ def print_board(console: Console, name: str, rows: Sequence[Row]) -> None:
     if not rows:
         return
     shown = rows[-_CONSOLE_ROWS:]
-    table = ConsoleTable(title=name, title_justify="left", title_style="bold", pad_edge=False)
+    table = ConsoleTable(title=name, title_justify="left", title_style="bold", box=None)
     columns = [column for column in shown[-1] if column != END]
     for column in columns:
         number = isinstance(shown[-1][column], int | float)
-        table.add_column(column, justify="right" if number else "left", overflow="fold")
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
     for row in shown:
         table.add_row(*(cell(row.get(column)) for column in columns))
     console.print(table)
