@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from martlet.options.archive import ArchiveOptions
+from martlet.options.audit import AuditOptions
 from martlet.options.dead_letter_job import DeadLetterJobOptions
 from martlet.options.live_report import LiveReportOptions
 from martlet.options.replay_job import ReplayJobOptions
@@ -98,6 +99,7 @@ STEPS: dict[str, Callable[..., Any]] = {
     "read": read,
     "copy": copy,
     "archive": job("archive", ArchiveOptions),
+    "audit": job("audit", AuditOptions),
     "report": job("report", LiveReportOptions),
     "replay": job("replay", ReplayJobOptions),
     "dead-letters": job("dead_letters", DeadLetterJobOptions),

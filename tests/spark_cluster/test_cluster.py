@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -111,6 +112,13 @@ def test_a_report(driver: Driver, broker: BrokerProcess, numbers: str, tmp_path:
     )
     assert done == 0
     assert f"{COUNT:,}" in page.read_text()
+
+
+def test_an_audit(driver: Driver, broker: BrokerProcess, numbers: str, tmp_path: Path) -> None:
+    addresses = [broker.http_address]
+    assert driver.do("audit", addresses=addresses, topics=[numbers], out=str(tmp_path)) == 0
+    told = json.loads((tmp_path / "audit.json").read_text())
+    assert (told["lost"], COUNT in [row["published"] for row in told["totals"]]) == (0, True), told
 
 
 def test_dead_letters_are_brought_back(driver: Driver, broker: BrokerProcess) -> None:
