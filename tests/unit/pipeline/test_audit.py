@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.broker.core import SECOND_NS, SEGMENT_BYTES, Core
 from tests.unit.broker.test_delays import delay, due_now
+from tests.unit.broker.test_eviction import SEGMENTS, SmallCore
 from tests.unit.broker.test_transactions import Producer
 from tests.unit.pipeline.audited import Files, audited, told
 
@@ -373,6 +374,23 @@ def test_what_was_emptied_or_deleted_is_not_lost() -> None:
     audit = audited(core)
     assert not audit.findings
     assert "open" not in told(audit, "t", "c")
+
+
+def test_what_a_full_disk_has_given_up_is_dropped_and_not_lost() -> None:
+    core = SmallCore()
+    client = core.client("t").ready(3)
+    for number in range(300):
+        core.storage.capacity_bytes = (SEGMENTS + 4) * SEGMENT_BYTES + 60 * number  # for indexes
+        assert core.publish("t", b"%d " % number * 40).error is None
+        if number % 20 == 0:
+            client.finish(len(client.got) - 1)
+            core.broker.write_journal()
+        if number % 50 == 49:
+            assert not Files(core).audit().findings
+    audit = audited(core)
+    assert core.dropped() == told(audit, "t", "c")["dropped"] > 0
+    assert not audit.findings
+    assert "dropped" in audit.text()
 
 
 # what was let go, and what was taken away

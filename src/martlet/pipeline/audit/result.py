@@ -129,11 +129,12 @@ class Audit:
         return "\n".join(part for part in parts if part)
 
     def _table(self) -> str:
-        head = ("topic", "channel", "hour", *_SHOWN, "p50", "p99")
-        rows = [head]
-        for row in self.rows():
+        found = self.rows()
+        shown = (*_SHOWN, "dropped") if any(row["dropped"] for row in found) else _SHOWN
+        rows = [("topic", "channel", "hour", *shown, "p50", "p99")]
+        for row in found:
             latencies = [_shown_ms(row[name]) for name in ("p50_ms", "p99_ms")]
-            counts = [f"{row[name]:,}" for name in _SHOWN]
+            counts = [f"{row[name]:,}" for name in shown]
             hour = row["hour"] or "earlier"
             rows.append((row["topic"], row["channel"] or "-", hour, *counts, *latencies))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
