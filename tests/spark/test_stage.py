@@ -22,7 +22,8 @@ from tests.spark.stored import rows_of, values_of
 from martlet.spark import sink
 from martlet.spark.home import NoDoor, home_of, tcp_address
 from martlet.spark.sink import StreamWriter
-from martlet.spark.stage import Place, Stage, Staged, WriteFailed
+from martlet.spark.stage import Stage
+from martlet.spark.staged import Place, Staged, WriteFailed
 from martlet.spark.write_options import WriteOptions
 from martlet.testing import BrokerProcess
 

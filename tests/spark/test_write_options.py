@@ -69,6 +69,7 @@ def test_all_of_them(tmp_path: Path) -> None:
         ({"addresses": "here:0"}, "'here:0' is not host:port"),
         ({"path": "t"}, "a path, 't', means nothing here: option topic"),
         ({"topics": "t"}, "unknown option 'topics': did you mean topic.* the martlet sink knows"),
+        ({"lookupAddresses": "here:4161"}, "stays at one broker.* give option addresses"),
         ({"topic": "no name"}, "'no name' is no name of a topic"),
         ({"applicationId": ""}, "applicationId: '' is not 1 to 255 printable"),
         ({"applicationId": "x" * 256}, "is not 1 to 255 printable"),

@@ -70,7 +70,8 @@ class Tls:
         return cls(ca_file, cert_file, key_file, verify)
 
     @cached_property
-    def _context(self) -> ssl.SSLContext:
+    def context(self) -> ssl.SSLContext:
+        """What Python's ssl needs to know."""
         context = ssl.create_default_context()
         if self.ca_file:
             context.load_verify_locations(self.ca_file)
@@ -82,7 +83,7 @@ class Tls:
         return context
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name != "_context"}
+        return {name: value for name, value in self.__dict__.items() if name != "context"}
 
     def connection(self, address: str, timeout_s: float) -> http.client.HTTPConnection:
         """A connection to an address, not yet open."""
@@ -90,6 +91,6 @@ class Tls:
         host = host.strip("[]")
         if address.startswith(_HTTPS):
             return http.client.HTTPSConnection(
-                host, int(port), timeout=timeout_s, context=self._context
+                host, int(port), timeout=timeout_s, context=self.context
             )
         return http.client.HTTPConnection(host, int(port), timeout=timeout_s)

@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import ssl
 import time
 from collections.abc import Sequence
 from contextlib import closing
 from hashlib import blake2b
 
-from martlet.client.tls import Tls
+from martlet.spark.address import Tls
 
-_HTTPS = "https://"
 _ANSWER_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
@@ -75,16 +73,7 @@ def tcp_address(address: str, tls: Tls | None, timeout_ms: int) -> str:
 
 
 def _asked(address: str, tls: Tls | None) -> str:
-    host, _, port = address.removeprefix(_HTTPS).removeprefix("http://").rpartition(":")
-    name = host.strip("[]")
-    connection: http.client.HTTPConnection
-    if address.startswith(_HTTPS):
-        context = ssl.create_default_context() if tls is None else tls.ssl_context()
-        connection = http.client.HTTPSConnection(
-            name, int(port), timeout=_ANSWER_TIMEOUT_S, context=context
-        )
-    else:
-        connection = http.client.HTTPConnection(name, int(port), timeout=_ANSWER_TIMEOUT_S)
+    connection = (tls or Tls()).connection(address, _ANSWER_TIMEOUT_S)
     with closing(connection):
         connection.request("GET", "/info")
         response = connection.getresponse()
@@ -98,4 +87,5 @@ def _asked(address: str, tls: Tls | None) -> str:
         raise NoDoor(
             f"{address} is no broker's HTTP door: /info answered HTTP {response.status}, {text!r}"
         ) from None
+    host = address.removeprefix("https://").rpartition(":")[0]
     return f"{host}:{int(tcp_port)}"

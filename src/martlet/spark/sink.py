@@ -18,8 +18,8 @@ import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -29,9 +29,14 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from martlet.spark.home import NoDoor, home_of
-from martlet.spark.stage import Place, Stage, Staged, WriteFailed, branches_of
+from martlet.spark.staged import Place, Staged, WriteFailed, branches_of
 from martlet.spark.write_options import WriteOptions
 from martlet.spark.write_schema import check_columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from martlet.spark.stage import Stage
 
 _LOG = logging.getLogger(__name__)
 _QUERY_ID = "sql.streaming.queryId"
@@ -122,13 +127,22 @@ def batch_writer(given: Mapping[str, str], schema: StructType, *, overwrite: boo
     return BatchWriter(options)
 
 
+def _stage(
+    options: WriteOptions, transaction: str, place: Place | None, address: str = ""
+) -> Stage:
+    """Imported here: Spark plans each batch in a process of its own, which has no need of it."""
+    from martlet.spark.stage import Stage
+
+    return Stage(options, transaction, place, address)
+
+
 def _staged(
     options: WriteOptions, transaction: str, place: Place | None, rows: Iterator[pa.RecordBatch]
 ) -> Staged:
     first = next((batch for batch in rows if len(batch)), None)
     if first is None:
         return Staged(transaction, place, "", 0)
-    with Stage(options, transaction, place) as stage:
+    with _stage(options, transaction, place) as stage:
         staged = stage.stage(_chain(first, rows))
     for _ in rows:
         pass  # Of a batch that was published before: Spark wants its rows to be read.
@@ -151,7 +165,7 @@ def _commit(options: WriteOptions, messages: Messages) -> None:
         raise WriteFailed("tasks have staged in several transactions: start the query again")
     transaction, place = filled[0].transaction, filled[0].place
     branches = branches_of(filled)
-    with Stage(options, transaction, place) as stage:
+    with _stage(options, transaction, place) as stage:
         elsewhere = _published_elsewhere(options, stage, transaction, place)
         if elsewhere:
             stage.roll_back()
@@ -179,7 +193,7 @@ def _published_elsewhere(
         return ""
     for address in options.addresses:
         if address != stage.address:
-            with Stage(options, transaction, place, address) as other:
+            with _stage(options, transaction, place, address) as other:
                 last = other.last_number()
             if last is not None and last >= place.number:
                 return address
@@ -194,7 +208,7 @@ def _abort(options: WriteOptions, messages: Messages) -> None:
     }
     for transaction, place in known:
         try:
-            with Stage(options, transaction, place) as stage:
+            with _stage(options, transaction, place) as stage:
                 stage.roll_back()
         except (WriteFailed, NoDoor) as error:
             name = home_of(transaction if place is None else place.name, options.addresses)

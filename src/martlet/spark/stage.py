@@ -12,62 +12,27 @@ While a block is on its way the next one is made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import pyarrow as pa
-from pyspark.sql.datasource import WriterCommitMessage
 
 from martlet.client import ClientError, Producer, TransactionError, TransactionUnclear
 from martlet.client.errors import ConnectFailed, TransactionRefused
 from martlet.client.identity import Features
 from martlet.client.staging import Block
 from martlet.client.sync.loop_thread import loop_thread
+from martlet.client.tls import Tls
 from martlet.spark.encode import Encoder
 from martlet.spark.home import home_of, tcp_address
+from martlet.spark.staged import Place, Staged, WriteFailed
 from martlet.spark.write_options import WriteOptions
 
 _DEFAULT_MESSAGE_BYTES = 1 << 20
 _DEFAULT_BODY_BYTES = 5 << 20
 _COMMITTED = "committed"
-
-
-class WriteFailed(Exception):
-    """Rows could not be staged or published; the text says why, and the way out."""
-
-
-class Place(NamedTuple):
-    """Which batch this is, of whose.
-
-    Attributes:
-        name: the application's, or the query's id.
-        number: of the batch.
-    """
-
-    name: str
-    number: int
-
-
-@dataclass(frozen=True)
-class Staged(WriterCommitMessage):
-    """What a task has staged, told to the driver.
-
-    Attributes:
-        transaction: in which.
-        place: None for a write that nobody repeats.
-        branch: by which it is known in the transaction.
-        message_count: how many rows.
-        is_repeated: whether the broker said that the batch was published before.
-    """
-
-    transaction: str
-    place: Place | None
-    branch: str
-    message_count: int
-    is_repeated: bool = False
 
 
 class Stage:
@@ -96,7 +61,7 @@ class Stage:
         self._producer = Producer(
             tcp_address(self.address, options.tls, options.timeout_ms),
             timeout_s=options.timeout_ms / 1000,
-            tls=options.tls,
+            tls=None if options.tls is None else Tls(context=options.tls.context),
             auth_secret=options.auth_secret,
         )
         try:
@@ -251,8 +216,3 @@ def _explained(error: ClientError) -> WriteFailed:
     if isinstance(error, TransactionError):
         return WriteFailed(f"the broker refuses the rows: {text}")
     return WriteFailed(text)
-
-
-def branches_of(staged: Sequence[Staged]) -> dict[str, int]:
-    """What belongs to the transaction."""
-    return {each.branch: each.message_count for each in staged if each.message_count}

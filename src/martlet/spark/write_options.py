@@ -17,7 +17,7 @@ abandonAfterMs        86400000         how long the broker keeps what was staged
 timeoutMs             60000            how long a broker may be out of reach
 tls                   false            speak TLS; true where an address says ``https://``
 tlsCaFile             none             the file of the authority that brokers' certificates are
-                                       checked with, in place of those that the machine trusts
+                                       checked with, beside those that the machine trusts
 tlsCertFile,          none             files of the certificate, and its key, that brokers ask for
 tlsKeyFile
 tlsVerify             true             false: take any certificate
@@ -30,11 +30,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
-from martlet.client.tls import Tls
 from martlet.name import is_valid_name
+from martlet.spark.address import Tls, parse_addresses
 
 _NAMES = (
     "addresses",
@@ -129,6 +128,12 @@ def _known(given: Mapping[str, str]) -> dict[str, str]:
                 f"a path, {value!r}, means nothing here: option topic or column topic says where"
                 " rows go; end with save() or start()"
             )
+        if name.lower() == "lookupaddresses":
+            raise ValueError(
+                "option lookupAddresses is the source's: all that a query writes stays at one"
+                " broker, which must not change with what lookup daemons know; give option"
+                " addresses"
+            )
         if name.lower() not in names:
             near = difflib.get_close_matches(name.lower(), names, 1)
             hint = f"did you mean {names[near[0]]}? " if near else ""
@@ -145,19 +150,7 @@ def _addresses(options: Mapping[str, str]) -> tuple[str, ...]:
             "option addresses is missing: the HTTP addresses of the brokers to write to, such as"
             " 127.0.0.1:4151"
         )
-    parts = [part.strip() for part in options["addresses"].split(",")]
-    addresses = tuple(dict.fromkeys(part for part in parts if part))
-    if not addresses:
-        raise ValueError("option addresses is empty")
-    for address in addresses:
-        rest = address.removeprefix("https://").removeprefix("http://")
-        host, colon, port = rest.rpartition(":")
-        if not (colon and host and port.isdecimal() and 0 < int(port) < 65536) or "/" in host:
-            raise ValueError(
-                f"option addresses: {address!r} is not host:port (the broker's HTTP port, usually"
-                " 4151), nor https://host:port"
-            )
-    return addresses
+    return parse_addresses("addresses", options["addresses"])
 
 
 def _topic(options: Mapping[str, str]) -> str | None:
@@ -187,15 +180,10 @@ def _tls(options: Mapping[str, str], addresses: tuple[str, ...]) -> Tls | None:
         if given:
             raise ValueError(f"option {given[0]} says nothing without option tls")
         return None
-    for name in ("tlsCaFile", "tlsCertFile", "tlsKeyFile"):
-        if name in options and not Path(options[name]).is_file():
-            raise ValueError(f"option {name}: there is no file {options[name]!r}")
-    if "tlsKeyFile" in options and "tlsCertFile" not in options:
-        raise ValueError("option tlsKeyFile says nothing without option tlsCertFile")
-    return Tls(
-        ca_file=options.get("tlsCaFile"),
-        cert_file=options.get("tlsCertFile"),
-        key_file=options.get("tlsKeyFile"),
+    return Tls.parse(
+        options.get("tlsCaFile", ""),
+        options.get("tlsCertFile", ""),
+        options.get("tlsKeyFile", ""),
         verify=_boolean(options, "tlsVerify", True),
     )
 
