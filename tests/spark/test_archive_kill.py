@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import duckdb
@@ -74,15 +74,28 @@ def running(argv: list[str]) -> Iterator[subprocess.Popen[str]]:
     try:
         yield process
     finally:
-        left = psutil.Process(process.pid).children(recursive=True) if alive(process.pid) else []
+        left = []
+        with suppress(psutil.NoSuchProcess):
+            left = psutil.Process(process.pid).children(recursive=True)
         process.kill()
-        for other in left:
-            other.kill()
+        end(left)
         process.communicate()
 
 
-def alive(number: int) -> bool:
-    return psutil.pid_exists(number)
+def end(processes: list[psutil.Process]) -> None:
+    """Kill those of them that have not ended by themselves meanwhile."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def named(part: str, processes: list[psutil.Process]) -> list[psutil.Process]:
+    found = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if part in process.name():
+                found.append(process)
+    return found
 
 
 def kill(victim: str, process: subprocess.Popen[str], broker: BrokerProcess) -> None:
@@ -91,18 +104,15 @@ def kill(victim: str, process: subprocess.Popen[str], broker: BrokerProcess) -> 
         broker.restart()
         return
     children = psutil.Process(process.pid).children(recursive=True)
-    (java,) = (child for child in children if child.name() == "java")
+    (java,) = named("java", children)
     if victim == "driver":
         # With its workers, as a machine that fails takes them all.
         process.send_signal(signal.SIGKILL)
-        for child in children:
-            child.kill()
+        end(children)
     elif victim == "java":
         java.kill()
     else:
-        workers = [child for child in java.children(recursive=True) if "python" in child.name()]
-        for child in workers:
-            child.kill()
+        end(named("python", java.children(recursive=True)))
 
 
 def visible(out: Path) -> list[int]:
