@@ -64,7 +64,7 @@ class Files:
         """What an audit finds."""
         bases = sorted(self.segments)
         places = tuple(
-            SegmentPlace(BROKER, base, len(self.segments[base]), -1, base == bases[-1], "", "", 0)
+            SegmentPlace(BROKER, base, len(self.segments[base]), -1, base == bases[-1], "", None)
             for base in bases
         )
         survey = Survey(BROKER, "there", places, self.checkpoint, is_running=False)

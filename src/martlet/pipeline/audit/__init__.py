@@ -25,6 +25,7 @@ from martlet.pipeline.audit.finding import Finding
 from martlet.pipeline.audit.result import Audit, LogSummary
 from martlet.pipeline.audit.survey import Survey, ask, look
 from martlet.pipeline.job import LOSS, OK, Job, JobFailed, Run, session
+from martlet.spark.address import Tls
 from martlet.spark.endpoint import Endpoint
 
 if TYPE_CHECKING:
@@ -112,11 +113,19 @@ def _look(options: AuditOptions, run: Run, *, say: bool) -> Audit:
 
 
 def _surveys(options: AuditOptions) -> list[Survey]:
-    timeout_ms = options.timeout_ns // MILLISECOND_NS
+    files = options.tls_ca_file, options.tls_cert_file, options.tls_key_file
+    try:
+        tls = Tls.parse(*files, verify=options.tls_verify)
+    except ValueError as error:
+        raise JobFailed(str(error)) from None
+
+    def endpoint(address: str) -> Endpoint:
+        return Endpoint(address, options.timeout_ns // MILLISECOND_NS, tls)
+
     addresses = dict.fromkeys(options.http_addresses)
     for lookup in options.lookup_addresses:
-        addresses |= dict.fromkeys(_known_by(lookup, timeout_ms))
-    surveys = [ask(address, timeout_ms) for address in addresses]
+        addresses |= dict.fromkeys(_known_by(endpoint(lookup)))
+    surveys = [ask(endpoint(address)) for address in addresses]
     try:
         surveys += [look(path) for path in options.data_paths]
     except NoLog as error:
@@ -125,9 +134,8 @@ def _surveys(options: AuditOptions) -> list[Survey]:
     return list({survey.broker: survey for survey in reversed(surveys)}.values())[::-1]
 
 
-def _known_by(lookup: str, timeout_ms: int) -> list[str]:
+def _known_by(endpoint: Endpoint) -> list[str]:
     """The HTTP addresses of the brokers that a lookup knows."""
-    endpoint = Endpoint(lookup, timeout_ms)
     try:
         return [f"{node['broadcast_address']}:{node['http_port']}" for node in endpoint.nodes()]
     finally:

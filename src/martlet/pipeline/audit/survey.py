@@ -39,8 +39,7 @@ class SegmentPlace:
         end: up to which position the log reached when it was looked at; -1 where nobody knows.
         last: whether it is the newest.
         data_path: the data folder on its machine.
-        address: where the broker answers; empty where there is only the folder.
-        timeout_ms: how long it may be out of reach.
+        door: where the broker answers; None where there is only the folder.
     """
 
     broker: str
@@ -49,8 +48,7 @@ class SegmentPlace:
     end: int
     last: bool
     data_path: str
-    address: str
-    timeout_ms: int
+    door: Endpoint | None
 
     @contextmanager
     def opened(self) -> Iterator[memoryview]:
@@ -60,22 +58,21 @@ class SegmentPlace:
             SegmentGone: when it was let go, also where that happens before the block is left.
         """
         path = Path(self.data_path) / "log" / f"{self.base:020d}.log"
-        if not self.address or _is_local(self.data_path, self.broker):
+        if self.door is None or _is_local(self.data_path, self.broker):
             with _mapped(path) as data:
                 yield self._written(data)
         else:
-            yield self._fetched()
+            yield self._fetched(self.door)
 
     def _written(self, data: memoryview) -> memoryview:
         if self.end < 0 or not self.last:
             return data
         return data[: max(0, self.end - self.base)]
 
-    def _fetched(self) -> memoryview:
+    def _fetched(self, endpoint: Endpoint) -> memoryview:
         """All of it, asked for in pieces."""
         wanted = self.bytes if self.end < 0 else min(self.bytes, self.end - self.base)
         data = bytearray()
-        endpoint = Endpoint(self.address, self.timeout_ms)
         try:
             while len(data) < wanted:
                 most = min(_PIECE_BYTES, wanted - len(data))
@@ -159,13 +156,12 @@ class _Fetched:
         return self._data if name == checkpoint.NAME else None
 
 
-def ask(address: str, timeout_ms: int) -> Survey:
+def ask(endpoint: Endpoint) -> Survey:
     """Survey a running broker.
 
     Raises:
         BrokerUnreachable, BrokerRefused.
     """
-    endpoint = Endpoint(address, timeout_ms)
     try:
         found = json.loads(endpoint.read("/log/segments"))
         # Afterwards: what was let go before that is not needed by this checkpoint.
@@ -186,13 +182,12 @@ def ask(address: str, timeout_ms: int) -> Survey:
             end=found["position"],
             last=segment is segments[-1],
             data_path=found["data_path"],
-            address=address,
-            timeout_ms=timeout_ms,
+            door=endpoint,
         )
         for segment in segments
     )
     loaded, trouble = _loaded(_Fetched(data))
-    return Survey(found["broker"], address, places, loaded, True, trouble)
+    return Survey(found["broker"], endpoint.address, places, loaded, True, trouble)
 
 
 def look(data_path: str) -> Survey:
@@ -219,8 +214,7 @@ def look(data_path: str) -> Survey:
             end=-1,
             last=base == found[-1][0],
             data_path=str(folder.path.resolve()),
-            address="",
-            timeout_ms=0,
+            door=None,
         )
         for base, size in found
     )
