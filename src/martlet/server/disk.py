@@ -203,7 +203,12 @@ class Disk:
             for _ in end_some(self._broker, job):
                 await asyncio.sleep(0)
         except WritesRefused as error:
-            self._log.warning("cleaning found no room: %s", error)
+            self._log.warning(
+                "LOG: what is needed of a segment found no room elsewhere, and so it stays: %s."
+                " Where others do not give back some of the disk, less may stay free for a while"
+                " (--min-free-bytes), or more be taken (--max-disk-bytes)",
+                error,
+            )
         self._on_durable()
         return True
 

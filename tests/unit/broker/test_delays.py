@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import sys
+from contextlib import suppress
 
 import pytest
 from tests.unit.broker.core import SECOND_NS, Core
@@ -11,9 +12,10 @@ from tests.unit.broker.core import SECOND_NS, Core
 from martlet.broker import delays, upcoming
 from martlet.broker.bucket import Bucket
 from martlet.broker.delays import DAY_NS, HOUR_NS, MINUTE_NS, Place
-from martlet.broker.errors import LimitReached
+from martlet.broker.errors import LimitReached, WritesRefused
 from martlet.broker.eviction import Eviction
 from martlet.broker.marks import Marks
+from martlet.log.record import Kind
 from martlet.properties import Properties
 
 MS = 10**6
@@ -481,3 +483,36 @@ def test_what_a_start_finds_forwarded_is_doubtful_until_the_next_flush() -> None
     core.flush()
     known.apply(bucket.pack_marks(certain=True))
     assert known.count == 1
+
+
+def test_a_log_whose_last_segment_went_to_the_journal_goes_on_when_there_is_room() -> None:
+    """What is needed is little in each of many segments, and there is no room to bring it together:
+    nothing goes on, and nothing is lost.
+    """
+    core = Core()
+    core.channel("t", "c")
+    due_ns = core.clock.now_ns + 10 * SECOND_NS
+    for number in range(10):
+        core.broker.delays.publish(core.broker.topic("t"), [b"%d" % number], due_ns)
+        core.fill("x", 1)
+        core.broker.topics["x"].empty()
+    core.storage.capacity_bytes = core.storage.used_bytes + core.segment_bytes // 2
+    # The journal has the last one, and no checkpoint frees any.
+    with suppress(WritesRefused):
+        while True:
+            core.broker.log.append_journal(
+                Kind.TRACE, b"." * 1000, topic=1, stored_at_ns=core.clock.now_ns
+            )
+    segments = len(core.broker.log.segments)
+    for _ in range(3):
+        with pytest.raises((WritesRefused, OSError)):
+            core.checkpoint()
+    core.wait(10 * SECOND_NS)
+    assert core.broker.delays.pending_count == 10
+    core.storage.capacity_bytes += 2 * core.segment_bytes
+    for _ in range(20):
+        core.checkpoint()
+        core.wait(SECOND_NS)
+    assert len(core.broker.log.segments) < segments // 2
+    got = core.client("t", "c").ready(100)
+    assert sorted(got.bodies) == [b"%d" % number for number in range(10)]
