@@ -114,7 +114,9 @@ class JobOptions(LogOptions):
         found = {"timeoutMs": str(max(1, self.timeout_ns // MILLISECOND_NS))}
         if self.auth_secret:
             found["authSecret"] = self.auth_secret
-        return found | self.tls | {"addresses": ",".join(self.http_addresses)}
+        if self.tls:
+            found |= {"tls": "true"} | self.tls
+        return found | {"addresses": ",".join(self.http_addresses)}
 
     @property
     def tls(self) -> dict[str, str]:

@@ -40,16 +40,16 @@ tlsVerify             true             false: take any certificate
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 from martlet.duration import parse_duration, parse_size
 from martlet.name import is_ephemeral, is_valid_name
 from martlet.spark.address import Tls, parse_addresses
 from martlet.spark.bound import END, START, Bound, parse_bound, parse_timestamp
+from martlet.spark.given import TLS_NAMES, boolean, known, number, tls
 
 NAMES = (
     "addresses",
@@ -74,10 +74,7 @@ NAMES = (
     "retain",
     "channel",
     "timeoutMs",
-    "tlsCaFile",
-    "tlsCertFile",
-    "tlsKeyFile",
-    "tlsVerify",
+    *TLS_NAMES,
 )
 VIEWS = ("messages", "batches")
 _DEFAULT_SPLIT_BYTES = 128 << 20
@@ -101,7 +98,6 @@ _SPARKS_WORDS = re.compile(
     r"(\d+)\s*(ms|milliseconds?|s|sec|seconds?|m|min|minutes?|h|hours?)", re.IGNORECASE
 )
 _FLOWS = {"stream": "readStream", "batch": "read"}
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -158,7 +154,7 @@ class ReadOptions:
         Raises:
             ValueError: an option is unknown, missing, wrong, or not for this kind of query.
         """
-        options = _known(given)
+        options = known(given, NAMES, "the martlet source")
         for name in _BATCHES_ONLY if kind == "stream" else _STREAMS_ONLY:
             if name in options:
                 other = "spark.read" if kind == "stream" else "spark.readStream"
@@ -177,36 +173,32 @@ class ReadOptions:
                 "127.0.0.1:4161"
             )
 
-        def number(name: str, default: int | None, least: int, most: int) -> int | None:
-            text = options.get(name)
-            return default if text is None else _number(name, text, least, most)
-
         return cls(
             addresses=addresses,
             lookup_addresses=lookup_addresses,
             topics=_topics(options),
             start=_bound(options, "starting", END if kind == "stream" else START),
             end=_bound(options, "ending", END),
-            max_offsets=number("maxOffsetsPerTrigger", None, 1, 2**62),
-            max_bytes=_size(options, "maxBytesPerTrigger", None, 1, 2**62),
-            min_rows=number("minRows", None, 1, 2**62),
+            max_offsets=number(options, "maxOffsetsPerTrigger", None, 1, 2**62),
+            max_bytes=number(options, "maxBytesPerTrigger", None, 1, 2**62, parse_size),
+            min_rows=number(options, "minRows", None, 1, 2**62),
             max_delay_s=_delay_s("maxDelay", options.get("maxDelay", _DEFAULT_MAX_DELAY)),
-            fail_on_data_loss=_boolean(options, "failOnDataLoss", True),
-            split_bytes=_size(
-                options, "splitBytes", _DEFAULT_SPLIT_BYTES, _LEAST_SPLIT_BYTES, _MOST_SPLIT_BYTES
+            fail_on_data_loss=boolean(options, "failOnDataLoss", True),
+            split_bytes=number(
+                options,
+                "splitBytes",
+                _DEFAULT_SPLIT_BYTES,
+                _LEAST_SPLIT_BYTES,
+                _MOST_SPLIT_BYTES,
+                parse_size,
             ),
-            min_partitions=number("minPartitions", 1, 1, _MOST_PARTITIONS) or 1,
+            min_partitions=number(options, "minPartitions", 1, 1, _MOST_PARTITIONS),
             view=_view(options.get("view", VIEWS[0])),
             group=_channel_name(options, "group"),
-            retain=_boolean(options, "retain", False),
+            retain=boolean(options, "retain", False),
             channel=_channel_name(options, "channel"),
-            timeout_ms=number("timeoutMs", _DEFAULT_TIMEOUT_MS[kind], 0, _MOST_MS) or 0,
-            tls=Tls.parse(
-                options.get("tlsCaFile", ""),
-                options.get("tlsCertFile", ""),
-                options.get("tlsKeyFile", ""),
-                verify=_boolean(options, "tlsVerify", True),
-            ),
+            timeout_ms=number(options, "timeoutMs", _DEFAULT_TIMEOUT_MS[kind], 0, _MOST_MS),
+            tls=tls(options),
         )
 
 
@@ -221,21 +213,6 @@ def _view(text: str) -> str:
     if word not in VIEWS:
         raise ValueError(f"option view: {text!r} is neither {' nor '.join(VIEWS)}")
     return word
-
-
-def _known(given: Mapping[str, str]) -> dict[str, str]:
-    """The options by their names as they are spelled here. Raises ValueError."""
-    names = {name.lower(): name for name in NAMES}
-    options: dict[str, str] = {}
-    for name, value in given.items():
-        if name.lower() not in names:
-            near = difflib.get_close_matches(name.lower(), names, 1)
-            hint = f"did you mean {names[near[0]]}? " if near else ""
-            raise ValueError(
-                f"unknown option {name!r}: {hint}the martlet source knows {', '.join(NAMES)}"
-            )
-        options[names[name.lower()]] = value
-    return options
 
 
 def _topics(options: Mapping[str, str]) -> Topics:
@@ -308,30 +285,3 @@ def _delay_s(name: str, text: str) -> float:
     if duration_ns < 0:
         raise ValueError(f"option {name}: {text!r} is below 0")
     return duration_ns / 1e9
-
-
-def _size(options: Mapping[str, str], name: str, default: T, least: int, most: int) -> int | T:
-    """Bytes, as 1048576, 64MiB or, as Spark writes it, 64m."""
-    text = options.get(name)
-    return default if text is None else _number(name, text, least, most, parse_size)
-
-
-def _number(name: str, text: str, least: int, most: int, parse: Callable[[str], int] = int) -> int:
-    try:
-        number = parse(text)
-    except ValueError as error:
-        what = "a whole number" if parse is int else "a size such as 1048576 or 64MiB"
-        raise ValueError(f"option {name}: {text!r} is not {what}") from error
-    if not least <= number <= most:
-        raise ValueError(f"option {name}: {number} is not between {least} and {most}")
-    return number
-
-
-def _boolean(options: Mapping[str, str], name: str, default: bool) -> bool:
-    text = options.get(name)
-    if text is None:
-        return default
-    word = text.strip().lower()
-    if word not in ("true", "false"):
-        raise ValueError(f"option {name}: {text!r} is neither true nor false")
-    return word == "true"

@@ -27,13 +27,13 @@ authSecret            none             what brokers with AUTH are told
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from martlet.name import is_valid_name
 from martlet.spark.address import Tls, parse_addresses
+from martlet.spark.given import TLS_NAMES, boolean, known, number, tls
 
 _NAMES = (
     "addresses",
@@ -45,10 +45,7 @@ _NAMES = (
     "abandonAfterMs",
     "timeoutMs",
     "tls",
-    "tlsCaFile",
-    "tlsCertFile",
-    "tlsKeyFile",
-    "tlsVerify",
+    *TLS_NAMES,
     "authSecret",
 )
 _SPARKS = frozenset({"checkpointlocation", "queryname"})
@@ -87,7 +84,7 @@ class WriteOptions:
         Raises:
             ValueError: an option is unknown, missing, wrong, or not for this kind of query.
         """
-        options = _known(given)
+        options = _read(given)
         if kind == "stream" and "batchId" in options:
             raise ValueError(
                 "option batchId is for df.write: a stream's batches have their numbers from Spark"
@@ -106,23 +103,24 @@ class WriteOptions:
             addresses=addresses,
             topic=_topic(options),
             application_id=_application_id(options),
-            batch_id=_number(options, "batchId", None, 0, _MOST_NUMBER),
-            block_bytes=_number(options, "blockBytes", 1 << 20, 1024, 1 << 30) or 0,
-            delay_step_ms=_number(options, "delayStepMs", 1, 1, _DAY_MS) or 1,
-            abandon_after_ms=_number(options, "abandonAfterMs", _DAY_MS, 1000, 400 * _DAY_MS) or 0,
-            timeout_ms=_number(options, "timeoutMs", 60_000, 1, 2**31) or 0,
+            batch_id=number(options, "batchId", None, 0, _MOST_NUMBER),
+            block_bytes=number(options, "blockBytes", 1 << 20, 1024, 1 << 30),
+            delay_step_ms=number(options, "delayStepMs", 1, 1, _DAY_MS),
+            abandon_after_ms=number(options, "abandonAfterMs", _DAY_MS, 1000, 400 * _DAY_MS),
+            timeout_ms=number(options, "timeoutMs", 60_000, 1, 2**31),
             tls=_tls(options, addresses),
             auth_secret=options.get("authSecret") or None,
         )
 
 
-def _known(given: Mapping[str, str]) -> dict[str, str]:
-    """The options by their names as they are spelled here."""
-    names = {name.lower(): name for name in _NAMES}
-    options: dict[str, str] = {}
-    for name, value in given.items():
-        if name.lower() in _SPARKS:
-            continue
+def _read(given: Mapping[str, str]) -> dict[str, str]:
+    """The options by their names as they are spelled here, without those that Spark itself reads.
+
+    Raises:
+        ValueError: as `known`, and where an option means nothing of what is written.
+    """
+    asked = {name: value for name, value in given.items() if name.lower() not in _SPARKS}
+    for name, value in asked.items():
         if name.lower() == "path":
             raise ValueError(
                 f"a path, {value!r}, means nothing here: option topic or column topic says where"
@@ -134,14 +132,7 @@ def _known(given: Mapping[str, str]) -> dict[str, str]:
                 " broker, which must not change with what lookup daemons know; give option"
                 " addresses"
             )
-        if name.lower() not in names:
-            near = difflib.get_close_matches(name.lower(), names, 1)
-            hint = f"did you mean {names[near[0]]}? " if near else ""
-            raise ValueError(
-                f"unknown option {name!r}: {hint}the martlet sink knows {', '.join(_NAMES)}"
-            )
-        options[names[name.lower()]] = value
-    return options
+    return known(asked, _NAMES, "the martlet sink")
 
 
 def _addresses(options: Mapping[str, str]) -> tuple[str, ...]:
@@ -174,40 +165,10 @@ def _application_id(options: Mapping[str, str]) -> str | None:
 
 
 def _tls(options: Mapping[str, str], addresses: tuple[str, ...]) -> Tls | None:
-    wanted = _boolean(options, "tls", any(each.startswith("https://") for each in addresses))
+    wanted = boolean(options, "tls", any(each.startswith("https://") for each in addresses))
     given = [name for name in options if name.startswith("tls") and name != "tls"]
     if not wanted:
         if given:
             raise ValueError(f"option {given[0]} says nothing without option tls")
         return None
-    return Tls.parse(
-        options.get("tlsCaFile", ""),
-        options.get("tlsCertFile", ""),
-        options.get("tlsKeyFile", ""),
-        verify=_boolean(options, "tlsVerify", True),
-    )
-
-
-def _number(
-    options: Mapping[str, str], name: str, default: int | None, least: int, most: int
-) -> int | None:
-    text = options.get(name)
-    if text is None:
-        return default
-    try:
-        number = int(text)
-    except ValueError as error:
-        raise ValueError(f"option {name}: {text!r} is not a whole number") from error
-    if not least <= number <= most:
-        raise ValueError(f"option {name}: {number} is not between {least} and {most}")
-    return number
-
-
-def _boolean(options: Mapping[str, str], name: str, default: bool) -> bool:
-    text = options.get(name)
-    if text is None:
-        return default
-    word = text.strip().lower()
-    if word not in ("true", "false"):
-        raise ValueError(f"option {name}: {text!r} is neither true nor false")
-    return word == "true"
+    return tls(options)
