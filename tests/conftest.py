@@ -1,20 +1,34 @@
 """How tests are spread where several processes run them: ``./run test`` has three.
 
-A file's tests stay in one process, since they share servers; and all that use Spark do, since a
-Java virtual machine costs ten seconds and a gigabyte.  They take the longest, so they go first.
+A file's tests stay in one process, since they share servers; and all that share a Spark session do,
+since a Java virtual machine costs ten seconds and a gigabyte.  What takes longest goes first.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 SPARK = "tests/spark/"
+LONGEST = (
+    SPARK,
+    "tests/spark/test_sink_kill.py",
+    "tests/spark_cluster/",
+    "tests/crash/test_kill.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(SPARK))
+    items.sort(key=lambda item: _place(_process_of(item.nodeid)))
+
+
+def _place(process: str) -> int:
+    """Which is begun before others."""
+    found = [place for place, name in enumerate(LONGEST) if process.startswith(name)]
+    return found[-1] if found and (process == SPARK or found[-1]) else len(LONGEST)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -28,4 +42,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def _process_of(nodeid: str) -> str:
     """What stays in one process has the same of it."""
-    return SPARK if nodeid.startswith(SPARK) else nodeid.partition("::")[0]
+    file = nodeid.partition("::")[0]
+    return SPARK if file in _sharing() else file
+
+
+@cache
+def _sharing() -> frozenset[str]:
+    """The files whose tests share a Spark session."""
+    folder = Path(__file__).parent / "spark"
+    files = [path for path in folder.glob("test_*.py") if "spark: SparkSession" in path.read_text()]
+    return frozenset(SPARK + path.name for path in files)

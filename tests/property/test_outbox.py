@@ -308,3 +308,34 @@ def test_a_key_is_at_home_at_one_broker_and_moves_only_when_that_goes() -> None:
         moved = home(lanes, key)
         assert moved is not lanes[2]
         assert before is lanes[2] or moved is before
+
+
+def test_a_suspect_goes_alone_though_others_of_its_topic_were_put_back_before_it() -> None:
+    loop = asyncio.new_event_loop()
+    outbox = Outbox(Limits())
+    lanes = [outbox.add_lane(f"127.0.0.{number}:4150") for number in (1, 2)]
+
+    def publish(body: bytes) -> Publication:
+        publication = Publication("t", [body], len(body) + 4, loop.create_future(), deadline_s=9)
+        outbox.add(publication)
+        return publication
+
+    for lane in lanes:
+        outbox.raise_lane(lane)
+    publish(b"first")
+    assert [shipment.lane for shipment in outbox.pack([lanes[0]])] == [lanes[0]]
+    publish(b"second")
+    publish(b"third")
+    assert [shipment.lane for shipment in outbox.pack([lanes[1]])] == [lanes[1]]
+    for lane in lanes:  # what is lost last is put back before the rest
+        for shipment in lane.in_flight:
+            shipment.lost(ConnectionLost("gone"))
+        outbox.put_back(lane, "gone")
+        outbox.raise_lane(lane)
+    packed = outbox.pack(list(lanes))
+    assert [[p.bodies for p in shipment.publications] for shipment in packed] == [
+        [[b"second"]],  # a suspect too, after which nothing goes that way
+        [[b"third"]],
+        [[b"first"]],
+    ]
+    loop.close()

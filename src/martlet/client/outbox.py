@@ -164,6 +164,7 @@ class Outbox:
             if (
                 shipment is not None
                 and not publication.alone
+                and (publication.trouble is None or not publication.trouble.is_suspect)
                 and shipment.size_bytes + publication.size_bytes <= most_bytes
                 and shipment.lane.has_room(publication)
             ):
