@@ -143,7 +143,6 @@ def test_each_row_comes_once_whatever_is_killed(tmp_path: Path) -> None:
         with running(gate, tmp_path) as job:
             grown(broker, 1)
             strike("broker", Step.STAGING, 3, gate, broker, job)
-            strike("broker", Step.DECIDED, 0, gate, broker, job)
             strike("broker", Step.COMMITTED, 0, gate, broker, job)
             strike("worker", Step.STAGING, 2, gate, broker, job)
             grown(broker, 1)
