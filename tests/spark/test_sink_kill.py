@@ -138,6 +138,7 @@ def strike(
     gate.let_go()
 
 
+@pytest.mark.slow
 def test_each_row_comes_once_whatever_is_killed(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker, Gate(broker.tcp_address) as gate:
         with running(gate, tmp_path) as job:

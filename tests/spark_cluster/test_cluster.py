@@ -15,7 +15,7 @@ from martlet.testing import BrokerProcess
 from martlet.testing.spark_cluster import SparkCluster
 
 # A machine that is busy elsewhere starts a Java virtual machine in a minute, and here are five.
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(400)]
 COUNT = 20_000
 
 
