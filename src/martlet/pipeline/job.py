@@ -160,6 +160,22 @@ def _ending(run: Run) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def told_as(what: str) -> Iterator[None]:
+    """Tell what Spark says of SQL that is none, or names what is not there, in a line.
+
+    Raises:
+        JobFailed: `what`, and what Spark says.
+    """
+    from pyspark.errors import AnalysisException, ParseException
+
+    try:
+        yield
+    except (AnalysisException, ParseException) as error:
+        said = next(filter(None, str(error).splitlines()), "")
+        raise JobFailed(f"{what}: {said}") from None
+
+
 def cause(error: Exception) -> str:
     """The one line that matters of what Spark says: the last that names an error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

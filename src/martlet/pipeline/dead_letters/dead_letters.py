@@ -11,7 +11,7 @@ from martlet.options.dead_letter_job import DeadLetterJobOptions
 from martlet.pipeline.dead_letters.act import Done, act
 from martlet.pipeline.dead_letters.letters import Keeper, keepers, letters
 from martlet.pipeline.fields import with_fields
-from martlet.pipeline.job import FAILED, OK, Job, JobFailed, Run, session
+from martlet.pipeline.job import FAILED, OK, Job, Run, session, told_as
 from martlet.spark.brokers import Brokers
 from martlet.spark.options import ReadOptions
 
@@ -83,30 +83,21 @@ def _keepers(options: DeadLetterJobOptions) -> list[Keeper]:
 
 
 def _chosen(found: DataFrame, options: DeadLetterJobOptions) -> DataFrame:
-    from pyspark.errors import AnalysisException, ParseException
-
-    try:
+    with told_as(f"--where={options.where}"):
         fields = with_fields(found, options.json_schema)
         return fields.where(options.where) if options.where else fields
-    except (AnalysisException, ParseException) as error:
-        said = next(filter(None, str(error).splitlines()), "")
-        raise JobFailed(f"--where={options.where}: {said}") from None
 
 
 def _groups(chosen: DataFrame, options: DeadLetterJobOptions) -> list[dict[str, Any]]:
-    from pyspark.errors import AnalysisException, ParseException
     from pyspark.sql import functions as F
 
-    try:
+    with told_as(f"--by={options.by}"):
         grouped = chosen.groupBy(*map(F.expr, options.expressions)).agg(
             F.count("*").alias("count"),
             F.min("died_at").alias("oldest"),
             F.max("died_at").alias("newest"),
             F.min("id").alias("example"),
         )
-    except (AnalysisException, ParseException) as error:
-        said = next(filter(None, str(error).splitlines()), "")
-        raise JobFailed(f"--by={options.by}: {said}") from None
     rows: list[dict[str, Any]] = (
         grouped.orderBy(F.col("count").desc(), "example").limit(_MOST_GROUPS).toArrow().to_pylist()
     )

@@ -16,7 +16,7 @@ from operator import or_
 from typing import TYPE_CHECKING
 
 from martlet.options.replay_job import ReplayJobOptions
-from martlet.pipeline.job import JobFailed
+from martlet.pipeline.job import JobFailed, told_as
 from martlet.spark.bound import Bound, Place, parse_bound
 from martlet.spark.brokers import Brokers
 from martlet.spark.offsets import QueueKey, nested
@@ -99,16 +99,12 @@ class ArchivePast(Past):
     """What an archive holds."""
 
     def __init__(self, options: ReplayJobOptions, spark: SparkSession) -> None:
-        from pyspark.errors import AnalysisException
         from pyspark.sql import functions as F
 
         self._start = parse_bound("--start", options.start)
         self._end = parse_bound("--end", options.end)
-        try:
+        with told_as(f"--from-archive={options.from_archive}"):
             found = spark.read.parquet(options.from_archive)
-        except AnalysisException as error:
-            said = str(error).splitlines()[0]
-            raise JobFailed(f"--from-archive={options.from_archive}: {said}") from None
         if "_offset" in found.columns:
             found = found.select(*_of_json(found), *map(F.col, found.columns))
         missing = [name for name in (*_PLACE, "value", "timestamp") if name not in found.columns]

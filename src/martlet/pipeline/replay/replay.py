@@ -16,7 +16,7 @@ from martlet.duration import SECOND_NS
 from martlet.options.flag import OptionError
 from martlet.options.replay_job import TOPIC_PLACE, ReplayJobOptions
 from martlet.pipeline.fields import with_fields
-from martlet.pipeline.job import OK, Job, JobFailed, Run, session
+from martlet.pipeline.job import OK, Job, Run, session, told_as
 from martlet.pipeline.replay.ledger import Ledger, Plan, Step
 from martlet.pipeline.replay.past import Past, Position, left, sent_columns
 from martlet.spark import offsets
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _QUEUE = ("broker", "topic", "partition")
+_KEPT = "_message"
 
 
 @dataclass(frozen=True)
@@ -142,22 +143,16 @@ class Replay:
         return Replayed(left(start, end), self._wanted(start, end).count(), left(start, end))
 
     def _wanted(self, start: Position, end: Position) -> DataFrame:
-        from pyspark.errors import AnalysisException, ParseException
+        from pyspark.sql import functions as F
 
         messages = self._past.between(start, end)
         if not self._options.where:
             return messages
-        try:
-            fields = with_fields(messages, self._options.json_schema)
-            found = fields.where(self._options.where)
-            if self._options.json_schema:
-                # What a field is called must not go before what is sent.
-                keys = fields.where(self._options.where).select(*_QUEUE, "offset")
-                found = messages.join(keys, [*_QUEUE, "offset"], "left_semi")
-        except (AnalysisException, ParseException) as error:
-            said = next(filter(None, str(error).splitlines()), "")
-            raise JobFailed(f"--where={self._options.where}: {said}") from None
-        return found
+        # What a field is called must not go before what is sent.
+        kept = messages.withColumn(_KEPT, F.struct(*messages.columns))
+        with told_as(f"--where={self._options.where}"):
+            fields = with_fields(kept, self._options.json_schema)
+            return fields.where(self._options.where).select(f"{_KEPT}.*")
 
     def _target(self) -> dict[str, str]:
         found = self._options.sink

@@ -19,7 +19,7 @@ from martlet.options.flag import OptionError
 from martlet.options.live_report import LiveReportOptions
 from martlet.pipeline.fields import with_fields
 from martlet.pipeline.follow import follow
-from martlet.pipeline.job import OK, Job, JobFailed, Run, session
+from martlet.pipeline.job import OK, Job, JobFailed, Run, session, told_as
 from martlet.pipeline.report.board import MOST_ROWS, Board, Row
 from martlet.pipeline.report.description import (
     BadDescription,
@@ -143,13 +143,8 @@ class Report:
             yield self._begin(sent, f"{place}/topic", final, format="martlet", **place_options)
 
     def _plan(self, figure: Figure) -> DataFrame:
-        from pyspark.errors import AnalysisException, ParseException
-
-        try:
+        with told_as(f"figures.{figure.name} cannot be"):
             return self._run.spark.sql(sql_of(figure, self.description.time))
-        except (AnalysisException, ParseException) as error:
-            said = next(filter(None, str(error).splitlines()), "")
-            raise JobFailed(f"figures.{figure.name} cannot be: {said}") from None
 
     def _begin(
         self,
