@@ -342,10 +342,15 @@ class Broker:
         """Finish all that is stored for a channel; for a topic's only one, all that waits for a
         time too. Beside others that stays, since it is theirs as well.
 
-        Raises NotFound and WritesRefused.
+        It is written down at once, since whoever asked for it is answered and does not come back.
+
+        Raises NotFound, and WritesRefused: it is emptied, but a restart may not find it so.
         """
-        for part in topic.find_channel(name).parts:
+        parts = topic.find_channel(name).parts
+        for part in parts:
             part.empty()
+        for part in parts:
+            self.write_cursor(part)
         if len(topic.holders) == 1:
             self.delays.cancel_all(topic)
 

@@ -10,6 +10,7 @@ from tests.unit.broker.core import SECOND_NS, Core
 
 from martlet.broker.broker import Broker
 from martlet.broker.errors import WritesRefused
+from martlet.broker.replay import replay
 from martlet.broker.upkeep import MOST_SYNCED, begin_checkpoint, end_checkpoint
 from martlet.log.record import FRAME_HEADER_BYTES, HEADER_BYTES, Kind, read_header
 from martlet.log.recovery import Report, scan
@@ -102,6 +103,32 @@ def test_emptied_messages_stay_gone_after_a_kill_deferred_ones_too() -> None:
     assert client.bodies == []
     core.publish("t", b"3")
     assert client.bodies == [b"3"]
+
+
+def test_an_emptied_channel_is_empty_after_a_kill_though_no_journal_was_due_yet() -> None:
+    core = Core()
+    client = core.client("t").ready(2)
+    topic = core.broker.topics["t"]
+    core.publish("t", b"1", b"2", b"3")
+    core.publish("t", b"4", delay_ns=SECOND_NS)
+    client.requeue(0, SECOND_NS)
+    core.broker.empty_channel(topic, "c")
+    core.publish("t", b"5")
+    core.kill()
+    again = core.client("t").ready(10)
+    core.wait(10 * SECOND_NS)
+    assert again.bodies == [b"5"]
+
+
+def test_an_emptied_channel_that_is_set_back_begins_there_after_a_kill() -> None:
+    core = Core()
+    core.channel("t")
+    topic = core.broker.topics["t"]
+    core.publish("t", b"1", b"2", b"3")
+    core.broker.empty_channel(topic, "c")
+    replay(topic, "c", {0: 2})
+    core.kill()
+    assert core.client("t").ready(10).bodies == [b"3"]
 
 
 def test_what_was_emptied_before_stays_gone_when_more_is_emptied() -> None:
