@@ -25,6 +25,22 @@ def options(*, auto_reconnect: bool) -> ansq.ConnectionOptions:
     )
 
 
+_set_exception = asyncio.StreamReader.set_exception
+
+
+def end_when_reset(self: asyncio.StreamReader, exc: Exception) -> None:
+    """A connection that is reset ends like one that is closed.
+
+    ansq reads on after any error, which on a connection that was reset comes back at once and for
+    ever, so that nothing else of the process would run. A broker that is killed resets those that
+    it has not read to the end.
+    """
+    if isinstance(exc, ConnectionError):
+        self.feed_eof()
+    else:
+        _set_exception(self, exc)
+
+
 async def consume(reader: Any) -> None:
     async with asyncio.TaskGroup() as group:
         async for message in reader.messages():
@@ -106,4 +122,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    asyncio.StreamReader.set_exception = end_when_reset  # type: ignore[method-assign]
     asyncio.run(main())
