@@ -1,10 +1,13 @@
-"""Spark's batch read of a topic beside the same rows in Parquet and in JSON lines.
+"""Spark's read of a topic, as a batch and as a stream, beside the same rows in Parquet and JSON.
 
     spark_read.py [--messages 10000000] [--size 200] [--rounds 5] [--master local[2]] [--folder DIR]
 
 A broker is started and given messages of random letters; Spark writes them all, every column, as
 Parquet and as JSON lines.  Then each of them is asked for ``sum(length(value))``, in turns, after
 one turn that does not count.  What is printed is the median of the rounds.
+
+A stream reads the same in micro-batches of so many messages; from Parquet by the files that hold as
+many.  Its seconds are those from the start of its first micro-batch to the end of the last.
 
 Parquet and JSON lines are read with the schema of all columns, of which Spark takes what the query
 needs by itself; Martlet's source is told by ``.schema("value BINARY")``, and once more is not.
@@ -36,6 +39,10 @@ BATCH = 200
 """Messages an MPUB."""
 IN_FLIGHT = 8
 """MPUBs that wait for their OK."""
+FILES_A_BATCH = 2
+"""Parquet files for a micro-batch, so that two tasks have something to do."""
+Taken = tuple[float, int]
+"""Seconds, and the sum that was found."""
 OK = b"\x00\x00\x00\x06\x00\x00\x00\x00OK"
 
 
@@ -77,8 +84,8 @@ def expect_ok(answer: bytes) -> int:
 
 
 def sources(
-    spark: SparkSession, http_address: str, folder: Path
-) -> dict[str, Callable[[], DataFrame]]:
+    spark: SparkSession, http_address: str, folder: Path, a_batch: int
+) -> dict[str, Callable[[], Taken]]:
     """What is compared, by name; the files are written here."""
 
     def topic(schema: str | None) -> DataFrame:
@@ -89,27 +96,62 @@ def sources(
 
     parquet, lines = str(folder / "parquet"), str(folder / "lines")
     everything = topic(None)
-    everything.write.parquet(parquet)
+    everything.write.option("maxRecordsPerFile", a_batch // FILES_A_BATCH).parquet(parquet)
     as_text = everything.withColumn("value", F.col("value").cast("string"))
     as_text.write.json(lines)
+    files = spark.read.schema(everything.schema)
+    topic_stream = (
+        spark.readStream.format("martlet")
+        .schema("value BINARY")
+        .option("addresses", http_address)
+        .option("topic", TOPIC)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", a_batch)
+    )
+    file_stream = spark.readStream.schema(everything.schema)
+    file_stream = file_stream.option("maxFilesPerTrigger", FILES_A_BATCH)
     return {
-        "Martlet, value": lambda: topic("value BINARY"),
-        "Martlet, all columns": lambda: topic(None),
-        "Parquet": lambda: spark.read.schema(everything.schema).parquet(parquet),
-        "JSON lines": lambda: spark.read.schema(as_text.schema).json(lines),
+        "Martlet, value": lambda: batch(topic("value BINARY")),
+        "Martlet, all columns": lambda: batch(topic(None)),
+        "Martlet, stream": lambda: stream(topic_stream.load(), folder),
+        "Parquet": lambda: batch(files.parquet(parquet)),
+        "Parquet, stream": lambda: stream(file_stream.parquet(parquet), folder),
+        "JSON lines": lambda: batch(spark.read.schema(as_text.schema).json(lines)),
     }
 
 
+def batch(rows: DataFrame) -> Taken:
+    """Ask for the sum once."""
+    began_s = time.monotonic()
+    (found,) = rows.agg(F.sum(F.length("value"))).collect()[0]
+    return time.monotonic() - began_s, found
+
+
+def stream(rows: DataFrame, folder: Path) -> Taken:
+    """Ask each micro-batch for its sum, and add them up."""
+    found: list[int] = []
+
+    def add(some: DataFrame, number: int) -> None:
+        found.append(batch(some)[1])
+
+    query = (
+        rows.writeStream.foreachBatch(add)
+        .option("checkpointLocation", tempfile.mkdtemp(dir=folder))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return sum(told.batchDuration for told in query.recentProgress) / 1000, sum(found)
+
+
 def measure(
-    compared: dict[str, Callable[[], DataFrame]], expected: int, rounds: int
+    compared: dict[str, Callable[[], Taken]], expected: int, rounds: int
 ) -> dict[str, list[float]]:
     """The seconds that each query took, round by round; the first round only warms up."""
     seconds: dict[str, list[float]] = {name: [] for name in compared}
     for number in range(rounds + 1):
-        for name, rows in compared.items():
-            started_s = time.monotonic()
-            (found,) = rows().agg(F.sum(F.length("value"))).collect()[0]
-            took_s = time.monotonic() - started_s
+        for name, query in compared.items():
+            took_s, found = query()
             if found != expected:
                 raise SystemExit(f"{name}: sum(length(value)) is {found}, not {expected}")
             if number:
@@ -124,6 +166,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=10_000_000)
     parser.add_argument("--size", type=int, default=200, help="bytes a message")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--a-batch", type=int, default=500_000, help="messages a micro-batch")
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--folder", type=Path, help="where some 10 GB may go for the time being")
     parser.add_argument("--json", type=Path, help="write the figures there too")
@@ -137,7 +180,7 @@ def main() -> None:
             rate = asked.messages / (time.monotonic() - started_s)
             print(f"{asked.messages:,} messages of {asked.size} bytes stored, {rate:,.0f} a second")
             spark = spark_session("martlet bench", master=asked.master)
-            compared = sources(spark, broker.http_address, folder)
+            compared = sources(spark, broker.http_address, folder, asked.a_batch)
             seconds = measure(compared, asked.messages * asked.size, asked.rounds)
             spark.stop()
     finally:

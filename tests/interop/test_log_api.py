@@ -299,3 +299,44 @@ async def test_who_reads_is_seen_as_a_group(reader: Reader) -> None:
     reset = {"topic": "t", "group": "spark", "to": "last"}
     status, body = await reader.post("/call/group.reset", json.dumps(reset).encode())
     assert (status, json.loads(body)["code"]) == (409, "CONFLICT")
+
+
+async def test_the_index_of_many_queues_at_once(reader: Reader) -> None:
+    await publish(reader)
+    await reader.post("/topic/create", topic="empty")
+    found = {t["topic"]: t["topic_id"] for t in (await reader.json("/log/topics"))["topics"]}
+    end = len(BODIES)
+    ranges = [("t", 10, end - 10), ("empty", 0, 0), ("other", 0, 2), ("t", 0, end), ("t", end, 9)]
+    asked = [[topic, 0, found[topic], first, last] for topic, first, last in ranges]
+    status, body = await reader.post("/log/index", json.dumps(asked).encode())
+    assert status == 200
+    expected = b""
+    for topic, first, last in ranges:
+        _, rows = await reader.get("/log/index", topic=topic, start=first, end=last)
+        expected += (len(rows) // ENTRY.itemsize).to_bytes(8, "little") + rows
+    assert body == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "told"),
+    [
+        (b"", 400, "INVALID_BODY: it must be a JSON list of"),
+        (b'{"t": 1}', 400, "INVALID_BODY"),
+        (b'[["t", 0, 1, 0]]', 400, "INVALID_BODY"),
+        (b'[["t", 0, "x", 0, 1]]', 400, "INVALID_BODY"),
+        (b'[["t", 0, 1, 0, 1e400]]', 400, "INVALID_BODY"),
+        (b'[["t", 0, 1, -1, 1]]', 400, "a number is negative, or too large"),
+        (b'[["t", 0, 1, 0, 9223372036854775808]]', 400, "a number is negative, or too large"),
+        (json.dumps([["t", 0, 1, 0, 1]] * 1001).encode(), 400, "1001, and 1000 at most"),
+        (b'[["missing", 0, 1, 0, 1]]', 404, "TOPIC_NOT_FOUND"),
+        (b'[["t", 7, 1, 0, 1]]', 404, "QUEUE_NOT_FOUND"),
+        (b'[["t", 0, 999, 0, 1]]', 404, "TOPIC_MADE_ANEW"),
+        (b'[["not a name", 0, 1, 0, 1]]', 400, "INVALID_ARG_TOPIC"),
+    ],
+)
+async def test_an_index_of_many_queues_that_is_asked_for_wrongly(
+    reader: Reader, body: bytes, status: int, told: str
+) -> None:
+    await reader.post("/topic/create", topic="t")
+    answer = await reader.post("/log/index", body)
+    assert (answer[0], told in answer[1].decode()) == (status, True), answer

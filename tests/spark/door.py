@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from operator import itemgetter
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -77,7 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(503, {"message": "NOT YET"})
             return
         topics = self.server.folder.topics
-        if asked.get("topic", "t") not in topics and self.command == "GET":
+        if asked.get("topic", next(iter(topics))) not in topics and self.command == "GET":
             self._answer(404, {"message": "TOPIC_NOT_FOUND"})
             return
         if "topic_id" in asked and int(asked["topic_id"]) != topics[asked["topic"]]:
@@ -126,11 +127,27 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, {"offset": int(later["first_offset"][0]) if len(later) else end})
 
     def _index(self, asked: dict[str, str]) -> None:
-        rows = self._rows(asked)
+        if self.command == "GET":
+            rows = self._touched(
+                asked["topic"], *map(int, itemgetter("queue", "start", "end")(asked))
+            )
+            self._answer(200, rows.tobytes())
+            return
+        pieces = []
+        left = INDEX_ROWS_A_REPLY
+        for topic, queue, topic_id, start, end in json.loads(self.body):
+            if self.server.folder.topics.get(topic) != topic_id:
+                self._answer(404, {"message": "TOPIC_MADE_ANEW"})
+                return
+            rows = self._touched(topic, queue, start, end)[:left]
+            left -= len(rows)
+            pieces += [len(rows).to_bytes(8, "little"), rows.tobytes()]
+        self._answer(200, b"".join(pieces))
+
+    def _touched(self, topic: str, queue: int, start: int, end: int) -> Any:
+        rows = self.server.folder.index(topic, queue)
         ends = rows["first_offset"] + rows["count"]
-        start, end = int(asked["start"]), int(asked["end"])
-        touched = rows[(ends > start) & (rows["first_offset"] < end)]
-        self._answer(200, touched[:INDEX_ROWS_A_REPLY].tobytes())
+        return rows[(ends > start) & (rows["first_offset"] < end)][:INDEX_ROWS_A_REPLY]
 
     def _batches(self, asked: dict[str, str]) -> None:
         rows = self._rows(asked)

@@ -15,13 +15,14 @@ from pyspark.sql.types import StructType
 from tests.spark.door import Door, serving
 from tests.spark.folder import Folder
 
+from martlet.log.index import ENTRY
 from martlet.spark import brokers
-from martlet.spark.endpoint import BrokerUnreachable
+from martlet.spark.endpoint import BrokerUnreachable, Endpoint, Place
 from martlet.spark.loss import DataLossError, Loss
 from martlet.spark.offsets import Offsets
 from martlet.spark.options import ReadOptions
 from martlet.spark.schema import arrow_schema
-from martlet.spark.split import Split
+from martlet.spark.split import Task
 from martlet.spark.stream import StreamReader
 
 ALL = ReadAllAvailable()
@@ -71,8 +72,8 @@ def at(folder: Folder, offset: int) -> Offsets:
 
 
 def ranges(stream: StreamReader, start: Offsets, end: Offsets) -> list[tuple[int, int]]:
-    splits = stream.partitions(start, end)
-    return [(split.start, split.end) for split in splits if isinstance(split, Split)]
+    tasks = [task for task in stream.partitions(start, end) if isinstance(task, Task)]
+    return [(split.start, split.end) for task in tasks for split in task.splits]
 
 
 def test_from_the_start_to_the_end(folder: Folder, doors: Doors, reader: Readers) -> None:
@@ -397,3 +398,59 @@ def test_a_reader_travels_to_its_tasks(folder: Folder, doors: Doors, reader: Rea
     copy, same_split = pickle.loads(pickle.dumps((stream, split)))
     offsets = [n for batch in copy.read(same_split) for n in batch.column("offset").to_pylist()]
     assert offsets == list(range(100))
+
+
+def tasks_of(stream: StreamReader) -> list[list[tuple[str, int, int]]]:
+    """The topics and offsets that each task of a first micro-batch reads."""
+    start = stream.initialOffset()
+    tasks = stream.partitions(start, stream.latestOffset(start, ALL))
+    return [
+        [(split.key.topic, split.start, split.end) for split in task.splits]
+        for task in tasks
+        if isinstance(task, Task)
+    ]
+
+
+def test_small_splits_of_one_broker_share_a_task(
+    tmp_path: Path, doors: Doors, reader: Readers
+) -> None:
+    one, two = (Folder(tmp_path / name, 1 << 20) for name in ("one", "two"))
+    for number in range(70):
+        one.append(f"s{number:02}", [b"x"] * 3)
+    two.append("s00", [b"x"] * 3)
+    for _ in range(5):
+        one.append("s99-large", [b"x" * 1000] * 10)
+    named = ",".join([*one.topics])
+    stream = reader(doors(one), doors(two), topic=named, splitBytes="1MiB")
+    tasks = tasks_of(stream)
+    assert [("s99-large", 0, 50)] in tasks
+    assert sorted(len(task) for task in tasks) == [1, 1, 6, 32, 32]
+    assert sorted(split for task in tasks for split in task) == [
+        ("s00", 0, 3),
+        *[(f"s{number:02}", 0, 3) for number in range(70)],
+        ("s99-large", 0, 50),
+    ]
+    few = reader(doors(one), topic=named, splitBytes="1MiB", minPartitions="30")
+    assert len(tasks_of(few)) >= 30
+
+
+def test_an_index_that_one_answer_does_not_hold(
+    tmp_path: Path, doors: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(tmp_path / "one", 1 << 20)
+    for count in (4, 1, 5):
+        for _ in range(count):
+            folder.append(f"t{count}", [b"x"] * 2)
+    monkeypatch.setattr("tests.spark.door.INDEX_ROWS_A_REPLY", 3)
+    monkeypatch.setattr("martlet.spark.endpoint._FULL_INDEX_BYTES", 3 * ENTRY.itemsize)
+    endpoint = Endpoint(doors(folder).address, 5000)
+    ranges = [(Place(f"t{n}", 0, folder.topics[f"t{n}"]), 0, 2 * n) for n in (4, 1, 5)]
+    try:
+        found = endpoint.indexes(ranges)
+    finally:
+        endpoint.close()
+    assert [rows["first_offset"].tolist() for rows in found] == [
+        [0, 2, 4, 6],
+        [0],
+        [0, 2, 4, 6, 8],
+    ]

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 from tests.spark.door import Door, serving
@@ -18,7 +19,7 @@ from martlet.spark.loss import DataLossError, Loss
 from martlet.spark.offsets import QueueKey
 from martlet.spark.read import read
 from martlet.spark.schema import arrow_schema
-from martlet.spark.split import Split
+from martlet.spark.split import Split, Task
 from martlet.testing.broker_process import free_port
 
 SCHEMA = arrow_schema(StructType().add("offset", "long").add("value", "binary"))
@@ -63,9 +64,13 @@ def split(door: Door, start: int = 0, end: int = 500, *, fail: bool = True) -> S
     )
 
 
+def read_one(wanted: Split) -> Iterator[pa.RecordBatch]:
+    return read(Task((wanted,)), SCHEMA)
+
+
 def offsets_read(wanted: Split) -> list[int]:
     found: list[int] = []
-    for batch in read(wanted, SCHEMA):
+    for batch in read_one(wanted):
         offsets = batch.column("offset").to_pylist()
         assert batch.column("value").to_pylist() == [body(offset) for offset in offsets]
         found += offsets
@@ -93,7 +98,7 @@ def test_a_segment_recycled_while_it_is_read(
     door: Door, folder: Folder, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What had been read stands; the rest of the segment has gone, and that is told."""
-    batches = read(split(door, fail=False), SCHEMA)
+    batches = read_one(split(door, fail=False))
     found = next(batches).column("offset").to_pylist()
     folder.recycle_first()
     with caplog.at_level(logging.WARNING):
@@ -108,7 +113,7 @@ def test_a_segment_recycled_while_it_is_read(
 
 
 def test_a_segment_recycled_while_it_is_read_fails_by_default(door: Door, folder: Folder) -> None:
-    batches = read(split(door), SCHEMA)
+    batches = read_one(split(door))
     next(batches)
     folder.recycle_first()
     with pytest.raises(DataLossError) as caught:
@@ -144,7 +149,7 @@ def test_a_damaged_record_is_an_error_and_not_a_gap(door: Door, folder: Folder) 
     position = folder.damage("t", 7)
     told = rf"data loss by corruption: .*offset 70 is wanted.*position {position} of the log"
     with pytest.raises(DataLossError, match=told) as caught:
-        list(read(split(door), SCHEMA))
+        list(read_one(split(door)))
     assert caught.value.loss is Loss.CORRUPTION
     rest = [*range(70), *range(80, 500)]
     assert offsets_read(split(door, fail=False)) == rest
@@ -157,7 +162,7 @@ def test_made_anew_while_it_is_read(door: Door, folder: Folder) -> None:
     door.data_path = "/nowhere"
     for fail in (True, False):
         wanted = split(door, fail=fail)
-        batches = read(wanted, SCHEMA)
+        batches = read_one(wanted)
         next(batches)
         folder.make_anew("t")
         for _ in range(60):
@@ -181,14 +186,14 @@ def test_removed_in_the_middle_is_a_loss(door: Door, folder: Folder) -> None:
     del folder.entries["t", 0][5]
     for door.data_path in (str(folder.path), "/nowhere"):
         with pytest.raises(DataLossError, match=r"offset 50 is wanted.*first one there is 60"):
-            list(read(split(door), SCHEMA))
+            list(read_one(split(door)))
         expected = [*range(50), *range(60, 500)]
         assert offsets_read(split(door, fail=False)) == expected
 
 
 def test_a_log_that_ends_too_early_is_a_loss(door: Door) -> None:
     with pytest.raises(DataLossError, match="the broker's log ends before it"):
-        list(read(split(door, 490, 600), SCHEMA))
+        list(read_one(split(door, 490, 600)))
 
 
 def test_a_broker_that_is_busy_is_asked_again(door: Door) -> None:

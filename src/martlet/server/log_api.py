@@ -12,6 +12,10 @@ that the reader advances keeps what it has not read yet from being thrown away.
                                  offsets, and ``first_offset`` is where to begin to read
 ``GET /log/offset``              the first offset stored at or after ``timestamp_ns``
 ``GET /log/index``               index rows of 40 bytes of the batches from ``start`` up to ``end``
+``POST /log/index``              the same of up to 1,000 queues at once, each a list of its topic,
+                                 queue, ``topic_id``, start and end, in a JSON list: of each the
+                                 number of its rows, 8 bytes, and then those. The last ones may be
+                                 too many for one answer: ask again from where one's rows end
 ``GET /log/reach``               the offset that one comes to from ``start``, up to ``end``, with
                                  ``max_bytes`` of whole batches, but one at least, and their bytes
 ``GET /log/batches``             batch records from the one that holds ``offset``; 204 at the end,
@@ -21,12 +25,14 @@ that the reader advances keeps what it has not read yet from being thrown away.
 ``POST /channel/advance``        a channel is done with all below ``offset``; made where missing
 ===============================  ==================================================================
 
-All but the first are of one ``queue``, 0 by default.  Who names its ``topic_id`` gets nothing of
+All others are of one ``queue``, 0 by default.  Who names its ``topic_id`` gets nothing of
 another topic that was made under the same name since: that is 404 TOPIC_MADE_ANEW.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -44,19 +50,25 @@ from martlet.server.settled import written_down
 if TYPE_CHECKING:
     from martlet.broker.queue import Queue
     from martlet.broker.topic import Topic
+    from martlet.log.index import Index, Rows
     from martlet.server.http import Routes
     from martlet.server.server import Server
 
 MIB = 1 << 20
-MOST_INDEX_BYTES = MIB
+MOST_INDEX_ROWS = MIB // ENTRY.itemsize
 """The most that one answer of the index holds; ask again from its last row's end."""
 DEFAULT_BATCHES_BYTES = 8 * MIB
 MOST_BATCHES_BYTES = 64 * MIB
 _PIECE_BYTES = 256 * 1024
 """How much is handed to the socket at a time, so that a slow reader holds little."""
 _ROWS_AT_A_TIME = 1024
+MOST_PLACES = 1000
+_MOST_PLACES_BYTES = 1 << 20
+_PLACES_AT_A_TIME = 64
 _REACH_ROWS = 1 << 16
 _OCTETS = "application/octet-stream"
+_Asked = tuple[str, int, int, int, int]
+"""Topic, queue, the topic's number, start and end."""
 
 
 class LogApi:
@@ -74,7 +86,7 @@ class LogApi:
         return {
             "/log/topics": {"GET": self.topics},
             "/log/offset": {"GET": self.offset},
-            "/log/index": {"GET": self.index},
+            "/log/index": {"GET": self.index, "POST": self.indexes},
             "/log/reach": {"GET": self.reach},
             "/log/batches": {"GET": self.batches},
             "/channel/advance": {"POST": self.advance},
@@ -135,15 +147,23 @@ class LogApi:
 
     async def index(self, request: Request) -> object:
         """Rows of the batches that hold any offset from ``start`` up to ``end``."""
-        index = self._queue(request).index
         start, end = request.number("start"), request.number("end")
-        rows = b""
-        if start < end:
-            first = index.find(start)
-            behind = min(index.find(end - 1) + 1, first + MOST_INDEX_BYTES // ENTRY.itemsize)
-            found = index.array(first, behind)
-            rows = found[found["first_offset"] < end].tobytes()
-        return web.Response(body=rows, content_type=_OCTETS)
+        rows = _rows(self._queue(request).index, start, end, MOST_INDEX_ROWS)
+        return web.Response(body=rows.tobytes(), content_type=_OCTETS)
+
+    async def indexes(self, request: Request) -> object:
+        """The same of many queues: at each request, what takes longest is the request."""
+        body = await request.read(_MOST_PLACES_BYTES, "BODY_TOO_BIG")
+        pieces: list[bytes] = []
+        left = MOST_INDEX_ROWS
+        for number, (topic, queue, topic_id, start, end) in enumerate(_places(body), 1):
+            index = self._part_of(topic, queue, topic_id).queue.index
+            rows = _rows(index, start, end, left)
+            left -= len(rows)
+            pieces += (len(rows).to_bytes(8, "little"), rows.tobytes())
+            if number % _PLACES_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+        return web.Response(body=b"".join(pieces), content_type=_OCTETS)
 
     async def reach(self, request: Request) -> object:
         """How far one comes with so many bytes."""
@@ -262,28 +282,52 @@ class LogApi:
             raise HttpError(503, f"REFUSED {error}") from None
         return None
 
-    def _topic(self, request: Request) -> Topic:
-        name = request.argument("topic")
-        if not is_valid_name(name):
-            raise HttpError(400, "INVALID_ARG_TOPIC")
-        try:
-            return self._server.broker.find_topic(name)
-        except NotFound:
-            raise HttpError(404, "TOPIC_NOT_FOUND") from None
-
     def _queue(self, request: Request) -> Queue:
         return self._part(request).queue
 
     def _part(self, request: Request) -> Topic:
         """The topic at the queue that is named, number 0 by default."""
-        topic = self._topic(request)
+        asked = request.number("topic_id") if "topic_id" in request.query else None
+        return self._part_of(request.argument("topic"), request.number("queue", 0), asked)
+
+    def _part_of(self, name: str, number: int, topic_id: int | None) -> Topic:
+        if not is_valid_name(name):
+            raise HttpError(400, "INVALID_ARG_TOPIC")
         try:
-            part = topic.part(request.number("queue", 0))
+            topic = self._server.broker.find_topic(name)
+        except NotFound:
+            raise HttpError(404, "TOPIC_NOT_FOUND") from None
+        try:
+            part = topic.part(number)
         except NotFound:
             raise HttpError(404, "QUEUE_NOT_FOUND") from None
-        wanted = request.number("topic_id", part.id)
-        if wanted != part.id:
+        if topic_id not in (None, part.id):
             raise HttpError(
-                404, f"TOPIC_MADE_ANEW: topic {topic.name} is number {part.id} now, not {wanted}"
+                404, f"TOPIC_MADE_ANEW: topic {name} is number {part.id} now, not {topic_id}"
             )
         return part
+
+
+def _rows(index: Index, start: int, end: int, most: int) -> Rows:
+    """Of the batches that hold any offset from one up to another, the first so many."""
+    if start >= end or not most:
+        return np.empty(0, ENTRY)
+    first = index.find(start)
+    found = index.array(first, min(index.find(end - 1) + 1, first + most))
+    return found[found["first_offset"] < end]
+
+
+def _places(body: bytes) -> list[_Asked]:
+    """What is asked for of many queues. Raises HttpError."""
+    try:
+        places = json.loads(body)
+        wanted = [(str(t), int(q), int(i), int(first), int(end)) for t, q, i, first, end in places]
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        raise HttpError(
+            400, "INVALID_BODY: it must be a JSON list of [topic, queue, topic_id, start, end]"
+        ) from None
+    if len(wanted) > MOST_PLACES:
+        raise HttpError(400, f"TOO_MANY_PLACES: {len(wanted)}, and {MOST_PLACES} at most")
+    if any(min(place[1:]) < 0 or max(place[1:]) >= 1 << 63 for place in wanted):
+        raise HttpError(400, "INVALID_BODY: a number is negative, or too large")
+    return wanted

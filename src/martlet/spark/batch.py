@@ -13,7 +13,7 @@ from martlet.spark.offsets import spans
 from martlet.spark.options import ReadOptions
 from martlet.spark.places import resolve
 from martlet.spark.read import read
-from martlet.spark.split import Split, plan
+from martlet.spark.split import Task, plan
 
 
 class BatchReader(DataSourceReader):
@@ -71,5 +71,5 @@ class BatchReader(DataSourceReader):
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of one split."""
-        return read(partition, self._schema) if isinstance(partition, Split) else iter(())
+        """The messages of one task."""
+        return read(partition, self._schema) if isinstance(partition, Task) else iter(())

@@ -21,7 +21,8 @@ maxBytesPerTrigger    none             how many bytes of the log, about
 minRows               none             a micro-batch of fewer messages waits for more
 maxDelay              1m               but for no longer than that
 failOnDataLoss        true             false: go on behind what is gone, and log it
-splitBytes            128 MiB          bytes of the log that one Spark task reads
+splitBytes            128 MiB (batch)  bytes of the log that one Spark task reads
+                      64 MiB (streams)
 minPartitions         none             so many tasks at least, as far as there are batches
 view                  messages         batches: a row for each batch of the log, without bodies
 group                 none             a group that shows how far a stream is
@@ -77,7 +78,8 @@ NAMES = (
     *TLS_NAMES,
 )
 VIEWS = ("messages", "batches")
-_DEFAULT_SPLIT_BYTES = 128 << 20
+_DEFAULT_SPLIT_BYTES = {"batch": 128 << 20, "stream": 64 << 20}
+"""A micro-batch of 500,000 messages is two tasks then, so that two processors have one each."""
 _LEAST_SPLIT_BYTES = 64 << 10
 _MOST_SPLIT_BYTES = 4 << 30
 _DEFAULT_TIMEOUT_MS = {"batch": 60_000, "stream": 300_000}
@@ -187,7 +189,7 @@ class ReadOptions:
             split_bytes=number(
                 options,
                 "splitBytes",
-                _DEFAULT_SPLIT_BYTES,
+                _DEFAULT_SPLIT_BYTES[kind],
                 _LEAST_SPLIT_BYTES,
                 _MOST_SPLIT_BYTES,
                 parse_size,

@@ -1,4 +1,4 @@
-"""A task's work: the messages of a split as record batches.
+"""A task's work: the messages of its splits as record batches.
 
 From the segment files where the broker runs on this machine, else through the broker.  Whatever
 goes wrong with the files, a segment that was recycled or a batch that cleaning has moved, is asked
@@ -24,33 +24,42 @@ from martlet.spark.endpoint import Endpoint, MadeAnew, NotFound, OffsetGone
 from martlet.spark.loss import Loss, tell_loss
 from martlet.spark.overview import overview
 from martlet.spark.segments import SegmentFiles, SegmentGone
-from martlet.spark.split import Split
+from martlet.spark.split import Split, Task
 
 _LOG = logging.getLogger(__name__)
 CHUNK_BYTES = 4 << 20
 """Bytes of the log that become one record batch."""
 
 
-def read(split: Split, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a split, in order.
+def read(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of a task's splits, in order.
 
     Raises:
         DataLossError: some have gone, or are damaged, and the split says to fail then.
         BrokerUnreachable, BrokerRefused: the broker is needed and does not answer.
     """
-    reading = _Reading(split, schema)
+    first = task.splits[0]
+    endpoint = Endpoint(first.address, first.timeout_ms, first.tls)
+    try:
+        for split in task.splits:
+            yield from read_split(split, schema, endpoint)
+    finally:
+        endpoint.close()
+        _spare_collector()
+
+
+def read_split(split: Split, schema: pa.Schema, endpoint: Endpoint) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of one split, as `read` does, over its broker's endpoint."""
+    reading = _Reading(split, schema, endpoint)
     try:
         if split.view == "batches":
-            yield from overview(split, schema, reading.endpoint)
+            yield from overview(split, schema, endpoint)
             return
         yield from reading.from_files()
         yield from reading.from_broker()
     except NotFound as error:
         loss = Loss.RECREATION if isinstance(error, MadeAnew) else Loss.DELETION
         reading.lose(split.end, loss, "while it was read")
-    finally:
-        reading.endpoint.close()
-        _spare_collector()
 
 
 @functools.cache
@@ -66,10 +75,10 @@ def _spare_collector() -> None:
 class _Reading:
     """How far the reading of a split has come: `offset` is the next that is wanted."""
 
-    def __init__(self, split: Split, schema: pa.Schema) -> None:
+    def __init__(self, split: Split, schema: pa.Schema, endpoint: Endpoint) -> None:
         self.split = split
         self.offset = split.start
-        self.endpoint = Endpoint(split.address, split.timeout_ms, split.tls)
+        self.endpoint = endpoint
         self.columns = Columns(
             schema, topic=split.key.topic, queue=split.key.queue, broker=split.key.broker
         )

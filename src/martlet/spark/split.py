@@ -1,10 +1,15 @@
-"""A split: what one Spark task reads, some offsets of one queue."""
+"""A split: some offsets of one queue; and a task, which reads one of them, or several small ones.
+
+A task costs Spark some 10 ms however little it reads, and a thousand topics of which each has a few
+new messages would be a thousand of them.  So small splits of one broker share a task; those that
+are worth one have their own, for they are what is to be read side by side.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 from pyspark.sql.datasource import InputPartition
@@ -17,9 +22,12 @@ from martlet.spark.loss import Loss, tell_loss
 from martlet.spark.offsets import QueueKey, Span
 from martlet.spark.options import ReadOptions
 
+_SMALL = 32
+"""Splits below this part of `splitBytes` share a task, as many of them as fill it four times."""
+
 
 @dataclass
-class Split(InputPartition):
+class Split:
     """The offsets of a queue from `start` up to `end`, and how to get at them.
 
     Attributes:
@@ -58,42 +66,89 @@ class Split(InputPartition):
         return tell_loss(self.fail_on_data_loss, self.key, wanted, there, loss, detail)
 
 
+@dataclass
+class Task(InputPartition):
+    """What one Spark task reads, one split behind the other; all of one broker."""
+
+    splits: tuple[Split, ...]
+
+
 def plan(
     spans: Iterable[Span],
     seen: Mapping[QueueKey, QueueRange],
     brokers: Brokers,
     options: ReadOptions,
-) -> list[Split]:
-    """Cut spans into splits of about `options.split_bytes`, at the edges of batches."""
-    found = []
-    for key, start, end in spans:
-        place = Place(key.topic, key.queue, seen[key].part_id)
-        rows = brokers.endpoint(key.broker).index(place, start, end)
-        found.append((Span(key, start, end), rows))
+) -> list[Task]:
+    """Cut spans into splits of about `options.split_bytes`, at the edges of batches, for tasks."""
+    found = list(_indexed(spans, seen, brokers))
+    total = sum(int(rows["length"].sum()) for _, rows in found)
     split_bytes = options.split_bytes
     if options.min_partitions > len(found):
-        total = sum(int(rows["length"].sum()) for _, rows in found)
         split_bytes = max(1, min(split_bytes, total // options.min_partitions))
-    splits: list[Split] = []
+    splits: list[tuple[Split, int]] = []
     for (key, start, end), rows in found:
         edges = [start, *edges_of(rows, start, end, split_bytes), end]
+        size_bytes = int(rows["length"].sum()) // (len(edges) - 1)
         splits += [
-            Split(
-                key=key,
-                part_id=seen[key].part_id,
-                start=first,
-                end=last,
-                address=brokers.endpoint(key.broker).address,
-                data_path=brokers.data_path(key.broker),
-                timeout_ms=options.timeout_ms,
-                fail_on_data_loss=options.fail_on_data_loss,
-                tls=options.tls,
-                view=options.view,
-                holes=tuple(hole for hole in seen[key].holes if hole[1] > first and hole[0] < last),
-            )
+            (_split(key, first, last, seen[key], brokers, options), size_bytes)
             for first, last in pairwise(edges)
         ]
-    return splits
+    small_bytes = split_bytes // _SMALL
+    most = max(1, min(_SMALL, len(splits) // options.min_partitions))
+    return list(_tasks(splits, small_bytes, most))
+
+
+def _indexed(
+    spans: Iterable[Span], seen: Mapping[QueueKey, QueueRange], brokers: Brokers
+) -> Iterator[tuple[Span, Rows]]:
+    """The spans with the batches that they are of, a broker's one behind the other."""
+    for broker, group in groupby(sorted(spans), key=lambda span: span.key.broker):
+        some = list(group)
+        ranges = [
+            (Place(key.topic, key.queue, seen[key].part_id), start, end) for key, start, end in some
+        ]
+        yield from zip(some, brokers.endpoint(broker).indexes(ranges), strict=True)
+
+
+def _split(
+    key: QueueKey,
+    start: int,
+    end: int,
+    queue: QueueRange,
+    brokers: Brokers,
+    options: ReadOptions,
+) -> Split:
+    return Split(
+        key=key,
+        part_id=queue.part_id,
+        start=start,
+        end=end,
+        address=brokers.endpoint(key.broker).address,
+        data_path=brokers.data_path(key.broker),
+        timeout_ms=options.timeout_ms,
+        fail_on_data_loss=options.fail_on_data_loss,
+        tls=options.tls,
+        view=options.view,
+        holes=tuple(hole for hole in queue.holes if hole[1] > start and hole[0] < end),
+    )
+
+
+def _tasks(splits: Iterable[tuple[Split, int]], small_bytes: int, most: int) -> Iterator[Task]:
+    """Splits, with their sizes, dealt out to tasks: up to `most` small ones to each."""
+    gathered: list[Split] = []
+    gathered_bytes = 0
+    for split, size_bytes in splits:
+        if size_bytes > small_bytes:
+            yield Task((split,))
+            continue
+        is_full = len(gathered) >= most or gathered_bytes + size_bytes > 4 * small_bytes
+        if gathered and (is_full or gathered[0].key.broker != split.key.broker):
+            yield Task(tuple(gathered))
+            gathered, gathered_bytes = [], 0
+        gathered.append(split)
+        gathered_bytes += size_bytes
+    if gathered:
+        yield Task(tuple(gathered))
 
 
 def edges_of(rows: Rows, start: int, end: int, split_bytes: int) -> list[int]:

@@ -7,7 +7,7 @@ often that is tried::
     latestOffset(start) -> end      what there is, within the limits; of brokers that are silent,
                                     and of queues that are new, nothing yet
     partitions(start, end)          waits for the brokers that it needs
-    read(split)                     in the tasks
+    read(task)                      in the tasks
     latestOffset(end)               all before `end` is done: so the brokers are told
 """
 
@@ -36,7 +36,7 @@ from martlet.spark.offsets import ANY, Offsets, QueueKey, adopted, flatten, nest
 from martlet.spark.options import ReadOptions
 from martlet.spark.places import resolve
 from martlet.spark.read import read
-from martlet.spark.split import Split, plan
+from martlet.spark.split import Task, plan
 
 _LOG = logging.getLogger(__name__)
 _LOOK_INTERVAL_S = 0.1
@@ -47,7 +47,7 @@ Position = dict[QueueKey, int]
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans the micro-batches of a stream on the driver and reads their splits in the tasks.
+    """Plans the micro-batches of a stream on the driver and reads them in the tasks.
 
     Args:
         options: the query's.
@@ -71,7 +71,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Whether the position was written by a version that did not note topics' numbers."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # A task reads a split, which says all that it needs.
+        # A task's splits say all that it needs.
         return {"_options": self._options, "_schema": self._schema}
 
     def initialOffset(self) -> Offsets:
@@ -168,7 +168,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return nested({key: queue.end_offset for key, queue in self._seen.items()}) or None
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
-        """Cut a micro-batch into splits.
+        """Cut a micro-batch into tasks.
 
         Raises:
             DataLossError: some of it has gone.
@@ -186,8 +186,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return plan(spans(begin, reached), seen, self._brokers, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of one split."""
-        assert isinstance(partition, Split)
+        """The messages of one task."""
+        assert isinstance(partition, Task)
         return read(partition, self._schema)
 
     def commit(self, end: Offsets) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import pickle
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from martlet.pipeline.archive.writing import Writing
 from martlet.spark.loss import Loss
 from martlet.spark.offsets import Offsets, QueueKey, flatten, nested
 from martlet.spark.options import ReadOptions
-from martlet.spark.split import Split
+from martlet.spark.split import Split, Task
 from martlet.spark.stream import StreamReader
 
 FORMAT = "martlet-archive"
@@ -62,10 +62,10 @@ class ArchiveSource(DataSource):
 
 
 @dataclass
-class _Task(InputPartition):
-    """A split that is to be written, and where it is staged."""
+class _Writes(InputPartition):
+    """What one Spark task is to write, and where it is staged."""
 
-    split: Split
+    splits: tuple[Split, ...]
     folder: str
 
 
@@ -104,40 +104,47 @@ class ArchiveReader(StreamReader):
             DataLossError: some of it has gone.
             ValueError: the checkpoint is of another archive.
         """
-        splits = [split for split in super().partitions(start, end) if isinstance(split, Split)]
-        if not splits:
+        planned = [task for task in super().partitions(start, end) if isinstance(task, Task)]
+        if not planned:
             return []
         table = self._opened()
-        position = table.position({split.key for split in splits})
+        position = table.position({split.key for task in planned for split in task.splits})
         if position is None:
             raise ValueError(
                 f"the checkpoint goes on in the middle of an archive, and {self._writing.location}"
                 " holds none: name the archive's own checkpoint, or an empty folder to begin anew"
             )
         folder = table.stage(self._run, uuid.uuid4().hex)
-        tasks: list[InputPartition] = []
         seen: set[QueueKey] = set()
-        for split in splits:
-            first = split.start
-            reached = position.get(split.key)
-            if reached is not None:
-                if first > reached and split.key not in seen:
-                    self._lose(split.key, reached, first, Loss.RETENTION, _AHEAD)
-                first = max(first, reached)
-            seen.add(split.key)
-            if first < split.end:
-                tasks.append(_Task(replace(split, start=first), folder))
+        tasks: list[InputPartition] = []
+        for task in planned:
+            left = [self._left(split, position, seen) for split in task.splits]
+            wanted = tuple(split for split in left if split.start < split.end)
+            if wanted:
+                tasks.append(_Writes(wanted, folder))
         return tasks
 
+    def _left(self, split: Split, position: Mapping[QueueKey, int], seen: set[QueueKey]) -> Split:
+        """What of a split is not archived yet. Raises DataLossError.
+
+        Args:
+            seen: the queues that a split was asked about; the split's is among them then.
+        """
+        reached = position.get(split.key, split.start)
+        if split.start > reached and split.key not in seen:
+            self._lose(split.key, reached, split.start, Loss.RETENTION, _AHEAD)
+        seen.add(split.key)
+        return replace(split, start=min(max(split.start, reached), split.end))
+
     def read(self, partition: InputPartition) -> Iterator[tuple[str]]:
-        """Write one split, and tell of it."""
-        assert isinstance(partition, _Task)
-        split = partition.split
-        stretch = Stretch(split.key, split.start, split.end)
+        """Write some splits, and tell of each."""
+        assert isinstance(partition, _Writes)
         store = Store.at(self._writing.location)
-        messages = super().read(split)
-        manifest: Manifest = self._writing.write(messages, stretch, partition.folder, store)
-        yield (manifest.format(),)
+        for split in partition.splits:
+            stretch = Stretch(split.key, split.start, split.end)
+            messages = super().read(Task((split,)))
+            manifest: Manifest = self._writing.write(messages, stretch, partition.folder, store)
+            yield (manifest.format(),)
 
     def _opened(self) -> Table:
         if self._table is None:
