@@ -454,3 +454,22 @@ def test_an_index_that_one_answer_does_not_hold(
         [0],
         [0, 2, 4, 6, 8],
     ]
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_shared_task_gives_its_messages_in_few_batches_and_asks_for_no_index(
+    tmp_path: Path, doors: Doors, reader: Readers, is_here: bool
+) -> None:
+    folder = Folder(tmp_path / "one", 1 << 20)
+    for number in range(20):
+        folder.append(f"t{number:02}", [b"x"] * number)
+    door = doors(folder)
+    if not is_here:
+        door.data_path = "/nowhere"
+    stream = reader(door, topic=",".join(folder.topics), splitBytes="1MiB")
+    start = stream.initialOffset()
+    (task,) = stream.partitions(start, stream.latestOffset(start, ALL))
+    del door.requests[:]
+    (batch,) = stream.read(task)
+    assert batch.column("offset").to_pylist() == [n for most in range(20) for n in range(most)]
+    assert set(door.requests) == (set() if is_here else {"/log/batches"})

@@ -41,6 +41,12 @@ def folder(tmp_path: Path) -> Folder:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk is there as soon as it is read, however small it is."""
+    monkeypatch.setattr("martlet.spark.read._SMALL_BYTES", 0)
+
+
 @pytest.fixture
 def door(folder: Folder) -> Iterator[Door]:
     with serving(Door(folder)) as door:

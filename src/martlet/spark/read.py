@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
 
+from martlet.log.index import ENTRY
 from martlet.log.record import BadRecord, read_header
 from martlet.spark.decode import Chunk, Columns, chunk_of
 from martlet.spark.endpoint import Endpoint, MadeAnew, NotFound, OffsetGone
@@ -29,6 +31,8 @@ from martlet.spark.split import Split, Task
 _LOG = logging.getLogger(__name__)
 CHUNK_BYTES = 4 << 20
 """Bytes of the log that become one record batch."""
+_SMALL_BYTES = 1 << 20
+"""Record batches below that are joined."""
 
 
 def read(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -41,11 +45,25 @@ def read(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     first = task.splits[0]
     endpoint = Endpoint(first.address, first.timeout_ms, first.tls)
     try:
-        for split in task.splits:
-            yield from read_split(split, schema, endpoint)
+        found = (read_split(split, schema, endpoint) for split in task.splits)
+        yield from _gathered(itertools.chain.from_iterable(found))
     finally:
         endpoint.close()
         _spare_collector()
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows, small batches joined: each costs Java as much as a thousand rows."""
+    small: list[pa.RecordBatch] = []
+    small_bytes = 0
+    for batch in batches:
+        small.append(batch)
+        small_bytes += batch.nbytes
+        if small_bytes >= _SMALL_BYTES:
+            yield small[0] if len(small) == 1 else pa.concat_batches(small)
+            small, small_bytes = [], 0
+    if small:
+        yield small[0] if len(small) == 1 else pa.concat_batches(small)
 
 
 def read_split(split: Split, schema: pa.Schema, endpoint: Endpoint) -> Iterator[pa.RecordBatch]:
@@ -89,7 +107,10 @@ class _Reading:
         files = SegmentFiles.find(split.data_path, split.key.broker)
         if files is None:
             return
-        rows = self.endpoint.index(split.place, self.offset, split.end)
+        if split.index:
+            rows = np.frombuffer(split.index, ENTRY)
+        else:
+            rows = self.endpoint.index(split.place, self.offset, split.end)
         chunks = files.chunks(rows, split.part_id, split.key.queue, CHUNK_BYTES)
         try:
             for segment, chunk in chunks:

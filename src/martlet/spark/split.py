@@ -24,6 +24,8 @@ from martlet.spark.options import ReadOptions
 
 _SMALL = 32
 """Splits below this part of `splitBytes` share a task, as many of them as fill it four times."""
+_FEW_ROWS = 64
+"""So many rows of the index a task is told, and needs not ask for."""
 
 
 @dataclass
@@ -35,6 +37,8 @@ class Split:
         data_path: the broker's data folder, read directly by tasks on the broker's machine.
         view: what a row stands for: see `martlet.spark.options`.
         holes: offsets that are known to be damaged, or lost.
+        index: rows of the index, of 40 bytes, that were of it when it was planned; empty where they
+            are many, or its span was cut.
     """
 
     key: QueueKey
@@ -48,6 +52,7 @@ class Split:
     tls: Tls = PLAIN
     view: str = "messages"
     holes: tuple[tuple[int, int], ...] = ()
+    index: bytes = b""
 
     @property
     def place(self) -> Place:
@@ -89,8 +94,9 @@ def plan(
     for (key, start, end), rows in found:
         edges = [start, *edges_of(rows, start, end, split_bytes), end]
         size_bytes = int(rows["length"].sum()) // (len(edges) - 1)
+        index = rows.tobytes() if len(edges) == 2 and len(rows) <= _FEW_ROWS else b""
         splits += [
-            (_split(key, first, last, seen[key], brokers, options), size_bytes)
+            (_split(Span(key, first, last), seen[key], index, brokers, options), size_bytes)
             for first, last in pairwise(edges)
         ]
     small_bytes = split_bytes // _SMALL
@@ -111,13 +117,9 @@ def _indexed(
 
 
 def _split(
-    key: QueueKey,
-    start: int,
-    end: int,
-    queue: QueueRange,
-    brokers: Brokers,
-    options: ReadOptions,
+    span: Span, queue: QueueRange, index: bytes, brokers: Brokers, options: ReadOptions
 ) -> Split:
+    key, start, end = span
     return Split(
         key=key,
         part_id=queue.part_id,
@@ -130,6 +132,7 @@ def _split(
         tls=options.tls,
         view=options.view,
         holes=tuple(hole for hole in queue.holes if hole[1] > start and hole[0] < end),
+        index=index,
     )
 
 

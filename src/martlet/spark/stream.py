@@ -41,6 +41,9 @@ from martlet.spark.split import Task, plan
 _LOG = logging.getLogger(__name__)
 _LOOK_INTERVAL_S = 0.1
 """An idle query asks for the latest offset 77 times a second; the brokers are asked 10 times."""
+_LONGEST_LOOK_INTERVAL_S = 1.0
+_LOOK_SHARE = 0.1
+"""No more than this part of a processor goes into looking, as it would with thousands of topics."""
 
 Seen = Mapping[QueueKey, QueueRange]
 Position = dict[QueueKey, int]
@@ -64,6 +67,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         self._seen: Seen = {}
         self._seen_at_s = 0.0
+        self._look_interval_s = _LOOK_INTERVAL_S
         self._target: Position | None = None
         self._told_missing: set[QueueKey] = set()
         self._missing_since_s: dict[str, float] = {}
@@ -208,10 +212,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._brokers.endpoint(key.broker).reach(place, start, end, max_bytes)
 
     def _look(self, *, patient: bool) -> Seen:
-        """What the brokers hold, at most _LOOK_INTERVAL_S old."""
+        """What the brokers hold, at most `_look_interval_s` old."""
         now_s = time.monotonic()
-        if patient or now_s - self._seen_at_s > _LOOK_INTERVAL_S:
+        if patient or now_s - self._seen_at_s > self._look_interval_s:
+            began_s = time.process_time()
             self._seen = self._brokers.look(patient=patient)
+            wanted_s = (time.process_time() - began_s) / _LOOK_SHARE
+            self._look_interval_s = min(max(_LOOK_INTERVAL_S, wanted_s), _LONGEST_LOOK_INTERVAL_S)
             self._seen_at_s = time.monotonic()
         return self._seen
 
