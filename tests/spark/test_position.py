@@ -415,20 +415,20 @@ def test_small_splits_of_one_broker_share_a_task(
     tmp_path: Path, doors: Doors, reader: Readers
 ) -> None:
     one, two = (Folder(tmp_path / name, 1 << 20) for name in ("one", "two"))
-    for number in range(70):
-        one.append(f"s{number:02}", [b"x"] * 3)
-    two.append("s00", [b"x"] * 3)
+    for number in range(150):
+        one.append(f"s{number:03}", [b"x"] * 3)
+    two.append("s000", [b"x"] * 3)
     for _ in range(5):
-        one.append("s99-large", [b"x" * 1000] * 10)
+        one.append("s999-large", [b"x" * 1000] * 10)
     named = ",".join([*one.topics])
     stream = reader(doors(one), doors(two), topic=named, splitBytes="1MiB")
     tasks = tasks_of(stream)
-    assert [("s99-large", 0, 50)] in tasks
-    assert sorted(len(task) for task in tasks) == [1, 1, 6, 32, 32]
+    assert [("s999-large", 0, 50)] in tasks
+    assert sorted(len(task) for task in tasks) == [1, 1, 22, 128]
     assert sorted(split for task in tasks for split in task) == [
-        ("s00", 0, 3),
-        *[(f"s{number:02}", 0, 3) for number in range(70)],
-        ("s99-large", 0, 50),
+        ("s000", 0, 3),
+        *[(f"s{number:03}", 0, 3) for number in range(150)],
+        ("s999-large", 0, 50),
     ]
     few = reader(doors(one), topic=named, splitBytes="1MiB", minPartitions="30")
     assert len(tasks_of(few)) >= 30

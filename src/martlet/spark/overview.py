@@ -60,14 +60,19 @@ class Head:
     is_intact: bool | None
 
 
-def overview(split: Split, schema: pa.Schema, endpoint: Endpoint) -> Iterator[pa.RecordBatch]:
+def overview(
+    split: Split, schema: pa.Schema, endpoint: Endpoint, files: SegmentFiles | None
+) -> Iterator[pa.RecordBatch]:
     """Yield a row for each batch that begins in a split.
+
+    Args:
+        files: its broker's segments, where they are here.
 
     Raises:
         DataLossError: some have gone, and the split says to fail then.
         BrokerUnreachable, BrokerRefused: the broker does not answer.
     """
-    heads = None if _INDEXED.issuperset(schema.names) else _Heads(split, schema, endpoint)
+    heads = None if _INDEXED.issuperset(schema.names) else _Heads(split, schema, endpoint, files)
     expected = split.start
     for rows in endpoint.index_pages(split.place, split.start, split.end):
         firsts = rows["first_offset"].astype(np.int64)
@@ -88,11 +93,13 @@ def overview(split: Split, schema: pa.Schema, endpoint: Endpoint) -> Iterator[pa
 class _Heads:
     """Looks batches up in the log."""
 
-    def __init__(self, split: Split, schema: pa.Schema, endpoint: Endpoint) -> None:
+    def __init__(
+        self, split: Split, schema: pa.Schema, endpoint: Endpoint, files: SegmentFiles | None
+    ) -> None:
         self._split = split
         self._endpoint = endpoint
         self._verifies = "intact" in schema.names
-        self._files = SegmentFiles.find(split.data_path, split.key.broker)
+        self._files = files
 
     def of(self, rows: Rows) -> list[Head | None]:
         """What the records of some rows tell, one behind the other."""
@@ -100,6 +107,7 @@ class _Heads:
             try:
                 return self._from_files(self._files, rows)
             except SegmentGone as trouble:
+                self._files.let_go()
                 _LOG.warning("%s: asking the broker: %s", self._split.key, trouble)
         return self._from_broker(rows)
 

@@ -44,8 +44,9 @@ def read(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """
     first = task.splits[0]
     endpoint = Endpoint(first.address, first.timeout_ms, first.tls)
+    files = SegmentFiles.find(first.data_path, first.key.broker)
     try:
-        found = (read_split(split, schema, endpoint) for split in task.splits)
+        found = (_read_split(split, schema, endpoint, files) for split in task.splits)
         yield from _gathered(itertools.chain.from_iterable(found))
     finally:
         endpoint.close()
@@ -66,14 +67,17 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield small[0] if len(small) == 1 else pa.concat_batches(small)
 
 
-def read_split(split: Split, schema: pa.Schema, endpoint: Endpoint) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of one split, as `read` does, over its broker's endpoint."""
+def _read_split(
+    split: Split, schema: pa.Schema, endpoint: Endpoint, files: SegmentFiles | None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of one split, from its broker's files, where they are here, or from it."""
     reading = _Reading(split, schema, endpoint)
     try:
         if split.view == "batches":
-            yield from overview(split, schema, endpoint)
+            yield from overview(split, schema, endpoint, files)
             return
-        yield from reading.from_files()
+        if files is not None:
+            yield from reading.from_files(files)
         yield from reading.from_broker()
     except NotFound as error:
         loss = Loss.RECREATION if isinstance(error, MadeAnew) else Loss.DELETION
@@ -101,12 +105,9 @@ class _Reading:
             schema, topic=split.key.topic, queue=split.key.queue, broker=split.key.broker
         )
 
-    def from_files(self) -> Iterator[pa.RecordBatch]:
-        """What the segment files give, from `offset` on; nothing, where they are not here."""
+    def from_files(self, files: SegmentFiles) -> Iterator[pa.RecordBatch]:
+        """What the segment files give, from `offset` on."""
         split = self.split
-        files = SegmentFiles.find(split.data_path, split.key.broker)
-        if files is None:
-            return
         if split.index:
             rows = np.frombuffer(split.index, ENTRY)
         else:
@@ -119,6 +120,7 @@ class _Reading:
                 yield from batches
                 self._pass(chunk)
         except (SegmentGone, BadRecord) as trouble:
+            files.let_go()
             _LOG.warning(
                 "%s: asking the broker from offset %d on: %s", split.key, self.offset, trouble
             )

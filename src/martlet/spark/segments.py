@@ -121,6 +121,11 @@ class SegmentFiles:
                 yield segment, chunk
                 first = rows_here.stop
 
+    def let_go(self) -> None:
+        """Look anew for where segments are: one that is open was another."""
+        self._open = None
+        self._bases = []
+
     def segment(self, position: int) -> Segment:
         """The segment that holds a position, opened."""
         held = self._open
