@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from tests.spark.stored import rows_of, values_of
 
 from martlet.spark import sink
 from martlet.spark.home import NoDoor, home_of, tcp_address
-from martlet.spark.sink import StreamWriter
+from martlet.spark.sink import BatchWriter, StreamWriter
 from martlet.spark.stage import Stage
 from martlet.spark.staged import Place, Staged, WriteFailed
 from martlet.spark.write_options import WriteOptions
@@ -117,6 +118,19 @@ def test_a_batch_that_fails_leaves_nothing(broker: BrokerProcess) -> None:
         writer.commit([told], 0)
 
 
+def test_a_write_whose_every_task_fails_leaves_nothing_open(broker: BrokerProcess) -> None:
+    """Spark tells of no task that has failed, so nothing of what it had staged before."""
+    given = {"addresses": broker.http_address, "topic": "failed", "blockBytes": "1024"}
+    wanted = WriteOptions.parse(given, "batch")
+    writer = pickle.loads(pickle.dumps(BatchWriter(wanted)))
+    good = batch(*["x" * 100] * 30)
+    with pytest.raises(ValueError, match="raise its --max-msg-size"):
+        writer.write(iter([good, good, batch("y" * 2_000_000)]))
+    assert open_count(broker) == 1
+    writer.abort([None])
+    assert open_count(broker) == 0
+
+
 def test_rows_say_where_they_go_and_what_they_carry(broker: BrokerProcess) -> None:
     post(broker.http_address, "/topic/create?topic=keyed&queues=3")
     writer = StreamWriter(options(broker))
@@ -191,6 +205,7 @@ def test_rows_may_be_delayed(broker: BrokerProcess) -> None:
         ),
         ({"value": ["x"], "partition": [7]}, "the topic has 1 queue|no queue 7"),
         ({"value": ["x"], "delay": [10**12]}, "the longest delay is .*--max-delay"),
+        ({"value": ["x"], "delay": [2**63 - 1]}, "the longest delay is .*--max-delay"),
     ],
 )
 def test_what_a_broker_refuses_is_told_with_the_way_out(

@@ -37,6 +37,8 @@ LONGEST_ID = 255
 LONGEST_GROUP = 255
 LONGEST_BRANCH = 64
 _SECOND_NS = 10**9
+LEFT_AFTER_NS = 60 * _SECOND_NS
+"""How long a try at a number of a series is silent before the next one takes it for dead."""
 Description = dict[str, Any]
 
 
@@ -262,6 +264,18 @@ class Transaction:
     def may_be_abandoned(self) -> bool:
         """Whether it is rolled back when it was not heard of for too long."""
         return self.is_disposable and self.state in (State.OPEN, State.SILENT)
+
+    def is_up_to(self, place: InSeries) -> bool:
+        """Whether it is of the series, and of no later number."""
+        own = self.place
+        return own is not None and own.name == place.name and own.number <= place.number
+
+    def was_left(self, place: InSeries, now_ns: int) -> bool:
+        """Whether a try at a place in a series need not fear to disturb it: it is of an earlier
+        one, and was silent for long enough that its producer, which does all again, has ended.
+        """
+        silent_ns = now_ns - (self.due_ns - self.check_after_ns)
+        return self.may_be_abandoned and self.is_up_to(place) and silent_ns >= LEFT_AFTER_NS
 
     @property
     def topics(self) -> dict[str, int]:

@@ -160,6 +160,7 @@ class Transactions:
                 if self.series.committed(place):
                     return State.COMMITTED
                 self.series.check_room(place.name, now_ns)
+                self._clear_away([t for t in self.open.values() if t.was_left(place, now_ns)])
             self._check_room(id)
             self._journal("begun", transaction=transaction.describe())
             self.outcomes.forget(id)
@@ -323,7 +324,7 @@ class Transactions:
         outcome = self._end(transaction, Outcome(State.COMMITTED, at_ns, position))
         if place is not None:
             self.series.reached(place, at_ns, position)
-            self._clear_away([t for t in self.open.values() if _is_up_to(t, place)])
+            self._clear_away([t for t in self.open.values() if t.is_up_to(place)])
         return outcome
 
     def _clear_away(self, transactions: Iterable[Transaction]) -> None:
@@ -437,12 +438,6 @@ class Transactions:
         transaction.state = state
         self.on_set_aside(transaction, why)
         return True
-
-
-def _is_up_to(transaction: Transaction, place: InSeries) -> bool:
-    """Whether it is of the series, and of no later number."""
-    known = transaction.place
-    return known is not None and known.name == place.name and known.number <= place.number
 
 
 def _packed(op: str, **fields: object) -> bytes:

@@ -17,7 +17,6 @@ from martlet.broker.queue import Receipt
 from martlet.broker.transaction import State, TransactionRefused
 from martlet.duration import MILLISECOND_NS
 from martlet.server.arguments import Arguments, CallError
-from martlet.server.delaying import LATEST_MS
 from martlet.server.owed import Promise
 from martlet.server.sending import queue_of, refusal, told
 from martlet.server.transaction_calls import begin, refused
@@ -79,11 +78,11 @@ def _add(connection: Connection, command: v2.Send) -> None:
     branch, number = arguments.text("branch", most=64), arguments.number("number")
     topic = connection.broker.topic(command.topic)
     queue = queue_of(topic, arguments)
+    times = _times(connection, arguments, len(command.bodies))
     if "begin" in arguments and id not in transactions.open:
         state = begin(transactions, id, Arguments(arguments.mapping("begin", most=5)))
         if state is not State.OPEN:
             raise TransactionRefused(f"transaction {id!r} is {state}", state)
-    times = _times(connection, arguments, len(command.bodies))
     batch, position = transactions.add(
         id, branch, number, topic.name, command.bodies, command.properties, queue, times
     )
@@ -107,7 +106,7 @@ def _times(connection: Connection, arguments: Arguments, count: int) -> list[tup
     times: list[tuple[int, int]] = []
     for each in arguments.sequence(name, most=_MOST_TIMES):
         match each:
-            case [int(time_ms), int(some)] if 0 <= time_ms <= LATEST_MS and 0 < some <= count:
+            case [int(time_ms), int(some)] if time_ms >= 0 and 0 < some <= count:
                 at_ns = base_ns + time_ms * MILLISECOND_NS
             case _:
                 raise CallError("BAD_ARGUMENT", f"{name!r} must be a list of [time, count]")

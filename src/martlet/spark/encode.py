@@ -41,6 +41,8 @@ MOST_ROWS = 50_000
 MOST_PENDING_BYTES = 64 << 20
 """Of all places together; then the largest is sent before its block is full."""
 _ANY = -1
+_MOST_QUEUES = 1 << 16
+"""More than any topic has."""
 _MS_US = 1000
 
 
@@ -229,6 +231,10 @@ class Encoder:
             exact: Int64s = told.fill_null(_ANY).to_numpy(zero_copy_only=False).astype(np.int64)
             if int(exact.min()) < 0 and (exact[np.asarray(told.is_valid())] < 0).any():
                 raise ValueError(f"column 'partition' has {int(exact.min())}: queues count from 0")
+            if int(exact.max()) >= _MOST_QUEUES:
+                raise ValueError(
+                    f"column 'partition' has {int(exact.max())}: no topic has so many queues"
+                )
             queues = np.where(np.asarray(told.is_valid()), exact, queues)
         return queues
 

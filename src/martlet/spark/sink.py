@@ -90,22 +90,21 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
         self._transaction = f"spark-{secrets.token_hex(16)}"
+        self._place: Place | None = None
+        if options.application_id is not None and options.batch_id is not None:
+            self._place = Place(options.application_id, options.batch_id)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """In a task: stage its rows."""
-        options = self._options
-        place = None
-        if options.application_id is not None and options.batch_id is not None:
-            place = Place(options.application_id, options.batch_id)
-        return _staged(options, self._transaction, place, iterator)
+        return _staged(self._options, self._transaction, self._place, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver: publish what tasks have staged."""
         _commit(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver: give it up."""
-        _abort(self._options, messages)
+        """On the driver: give it up, whatever tasks that failed have left unsaid."""
+        _roll_back(self._options, self._transaction, self._place)
 
 
 def stream_writer(given: Mapping[str, str], schema: StructType) -> StreamWriter:
@@ -207,9 +206,13 @@ def _abort(options: WriteOptions, messages: Messages) -> None:
         if isinstance(each, Staged) and each.message_count
     }
     for transaction, place in known:
-        try:
-            with _stage(options, transaction, place) as stage:
-                stage.roll_back()
-        except (WriteFailed, NoDoor) as error:
-            name = home_of(transaction if place is None else place.name, options.addresses)
-            _LOG.warning("what was staged at %s stays there for now: %s", name, error)
+        _roll_back(options, transaction, place)
+
+
+def _roll_back(options: WriteOptions, transaction: str, place: Place | None) -> None:
+    try:
+        with _stage(options, transaction, place) as stage:
+            stage.roll_back()
+    except (WriteFailed, NoDoor) as error:
+        name = home_of(transaction if place is None else place.name, options.addresses)
+        _LOG.warning("what was staged at %s stays there for now: %s", name, error)

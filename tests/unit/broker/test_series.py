@@ -20,7 +20,7 @@ def stored(core: Core, topic: str = "t") -> list[bytes]:
 def stage(core: Core, id: str, number: int, *bodies: bytes, series: str = "job") -> State:
     """Begin a transaction at a number, and add to it."""
     transactions = core.broker.transactions
-    state = transactions.begin(id, place=InSeries(series, number), is_disposable=True)
+    state = transactions.begin(id, "", HOUR_NS, InSeries(series, number), is_disposable=True)
     if state is State.OPEN:
         transactions.add(id, "b", 0, "t", list(bodies))
     return state
@@ -223,3 +223,24 @@ def test_delayed_messages_of_a_transaction_have_their_limits() -> None:
     core.kill()
     with pytest.raises(BadTransaction, match="--max-transaction-sends is 3"):
         core.broker.transactions.add("d", "b", 1, "t", [b"x"])
+
+
+def test_what_a_try_has_left_goes_when_the_next_one_begins_once_it_was_silent(core: Core) -> None:
+    """A job that fails at one row is started again and again, and never comes to a commit."""
+    transactions = core.broker.transactions
+    for turn in range(5):
+        stage(core, f"try {turn}", 3, b"x" * 100)
+        assert list(transactions.open) == [f"try {turn}"]
+        core.wait(60 * SECOND_NS)
+    stage(core, "other", 3, b"y", series="another job")
+    core.wait(30 * SECOND_NS)
+    transactions.add("try 4", "b", 1, "t", [b"it lives"])
+    core.wait(59 * SECOND_NS)
+    stage(core, "try 5", 3, b"x")
+    stage(core, "later", 9, b"x")
+    transactions.begin("none of theirs", "", HOUR_NS, is_disposable=True)
+    core.wait(60 * SECOND_NS)
+    stage(core, "try 6", 4, b"x")
+    assert list(transactions.open) == ["other", "later", "none of theirs", "try 6"]
+    with pytest.raises(TransactionRefused, match="rolled-back"):
+        transactions.commit("try 5", {"b": 1}, InSeries("job", 3))
