@@ -39,6 +39,10 @@ log was damaged there, those behind it say nothing, until a full one comes.  An 
 messages that are delivered again; half of a newer one would cost messages.
 What is in flight is written as due at once, since no flight outlives the broker.
 
+The note of a start (EPOCH) says which positions behind the checkpoint that start has passed over
+as damaged, as JSON, ``[[start, end], ...]``, or nothing: so what a power cut has left is told from
+what is damaged later.
+
 What is known of the producers' sends is told where all is told: see `martlet.broker.producers`.
 """
 
@@ -46,7 +50,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,11 +60,13 @@ from martlet.broker.cursor import Cursor
 from martlet.broker.marks import Marks
 from martlet.log.checkpoint import Checkpoint, Needed
 from martlet.log.record import BadRecord, Kind
+from martlet.log.recovery import Damage
 
 _CURSOR = struct.Struct("<IIQQIIII")
 _ERRORS = struct.Struct("<QII")
 _FULL = 1
 _NUMBER_MASK = 0xFFFF_FFFF
+_MOST_PASSED = 1000
 _CHANGED = np.dtype([("offset", "<u8"), ("due_ns", "<i8"), ("attempts", "<u8")])
 
 SEPARATOR = b"\0"
@@ -82,6 +88,17 @@ def unpack_topology(entry: bytes) -> Description:
     if not isinstance(fields, dict) or "op" not in fields:
         raise BadRecord("a topology entry without an op")
     return fields
+
+
+def pack_passed(damaged: Iterable[Damage]) -> bytes:
+    """The note of a start: what of the log it has passed over, the last places of very many."""
+    stretches = [(damage.start, damage.end) for damage in damaged][-_MOST_PASSED:]
+    return json.dumps(stretches, separators=(",", ":")).encode() if stretches else b""
+
+
+def unpack_passed(entry: bytes) -> list[tuple[int, int]]:
+    """What the note of a start tells."""
+    return [(int(start), int(end)) for start, end in json.loads(entry)] if entry else []
 
 
 def pack_cursor(channel: int, cursor: Cursor, scheduled_end: int, *, full: bool) -> bytes:

@@ -20,7 +20,7 @@ from martlet.broker.channel import Channel
 from martlet.broker.errors import WritesRefused
 from martlet.broker.eviction import settle
 from martlet.broker.half import HalfTopic
-from martlet.broker.journal import HALF, CursorState, unpack_topology
+from martlet.broker.journal import HALF, CursorState, pack_passed, unpack_topology
 from martlet.broker.marks import Marks
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.broker.queue import Queue
@@ -104,10 +104,11 @@ def restore(
                     int(lost[-1]) + 1,
                     f"{len(lost)} of them were not finished, and are stored nowhere any more",
                 )
-    if report.damaged or report.cut is not None:
+    passed = [*report.damaged, *([report.cut] if report.cut is not None else [])]
+    if passed:
         log.distrust_heads()
     try:
-        log.append_journal(Kind.EPOCH, b"", topic=0, stored_at_ns=clock())
+        log.append_journal(Kind.EPOCH, pack_passed(passed), topic=0, stored_at_ns=clock())
         if position is None:
             broker.begin_segment()
     except WritesRefused as error:

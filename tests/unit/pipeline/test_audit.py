@@ -456,3 +456,88 @@ def test_the_page_has_tables_and_plots_of_all_this() -> None:
     assert all(
         part in page for part in ("LOST: 2 messages", "from publish to finish", "By the hour")
     )
+
+
+# what the power cut, what was cut by hand, and what is of somebody else
+
+
+def test_what_a_start_has_passed_over_and_nobody_misses_is_no_loss() -> None:
+    core = Core(traces=True)
+    client = core.client("t").ready(3)
+    core.publish("t", b"a", b"b", b"c")
+    core.checkpoint()
+    client.finish(0)
+    core.broker.write_journal()
+    core.publish("t", b"d")
+    files = Files(core)
+    trace = files.headers(Kind.TRACE)[-1]
+    at = trace.position - files.base_of(trace)
+    core.storage.segment_bytes_of(files.base_of(trace))[at : at + trace.length] = bytes(
+        trace.length
+    )
+    assert only(Files(core).audit(), "damage").places[0].start == trace.position
+    core.kill()
+    assert core.restored.report.damaged
+    assert not Files(core).audit().findings
+    # What is damaged since then was not there when it was started.
+    files = Files(core)
+    files.damage(files.headers(Kind.TOPOLOGY)[-1])
+    assert files.audit().is_lossy
+
+
+def test_delayed_messages_that_a_full_disk_has_given_up_are_not_lost() -> None:
+    core = SmallCore()
+    core.channel("t")
+    delay(core, "t", b"later" * 100, delay_ns=HOUR_NS)
+    core.checkpoint()
+    for number in range(200):
+        core.storage.capacity_bytes = (SEGMENTS + 4) * SEGMENT_BYTES + 60 * number  # for indexes
+        assert core.publish("t", b"%d " % number * 40).error is None
+    assert not core.broker.delays.pending_count
+    core.broker.write_journal()
+    assert not [each for each in Files(core).audit().findings if each.topic.startswith("%")]
+
+
+def test_the_newest_file_is_cut_behind_what_was_written_down() -> None:
+    files = Files(halfway(Core()))
+    last = files.headers(Kind.CURSOR)[-1]
+    newest = max(files.segments)
+    del files.segments[newest][last.position - newest :]
+    place = files.audit().findings[-1].places[-1]
+    assert (place.base, place.start) == (newest, last.position)
+    assert place.reason == "the file is cut here"
+
+
+def test_a_segment_of_another_broker_is_told_from_ones_own() -> None:
+    core, other = Core(), Core()
+    other.broker.topic("u")
+    for each, name in ((core, "t"), (other, "t")):
+        each.channel(name)
+        each.fill(name, 4)
+    files, foreign = Files(core), Files(other)
+    base = sorted(files.segments)[2]
+    files.segments[base] = foreign.segments[base]
+    found = [each for each in files.audit().findings if each.text == "these are of another log"]
+    (place,) = found[0].places
+    assert place.base == base
+    assert "files of two brokers are mixed" in place.reason
+
+
+def test_a_checkpoint_of_another_broker_is_told_from_ones_own() -> None:
+    core, other = halfway(Core()), Core()
+    other.publish("u", b"a")
+    for each in (core, other):
+        each.stop()
+    files = Files(core)
+    files.checkpoint = Files(other).checkpoint
+    assert "checkpoint" in {p.file for each in files.audit().findings for p in each.places}
+
+
+def test_ephemeral_messages_that_are_damaged_are_damage_alone() -> None:
+    core = Core()
+    core.channel("e#ephemeral")
+    for body in (b"a", b"b", b"c"):
+        core.publish("e#ephemeral", body)
+    files = Files(core)
+    files.damage(files.headers(Kind.BATCH)[1])
+    assert only(files.audit(), "damage").count == 0

@@ -82,6 +82,7 @@ class Book:
             for id, told in state["channels"].items():
                 if told["name"]:
                     self._names[int(id)] = told["name"]
+        self._strangers()
         stored: list[Stretch] = []
         for run in sorted([*self._runs, *self._copies], key=lambda run: run.first):
             stored = _joined(stored, run.first, run.end)
@@ -149,6 +150,26 @@ class Book:
 
     # what is wrong
 
+    def _strangers(self) -> None:
+        """See that all who tell of the queue mean the same: it got its number, and the random one
+        that its messages' ids begin with, once and for all.
+        """
+        usual: dict[str, set[int]] = {}
+        for segment, state in self._states:
+            who = f"topic {state['name']!r} with ids from {state['id_base']}"
+            usual.setdefault(who, set()).add(-1 if state["checkpoint"] else segment)
+        own = max(usual, key=lambda who: len(usual[who]))
+        for who, segments in usual.items():
+            if who == own:
+                continue
+            others = f"the others say {own}: files of two brokers are mixed"
+            for segment in sorted(segments):
+                if segment < 0:
+                    place = Place(segment, 0, 0, f"the checkpoint tells of {who}; {others}")
+                else:
+                    place = Place(segment, segment, segment, f"it tells of {who}; {others}")
+                self._find("damage", [], [place], text="these are of another log")
+
     def _doubled(self) -> None:
         end, last = -1, None
         for run in sorted(self._runs, key=lambda run: (run.first, run.position)):
@@ -210,10 +231,10 @@ class Book:
         self._finish_gap(gap)
 
     def _finish_gap(self, gap: dict[str, Any]) -> None:
-        places = self._extent.places(gap["since"], gap["position"] + 1)
-        if not places:
-            base = self._extent.base_of(gap["since"])
-            places = [Place(base, gap["since"], gap["position"], "between these positions")]
+        since, until = gap["since"], gap["position"]
+        if self._extent.is_torn(since, until + 1):
+            return  # What it told of was not durable yet, and comes again.
+        places = self._extent.places(since, until + 1) or [self._between(since, until)]
         first, end = gap["first"], max(gap["first"], gap["end"])
         self.findings.append(
             Finding(
@@ -250,9 +271,9 @@ class Book:
                 waiting = gap[1] - max(gap[0], state["backlog"])
                 unfinished |= {"": waiting} if waiting > 0 else {}
             let_go = since is None or until is None or self._extent.was_let_go(since, until)
-            if is_ephemeral(self.topic) or not is_there:
+            if not is_there:
                 unfinished = {}
-            if let_go and not unfinished:
+            if is_ephemeral(self.topic) or (let_go and not unfinished):
                 earlier += gap[1] - gap[0]
                 continue
             if let_go and self._extent.gone:
@@ -283,9 +304,7 @@ class Book:
                 self._line(channel, hour).counts["lost"] += lost
         extent = self._extent
         start, end = since or 0, extent.end if until is None else until
-        places = extent.places(start, end) or extent.gap(start, end)
-        if not places:
-            places = [Place(extent.base_of(start), start, end, "between these positions")]
+        places = extent.places(start, end) or extent.gap(start, end) or [self._between(start, end)]
         self._find("lost", [gap], places, count, unfinished)
 
     def _judge_needed(self, stored: list[Stretch]) -> None:
@@ -296,11 +315,21 @@ class Book:
             lost: list[Stretch] = [
                 part for first, end in needed for part in apart_from(stored, first, end)
             ]
-            if lost and not self._extent.gone:
-                since, until = self._bracket(lost[0])
+            if self._extent.gone:
+                continue
+            places: list[Place] = []
+            taken: list[Stretch] = []
+            for part in lost:
+                since, until = self._bracket(part)
                 start, stop = since or 0, self._extent.end if until is None else until
-                places = self._extent.places(start, stop) or self._extent.gap(start, stop)
-                self._find("lost", lost, places, text=what)
+                found = self._extent.places(start, stop)
+                if found or not self._extent.was_let_go(start, stop):
+                    # Else a full disk has made room by it since the checkpoint.
+                    taken.append(part)
+                    found = found or [self._between(start, stop)]
+                    places += [place for place in found if place not in places]
+            if taken:
+                self._find("lost", taken, places, text=what)
 
     def _find(
         self,
@@ -319,6 +348,9 @@ class Book:
                 stretches[:_MOST_STRETCHES], count, unfinished or {}, places, text,
             )
         )  # fmt: skip
+
+    def _between(self, start: int, end: int) -> Place:
+        return Place(self._extent.base_of(start), start, end, "between these positions")
 
     def _open(self, channel: _Channel, end: int, voids: list[Stretch]) -> int:
         """How many messages a channel has yet to finish."""

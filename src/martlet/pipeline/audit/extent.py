@@ -24,7 +24,7 @@ class Place:
     """Where something is lost: a stretch of positions of a segment's file.
 
     Attributes:
-        base: the segment's first position, which its file is named after.
+        base: the segment's first position, which its file is named after; -1 for the checkpoint.
         start, end: the positions.
         reason: why.
     """
@@ -36,7 +36,9 @@ class Place:
 
     @property
     def file(self) -> str:
-        """The segment's file, below the data folder."""
+        """The file, below the data folder."""
+        if self.base < 0:
+            return "checkpoint"
         return f"log/{self.base:020d}.log"
 
 
@@ -49,6 +51,8 @@ class Extent:
         segments: those that were read, as (base, end), by base.
         missing: what should be there, and is not.
         damage: what is damaged in those that were read.
+        torn: the same where a start of the broker has found it so behind the last checkpoint, which
+            is what a power cut leaves.
         epochs: by the number of the broker's run, where that begins.
         newest_head: the base of the newest segment that begins with the whole journal.
         written_end: behind the last good record.
@@ -59,6 +63,7 @@ class Extent:
     segments: Sequence[Stretch] = ()
     missing: Sequence[Place] = ()
     damage: Sequence[Place] = ()
+    torn: Sequence[Place] = ()
     epochs: dict[int, int] = field(default_factory=dict)
     newest_head: int = -1
     written_end: int = 0
@@ -81,9 +86,14 @@ class Extent:
 
     def places(self, start: int, end: int) -> list[Place]:
         """What is lost between two positions."""
-        lost = [*self.damage, *self.missing]
+        lost = [*self.damage, *self.torn, *self.missing]
         found = [each for each in lost if each.start < end and start < each.end]
         return sorted(found, key=lambda place: place.start)
+
+    def is_torn(self, start: int, end: int) -> bool:
+        """Whether what is lost between two positions was already when the broker was started."""
+        places = self.places(start, end)
+        return bool(places) and all(place in self.torn for place in places)
 
     def gap(self, start: int, end: int) -> list[Place]:
         """The stretches between two positions that are not there, let go or not."""

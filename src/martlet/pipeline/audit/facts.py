@@ -13,7 +13,7 @@ an hour are one row, and of the journal's many entries only what they come to is
 `NEEDED`     what of a topic of the broker's own is needed; from the checkpoint
 `SEGMENT`    the segment itself; of no topic, as the next ones
 `DAMAGE`     positions that hold no good record
-`EPOCH`      the broker was started
+`EPOCH`      the broker was started, and which damage it has passed over
 `GONE`       the segment was let go while it was read
 ===========  =====================================================================================
 """
@@ -128,8 +128,11 @@ def facts_of(broker: str, walked: Walked, *, last: bool) -> Iterator[Fact]:
             broker, topic, FactKind.ACCOUNT, base, account.position, epoch=epoch, only=channel,
             since_ns=account.time_ns, payload=account.counts.tobytes(),
         )  # fmt: skip
-    for epoch, position, time_ns in journal.epochs:
-        yield Fact(broker, 0, FactKind.EPOCH, base, position, epoch=epoch, since_ns=time_ns)
+    for epoch, position, time_ns, passed in journal.epochs:
+        yield Fact(
+            broker, 0, FactKind.EPOCH, base, position, epoch=epoch, since_ns=time_ns,
+            payload=json.dumps(passed).encode(),
+        )  # fmt: skip
     yield from _damage(broker, walked, last)
     headers = walked.headers
     times_ns = headers["stored_at_ns"][headers["stored_at_ns"] > 0]

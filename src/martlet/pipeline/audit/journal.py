@@ -19,7 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from martlet.broker.account import unpack_accounts
-from martlet.broker.journal import CursorState, Description, channel_of, unpack_topology
+from martlet.broker.journal import (
+    CursorState,
+    Description,
+    channel_of,
+    unpack_passed,
+    unpack_topology,
+)
+from martlet.broker.stretch import Stretch
 from martlet.log.bundle import entry_of
 from martlet.log.record import BadRecord, Header, Kind, payload
 from martlet.name import is_ephemeral
@@ -96,6 +103,7 @@ class QueueState:
         return {
             "name": description["name"],
             "queue": description.get("queue", 0),
+            "id_base": description["id_base"],
             "voids": description["voids"],
             "backlog": description["backlog_offset"],
             "paused_at": description["paused_at"],
@@ -128,8 +136,10 @@ class Journal:
         """Topics, and the positions where that was told."""
         self.gaps: list[tuple[int, dict[str, Any]]] = []
         """Topics, and which finish records are missing."""
-        self.epochs: list[tuple[int, int, int]] = []
-        """Of each start of the broker: its number, the position and the time."""
+        self.epochs: list[tuple[int, int, int, list[Stretch]]] = []
+        """Of each start of the broker: its number, the position, the time, and what was damaged
+        then behind the last checkpoint.
+        """
         self.accounts: dict[tuple[int, int, int, int], AccountAt] = {}
         """By topic, channel, epoch and hour."""
 
@@ -161,7 +171,7 @@ class Journal:
         elif kind == Kind.CURSOR:
             self._cursor(topic, entry, position, epoch)
         elif kind == Kind.EPOCH:
-            self.epochs.append((epoch, position, time_ns))
+            self.epochs.append((epoch, position, time_ns, unpack_passed(entry)))
         elif kind == Kind.ACCOUNTS:
             self._account(entry, position, epoch, time_ns)
 

@@ -178,19 +178,26 @@ def _extent(survey: Survey, facts: list[Fact]) -> Extent:
         # It may have begun segments since they were listed.
         listed_end = survey.segments[-1].base + survey.segments[-1].bytes
         told = [(position, _below(stretches, listed_end)) for position, stretches in told]
-    damage = [
-        Place(fact.segment, fact.position, fact.end_position, _reason(fact))
-        for fact in facts
-        if fact.kind == FactKind.DAMAGE
+    epochs = {fact.epoch: fact.position for fact in facts if fact.kind == FactKind.EPOCH}
+    passed = [
+        stretch for f in facts if f.kind == FactKind.EPOCH for stretch in json.loads(f.payload)
     ]
+    damage: list[Place] = []
+    torn: list[Place] = []
+    for fact in facts:
+        if fact.kind == FactKind.DAMAGE:
+            place = Place(fact.segment, fact.position, fact.end_position, _reason(fact))
+            is_torn = any(first <= place.start < end for first, end in passed)
+            (torn if is_torn else damage).append(place)
     written_end = max([fact.position for fact in segments], default=0)
-    damage += _cut(survey, segments, written_end)
+    damage += [*_shortened(survey, segments), *_cut(survey, segments, written_end)]
     return Extent(
         broker=survey.broker,
         segments=present,
         missing=[] if gone else [_missing(segments, *s) for s in missing_from(present, told)],
         damage=sorted(damage, key=lambda place: place.start),
-        epochs={fact.epoch: fact.position for fact in facts if fact.kind == FactKind.EPOCH},
+        torn=torn,
+        epochs=epochs,
         newest_head=max([fact.segment for fact in segments if fact.first], default=-1),
         written_end=written_end,
         gone=gone,
@@ -209,6 +216,18 @@ def _missing(segments: list[Fact], start: int, end: int) -> Place:
 def _below(stretches: Iterable[Sequence[int]], end: int) -> list[tuple[int, int]]:
     """What lies before a position."""
     return [(first, min(stop, end)) for first, stop in stretches if first < end]
+
+
+def _shortened(survey: Survey, segments: list[Fact]) -> list[Place]:
+    """Whether the newest file is shorter than it was made, which nobody tells who comes later."""
+    newest = survey.segments[-1]
+    told = [fact.payload for fact in segments if fact.segment == newest.base]
+    behind = newest.base + newest.bytes
+    for _, stretches in filter(None, map(json.loads, told)):
+        for first, end in stretches:
+            if first <= newest.base < end and behind < end:
+                return [Place(newest.base, behind, end, "the file is cut here")]
+    return []
 
 
 def _cut(survey: Survey, segments: list[Fact], written_end: int) -> list[Place]:
@@ -231,6 +250,9 @@ def _cut(survey: Survey, segments: list[Fact], written_end: int) -> list[Place]:
 def _reason(fact: Fact) -> str:
     told = json.loads(fact.payload)
     what = f" (a {told['kind']} record)" if "kind" in told else ""
+    if "first" in told:
+        offsets = f"offsets {told['first']} to {told['first'] + told['count'] - 1}"
+        what = f" (a batch record: {offsets} of topic number {told['topic']})"
     return f"{told['reason']}{what}"
 
 

@@ -202,7 +202,9 @@ def look(data_path: str) -> Survey:
     except (OSError, ValueError, KeyError, TypeError):
         broker = str(folder.path.resolve())
     paths = sorted((folder.path / "log").glob("*.log"))
-    found = [(int(path.stem), path.stat().st_size) for path in paths if path.stem.isdecimal()]
+    sizes = [(int(path.stem), path.stat().st_size) for path in paths if path.stem.isdecimal()]
+    # One that is empty was about to be made: a start removes it.
+    found = [(base, size) for base, size in sizes if size]
     if not found:
         raise NoLog(f"{data_path} holds no log: there is no segment in {folder.path / 'log'}")
     loaded, trouble = _loaded(folder)  # After the segments: it needs none that went before that.
