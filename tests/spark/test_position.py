@@ -291,6 +291,33 @@ def test_made_anew(folder: Folder, doors: Doors, reader: Readers) -> None:
     assert ranges(lenient, anew, end) == [(0, 70)]
 
 
+@pytest.mark.parametrize("gone", ["deleted", "made anew"])
+def test_what_goes_between_a_look_and_what_is_planned_by_it(
+    folder: Folder, doors: Doors, reader: Readers, gone: str
+) -> None:
+    folder.append("another", [b"1"])
+    door = doors(folder)
+    start, end = at(folder, 0), at(folder, 100)
+    streams = [reader(door, failOnDataLoss=word) for word in ("true", "false")]
+    for stream in streams:
+        assert ranges(stream, start, end) == [(0, 100)]
+        stream._look_interval_s = 60
+    limited = reader(door, maxBytesPerTrigger="100")
+    limited.initialOffset()
+    limited._look_interval_s = 60
+    if gone == "made anew":
+        folder.make_anew("t")
+        folder.append("t", [b"z"] * 20)
+    else:
+        del folder.topics["t"], folder.start_offsets["t", 0]
+    told = "data loss by (recreation|deletion): topic t, queue 0"
+    with pytest.raises(DataLossError, match=told):
+        ranges(streams[0], start, end)
+    assert ranges(streams[1], start, end) == []
+    with pytest.raises(DataLossError, match=told):
+        limited.latestOffset(start, ALL)
+
+
 def test_a_position_that_does_not_name_its_topic(
     folder: Folder, doors: Doors, reader: Readers
 ) -> None:

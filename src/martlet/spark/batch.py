@@ -8,6 +8,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from martlet.spark.brokers import Brokers, Seen
+from martlet.spark.endpoint import NotFound
 from martlet.spark.loss import Loss, tell_loss
 from martlet.spark.offsets import spans
 from martlet.spark.options import ReadOptions
@@ -37,6 +38,8 @@ class BatchReader(DataSourceReader):
         """
         brokers = Brokers(self._options)
         try:
+            return self._plan(brokers)
+        except NotFound:  # A topic has gone since it was seen.
             return self._plan(brokers)
         finally:
             brokers.close()

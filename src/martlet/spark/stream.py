@@ -14,9 +14,10 @@ often that is tried::
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -28,7 +29,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from martlet.spark.brokers import Brokers
-from martlet.spark.endpoint import Place, QueueRange
+from martlet.spark.endpoint import NotFound, Place, QueueRange
 from martlet.spark.follower import Follower
 from martlet.spark.limit import Gathering, unread, within_bytes
 from martlet.spark.loss import Loss, tell_loss
@@ -38,6 +39,7 @@ from martlet.spark.places import resolve
 from martlet.spark.read import read
 from martlet.spark.split import Task, plan
 
+T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _LOOK_INTERVAL_S = 0.1
 """An idle query asks for the latest offset 77 times a second; the brokers are asked 10 times."""
@@ -80,6 +82,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Offsets:
         """Where a query without a checkpoint begins."""
+        return self._planned(self._initial)
+
+    def _initial(self) -> Offsets:
         options = self._options
         seen = self._look(patient=True)
         self._follower.begin(seen)
@@ -107,6 +112,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             DataLossError: a queue that the stream was reading is not there any more.
         """
+        return self._planned(lambda: self._latest(start, limit))
+
+    def _latest(self, start: Offsets, limit: ReadLimit) -> Offsets:
         seen = self._look(patient=False)
         begin = self._position(start, seen)
         # All before `start` has been committed, though Spark may never say so with `commit`: it
@@ -177,6 +185,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             DataLossError: some of it has gone.
         """
+        return self._planned(lambda: self._tasks(start, end))
+
+    def _tasks(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         seen = self._look(patient=False)
         begin, reached = self._position(start, seen), self._position(end, seen)
         seen = self._wait_for({span.key.broker for span in spans(begin, reached)})
@@ -201,6 +212,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """The query has ended."""
         self._brokers.close()
+
+    def _planned(self, plan: Callable[[], T]) -> T:
+        """What is planned by what was seen: anew where a topic of that has gone meanwhile."""
+        try:
+            return plan()
+        except NotFound:
+            self._seen_at_s = -math.inf
+            return plan()
 
     def _position(self, offsets: Offsets, seen: Seen) -> Position:
         flat = flatten(offsets)
