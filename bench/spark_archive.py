@@ -11,30 +11,28 @@ each turn the rows are counted.  What is printed is the median of the rounds.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import shutil
-import statistics
-import tempfile
-import time
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.dataset as ds
 from pyspark.sql import SparkSession
-from spark_read import TOPIC, fill
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from beside import Way, folder_for, parser, take_turns, tell, timed
+from letters import TOPIC, fill
 
 from martlet.options.archive import ArchiveOptions
 from martlet.pipeline.archive import archive
 from martlet.spark.java import spark_session
 from martlet.testing import BrokerProcess
 
-Way = Callable[[Path], None]
+Writer = Callable[[Path], None]
 
 
-def ways(spark: SparkSession, http_address: str, first: Path, batch: int) -> dict[str, Way]:
+def writers(spark: SparkSession, http_address: str, first: Path, batch: int) -> dict[str, Writer]:
     """What is compared, by name: each writes a folder."""
     options = ArchiveOptions(
         addresses=(http_address,),
@@ -60,68 +58,34 @@ def ways(spark: SparkSession, http_address: str, first: Path, batch: int) -> dic
     }
 
 
-def measure(
-    compared: dict[str, Way], folder: Path, messages: int, rounds: int
-) -> dict[str, list[float]]:
-    """The seconds that each took, round by round; the first round only warms up."""
-    seconds: dict[str, list[float]] = {name: [] for name in compared}
-    for number in range(rounds + 1):
-        for name, way in compared.items():
-            out = folder / "out"
-            os.sync()  # what one left to be written is not the other's
-            started_s = time.monotonic()
-            way(out)
-            took_s = time.monotonic() - started_s
-            found = ds.dataset(out, partitioning="hive").count_rows()
-            if found != messages:
-                raise SystemExit(f"{name}: {found:,} rows of {messages:,}")
-            shutil.rmtree(out)
-            if number:
-                seconds[name].append(took_s)
-            print(f"  round {number}: {name} {took_s:.2f} s", flush=True)
-    return seconds
+def way(write: Writer, name: str, out: Path, messages: int) -> Way:
+    """A writer, of which is seen that it has written all."""
+
+    def run() -> float:
+        took_s = timed(lambda: write(out))
+        found = ds.dataset(out, partitioning="hive").count_rows()
+        if found != messages:
+            raise SystemExit(f"{name}: {found:,} rows of {messages:,}")
+        shutil.rmtree(out)
+        return took_s
+
+    return run
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--messages", type=int, default=10_000_000)
-    parser.add_argument("--size", type=int, default=200, help="bytes a message")
-    parser.add_argument("--batch", type=int, default=2_000_000, help="messages a micro-batch")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--master", default="local[2]")
-    parser.add_argument("--folder", type=Path, help="where some 15 GB may go for the time being")
-    parser.add_argument("--json", type=Path, help="write the figures there too")
-    asked = parser.parse_args()
-
-    folder = Path(tempfile.mkdtemp(prefix="martlet-bench-", dir=asked.folder))
-    try:
-        with BrokerProcess(folder / "data") as broker:
-            fill(broker.tcp_address, asked.messages, asked.size)
-            print(f"{asked.messages:,} messages of {asked.size} bytes stored", flush=True)
-            spark = spark_session("martlet bench", master=asked.master)
-            compared = ways(spark, broker.http_address, folder / "first", asked.batch)
-            seconds = measure(compared, folder, asked.messages, asked.rounds)
-            spark.stop()
-    finally:
-        shutil.rmtree(folder)
-
-    medians = {name: statistics.median(taken) for name, taken in seconds.items()}
-    print(
-        f"\n{platform.machine()}, {os.cpu_count()} processors, {asked.master},"
-        f" {time.strftime('%F')}"
-    )
-    print(f"{'':24}{'M rows/s':>9}{'x Parquet':>11}{'seconds':>20}")
-    for name, median_s in medians.items():
-        print(
-            f"{name:24}{asked.messages / median_s / 1e6:9.2f}"
-            f"{medians['Parquet to Parquet'] / median_s:11.2f}"
-            f"{min(seconds[name]):>10.2f} to {max(seconds[name]):.2f}"
-        )
-    if asked.json:
-        asked.json.write_text(
-            json.dumps({"messages": asked.messages, "seconds": seconds}, indent=1)
-        )
+    options = parser(__doc__)
+    options.add_argument("--batch", type=int, default=2_000_000, help="messages a micro-batch")
+    asked = options.parse_args()
+    with folder_for(asked) as folder, BrokerProcess(folder / "data") as broker:
+        fill(broker.tcp_address, asked.messages, asked.size)
+        spark = spark_session("martlet bench", master=asked.master)
+        found = writers(spark, broker.http_address, folder / "first", asked.batch)
+        out = folder / "out"
+        ways = {name: way(write, name, out, asked.messages) for name, write in found.items()}
+        seconds = take_turns(ways, asked.rounds)
+        spark.stop()
+    tell(seconds, asked, "Parquet to Parquet")
 
 
 if __name__ == "__main__":

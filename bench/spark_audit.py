@@ -12,20 +12,16 @@ median of the rounds, and 1.5 times what Parquet to Parquet takes, which the aud
 
 from __future__ import annotations
 
-import argparse
 import json
-import shutil
-import statistics
 import sys
-import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
+
+from pyspark.sql import SparkSession
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from pyspark.sql import SparkSession
-from spark_read import TOPIC, fill
+from beside import Way, folder_for, parser, take_turns, tell, timed
+from letters import TOPIC, fill
 
 from martlet.client.sync import Consumer
 from martlet.options.audit import AuditOptions
@@ -55,24 +51,8 @@ def check(found: Audit, messages: int) -> None:
         raise SystemExit(f"{published} of {messages} messages; {found.verdict}")
 
 
-def measure(runs: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
-    """The seconds that each takes, round by round; the first round only warms up."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(rounds + 1):
-        for name, run in runs.items():
-            started_s = time.monotonic()
-            run()
-            took_s = time.monotonic() - started_s
-            if number:
-                seconds[name].append(took_s)
-            print(f"  round {number}: {name} {took_s:.2f} s", flush=True)
-    return seconds
-
-
-def compare(
-    spark: SparkSession, broker: BrokerProcess, folder: Path, messages: int, rounds: int
-) -> dict[str, list[float]]:
-    """Write the Parquet, and measure."""
+def ways(spark: SparkSession, broker: BrokerProcess, folder: Path, messages: int) -> dict[str, Way]:
+    """What is compared; the Parquet is written here."""
     first, second = str(folder / "first"), str(folder / "second")
     topic = spark.read.format("martlet").option("addresses", broker.http_address)
     topic.option("topic", TOPIC).load().write.parquet(first)
@@ -89,47 +69,29 @@ def compare(
         finally:
             identity.write_text(told)
 
-    return measure(
-        {
-            "Parquet to Parquet": lambda: (
-                spark.read.parquet(first).write.mode("overwrite").parquet(second)
-            ),
-            "audit, by files": lambda: check(audit(by_files, spark), messages),
-            "audit, over HTTP": by_door,
-        },
-        rounds,
-    )
+    return {
+        "Parquet to Parquet": lambda: timed(
+            lambda: spark.read.parquet(first).write.mode("overwrite").parquet(second)
+        ),
+        "audit, by files": lambda: timed(lambda: check(audit(by_files, spark), messages)),
+        "audit, over HTTP": lambda: timed(by_door),
+    }
 
 
 def main() -> None:
-    """Run it."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--messages", type=int, default=10_000_000)
-    parser.add_argument("--size", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--master", default="local[2]")
-    parser.add_argument("--folder", type=Path)
-    arguments = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="spark-audit-", dir=arguments.folder))
-    try:
-        with BrokerProcess(folder / "broker") as broker:
-            fill(broker.tcp_address, arguments.messages, arguments.size)
-            finish_some(broker.tcp_address, min(FINISHED, arguments.messages))
-            spark = spark_session("spark_audit", master=arguments.master)
-            try:
-                seconds = compare(spark, broker, folder, arguments.messages, arguments.rounds)
-            finally:
-                spark.stop()
-    finally:
-        shutil.rmtree(folder)
-    medians = {name: statistics.median(took) for name, took in seconds.items()}
+    """Measure and print."""
+    asked = parser(__doc__).parse_args()
+    with folder_for(asked) as folder, BrokerProcess(folder / "broker") as broker:
+        fill(broker.tcp_address, asked.messages, asked.size)
+        finish_some(broker.tcp_address, min(FINISHED, asked.messages))
+        spark = spark_session("martlet bench", master=asked.master)
+        seconds = take_turns(ways(spark, broker, folder, asked.messages), asked.rounds)
+        spark.stop()
+    medians = tell(seconds, asked, "Parquet to Parquet")
     limit_s = LIMIT * medians["Parquet to Parquet"]
-    print(f"\n{arguments.messages:,} messages of {arguments.size} bytes, {arguments.master}")
-    for name, median_s in medians.items():
-        print(f"  {name:<20} {median_s:6.2f} s")
     for name in ("audit, by files", "audit, over HTTP"):
         verdict = "within" if medians[name] < limit_s else "ABOVE"
-        print(f"  {name} is {verdict} {LIMIT} times Parquet to Parquet ({limit_s:.1f} s)")
+        print(f"{name} is {verdict} {LIMIT} times Parquet to Parquet ({limit_s:.1f} s)")
 
 
 if __name__ == "__main__":

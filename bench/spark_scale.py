@@ -36,7 +36,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from spark_read import fill
+from letters import fill
 from stopwatch import Stopwatch
 
 from martlet.client.sync import Producer

@@ -1,6 +1,6 @@
 """Spark's exactly-once sink beside Spark's own Parquet writer, from the same rows.
 
-    spark_sink.py [--rows 10000000] [--size 200] [--rounds 3] [--master local[2]] [--folder DIR]
+    spark_sink.py [--messages 10000000] [--size 200] [--rounds 3] [--master local[2]] [--folder DIR]
 
 Rows of random hexadecimal digits are written as Parquet files, which are copied in turns, after
 one turn that does not count: from Parquet to Parquet, as Spark does it by itself, and from Parquet
@@ -15,16 +15,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import statistics
-import tempfile
+import sys
 import time
 import urllib.request
 from pathlib import Path
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from beside import folder_for, parser, take_turns, tell, timed
 
 from martlet.spark.java import spark_session
 from martlet.testing import BrokerProcess
@@ -36,25 +39,18 @@ FILES_A_BATCH = 2
 
 def make(spark: SparkSession, folder: Path, asked: argparse.Namespace) -> int:
     """Write the rows to copy. Returns how many files there are."""
-    files = FILES_A_BATCH * max(1, round(asked.rows / asked.batch_rows))
+    files = FILES_A_BATCH * max(1, round(asked.messages / asked.batch_rows))
     pieces = [F.md5(F.concat("id", F.lit(f" {n}"))) for n in range(-(-asked.size // 32))]
     letters = F.concat(*pieces)
     length = F.lit(asked.size)
     if asked.sizes:
         length = (F.lit(asked.size // 2) + F.hash("id") % (asked.size // 2)).cast("int")
-    rows = spark.range(0, asked.rows, numPartitions=files).select(
+    rows = spark.range(0, asked.messages, numPartitions=files).select(
         F.substring(letters, F.lit(1), length).cast("binary").alias("value"),
         *([F.concat(F.lit("key "), F.hash("id") % 1_000_000).alias("key")] if asked.keys else []),
     )
     rows.write.parquet(str(folder))
     return files
-
-
-def to_parquet(rows: DataFrame, folder: Path) -> float:
-    """Copy as Spark does it by itself. Returns the seconds that it took."""
-    started_s = time.monotonic()
-    rows.write.parquet(str(folder))
-    return time.monotonic() - started_s
 
 
 def to_topic(spark: SparkSession, source: Path, folder: Path, rows: int) -> tuple[float, float]:
@@ -92,57 +88,33 @@ def stored_count(address: str) -> int:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=10_000_000)
-    parser.add_argument("--size", type=int, default=200, help="bytes a row")
-    parser.add_argument("--sizes", action="store_true", help="rows of half as much up to that")
-    parser.add_argument("--keys", action="store_true", help="rows have order keys")
-    parser.add_argument("--batch-rows", type=int, default=1_000_000, help="rows a micro-batch")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--master", default="local[2]")
-    parser.add_argument("--folder", type=Path, help="where some 10 GB may go for the time being")
-    parser.add_argument("--json", type=Path, help="write the figures there too")
-    asked = parser.parse_args()
-
-    names = ("Parquet to Parquet", "Parquet to a topic, exactly once")
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    options = parser(__doc__)
+    options.add_argument("--sizes", action="store_true", help="rows of half as much up to that")
+    options.add_argument("--keys", action="store_true", help="rows have order keys")
+    options.add_argument("--batch-rows", type=int, default=1_000_000, help="rows a micro-batch")
+    asked = options.parse_args()
     broker_s: list[float] = []
-    folder = Path(tempfile.mkdtemp(prefix="martlet-bench-", dir=asked.folder))
-    try:
+    with folder_for(asked) as folder:
         spark = spark_session("martlet bench", master=asked.master)
-        source = folder / "source"
+        source, own = folder / "source", folder / "own"
         make(spark, source, asked)
         rows = spark.read.parquet(str(source))
-        for number in range(asked.rounds + 1):
-            own = folder / f"round {number}"
-            parquet_s = to_parquet(rows, own / "parquet")
-            topic_s, processor_s = to_topic(spark, source, own, asked.rows)
-            shutil.rmtree(own)
-            print(f"  round {number}: {parquet_s:.2f} s, {topic_s:.2f} s", flush=True)
-            if number:
-                for name, took_s in zip(names, (parquet_s, topic_s), strict=True):
-                    seconds[name].append(took_s)
-                broker_s.append(processor_s)
-        spark.stop()
-    finally:
-        shutil.rmtree(folder)
 
-    print(
-        f"\n{platform.machine()}, {os.cpu_count()} processors, {asked.master},"
-        f" {asked.rows:,} rows of {asked.size} bytes, {time.strftime('%F')}"
-    )
-    medians = {name: statistics.median(taken) for name, taken in seconds.items()}
-    print(f"{'':34}{'rows/s':>12}{'x Parquet':>11}{'seconds':>18}")
-    for name, median_s in medians.items():
-        print(
-            f"{name:34}{asked.rows / median_s:12,.0f}{medians[names[0]] / median_s:11.2f}"
-            f"{min(seconds[name]):>9.2f} to {max(seconds[name]):.2f}"
-        )
-    each_ns = statistics.median(broker_s) / asked.rows * 1e9
+        def by_spark() -> float:
+            return timed(lambda: rows.write.mode("overwrite").parquet(str(folder / "parquet")))
+
+        def by_sink() -> float:
+            took_s, processor_s = to_topic(spark, source, own, asked.messages)
+            broker_s.append(processor_s)
+            shutil.rmtree(own)
+            return took_s
+
+        ways = {"Parquet to Parquet": by_spark, "Parquet to a topic, exactly once": by_sink}
+        seconds = take_turns(ways, asked.rounds)
+        spark.stop()
+    tell(seconds, asked, "Parquet to Parquet")
+    each_ns = statistics.median(broker_s[1:]) / asked.messages * 1e9
     print(f"the broker's processor: {each_ns:.0f} ns a row")
-    if asked.json:
-        told = {"rows": asked.rows, "size": asked.size, "seconds": seconds, "broker": broker_s}
-        asked.json.write_text(json.dumps(told, indent=1))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from pyspark.sql import functions as F
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from spark_read import BATCH, OK, TOPIC, commands, expect_ok
+from letters import BATCH, OK, TOPIC, commands, expect_ok
 
 from martlet.spark.java import spark_session
 from martlet.testing import BrokerProcess
