@@ -18,9 +18,10 @@ Deferred messages are read where they stand, at once, so none waits for a follow
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from martlet.broker.errors import Conflict, OutOfReach
+from martlet.broker.errors import Conflict, OutOfReach, WritesRefused
 from martlet.broker.group_queue import GroupQueue
 from martlet.broker.policy import BadPolicy, ChannelPolicy
 from martlet.broker.trail import Step
@@ -51,9 +52,13 @@ class Follower(GroupQueue):
         self._channel.moved()
 
     def tell(self, offset: int) -> None:
-        """Its reader is at an offset now."""
+        """Its reader is at an offset now. It is written down at once, since who told it does not
+        tell it again: a kill would leave it behind for as long as nothing is published.
+        """
         before = self._channel.cursor.next
         self.move(offset)
+        with suppress(WritesRefused):  # Then it is written with all others.
+            self._around.write_cursor(self._channel)
         self._trace(Step.COMMITTED, before, offset, None)
         self._trace(Step.SET_BACK, offset, before, None)
 

@@ -43,6 +43,15 @@ def test_it_is_where_its_reader_says_before_or_behind() -> None:
     assert following(core, 10).depth == 0
 
 
+def test_where_it_was_told_to_be_is_known_after_a_kill_though_no_journal_was_due_yet() -> None:
+    core = Core()
+    core.publish("t", *[b"%d" % number for number in range(10)])
+    for offset in (0, 10, 4):
+        following(core, offset)
+        core.kill()
+        assert core.channel("t", "spark").depth == 10 - offset
+
+
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_what_it_has_yet_to_read_is_kept_where_that_is_asked_for(is_alone: bool) -> None:
     core = Core()
