@@ -1,6 +1,6 @@
 """How the cost of a query grows with brokers, topics, queues and executors.
 
-    spark_scale.py [--part planning|stream|executors|all] [--most 8] [--messages 2000000]
+    spark_scale.py [--part planning|stream|door|executors|all] [--most 8] [--messages 2000000]
 
 *planning*: what the driver does for each micro-batch before any task runs: ask the brokers what
 there is, decide where the batch ends, find the batches in the index, and cut splits.  Measured in
@@ -9,6 +9,9 @@ and queues.  Seconds of the processor are told too, which other work on the mach
 
 *stream*: what a micro-batch takes in Spark, from its trigger to its commit, when each of 1 to 1,000
 topics has one new message.
+
+*door*: how much one broker gives to readers on other machines, 1 to 8 at once, and what that costs
+its processor; they take the log over HTTP, and do not decode it.
 
 *executors*: the same batch query on a standalone cluster of 1 to 8 executors, a core each.  Beyond
 the processors of the machine nothing gets faster; what can be seen is what an executor, and a task,
@@ -26,7 +29,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -36,12 +41,15 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from letters import fill
-from stopwatch import Stopwatch
+from letters import TOPIC, fill
+from stopwatch import Stopwatch, processor_s
 
 from martlet.client.sync import Producer
+from martlet.log.record import read_header
+from martlet.spark.endpoint import Endpoint, Place
 from martlet.spark.java import spark_session
 from martlet.spark.options import ReadOptions
+from martlet.spark.read import CHUNK_BYTES
 from martlet.spark.schema import SCHEMA, arrow_schema
 from martlet.spark.stream import StreamReader
 from martlet.testing import BrokerProcess
@@ -177,6 +185,49 @@ def line(cost: Cost) -> str:
     )
 
 
+def take(address: str, start: int, end: int) -> int:
+    """Read some offsets over HTTP as a task does. Returns the bytes."""
+    endpoint = Endpoint(address, 60_000)
+    (queue,) = endpoint.listing([TOPIC]).queues
+    place = Place(TOPIC, queue.queue, queue.part_id)
+    total = 0
+    while start < end:
+        data = endpoint.batches(place, start, CHUNK_BYTES)
+        total += len(data)
+        at = 0
+        while at < len(data):
+            header = read_header(data, at, int.from_bytes(data[at + 16 : at + 24], "little"))
+            start = header.first_offset + header.count
+            at += header.length
+    endpoint.close()
+    return total
+
+
+def door(most: int, messages: int) -> list[Cost]:
+    """What one broker gives to several readers."""
+    found = []
+    with BrokerProcess() as broker, ProcessPoolExecutor(most) as pool:
+        fill(broker.tcp_address, messages, 200)
+        count = 1
+        while count <= most:
+            edges = [messages * number // count for number in range(count + 1)]
+            before_s = processor_s(broker.process_id)
+            began_s = time.monotonic()
+            jobs = [pool.submit(take, broker.http_address, *pair) for pair in pairwise(edges)]
+            total = sum(job.result() for job in jobs)
+            took_s = time.monotonic() - began_s
+            each_s = (processor_s(broker.process_id) - before_s) / total * 1e9
+            rate = total / took_s / 1e6
+            found.append({"readers": count, "mb_per_s": rate, "broker_s_per_gb": each_s})
+            print(
+                f"  {count:>2} readers: {rate:,.0f} MB/s, {each_s:.2f} s of the broker's"
+                " processor for a GB",
+                flush=True,
+            )
+            count *= 2
+    return found
+
+
 def executors(most: int, messages: int) -> list[Cost]:
     """The same query on 1 to `most` executors."""
     found = []
@@ -211,7 +262,9 @@ def executors(most: int, messages: int) -> list[Cost]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--part", choices=("planning", "stream", "executors", "all"), default="all")
+    parser.add_argument(
+        "--part", choices=("planning", "stream", "door", "executors", "all"), default="all"
+    )
     parser.add_argument("--most", type=int, default=8, help="brokers and executors")
     parser.add_argument("--messages", type=int, default=2_000_000)
     parser.add_argument("--json", type=Path, help="write the figures there too")
@@ -223,6 +276,8 @@ def main() -> None:
         figures["planning"] = planning(asked.most)
     if asked.part in ("stream", "all"):
         figures["stream"] = streams()
+    if asked.part in ("door", "all"):
+        figures["door"] = door(asked.most, asked.messages)
     if asked.part in ("executors", "all"):
         figures["executors"] = executors(asked.most, asked.messages)
     if asked.json:

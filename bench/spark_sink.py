@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import sys
@@ -28,6 +27,7 @@ from pyspark.sql import functions as F
 sys.path.insert(0, str(Path(__file__).parent))
 
 from beside import folder_for, parser, take_turns, tell, timed
+from stopwatch import processor_s
 
 from martlet.spark.java import spark_session
 from martlet.testing import BrokerProcess
@@ -74,8 +74,7 @@ def to_topic(spark: SparkSession, source: Path, folder: Path, rows: int) -> tupl
         stored = stored_count(broker.http_address)
         if stored != rows:
             raise SystemExit(f"{stored} rows were published, not {rows}")
-        fields = Path(f"/proc/{broker.process_id}/stat").read_text().rsplit(")", 1)[1].split()
-        return took_s, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return took_s, processor_s(broker.process_id)
 
 
 def stored_count(address: str) -> int:
@@ -104,8 +103,8 @@ def main() -> None:
             return timed(lambda: rows.write.mode("overwrite").parquet(str(folder / "parquet")))
 
         def by_sink() -> float:
-            took_s, processor_s = to_topic(spark, source, own, asked.messages)
-            broker_s.append(processor_s)
+            took_s, used_s = to_topic(spark, source, own, asked.messages)
+            broker_s.append(used_s)
             shutil.rmtree(own)
             return took_s
 

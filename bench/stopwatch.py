@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
+
+
+def processor_s(process_id: int) -> float:
+    """The processor's seconds that a process has used."""
+    fields = Path(f"/proc/{process_id}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Stopwatch:
