@@ -22,7 +22,8 @@ from stopwatch import Stopwatch
 from martlet.address import Address
 from martlet.client import Consumer, Identity, Message
 from martlet.client.connection import Connection
-from martlet.properties import Properties, pack_block
+from martlet.properties import Properties
+from martlet.property_block import pack_block
 from martlet.protocol import commands
 from martlet.testing import BrokerProcess
 

@@ -16,17 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from martlet.properties import (
-    BLOCK_HEAD_BYTES,
     LONGEST_KEY_BYTES,
     LONGEST_TAG_BYTES,
     MOST_BYTES,
     MOST_KEYS,
-    Block,
     Bytes,
     Field,
-    block_bytes,
-    pack_block,
 )
+from martlet.property_block import BLOCK_HEAD_BYTES, Block, block_bytes, pack_block
 
 Int64s = npt.NDArray[np.int64]
 Entry = tuple[int, bytes]

@@ -15,7 +15,8 @@ from tests.crash.wire import http_now
 from martlet.address import Address
 from martlet.client import ClientError, Consumer, FailureBackoff, Identity, Message
 from martlet.client.connection import Connection
-from martlet.properties import Properties, pack_block
+from martlet.properties import Properties
+from martlet.property_block import pack_block
 from martlet.protocol import commands
 from martlet.testing import BrokerProcess
 

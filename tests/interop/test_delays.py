@@ -20,7 +20,7 @@ from martlet.address import Address
 from martlet.client import CallRefused, Consumer, Identity, Properties
 from martlet.client.connection import Connection
 from martlet.options.delayed import DelayedOptions
-from martlet.properties import pack_block
+from martlet.property_block import pack_block
 from martlet.protocol import commands
 from martlet.testing import Broker
 from martlet.testing.broker_process import BrokerProcess

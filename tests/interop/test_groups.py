@@ -23,7 +23,7 @@ from martlet.client import (
     SubscribeRefused,
 )
 from martlet.client.connection import Connection
-from martlet.properties import pack_block
+from martlet.property_block import pack_block
 from martlet.protocol import commands
 from martlet.protocol.frames import FrameSplitter
 from martlet.protocol.message_run import MessageRun

@@ -14,7 +14,7 @@ import pytest
 from martlet.address import Address
 from martlet.client import CallRefused, Consumer, Identity, NotSupported, Producer, Properties
 from martlet.client.connection import Connection
-from martlet.properties import pack_block
+from martlet.property_block import pack_block
 from martlet.protocol import commands
 from martlet.protocol.frames import FrameSplitter, Piece, Response
 from martlet.protocol.message_run import MessageRun

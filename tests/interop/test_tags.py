@@ -11,7 +11,8 @@ import pytest
 from martlet.address import Address
 from martlet.client import Consumer, Identity, Properties, SubscribeRefused
 from martlet.client.connection import Connection
-from martlet.properties import BadProperties, pack_block
+from martlet.properties import BadProperties
+from martlet.property_block import pack_block
 from martlet.protocol import commands
 from martlet.testing import Broker
 

@@ -15,7 +15,8 @@ from martlet.broker.bucket import PROPERTY, Bucket
 from martlet.broker.errors import WritesRefused
 from martlet.broker.eviction import Loss
 from martlet.log.record import Flag, frame_ends, properties, read_record
-from martlet.properties import Block, system_value
+from martlet.properties import system_value
+from martlet.property_block import Block
 
 delayed_ms = st.sampled_from([1, 40, 400, 400, 3500, 9000, 60_000, 2_000_000])
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from martlet import packed
 from martlet.log.batch import Batch
 from martlet.packed import Packed, join, packed_bytes, read
-from martlet.properties import BadProperties, Block, Properties, entries_of, pack_block
+from martlet.properties import BadProperties, Properties
+from martlet.property_block import Block, entries_of, pack_block
 
 words = st.text("ab |*~", min_size=1, max_size=6)
 plain = st.text("abc~", min_size=1, max_size=6)

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from martlet.client.staging import Block
-from martlet.properties import BadProperties, Properties, entries_of
+from martlet.properties import BadProperties, Properties
+from martlet.property_block import entries_of
 from martlet.protocol.bulk import split_bodies
 from martlet.spark import encode
 from martlet.spark.encode import Encoder

@@ -4,15 +4,8 @@ import struct
 
 import pytest
 
-from martlet.properties import (
-    BadProperties,
-    Block,
-    Properties,
-    Sent,
-    entries_of,
-    pack_block,
-    tag_hash,
-)
+from martlet.properties import BadProperties, Properties, Sent, tag_hash
+from martlet.property_block import Block, entries_of, pack_block
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,8 @@ from martlet.log.record import (
 )
 from martlet.log.recovery import Report, scan
 from martlet.log.verify import Found, verify
-from martlet.properties import Block, Properties
+from martlet.properties import Properties
+from martlet.property_block import Block
 
 _MOST_SHOWN = 120
 """How many characters of a body or of JSON are shown to a person."""

@@ -38,7 +38,8 @@ from martlet.log.record import (
     Kind,
     properties_of,
 )
-from martlet.properties import Block, Field, system_field, system_value, without
+from martlet.properties import Field, system_field, system_value, without
+from martlet.property_block import Block
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

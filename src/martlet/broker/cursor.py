@@ -30,7 +30,7 @@ from martlet.log.record import (
     properties_of,
     read_record,
 )
-from martlet.properties import Block, entry_of, frame
+from martlet.property_block import Block, entry_of, frame
 
 if TYPE_CHECKING:
     from martlet.log.index import Rows

@@ -32,7 +32,8 @@ from martlet.log.record import (
     properties,
     read_record,
 )
-from martlet.properties import BadProperties, Block, Properties
+from martlet.properties import BadProperties, Properties
+from martlet.property_block import Block
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel

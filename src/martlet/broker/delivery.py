@@ -19,7 +19,7 @@ from martlet.broker.schedule import Alarm, Schedule
 from martlet.broker.stretch import merged
 from martlet.broker.trail import Step
 from martlet.broker.window import COMFORTABLE_SPAN
-from martlet.properties import told_alone
+from martlet.property_block import told_alone
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel

@@ -33,7 +33,7 @@ from martlet.log.record import (
     properties_of,
 )
 from martlet.packed import Packed
-from martlet.properties import Block
+from martlet.property_block import Block
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

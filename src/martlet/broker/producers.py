@@ -31,7 +31,8 @@ from typing import TYPE_CHECKING
 
 from martlet.broker.errors import BrokerError
 from martlet.broker.queue import Receipt
-from martlet.properties import SENT_BYTES, Block, Field, Sent, fields
+from martlet.properties import SENT_BYTES, Field, Sent, fields
+from martlet.property_block import Block
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

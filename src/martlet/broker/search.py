@@ -47,7 +47,8 @@ from martlet.log.record import (
 )
 from martlet.log.storage import Segment, Storage
 from martlet.name import is_system
-from martlet.properties import NONE, BadProperties, Block, Properties
+from martlet.properties import NONE, BadProperties, Properties
+from martlet.property_block import Block
 
 _ID_DIGITS = 16
 

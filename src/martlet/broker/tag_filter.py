@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from martlet.properties import Block, Properties, tag_hash
+from martlet.properties import Properties, tag_hash
+from martlet.property_block import Block
 
 if TYPE_CHECKING:
     from martlet.properties import Bytes

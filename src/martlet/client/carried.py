@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from martlet.properties import Block
+from martlet.property_block import Block
 from martlet.protocol.frames import BadFrame, Carried, FrameSplitter
 from martlet.protocol.message_run import MessageRun
 

@@ -25,7 +25,8 @@ from martlet.client.errors import (
 )
 from martlet.client.handshake import HEARTBEAT, Handshake
 from martlet.client.identity import Features, Identity
-from martlet.properties import BadProperties, Block
+from martlet.properties import BadProperties
+from martlet.property_block import Block
 from martlet.protocol import commands
 from martlet.protocol.frames import (
     MAX_FRAME_BYTES,

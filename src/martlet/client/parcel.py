@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from martlet.client.errors import ConnectionLost, PublishUnclear, Refused
 from martlet.client.outgoing import SendOptions
 from martlet.client.send_result import SendResult
-from martlet.properties import pack_block
+from martlet.property_block import pack_block
 from martlet.protocol import commands
 from martlet.put_status import PutStatus
 

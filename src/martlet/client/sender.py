@@ -43,7 +43,7 @@ from martlet.client.parcel import Parcel, Sending
 from martlet.client.pool import Pool
 from martlet.client.route import home
 from martlet.client.send_result import SendResult
-from martlet.properties import pack_block
+from martlet.property_block import pack_block
 from martlet.protocol import commands
 from martlet.put_status import PutStatus
 

@@ -32,7 +32,8 @@ from martlet.client.errors import (
     TransactionRefused,
 )
 from martlet.client.name import check_name
-from martlet.properties import Properties, pack_block
+from martlet.properties import Properties
+from martlet.property_block import pack_block
 from martlet.protocol import commands
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from martlet.log.record import (
     Flag,
 )
 from martlet.packed import Packed, join
-from martlet.properties import pack_block
+from martlet.property_block import pack_block
 
 Bytes = npt.NDArray[np.uint8]
 

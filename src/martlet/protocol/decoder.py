@@ -7,7 +7,8 @@ import struct
 from collections.abc import Callable, Sequence
 
 from martlet.packed import read
-from martlet.properties import BadProperties, entries_of
+from martlet.properties import BadProperties
+from martlet.property_block import entries_of
 from martlet.protocol.bulk import (
     Bytes,
     extent,

@@ -34,7 +34,8 @@ from martlet.log.record import (
     Kind,
     align8,
 )
-from martlet.properties import Block, Properties
+from martlet.properties import Properties
+from martlet.property_block import Block
 
 Int64s = npt.NDArray[np.int64]
 

@@ -11,7 +11,8 @@ from martlet.broker import producers as room
 from martlet.broker.producers import Producers, Reused, Send, TooOld, marked, marks
 from martlet.broker.queue import Receipt
 from martlet.log.recovery import Report, scan
-from martlet.properties import Properties, Sent, pack_block
+from martlet.properties import Properties, Sent
+from martlet.property_block import pack_block
 
 A, B, C = (bytes([letter]) * 16 for letter in b"abc")
 
