@@ -101,6 +101,63 @@ def test_an_archive_is_sent_again(
     ]
 
 
+def clashing(number: int) -> bytes:
+    fields = {"number": number, "offset": -number, "topic": f"x{number % 2}", "value": "v"}
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def test_fields_that_are_called_as_columns_of_the_source_are_not_taken_for_them(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    publish(broker.http_address, "clash", map(clashing, range(10)))
+    fields = "number INT, offset INT, topic STRING, value STRING"
+    options = ReplayJobOptions(
+        addresses=(broker.http_address,),
+        from_topics=("clash",),
+        json_schema=fields,
+        where="offset < -2 AND topic = 'x1' AND value = 'v'",
+        to_topic="{topic}-again",
+        checkpoint=str(tmp_path / "topic"),
+    )
+    assert replay(options, spark=spark).sent_count == 4
+    wanted = [clashing(number) for number in (3, 5, 7, 9)]
+    assert [row["value"] for row in rows_of(spark, broker, "clash-again")] == wanted
+    out = str(tmp_path / "archive")
+    archive.JOB.work(
+        ArchiveOptions(
+            addresses=(broker.http_address,), topics=("clash",), out=out, once=True,
+            json_schema=fields, partition_by="date,hour",
+        ),
+        Run(spark),
+    )  # fmt: skip
+    past = {"from_topics": (), "from_archive": out, "to_topic": "{topic}-archived"}
+    options = options.replace(**past, checkpoint=str(tmp_path / "archived"))
+    assert replay(options, spark=spark).sent_count == 4
+    # Written anew of the fields, and of nothing that the folders are named by.
+    assert [row["value"] for row in rows_of(spark, broker, "clash-archived")] == wanted
+
+
+def test_a_topic_that_was_made_anew_is_not_what_was_to_be_replayed(
+    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
+) -> None:
+    publish(broker.http_address, "anew", map(body, range(9)))
+    options = ReplayJobOptions(
+        addresses=(broker.http_address,),
+        from_topics=("anew",),
+        to_topic="anew-again",
+        checkpoint=str(tmp_path / "checkpoint"),
+    )
+    replay(options, spark=spark)
+    post(broker.http_address, "/topic/delete?topic=anew")
+    publish(broker.http_address, "anew", map(body, range(9)))
+    with pytest.raises(JobFailed, match="topic 'anew' was deleted since the replay has begun"):
+        replay(options, spark=spark)
+    assert numbers_of(spark, broker, "anew-again") == list(range(9))
+    (tmp_path / "checkpoint/step.json").write_bytes(b"{")
+    with pytest.raises(JobFailed, match=r"step\.json cannot be read"):
+        replay(options, spark=spark)
+
+
 def test_a_rate_is_kept(spark: SparkSession, broker: BrokerProcess, tmp_path: Path) -> None:
     options = ReplayJobOptions(
         addresses=(broker.http_address,),

@@ -178,12 +178,24 @@ class CommitLog:
         return commit
 
     def apply_latest(self) -> Commit | None:
-        """Finish what the last commit says, if its maker did not come to that; return it."""
+        """Finish what the last commit says, if its maker did not come to that; return it.
+
+        Raises:
+            ArchiveDamagedError: it cannot be finished, or later ones were there.
+        """
         latest = self.latest()
-        if latest is not None and latest.version > self._applied:
+        version = latest.version if latest is not None else -1
+        if self._applied < 0 or version > self._applied:
             applied = self._store.read(_APPLIED)
             self._applied = int(applied) if applied and applied.isdigit() else -1
-            if latest.version > self._applied:
+            if version < self._applied:
+                last = f"the last one there is {version}" if latest else "there is none"
+                raise ArchiveDamagedError(
+                    f"commit {self._applied} has gone from {self._store.path(_LOG)}, where {last}:"
+                    " what was archived with it would be archived again. Bring it back from a copy,"
+                    " or archive to an empty folder"
+                )
+            if latest is not None and version > self._applied:
                 self._apply(latest)
         return latest
 

@@ -80,7 +80,7 @@ class Ledger:
             if not self._store.create(_PLAN, json.dumps(told, indent=1).encode()):
                 raise JobFailed(f"another replay has just begun in {self._location}")
         else:
-            told = json.loads(kept)
+            told = self._told(_PLAN, kept)
             changed = [name for name, value in terms.items() if told["terms"].get(name) != value]
             if changed:
                 raise JobFailed(
@@ -95,8 +95,21 @@ class Ledger:
         kept = self._store.read(_STEP)
         if kept is None:
             return None
-        told = json.loads(kept)
+        told = self._told(_STEP, kept)
         return Step(told["number"], flatten(told["start"]), flatten(told["end"]))
+
+    def _told(self, name: str, content: bytes) -> dict[str, Any]:
+        try:
+            told = json.loads(content)
+        except ValueError as error:
+            raise JobFailed(
+                f"{self._store.path(name)} cannot be read: {error}. It says how far the replay is:"
+                " without it, messages would be sent again. Bring it back from a copy, or give the"
+                " replay another --checkpoint"
+            ) from None
+        if not isinstance(told, dict):
+            raise JobFailed(f"{self._store.path(name)} is none of a replay")
+        return told
 
     def begin(self, step: Step) -> None:
         """Write down a step that is about to be done."""

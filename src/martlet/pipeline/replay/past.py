@@ -82,9 +82,24 @@ class TopicPast(Past):
         return start, resolve(brokers, options.end, seen, "endingOffsets")
 
     def between(self, start: Position, end: Position) -> DataFrame:
-        """Read from the log."""
-        # Nothing of the queues that have come since.
+        """Read from the log.
+
+        Raises:
+            JobFailed: a topic was deleted, or made anew, since the replay has begun.
+        """
         seen = self._brokers.look(patient=True)
+        gone = [key for key, first in start.items() if key not in seen and first < end[key]]
+        if gone:
+            key = gone[0]
+            raise JobFailed(
+                f"topic {key.topic!r} was deleted since the replay has begun, with what was still"
+                f" to be sent of it (queue {key.queue}, offsets {start[key]} to {end[key] - 1})."
+                " To replay a topic that was made anew under its name, give the replay another"
+                " --checkpoint"
+            )
+        start = {key: first for key, first in start.items() if key in seen}
+        end = {key: last for key, last in end.items() if key in seen}
+        # Nothing of the queues that have come since.
         new = {key: queue.start_offset for key, queue in seen.items() if key not in start}
         return (
             self._spark.read.format("martlet")
@@ -106,7 +121,10 @@ class ArchivePast(Past):
         with told_as(f"--from-archive={options.from_archive}"):
             found = spark.read.parquet(options.from_archive)
         if "_offset" in found.columns:
-            found = found.select(*_of_json(found), *map(F.col, found.columns))
+            # A field that is called as one of the source's columns is found in the body.
+            taken = {*_PLACE, "timestamp", *_SENT}
+            fields = [name for name in found.columns if name.lower() not in taken]
+            found = found.select(*_of_json(found), *map(F.col, fields))
         missing = [name for name in (*_PLACE, "value", "timestamp") if name not in found.columns]
         if missing:
             raise JobFailed(
@@ -171,7 +189,20 @@ def _of_json(found: DataFrame) -> list[Column]:
     origin = {"partition": "_queue"} | {
         name: f"_{name}" for name in ("topic", "offset", "timestamp", "broker", *_SENT[1:])
     }
-    fields = [name for name in found.columns if not name.startswith("_")]
+    seconds = F.unix_timestamp("_timestamp")
+    folders = {
+        "topic": F.col("_topic"),
+        "date": F.date_add(F.lit("1970-01-01"), F.floor(seconds / 86400).cast("int")),
+        "hour": F.floor(seconds / 3600 % 24),
+    }
+    # What the folders are named by is no field, unless it says something else.
+    fields = [
+        F.when(~F.col(name).eqNullSafe(folders[name]), F.col(name)).alias(name)
+        if name in folders and _is_folder(found, name)
+        else F.col(name)
+        for name in found.columns
+        if not name.startswith("_")
+    ]
     text = F.to_json(F.struct(*fields)).cast("binary")
     kept = [
         F.col(name).cast("binary")
@@ -179,11 +210,12 @@ def _of_json(found: DataFrame) -> list[Column]:
         if name in found.columns
     ]
     columns = [F.coalesce(*kept, text).alias("value")]
-    return columns + [
-        F.col(old).alias(new)
-        for new, old in origin.items()
-        if old in found.columns and new not in found.columns
-    ]
+    return columns + [F.col(old).alias(new) for new, old in origin.items() if old in found.columns]
+
+
+def _is_folder(found: DataFrame, name: str) -> bool:
+    """Whether a column is told by the names of folders."""
+    return any(f"/{name}=" in file for file in found.inputFiles()[:1])
 
 
 def sent_columns(messages: DataFrame) -> list[str]:

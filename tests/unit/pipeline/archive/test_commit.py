@@ -329,3 +329,18 @@ def test_a_task_that_fails_leaves_nothing_open(tmp_path: Path) -> None:
                 writing.write(broken(), Stretch(KEY, 0, 9), table.stage("run", "x"), table.store)
     table.begin("next")
     assert table.store.files("_martlet/staged", recursive=True) == {}
+
+
+@pytest.mark.parametrize("gone", [1, 4])
+def test_a_commit_that_has_gone_is_told_and_nothing_is_archived_twice(
+    tmp_path: Path, gone: int
+) -> None:
+    store = LocalStore(tmp_path)
+    table = begun(store)
+    table.commit("run", [write(store, 0, 5, "one", table)])
+    table.commit("run", [write(store, 5, 9, "two", table)])
+    for name in sorted((tmp_path / "_martlet/log").iterdir())[-gone:]:
+        name.unlink()
+    with pytest.raises(ArchiveDamagedError, match=r"commit 3 has gone from .*_martlet/log"):
+        begun(LocalStore(tmp_path))
+    assert seen(tmp_path) == list(range(9))
