@@ -292,6 +292,7 @@ async def test_who_reads_is_seen_as_a_group(reader: Reader) -> None:
         ({"offsets": {"0": 10**6}}, "OUT_OF_REACH", 409),
         ({"offsets": {"7": 1}}, "NOT_FOUND", 404),
         ({"topic": "missing"}, "NOT_FOUND", 404),
+        ({"topic_id": 999}, "NOT_FOUND", 404),
         ({"group": "a#ephemeral"}, "BAD_ARGUMENT", 400),
     ):
         told = await reader.post("/call/group.follow", json.dumps(asked | wrong).encode())

@@ -179,6 +179,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _follow(self, asked: dict[str, str]) -> None:
         told = json.loads(self.body)
+        if self.server.folder.topics.get(told["topic"]) != told["topic_id"]:
+            self._answer(404, {"message": "TOPIC_MADE_ANEW"})
+            return
         key = told["topic"], told["group"]
         self.server.channels.setdefault(key, 0)
         for offset in told["offsets"].values():

@@ -399,6 +399,32 @@ def test_a_group_is_made_first_and_follows(folder: Folder, doors: Doors, reader:
     assert door.channels["t", "g"] == 70
 
 
+def test_a_group_is_nowhere_in_another_topic_of_that_name(
+    folder: Folder, doors: Doors, reader: Readers
+) -> None:
+    """It would have what is to be read there first let go of."""
+    door = doors(folder)
+    stream = reader(door, group="spark", retain="true")
+    end = stream.latestOffset(stream.initialOffset(), ALL)
+    stream._look_interval_s = 60
+    folder.make_anew("t")
+    for _ in range(20):
+        folder.append("t", [b"z"] * 10)
+    stream.commit(end)
+    assert door.channels["t", "spark"] == 0
+
+
+@pytest.mark.parametrize("follows", ["group", "channel"])
+def test_what_follows_a_log_that_has_lost_its_tail_is_at_its_end(
+    folder: Folder, doors: Doors, reader: Readers, follows: str
+) -> None:
+    """Brokers refuse a place behind the end, and the query is to say what has happened."""
+    door = doors(folder)
+    with pytest.raises(DataLossError, match="truncation"):
+        reader(door, **{follows: "spark"}).latestOffset(at(folder, 500), ALL)
+    assert door.channels["t", "spark"] == 100
+
+
 def test_topics_that_match(folder: Folder, doors: Doors, reader: Readers) -> None:
     folder.append("tea", [b"x"])
     folder.append("noise", [b"x"])

@@ -3,8 +3,9 @@
 ======================  ============================================================================
 ``group.follow``        a reader of ``topic`` is at ``offsets``, by queue, and ``group`` stands for
                         it: a group of the kind ``follower``, made where it is missing.  With
-                        ``retain`` the broker keeps what the reader has yet to read.  Answers the
-                        lag
+                        ``retain`` the broker keeps what the reader has yet to read.  Who names the
+                        ``topic_id`` is nowhere in another topic of that name: TOPIC_MADE_ANEW.
+                        Answers the lag
 ======================  ============================================================================
 """
 
@@ -37,10 +38,14 @@ class FollowCalls:
 
     async def follow(self, caller: Caller, arguments: Arguments) -> Answer:
         """A reader is somewhere."""
-        arguments.only("topic", "group", "offsets", "retain")
+        arguments.only("topic", "topic_id", "group", "offsets", "retain")
         topic, name = arguments.topic(self._server.broker), arguments.name("group")
         caller.may(topic.name, name)
         offsets = offsets_by_queue(arguments)
+        if arguments.number("topic_id", topic.id) != topic.id:
+            raise CallError(
+                "NOT_FOUND", f"TOPIC_MADE_ANEW: topic {topic.name!r} is number {topic.id} now"
+            )
         known = topic.channels.get(name)
         policy = known.policy if known is not None else None
         try:

@@ -259,6 +259,7 @@ class Endpoint:
     def follow(
         self,
         topic: str,
+        topic_id: int,
         group: str,
         offsets: Mapping[int, int],
         *,
@@ -271,6 +272,7 @@ class Endpoint:
         """
         told = {
             "topic": topic,
+            "topic_id": topic_id,
             "group": group,
             "retain": retain,
             "offsets": {str(queue): offset for queue, offset in offsets.items()},
@@ -300,19 +302,12 @@ class Endpoint:
         self._ask("POST", "/topic/create", {"topic": topic})
         self._ask("POST", "/channel/create", {"topic": topic, "channel": channel})
 
-    def advance(
-        self, topic: str, queue: int, channel: str, offset: int, *, patient: bool = True
-    ) -> None:
+    def advance(self, place: Place, channel: str, offset: int, *, patient: bool = True) -> None:
         """Let a channel go forward: it is done with all of a queue that lies below `offset`.
 
         Not `patient`: one try only.
         """
-        parameters: Parameters = {
-            "topic": topic,
-            "queue": queue,
-            "channel": channel,
-            "offset": offset,
-        }
+        parameters = _of(place) | {"channel": channel, "offset": offset}
         self._ask("POST", "/channel/advance", parameters, patient=patient)
 
     def _ask(

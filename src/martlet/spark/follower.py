@@ -11,7 +11,7 @@ import logging
 from collections.abc import Collection, Mapping
 
 from martlet.spark.brokers import Brokers
-from martlet.spark.endpoint import BrokerUnreachable, NotFound
+from martlet.spark.endpoint import BrokerUnreachable, NotFound, Place, QueueRange
 from martlet.spark.offsets import QueueKey
 from martlet.spark.options import ReadOptions
 
@@ -43,34 +43,39 @@ class Follower:
                 for topic in options.topics.names:
                     self._brokers.endpoint(broker).create(topic, options.channel)
         if options.group is not None:
-            for broker, topic in sorted({(key.broker, key.topic) for key in seen}):
+            for broker, topic, id in sorted({(k.broker, k.topic, k.topic_id) for k in seen}):
                 endpoint = self._brokers.endpoint(broker)
-                endpoint.follow(topic, options.group, {}, retain=options.retain)
+                endpoint.follow(topic, id, options.group, {}, retain=options.retain)
 
-    def tell(self, position: Mapping[QueueKey, int], seen: Collection[QueueKey]) -> None:
-        """The query is done with all before a position.
+    def tell(self, position: Mapping[QueueKey, int], seen: Mapping[QueueKey, QueueRange]) -> None:
+        """The query is done with all before a position, or where its queue ends before that, with
+        all that there is.
 
         Raises:
             BrokerRefused: there is a channel of the group's name that is none.
         """
         options, silent = self._options, self._brokers.silent
-        changed: dict[tuple[str, str], dict[QueueKey, int]] = {}
+        changed: dict[tuple[str, str, int], dict[QueueKey, int]] = {}
         for key, offset in position.items():
             if self._told.get(key) != offset and key in seen and key.broker not in silent:
-                changed.setdefault((key.broker, key.topic), {})[key] = offset
-        for (broker, topic), offsets in changed.items():
+                changed.setdefault((key.broker, key.topic, key.topic_id), {})[key] = offset
+        for (broker, topic, id), offsets in changed.items():
             # It has to be there from the beginning; after that the next one makes up for a failure.
             patient = not offsets.keys() <= self._told.keys()
             endpoint = self._brokers.endpoint(broker)
-            by_queue = {key.queue: offset for key, offset in offsets.items()}
+            reached = {key: min(offset, seen[key].end_offset) for key, offset in offsets.items()}
+            by_queue = {key.queue: offset for key, offset in reached.items()}
             try:
                 if options.group is not None:
                     endpoint.follow(
-                        topic, options.group, by_queue, retain=options.retain, patient=patient
+                        *(topic, id, options.group, by_queue),
+                        retain=options.retain,
+                        patient=patient,
                     )
                 if options.channel is not None:
-                    for queue, offset in by_queue.items():
-                        endpoint.advance(topic, queue, options.channel, offset, patient=patient)
+                    for key, offset in reached.items():
+                        place = Place(topic, key.queue, seen[key].part_id)
+                        endpoint.advance(place, options.channel, offset, patient=patient)
             except BrokerUnreachable as error:
                 _LOG.warning("what follows topic %s stays behind for now: %s", topic, error)
             except NotFound as error:
