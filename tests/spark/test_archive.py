@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
+import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow.dataset as ds
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from tests.spark.publish import publish
 
 from martlet.options.archive import ArchiveOptions
 from martlet.options.flag import OptionError
-from martlet.pipeline.archive import archive
-from martlet.pipeline.job import cause
+from martlet.pipeline.archive import JOB, archive
+from martlet.pipeline.job import OK, carry_out, cause
 from martlet.testing import BrokerProcess
+from martlet.testing.broker_process import free_port
 
 # A machine that is busy elsewhere starts a Java virtual machine in a minute.
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -129,6 +137,60 @@ def test_a_table_of_delta_of_every_topic_that_matches(
 def test_a_column_that_is_not_there_is_told(spark: SparkSession, options: ArchiveOptions) -> None:
     with pytest.raises(OptionError, match="cannot partition by origin: there are number, _corrupt"):
         archive(options.replace(json_schema="number INT", partition_by="origin"), spark)
+
+
+def test_wrong_options_are_told_and_not_what_spark_makes_of_them(
+    spark: SparkSession, options: ArchiveOptions
+) -> None:
+    with pytest.raises(StreamingQueryException) as failed:
+        archive(options.replace(starting_offsets="early"), spark)
+    assert cause(failed.value).startswith("ValueError: option startingOffsets: 'early' is neither")
+    with pytest.raises(OptionError, match=r"'n DUBLE' is no schema: .*DUBLE"):
+        archive(options.replace(json_schema="n DUBLE"), spark)
+
+
+def test_a_running_job_is_scraped_and_told_to_end(
+    spark: SparkSession,
+    broker: BrokerProcess,
+    options: ArchiveOptions,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Metrics are served while it runs, and SIGTERM ends it with 0."""
+    publish(broker.http_address, "t", map(flight, range(7)))
+    address = f"127.0.0.1:{free_port()}"
+    scraped: dict[str, float] = {}
+    ended = threading.Event()
+
+    def scrape() -> None:
+        deadline_s = time.monotonic() + 200
+        while scraped.get("martlet_pipeline_rows_total") != 7 and time.monotonic() < deadline_s:
+            with suppress(OSError), urllib.request.urlopen(f"http://{address}/metrics") as answer:
+                families = text_string_to_metric_families(answer.read().decode())
+                found = (sample for family in families for sample in family.samples)
+                scraped.update((each.name, each.value) for each in found if not each.labels)
+            if ended.wait(0.05):
+                return
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    scraper = threading.Thread(target=scrape)
+    scraper.start()
+    running = options.replace(once=False, interval_ns=0, metrics_address=address)
+    try:
+        assert carry_out(JOB, running) == OK, capsys.readouterr().err
+    finally:
+        ended.set()
+        scraper.join()
+    assert scraped["martlet_pipeline_rows_total"] == 7
+    assert scraped["martlet_pipeline_batch_seconds_count"] == 1
+    assert scraped["martlet_pipeline_batch_seconds_sum"] > 0
+    assert scraped["martlet_pipeline_lag"] == 0
+    assert abs(scraped["martlet_pipeline_last_batch_timestamp_seconds"] - time.time()) < 300
+    assert scraped["martlet_archive_files_total"] == 1
+    assert scraped["martlet_archive_bytes_total"] > 0
+    assert scraped["martlet_archive_joined_files_total"] == 0
+    assert offsets(options) == list(range(7))
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"http://{address}/metrics")
 
 
 def test_the_command(broker: BrokerProcess, tmp_path: Path) -> None:

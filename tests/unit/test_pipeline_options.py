@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from martlet.options.audit import AuditOptions
 from martlet.options.flag import OptionError
 from martlet.options.pipeline import JobOptions
 
@@ -32,3 +33,9 @@ def test_brokers_have_to_be_named() -> None:
     with pytest.raises(OptionError, match="no brokers: name them"):
         JobOptions().require_brokers()
     JobOptions(lookupd_http_addresses=("l:4161",)).require_brokers()
+
+
+def test_an_audit_may_have_data_folders_instead() -> None:
+    with pytest.raises(OptionError, match=r"whose logs\? .* or data folders with --data-path=DIR"):
+        AuditOptions()
+    AuditOptions(data_paths=("data",))

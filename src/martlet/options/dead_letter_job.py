@@ -65,7 +65,7 @@ class DeadLetterJobOptions(JobOptions):
             if self.all or self.dry_run or self.to_topic:
                 raise OptionError("--all, --dry-run and --to-topic are for redrive and drop")
         elif bool(self.where) == self.all:
-            raise OptionError(f"say which to {self.action}: --where=CONDITION, or --all")
+            raise OptionError(f"say which to {self.action}: either --where=CONDITION or --all")
         if self.to_topic:
             if self.action == "drop":
                 raise OptionError("--to-topic is for redrive")

@@ -95,7 +95,9 @@ class ReplayJobOptions(JobOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if bool(self.from_topics) == bool(self.from_archive):
-            raise OptionError("say what to replay: --from-topic=TOPIC or --from-archive=FOLDER")
+            raise OptionError(
+                "say what to replay: either --from-topic=TOPIC or --from-archive=FOLDER"
+            )
         require_names("from-topic", self.from_topics)
         if self.from_topics or not self.to_addresses:
             self.require_brokers()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,33 @@ if TYPE_CHECKING:
 
 _LOOK_S = 1
 """How soon what a query has done is told, and how soon it ends once it is to."""
+_START_LOOK_S = 0.1
+_STARTS = 5
+"""How often at most."""
+_NO_PYTHON = "Python worker failed to connect back"
+_log = logging.getLogger(__name__)
+
+
+def begun(start: Callable[[], StreamingQuery], run: Run) -> StreamingQuery:
+    """Start a query, and see that its source is there before anything else is started.
+
+    Spark gives the Python of a stream's source ten seconds to come up, which is short on a machine
+    that is busy, with the other queries of the same job as a rule.  It has read nothing then, so it
+    is started again.
+
+    Returns:
+        The query, which may have failed otherwise, or too often.
+    """
+    query = start()
+    for _ in range(_STARTS - 1):
+        while query.isActive and query.status["message"].startswith("Initializing"):
+            if run.stopping.wait(_START_LOOK_S):
+                break
+        if query.isActive or _NO_PYTHON not in str(query.exception()):
+            break
+        _log.warning("Spark's Python took too long to start; it is started again")
+        query = start()
+    return query
 
 
 def follow(

@@ -60,6 +60,8 @@ class Job(Generic[OptionsT]):
         work: does it, and returns the exit code.
         check: says no to what is wrong with the options, before Spark takes its seconds to start.
         operands: the flags that may stand without their names, in order.
+        has_steps: whether it is told to end at the next of them; one that has none, and changes
+            nothing before its end, is ended where it is.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Job(Generic[OptionsT]):
     work: Callable[[OptionsT, Run], int]
     check: Callable[[OptionsT], object] = lambda _options: None
     operands: tuple[str, ...] = ()
+    has_steps: bool = True
 
 
 class Run:
@@ -108,9 +111,20 @@ def session(name: str, options: JobOptions) -> Iterator[SparkSession]:
     try:
         yield spark
     finally:
-        for query in spark.streams.active:
-            query.stop()
-        spark.stop()
+        if not _is_java_gone(spark):
+            for query in spark.streams.active:
+                query.stop()
+            spark.stop()
+
+
+def _is_java_gone(spark: SparkSession) -> bool:
+    """Whether the Java that a session is in has ended, or is about to."""
+    from py4j.protocol import Py4JError
+
+    try:
+        return bool(spark.sparkContext._jsc.sc().isStopped())
+    except (OSError, Py4JError):
+        return True
 
 
 def _submitted_master() -> str:
@@ -130,13 +144,22 @@ def carry_out(job: Job[OptionsT], options: OptionsT) -> int:
         job.check(options)
         with session(job.name, options) as spark, Meter.serving(options.metrics_address) as meter:
             run = Run(spark, meter)
-            with _ending(run):
-                return job.work(options, run)
+            try:
+                with _ending(run, at_once=not job.has_steps):
+                    return job.work(options, run)
+            except Exception:
+                # What ends a job often ends its Java with it, as timeout(1) and systemd do.
+                if run.stopping.is_set() and _is_java_gone(spark):
+                    return OK
+                raise
     except OptionError as error:
         print(f"martlet pipeline {job.name}: {error}", file=sys.stderr)
         return WRONG
     except KeyboardInterrupt:
-        return OK
+        if job.has_steps:
+            return OK
+        print(f"martlet pipeline {job.name}: ended before it was done", file=sys.stderr)
+        return FAILED
     except Exception as error:
         _log.debug("%s has failed", job.name, exc_info=True)
         print(f"martlet pipeline {job.name}: {cause(error)}", file=sys.stderr)
@@ -144,11 +167,11 @@ def carry_out(job: Job[OptionsT], options: OptionsT) -> int:
 
 
 @contextmanager
-def _ending(run: Run) -> Iterator[None]:
+def _ending(run: Run, *, at_once: bool) -> Iterator[None]:
     """SIGTERM and SIGINT end the job at its next step; a second one does at once."""
 
     def end(number: int, _frame: FrameType | None) -> None:
-        if run.stopping.is_set():
+        if at_once or run.stopping.is_set():
             raise KeyboardInterrupt
         run.stopping.set()
 
@@ -178,7 +201,8 @@ def told_as(what: str) -> Iterator[None]:
 
 def cause(error: Exception) -> str:
     """The one line that matters of what Spark says: the last that names an error."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = str(error).replace("option timeoutMs", "--timeout")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     found = [match for match in map(_ERROR.match, lines) if match]
     if found:
         return f"{found[-1][1]}: {found[-1][2]}"

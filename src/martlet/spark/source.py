@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from martlet.spark.batch import BatchReader
 from martlet.spark.options import ReadOptions, view_of
+from martlet.spark.refused import RefusedStream
 from martlet.spark.schema import arrow_schema, schema_of
 from martlet.spark.stream import StreamReader
 
@@ -51,5 +52,8 @@ class MartletDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """A reader for a stream of the wanted columns."""
-        options = ReadOptions.parse(self.options, "stream")
-        return StreamReader(options, arrow_schema(schema, options.view))
+        try:
+            options = ReadOptions.parse(self.options, "stream")
+            return StreamReader(options, arrow_schema(schema, options.view))
+        except ValueError as error:
+            return RefusedStream(error)

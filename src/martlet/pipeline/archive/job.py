@@ -13,7 +13,7 @@ from martlet.pipeline.archive.compaction import Compacted
 from martlet.pipeline.archive.parquet_table import ParquetTable
 from martlet.pipeline.archive.query import Archive, Batch, compaction_of, location_of
 from martlet.pipeline.archive.store import Store
-from martlet.pipeline.follow import follow
+from martlet.pipeline.follow import begun, follow
 from martlet.pipeline.job import OK, Job, Run, session
 
 if TYPE_CHECKING:
@@ -59,10 +59,12 @@ def _archive(options: ArchiveOptions, run: Run) -> Result:
         return _compact(options, run)
     told = _Told(run)
     try:
-        started = Archive(options, run.spark, told.batch)
+        query = Archive(options, run.spark, told.batch)
     except ValueError as error:
         raise OptionError(str(error)) from error
-    follow([started.start()], run, "archived", told.rows_of)
+    follow([begun(query.start, run)], run, "archived", told.rows_of)
+    if options.once and not told.result.rows:
+        run.say("nothing new to archive")
     return told.result
 
 

@@ -201,7 +201,8 @@ def _parsed(ddl: str) -> StructType:
     try:
         found = StructType.fromDDL(ddl)
     except PySparkException as error:
-        raise ValueError(f"{ddl!r} is no schema: {str(error).splitlines()[0]}") from error
+        said = next(filter(None, map(str.strip, str(error).splitlines())), "")
+        raise ValueError(f"{ddl!r} is no schema: {said}") from error
     if not isinstance(found, StructType):
         raise ValueError(f"{ddl!r} names no fields; 'origin STRING, month INT' does")
     return found

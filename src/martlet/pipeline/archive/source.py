@@ -27,6 +27,7 @@ from martlet.pipeline.archive.writing import Writing
 from martlet.spark.loss import Loss
 from martlet.spark.offsets import Offsets, QueueKey, flatten, nested
 from martlet.spark.options import ReadOptions
+from martlet.spark.refused import RefusedStream
 from martlet.spark.split import Split, Task
 from martlet.spark.stream import StreamReader
 
@@ -58,7 +59,10 @@ class ArchiveSource(DataSource):
         given = {name.lower(): value for name, value in self.options.items()}
         writing: Writing = pickle.loads(base64.b85decode(given.pop(WRITING)))
         run = given.pop(RUN)
-        return ArchiveReader(ReadOptions.parse(given, "stream"), writing, run)
+        try:
+            return ArchiveReader(ReadOptions.parse(given, "stream"), writing, run)
+        except ValueError as error:
+            return RefusedStream(error)
 
 
 @dataclass

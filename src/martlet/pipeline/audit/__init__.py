@@ -194,4 +194,5 @@ JOB = Job(
     description="Audit the logs of brokers: what was published, delivered, finished, lost.",
     options=AuditOptions,
     work=_work,
+    has_steps=False,
 )

@@ -18,7 +18,7 @@ from martlet.duration import SECOND_NS
 from martlet.options.flag import OptionError
 from martlet.options.live_report import LiveReportOptions
 from martlet.pipeline.fields import with_fields
-from martlet.pipeline.follow import follow
+from martlet.pipeline.follow import begun, follow
 from martlet.pipeline.job import OK, Job, JobFailed, Run, session, told_as
 from martlet.pipeline.report.board import MOST_ROWS, Board, Row
 from martlet.pipeline.report.description import (
@@ -160,8 +160,10 @@ class Report:
         writer = writer.foreachBatch(foreach) if foreach else writer.format(format)
         writer = writer.options(**settings)
         if self._options.once:
-            return writer.trigger(availableNow=True).start()
-        return writer.trigger(processingTime=self._options.interval).start()
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=self._options.interval)
+        return begun(writer.start, self._run)
 
     def _show(self, figure: Figure, board: Board, batch: DataFrame, *, whole: bool) -> None:
         """Take a micro-batch's rows in, and show what stands now."""
