@@ -52,9 +52,10 @@ def test_options_that_cannot_be_are_refused(change: dict[str, object], said: str
         DeadLetterJobOptions(addresses=("a:1",)).replace(**change)
 
 
-def test_commas_in_parentheses_separate_no_expressions() -> None:
-    options = DeadLetterJobOptions(addresses=("a:1",), by="reason, substr(error, 1, 3)")
-    assert options.expressions == ["reason", "substr(error, 1, 3)"]
+def test_commas_in_parentheses_or_quotes_separate_no_expressions() -> None:
+    by = "reason, substr(error, 1, 3), tag || ', (', `a,b`"
+    options = DeadLetterJobOptions(addresses=("a:1",), by=by)
+    assert options.expressions == ["reason", "substr(error, 1, 3)", "tag || ', ('", "`a,b`"]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from martlet.pipeline.page import MOST_ROWS, Page, Plot, Table, Text
+from martlet.pipeline.page import MOST_ROWS, MOST_SERIES, Page, Plot, Table, Text
 
 START = datetime(2026, 1, 31, tzinfo=UTC)
 
@@ -89,3 +89,21 @@ def test_a_page_that_cannot_be_made_leaves_the_old_one(tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["page.html"]
     Page("third", reload_s=5).write(path)
     assert 'http-equiv="refresh" content="5"' in path.read_text()
+
+
+def test_odd_names_and_numbers_are_drawn_all_the_same() -> None:
+    hours = [START + timedelta(hours=hour) for hour in range(3)]
+    odd: dict[str, list[float | None]] = {
+        "_hidden": [1e308, None, float("inf")],
+        "$x^2$": [float("nan"), -1e299, 1e299],
+        "日本\x00\n": [0, 0, 0],
+        "x" * 300: [0, 0, 0],
+    }
+    odd |= {f"series {number}": [number] * 3 for number in range(MOST_SERIES)}
+    bars = Plot("bars", ["_a", "", "y" * 300], {"count": [1, 2, 1e308]}, kind="bar")
+    read = _Reader(Page("t", sections=[Plot("lines", hours, odd), bars]).html())
+    assert read.tags.count("svg") == 2
+    assert "_hidden" in read.text
+    assert "日本" in read.text
+    assert "and 4 more, not shown" in read.text
+    assert "x" * 300 not in read.text

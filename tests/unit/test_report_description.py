@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from martlet.options.flag import OptionError
 from martlet.options.live_report import LiveReportOptions
+from martlet.pipeline.archive.store import Store
 from martlet.pipeline.job import carry_out
+from martlet.pipeline.page import Plot, Table
 from martlet.pipeline.report import JOB
 from martlet.pipeline.report.board import MOST_ROWS, Board
-from martlet.pipeline.report.description import BadDescription, parse
-from martlet.pipeline.report.query import aggregates, name_of, sql_of
+from martlet.pipeline.report.description import BadDescription, Description, Figure, parse
+from martlet.pipeline.report.query import aggregates, name_of, require_columns, sql_of
+from martlet.pipeline.report.show import page_of
 
+START = datetime(2026, 1, 31, tzinfo=UTC)
 GOOD = '[figures.sales]\nwindow = "1 minute"\ncount = true\n'
 
 
@@ -21,8 +27,9 @@ def test_a_short_description_has_the_defaults() -> None:
     description = parse(GOOD)
     assert (description.time, description.watermark) == ("timestamp", "1 minute")
     assert sql_of(description.figures[0], "timestamp") == (
-        "SELECT window.start AS window_start, window.end AS window_end, count(*) AS `count`"
-        " FROM (SELECT *, window(`timestamp`, '1 minute') AS window FROM messages) GROUP BY window"
+        "SELECT _window.start AS window_start, _window.end AS window_end, count(*) AS `count`"
+        " FROM (SELECT *, window(`timestamp`, '1 minute') AS _window FROM messages)"
+        " GROUP BY _window"
     )
 
 
@@ -56,11 +63,27 @@ def test_each_expression_has_a_column_of_its_own() -> None:
         (GOOD + "sql = 'SELECT 1'", "cannot have count, window"),
         (GOOD + "mode = 'append'", "for a figure that has sql"),
         ("[figures.a]\nsql = 'SELECT 1'\nmode = 'all'", "none of append, update, complete"),
+        ("topics = ['a b']\n" + GOOD, "topics has 'a b': a topic's name is 1 to 64 of"),
     ],
 )
 def test_what_cannot_be_is_named(text: str, said: str) -> None:
     with pytest.raises(BadDescription, match=said):
         parse(text)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("by = ['Count']", "two columns that are called count"),
+        ("by = ['a + 1', 'a - 1']", "two columns that are called a_1"),
+        ("percentiles = { a = 50 }\nvalues = { a_p50 = 'max(a)' }", "are called a_p50"),
+        ("by = ['window_start']", "are called window_start"),
+        ("distinct = ['*']\ntop = { '' = 1 }\nby = ['-']", "has no letter or digit"),
+    ],
+)
+def test_columns_of_one_name_are_refused(more: str, said: str) -> None:
+    with pytest.raises(BadDescription, match=said):
+        require_columns(parse(GOOD + more).figures[0])
 
 
 @pytest.mark.parametrize(
@@ -86,6 +109,49 @@ def test_a_board_keeps_the_newest_rows_alone() -> None:
     assert [row["value"] for row in board.rows if row["n"] == MOST_ROWS] == [2]
     board.tell([{"n": 1, "value": 3}], whole=True)
     assert board.rows == [{"n": 1, "value": 3}]
+
+
+def test_rows_that_are_each_new_are_all_kept_and_a_batch_that_is_told_again_counts_once(
+    tmp_path: Path,
+) -> None:
+    at = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    rows = [{"n": 1, "at": at, "of": {"time": at}, "sum": Decimal("1.50")}] * 2
+    board = Board(None, Store.at(str(tmp_path)))
+    board.tell(rows, batch=0)
+    again = Board(None, Store.at(str(tmp_path)))
+    again.tell(rows, batch=0)
+    assert again.rows == rows
+    again.tell(rows[:1], batch=1)
+    assert again.rows == rows + rows[:1]
+
+
+def test_a_board_that_cannot_be_read_begins_empty(tmp_path: Path) -> None:
+    for text in ("", "[]", '{"rows": [{"$datetime": "x"}], "batch": 1}'):
+        (tmp_path / "board.json").write_text(text)
+        assert Board(["n"], Store.at(str(tmp_path))).rows == []
+
+
+def test_rows_of_a_query_stay_in_its_order() -> None:
+    board = Board([])
+    rows = [{"n": n} for n in range(12, 0, -1)]
+    board.tell(rows, whole=True)
+    assert board.rows == rows
+    sections = page_of(
+        Description(figures=(Figure(name="f", sql="S", mode="complete"),)), {"f": rows}, reload_s=0
+    ).sections
+    assert isinstance(sections[0], Table)
+    assert sections[0].rows == [[n] for n in range(12, 0, -1)]
+
+
+def test_groups_without_a_value_have_lines_of_their_own() -> None:
+    figure = parse(GOOD + "by = ['country']").figures[0]
+    rows = [
+        {"window_start": START, "country": country, "count": count}
+        for count, country in enumerate([None, "", "NL"], 1)
+    ]
+    plot = page_of(Description(figures=(figure,)), {"sales": rows}, reload_s=0).sections[0]
+    assert isinstance(plot, Plot)
+    assert plot.series == {"null": [1.0], "''": [2.0], "NL": [3.0]}
 
 
 def test_a_command_that_cannot_be_is_told_before_spark_starts(

@@ -8,6 +8,7 @@ from martlet.options.flag import Kind, OptionError, option
 from martlet.options.pipeline import JobOptions
 from martlet.options.tools import require_names
 
+_QUOTES = "'\"`"
 ACTIONS = ("list", "redrive", "drop")
 
 
@@ -75,11 +76,14 @@ class DeadLetterJobOptions(JobOptions):
 
     @property
     def expressions(self) -> list[str]:
-        """What they are grouped by; commas in parentheses separate nothing."""
-        found, depth = [""], 0
+        """What they are grouped by; commas in parentheses or quotes separate nothing."""
+        found, depth, quote = [""], 0, ""
         for character in self.by:
-            depth += (character == "(") - (character == ")")
-            if character == "," and not depth:
+            if quote or character in _QUOTES:
+                quote = "" if character == quote else quote or character
+            else:
+                depth += (character == "(") - (character == ")")
+            if character == "," and not depth and not quote:
                 found.append("")
             else:
                 found[-1] += character

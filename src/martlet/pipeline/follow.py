@@ -19,6 +19,8 @@ _LOOK_S = 1
 _START_LOOK_S = 0.1
 _STARTS = 5
 """How often at most."""
+_UNSETTLED = ("Initializing", "Terminated")
+"""What Spark calls a query that has no source yet, or has failed and is about to say so."""
 _NO_PYTHON = "Python worker failed to connect back"
 _log = logging.getLogger(__name__)
 
@@ -35,7 +37,7 @@ def begun(start: Callable[[], StreamingQuery], run: Run) -> StreamingQuery:
     """
     query = start()
     for _ in range(_STARTS - 1):
-        while query.isActive and query.status["message"].startswith("Initializing"):
+        while query.isActive and query.status["message"].startswith(_UNSETTLED):
             if run.stopping.wait(_START_LOOK_S):
                 break
         if query.isActive or _NO_PYTHON not in str(query.exception()):

@@ -37,16 +37,22 @@ if TYPE_CHECKING:
 
 OptionsT = TypeVar("OptionsT", bound=JobOptions)
 OK, FAILED, WRONG, LOSS = 0, 1, 2, 3
-"""Exit codes: done or told to end; failed; the options are wrong; an audit has found a loss."""
+"""Exit codes: done or told to end; failed; the options or their SQL are wrong, and another try
+would be in vain; an audit has found a loss."""
 
 _WIDE = 200
 """Characters."""
 _ERROR = re.compile(r"(?:[\w.]+\.)?(\w*(?:Error|Exception|Unreachable|Refused)): (.+)")
+_STREAM = re.compile(r"^\[STREAM_FAILED\] Query \[.*?\] terminated with exception: ")
 _log = logging.getLogger(__name__)
 
 
 class JobFailed(Exception):
     """A job cannot go on; the text says why, and what may be done."""
+
+
+class WrongQuery(JobFailed):
+    """What was given as SQL is none, or names what is not there; the text says what."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +66,8 @@ class Job(Generic[OptionsT]):
         work: does it, and returns the exit code.
         check: says no to what is wrong with the options, before Spark takes its seconds to start.
         operands: the flags that may stand without their names, in order.
-        has_steps: whether it is told to end at the next of them; one that has none, and changes
-            nothing before its end, is ended where it is.
+        has_steps: whether it is told to end at the next of them; one that has none is ended
+            where it is, and is to be started again.
     """
 
     name: str
@@ -83,10 +89,15 @@ class Run:
         console: where tables are printed.
     """
 
-    def __init__(self, spark: SparkSession, meter: Meter | None = None) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        meter: Meter | None = None,
+        stopping: threading.Event | None = None,
+    ) -> None:
         self.spark = spark
         self.meter = meter or Meter()
-        self.stopping = threading.Event()
+        self.stopping = stopping or threading.Event()
         # Where nobody looks, no table is cut to the width of a terminal.
         self.console = Console(width=None if sys.stdout.isatty() else _WIDE)
 
@@ -139,20 +150,27 @@ def _submitted_master() -> str:
 def carry_out(job: Job[OptionsT], options: OptionsT) -> int:
     """Do a job as a command does; the result is the exit code of the process."""
     # pyspark logs errors that it raises, whole with the stack of its Java, as lines of JSON.
-    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    stopping = threading.Event()
     try:
         job.check(options)
-        with session(job.name, options) as spark, Meter.serving(options.metrics_address) as meter:
-            run = Run(spark, meter)
+        with (
+            _ending(stopping, at_once=not job.has_steps),
+            Meter.serving(options.metrics_address) as meter,
+            session(job.name, options) as spark,
+        ):
+            if stopping.is_set():
+                return OK
+            run = Run(spark, meter, stopping)
             try:
-                with _ending(run, at_once=not job.has_steps):
-                    return job.work(options, run)
+                return job.work(options, run)
             except Exception:
                 # What ends a job often ends its Java with it, as timeout(1) and systemd do.
-                if run.stopping.is_set() and _is_java_gone(spark):
+                if stopping.is_set() and _is_java_gone(spark):
                     return OK
                 raise
-    except OptionError as error:
+    except (OptionError, WrongQuery) as error:
         print(f"martlet pipeline {job.name}: {error}", file=sys.stderr)
         return WRONG
     except KeyboardInterrupt:
@@ -167,13 +185,13 @@ def carry_out(job: Job[OptionsT], options: OptionsT) -> int:
 
 
 @contextmanager
-def _ending(run: Run, *, at_once: bool) -> Iterator[None]:
+def _ending(stopping: threading.Event, *, at_once: bool) -> Iterator[None]:
     """SIGTERM and SIGINT end the job at its next step; a second one does at once."""
 
     def end(number: int, _frame: FrameType | None) -> None:
-        if at_once or run.stopping.is_set():
+        if at_once or stopping.is_set():
             raise KeyboardInterrupt
-        run.stopping.set()
+        stopping.set()
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -188,7 +206,7 @@ def told_as(what: str) -> Iterator[None]:
     """Tell what Spark says of SQL that is none, or names what is not there, in a line.
 
     Raises:
-        JobFailed: `what`, and what Spark says.
+        WrongQuery: `what`, and what Spark says.
     """
     from pyspark.errors import AnalysisException, ParseException
 
@@ -196,7 +214,7 @@ def told_as(what: str) -> Iterator[None]:
         yield
     except (AnalysisException, ParseException) as error:
         said = next(filter(None, str(error).splitlines()), "")
-        raise JobFailed(f"{what}: {said}") from None
+        raise WrongQuery(f"{what}: {said}") from None
 
 
 def cause(error: Exception) -> str:
@@ -206,4 +224,4 @@ def cause(error: Exception) -> str:
     found = [match for match in map(_ERROR.match, lines) if match]
     if found:
         return f"{found[-1][1]}: {found[-1][2]}"
-    return (lines or [type(error).__name__])[0]
+    return _STREAM.sub("", (lines or [type(error).__name__])[0])

@@ -50,7 +50,11 @@ class Meter:
             yield meter
             return
         place = Address.parse(address)
-        server, thread = start_http_server(place.port, place.host, meter.registry)
+        try:
+            server, thread = start_http_server(place.port, place.host, meter.registry)
+        except OSError as error:
+            why = error.strerror or error
+            raise OSError(f"--metrics-address={address} is not to be had: {why}") from None
         try:
             yield meter
         finally:

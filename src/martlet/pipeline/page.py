@@ -9,6 +9,8 @@ from __future__ import annotations
 import io
 import os
 import tempfile
+import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,6 +26,12 @@ MOST_SERIES = 20
 """Lines of one plot; what is beyond is left out, and that is said."""
 _INCHES = (9.0, 3.2)
 _STYLE: Any = {"svg.fonttype": "none", "font.family": "sans-serif", "text.parse_math": False}
+_NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+_LONGEST_NAME = 32
+"""Characters; longer ones would leave no room for what is drawn."""
+_HIGHEST = 1e300
+"""An axis has to reach beyond, and cannot where numbers end."""
+_DRAWING = threading.Lock()
 Tone = Literal["plain", "good", "bad"]
 
 
@@ -112,13 +120,16 @@ def _svg(section: Section) -> Markup:
     import matplotlib
     from matplotlib.figure import Figure
 
-    # Without pyplot: no windows, no state, and any thread may draw.
-    with matplotlib.rc_context(_STYLE):
+    # Without pyplot there are no windows, but for settings and warnings, which are the process's.
+    with _DRAWING, matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        # Letters are a browser's to draw, whether or not matplotlib has them.
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
         figure = Figure(figsize=_INCHES, layout="constrained")
         axes = figure.subplots()
         shown = list(section.series.items())[:MOST_SERIES]
         for number, (name, values) in enumerate(shown):
-            heights = [float("nan") if value is None else float(value) for value in values]
+            heights = [_height(value) for value in values]
+            name = _name(name)
             if section.kind == "line":
                 axes.plot(section.x, heights, label=name, marker=".", markersize=4, linewidth=1.2)  # type: ignore[arg-type]
             else:
@@ -126,18 +137,39 @@ def _svg(section: Section) -> Markup:
                 places = [at - 0.4 + (number + 0.5) * width for at in range(len(section.x))]
                 axes.bar(places, heights, width, label=name)
         if section.kind == "bar":
-            axes.set_xticks(range(len(section.x)), [str(name) for name in section.x])
+            axes.set_xticks(range(len(section.x)), [_name(str(name)) for name in section.x])
             axes.tick_params(axis="x", labelrotation=30 if len(section.x) > 8 else 0)
         axes.set_ylabel(section.unit)
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
         axes.grid(visible=True, alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         if len(shown) > 1:
-            axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small", frameon=False)
+            left_out = len(section.series) - len(shown)
+            axes.legend(
+                loc="upper left",
+                bbox_to_anchor=(1, 1),
+                fontsize="small",
+                frameon=False,
+                title=f"and {left_out:,} more, not shown" if left_out else None,
+                title_fontsize="small",
+            )
         drawing = io.StringIO()
-        figure.savefig(drawing, format="svg", metadata={"Date": None})
+        figure.savefig(drawing, format="svg", metadata=_NO_METADATA)
     text = drawing.getvalue()
     return Markup(text[text.index("<svg") :])
+
+
+def _height(value: float | None) -> float:
+    """Where a point stands; nowhere if it is none, or more than can be drawn."""
+    number = float("nan") if value is None else float(value)
+    return number if abs(number) <= _HIGHEST else float("nan")
+
+
+def _name(name: str) -> str:
+    """What stands at a line or bar; matplotlib leaves out what begins with an underscore."""
+    text = "".join(c if c.isprintable() else " " for c in name)
+    text = text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
+    return f" {text}" if text.startswith("_") else text
 
 
 def _cell(value: object) -> str:

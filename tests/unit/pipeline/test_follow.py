@@ -50,7 +50,8 @@ def test_a_query_is_waited_for_until_its_source_is_there() -> None:
 
 
 def test_a_python_that_came_too_late_is_started_again() -> None:
-    late = Query("Initializing sources", error=LATE)
+    failing = ["Terminated with exception"] * 2
+    late = Query("Initializing sources", *failing, error=LATE)
     there = Query("Waiting for data")
     assert begin(late, there) is there
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,7 +12,7 @@ import pytest
 
 from martlet.options.pipeline import JobOptions
 from martlet.pipeline import job as module
-from martlet.pipeline.job import FAILED, OK, Job, Run, carry_out
+from martlet.pipeline.job import FAILED, OK, WRONG, Job, Run, WrongQuery, carry_out
 
 
 @pytest.fixture
@@ -42,3 +43,40 @@ def test_a_job_without_steps_ends_at_once_and_never_as_if_it_were_done(
     job = Job("whole", "", JobOptions, _told_to_end, has_steps=False)
     assert carry_out(job, JobOptions()) == FAILED
     assert capsys.readouterr().err == "martlet pipeline whole: ended before it was done\n"
+
+
+def test_a_job_that_is_told_to_end_while_spark_starts_does_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @contextmanager
+    def session(name: str, options: JobOptions) -> Iterator[None]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield None
+
+    monkeypatch.setattr(module, "session", session)
+    done: list[JobOptions] = []
+
+    def work(options: JobOptions, _run: Run) -> int:
+        done.append(options)
+        return FAILED
+
+    assert carry_out(Job("steps", "", JobOptions, work), JobOptions()) == OK
+    assert done == []
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_sql_that_is_wrong_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
+    def work(_options: JobOptions, _run: Run) -> int:
+        raise WrongQuery("--where=nosuch: there is no such column")
+
+    assert carry_out(Job("asking", "", JobOptions, work), JobOptions()) == WRONG
+    assert "--where=nosuch" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_a_metrics_address_that_is_taken_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        job = Job("measured", "", JobOptions, lambda _options, _run: OK)
+        assert carry_out(job, JobOptions(metrics_address=address)) == FAILED
+    assert f"--metrics-address={address} is not to be had: " in capsys.readouterr().err

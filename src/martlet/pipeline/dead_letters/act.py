@@ -33,20 +33,29 @@ class Done:
     Attributes:
         count: how many were brought back, or dropped.
         kept: how many stay, by the reason.
+        gone: how many were not there any more, as a consumer had finished them or another had
+            brought them back or dropped them; or a task of Spark's, which was lost then.
     """
 
     count: int
     kept: dict[str, int]
+    gone: int = 0
 
 
 def act(
-    chosen: DataFrame, action: str, *, to_topic: str, endpoints: Mapping[str, Endpoint]
+    chosen: DataFrame,
+    action: str,
+    *,
+    count: int,
+    to_topic: str,
+    endpoints: Mapping[str, Endpoint],
 ) -> Done:
     """Redrive or drop dead letters.
 
     Args:
         chosen: which, as `martlet.pipeline.dead_letters.letters` has them.
         action: ``redrive`` or ``drop``.
+        count: how many they are.
         to_topic: redriven to there; empty for where they came from.
         endpoints: the brokers by their addresses.
     """
@@ -69,7 +78,8 @@ def act(
     for row in told:
         if row["why"]:
             kept[row["why"]] += row["kept"]
-    return Done(sum(row["count"] for row in told), dict(kept))
+    done = sum(row["count"] for row in told)
+    return Done(done, dict(kept), max(0, count - done - sum(kept.values())))
 
 
 def _call(
@@ -103,9 +113,6 @@ def _call(
                 at = told["next"]
         finally:
             endpoint.close()
-        gone = len(mine) - count - sum(kept.values())
-        if gone > 0:
-            kept["it is not there any more"] += gone
         lines: list[dict[str, Any]] = [{"count": count, "why": None, "kept": 0}]
         lines += [{"count": 0, "why": why, "kept": number} for why, number in kept.items()]
         yield pa.RecordBatch.from_pylist(lines, _ARROW)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _MOST_GROUPS = 1000
+"""What is beyond is counted, and not shown."""
 _PAST = {"redrive": "brought back", "drop": "dropped"}
 
 
@@ -28,7 +29,8 @@ class Grouped:
 
     Attributes:
         count: how many dead letters were chosen.
-        groups: by the expressions, with ``count``, ``oldest``, ``newest`` and ``example``, an id.
+        groups: by the expressions, the 1000 largest, with ``count``, ``oldest``, ``newest`` and
+            ``example``, an id.
         done: what was done with them; None where nothing was to be.
     """
 
@@ -66,7 +68,13 @@ def _run(options: DeadLetterJobOptions, run: Run) -> Grouped:
         done = None
         if options.action != "list" and not options.dry_run:
             endpoints = {keeper.endpoint.address: keeper.endpoint for keeper in found}
-            done = act(chosen, options.action, to_topic=options.to_topic, endpoints=endpoints)
+            done = act(
+                chosen,
+                options.action,
+                count=count,
+                to_topic=options.to_topic,
+                endpoints=endpoints,
+            )
         run.meter.batch(count, 0)
         return Grouped(count, groups, done)
     finally:
@@ -83,8 +91,9 @@ def _keepers(options: DeadLetterJobOptions) -> list[Keeper]:
 
 
 def _chosen(found: DataFrame, options: DeadLetterJobOptions) -> DataFrame:
-    with told_as(f"--where={options.where}"):
+    with told_as(f"--json-schema={options.json_schema}"):
         fields = with_fields(found, options.json_schema)
+    with told_as(f"--where={options.where}"):
         return fields.where(options.where) if options.where else fields
 
 
@@ -114,6 +123,8 @@ def _work(options: DeadLetterJobOptions, run: Run) -> int:
         for row in found.groups:
             table.add_row(*map(_cell, row.values()))
         run.console.print(table)
+    if len(found.groups) == _MOST_GROUPS:
+        run.say(f"these are the {_MOST_GROUPS:,} largest groups; --by=reason,topic makes fewer")
     if options.action == "list" or options.dry_run:
         verb = f" would be {_PAST[options.action]}" if options.dry_run else ""
         run.say(f"{found.count:,} dead letters{verb}")
@@ -122,6 +133,8 @@ def _work(options: DeadLetterJobOptions, run: Run) -> int:
     run.say(f"{found.done.count:,} dead letters {_PAST[options.action]}")
     for why, number in found.done.kept.items():
         run.say(f"{number:,} stay: {why}")
+    if found.done.gone:
+        run.say(f"{found.done.gone:,} were not there any more when it came to them")
     return FAILED if found.done.kept else OK
 
 
@@ -144,4 +157,5 @@ JOB = Job(
     options=DeadLetterJobOptions,
     work=_work,
     operands=("action",),
+    has_steps=False,
 )

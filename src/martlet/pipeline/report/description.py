@@ -34,6 +34,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from martlet.name import is_valid_name
+
 Mode = Literal["append", "update", "complete"]
 MOST_FIGURES = 50
 _DEFAULT_WATERMARK = "1 minute"
@@ -57,8 +59,10 @@ class Figure:
         count: how many they are.
         rate: how many a second.
         percentiles: by expression, which ones, from 0 to 100.
-        distinct: expressions of which the different values are counted, within 5 %.
-        top: by expression, how many of the most frequent values are told.
+        distinct: expressions of which the different values are counted: the error's standard
+            deviation is 0.8 %.
+        top: by expression, how many of the most frequent values are told; exact for windows of
+            so many different values as are kept track of, at least a hundred.
         values: other aggregates by their names.
         sql: instead of all of these, a query on the table ``messages``.
         mode: of a query: what is told of it while it goes on.
@@ -119,7 +123,7 @@ def parse(text: str) -> Description:
     return Description(
         figures=tuple(_figure(name, entry) for name, entry in figures.items()),
         title=_text("title", given.get("title", "Report")),
-        topics=_texts("topics", given.get("topics", [])),
+        topics=_topics(given.get("topics", [])),
         schema=_text("schema", given.get("schema", "")),
         time=_text("time", given.get("time", _DEFAULT_TIME)),
         watermark=_text("watermark", given.get("watermark", _DEFAULT_WATERMARK)),
@@ -191,6 +195,14 @@ def _texts(at: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
         raise BadDescription(f'{at} is {value!r} and no list of texts, as ["a", "b"]')
     return tuple(value)
+
+
+def _topics(value: object) -> tuple[str, ...]:
+    names = _texts("topics", value)
+    for name in names:
+        if not is_valid_name(name):
+            raise BadDescription(f"topics has {name!r}: a topic's name is 1 to 64 of .a-zA-Z0-9_-")
+    return names
 
 
 def _boolean(at: str, value: object) -> bool:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import re
 
-from martlet.pipeline.report.description import Figure
+from martlet.pipeline.report.description import BadDescription, Figure
 
 TABLE = "messages"
 START, END = "window_start", "window_end"
+_WINDOW = "_window"
+"""A field of messages may be called ``window``."""
+_SKETCH_LOG2 = 14
+"""Of the counters that different values are counted with: the error's deviation is 0.8 %. They are
+16 KiB where there are many values, and a few bytes where there are few. An empty text is none for
+them, so something stands before each."""
 _TOP_TRACKED = 100
 """How many more values than asked for a top list keeps an eye on, at least."""
 _MOST_TRACKED = 1_000_000
@@ -18,16 +24,16 @@ def sql_of(figure: Figure, time: str) -> str:
     """The SQL of a figure."""
     if figure.sql:
         return figure.sql
-    window = f"window({_quoted(time)}, {_text(figure.window)}"
+    window = f"window({quoted(time)}, {_text(figure.window)}"
     window += f", {_text(figure.slide)})" if figure.slide else ")"
     groups = [(expression, name_of(expression)) for expression in figure.by]
-    columns = [f"window.start AS {START}", f"window.end AS {END}"]
-    columns += [f"`_by{number}` AS {_quoted(name)}" for number, (_, name) in enumerate(groups)]
-    columns += [f"{aggregate} AS {_quoted(name)}" for name, aggregate in aggregates(figure)]
-    keys = [f"{window} AS window"]
+    columns = [f"{_WINDOW}.start AS {START}", f"{_WINDOW}.end AS {END}"]
+    columns += [f"`_by{number}` AS {quoted(name)}" for number, (_, name) in enumerate(groups)]
+    columns += [f"{aggregate} AS {quoted(name)}" for name, aggregate in aggregates(figure)]
+    keys = [f"{window} AS {_WINDOW}"]
     keys += [f"({expression}) AS `_by{number}`" for number, (expression, _) in enumerate(groups)]
     where = f" WHERE {figure.where}" if figure.where else ""
-    grouped = ", ".join(["window", *(f"`_by{number}`" for number in range(len(groups)))])
+    grouped = ", ".join([_WINDOW, *(f"`_by{number}`" for number in range(len(groups)))])
     return (
         f"SELECT {', '.join(columns)} FROM (SELECT *, {', '.join(keys)} FROM {TABLE}{where})"
         f" GROUP BY {grouped}"
@@ -40,17 +46,43 @@ def aggregates(figure: Figure) -> list[tuple[str, str]]:
     if figure.count:
         found.append(("count", "count(*)"))
     if figure.rate:
-        seconds = "(unix_micros(first(window.end)) - unix_micros(first(window.start))) / 1e6"
+        seconds = f"(unix_micros(first({_WINDOW}.end)) - unix_micros(first({_WINDOW}.start))) / 1e6"
         found.append(("rate", f"count(*) / ({seconds})"))
     for of, wanted in figure.percentiles.items():
         for percentile in wanted:
             name = f"{name_of(of)}_p{percentile:g}".replace(".", "_")
             found.append((name, f"approx_percentile({of}, {percentile / 100!r})"))
-    found += [(f"{name_of(of)}_distinct", f"approx_count_distinct({of})") for of in figure.distinct]
+    for of in figure.distinct:
+        sketch = f"hll_sketch_agg(concat('=', CAST({of} AS STRING)), {_SKETCH_LOG2})"
+        found.append((f"{name_of(of)}_distinct", f"hll_sketch_estimate({sketch})"))
     for of, most in figure.top.items():
         tracked = min(_MOST_TRACKED, max(_TOP_TRACKED, 10 * most))
         found.append((f"{name_of(of)}_top", f"approx_top_k({of}, {most}, {tracked})"))
     return found + list(figure.values.items())
+
+
+def require_columns(figure: Figure) -> None:
+    """See that no two columns of a figure have one name.
+
+    Raises:
+        BadDescription: two have, or one has none.
+    """
+    if figure.sql:
+        return
+    names = [START, END, *map(name_of, figure.by), *(name for name, _ in aggregates(figure))]
+    seen: set[str] = set()
+    for name in names:
+        if not name:
+            raise BadDescription(
+                f"figures.{figure.name}: a column is called after what it shows, which has no"
+                " letter or digit; values = { name = ... } names one, a schema has fields for by"
+            )
+        if name.lower() in seen:
+            raise BadDescription(
+                f"figures.{figure.name} has two columns that are called {name}; values = {{ name ="
+                " ... } names one otherwise"
+            )
+        seen.add(name.lower())
 
 
 def name_of(expression: str) -> str:
@@ -58,7 +90,8 @@ def name_of(expression: str) -> str:
     return _NO_NAME.sub("_", expression).strip("_")
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A name of a column as SQL has it, whatever is in it."""
     return "`" + name.replace("`", "``") + "`"
 
 

@@ -8,7 +8,9 @@ figures once, when the watermark has passed its end, each exactly once.
 from __future__ import annotations
 
 import dataclasses
+import json
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from martlet.duration import SECOND_NS
 from martlet.options.flag import OptionError
 from martlet.options.live_report import LiveReportOptions
+from martlet.pipeline.archive.store import Store
 from martlet.pipeline.fields import with_fields
 from martlet.pipeline.follow import begun, follow
-from martlet.pipeline.job import OK, Job, JobFailed, Run, session, told_as
+from martlet.pipeline.job import OK, Job, JobFailed, Run, cause, session, told_as
 from martlet.pipeline.report.board import MOST_ROWS, Board, Row
 from martlet.pipeline.report.description import (
     BadDescription,
@@ -29,14 +32,15 @@ from martlet.pipeline.report.description import (
     of_sql,
     parse,
 )
-from martlet.pipeline.report.query import START, TABLE, name_of, sql_of
+from martlet.pipeline.report.identity import keys_of
+from martlet.pipeline.report.query import START, TABLE, quoted, require_columns, sql_of
 from martlet.pipeline.report.show import page_of, print_board
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-_NO_KEYS = ("int", "bigint", "smallint", "tinyint", "float", "double", "decimal", "array", "map")
+_FIGURE = "figure.json"
 
 
 def report(
@@ -75,23 +79,33 @@ class Report:
         self.description = dataclasses.replace(
             found, topics=tuple(dict.fromkeys([*found.topics, *options.topics]))
         )
-        require_topics(found, options)
+        require_sound(found, options)
         self._options = options
         self._run = run
         self._boards: dict[str, Board] = {}
-        self._folder = Path(options.checkpoint or "")
+        self._of: dict[str, Figure] = {}
+        """The figure of each query, by its run's number."""
 
     def run(self) -> dict[str, list[Row]]:
         """Start the queries, follow them, and return what stands on the boards at the end."""
+        from pyspark.errors import StreamingQueryException
+
         with self._checkpoint() as checkpoint:
-            found = with_fields(self._source(), self.description.schema)
-            table = found.withWatermark(self.description.time, self.description.watermark)
-            table.createOrReplaceTempView(TABLE)
+            self._table().createOrReplaceTempView(TABLE)
+            rows = {figure.name: self._plan(figure) for figure in self.description.figures}
+            for figure in self.description.figures:
+                self._require_same(figure, checkpoint)
+                self._begin_board(figure, rows[figure.name], checkpoint)
             queries: list[StreamingQuery] = []
             try:
                 for figure in self.description.figures:
-                    queries += self._start(figure, checkpoint)
+                    for query in self._start(figure, rows[figure.name], checkpoint):
+                        queries.append(query)
+                        self._of[query.runId] = figure
                 follow(queries, self._run, "reported")
+            except StreamingQueryException as error:
+                failed = next(query for query in queries if query.exception())
+                raise failure(self._of[failed.runId], error) from error
             finally:
                 for query in queries:
                     query.stop()
@@ -115,39 +129,91 @@ class Report:
             .load()
         )
 
-    def _start(self, figure: Figure, checkpoint: str) -> Iterator[StreamingQuery]:
+    def _table(self) -> DataFrame:
+        """What is read, as the figures see it."""
+        from pyspark.sql import functions as F
+
+        description = self.description
+        with told_as(f"the schema {description.schema!r} cannot be"):
+            found = with_fields(self._source(), description.schema)
+        with told_as(f"time = {description.time!r} cannot be"):
+            kind = dict(found.select(F.col(quoted(description.time))).dtypes)[description.time]
+        if not kind.startswith("timestamp"):
+            raise JobFailed(
+                f"time = {description.time!r} cannot be: it is the name of a column of the kind"
+                f" TIMESTAMP, and this is {kind.upper()}"
+            )
+        with told_as(f"watermark = {description.watermark!r} cannot be"):
+            return found.withWatermark(description.time, description.watermark)
+
+    def _require_same(self, figure: Figure, checkpoint: str) -> None:
+        """See that what a checkpoint has counted so far was the same figure.
+
+        Raises:
+            JobFailed: it was another one.
+        """
+        told = json.loads(json.dumps(dataclasses.asdict(figure)))
+        told |= {"schema": self.description.schema, "time": self.description.time}
+        store = Store.at(f"{checkpoint}/{figure.name}")
+        kept = store.read(_FIGURE)
+        if kept is None:
+            store.create(_FIGURE, json.dumps(told, indent=1).encode())
+            return
+        before = json.loads(kept)
+        changed = [name for name, value in told.items() if before.get(name) != value]
+        if changed:
+            raise JobFailed(
+                f"figures.{figure.name} was another one when {checkpoint} was begun:"
+                f" {', '.join(changed)} changed since. Give it another name, or the report another"
+                " --checkpoint; either begins with what --start says"
+            )
+
+    def _begin_board(self, figure: Figure, rows: DataFrame, checkpoint: str) -> None:
+        if self._options.console or self._options.page:
+            store = Store.at(f"{checkpoint}/{figure.name}")
+            self._boards[figure.name] = Board(keys_of(figure, rows), store)
+
+    def _start(self, figure: Figure, rows: DataFrame, checkpoint: str) -> Iterator[StreamingQuery]:
         """The queries of a figure."""
         options = self._options
-        rows = self._plan(figure)
         place = f"{checkpoint}/{figure.name}"
-        if options.console or options.page:
-            kept = Path(place) / "board.json" if "://" not in place else None
-            board = self._boards[figure.name] = Board(keys_of(figure, rows), kept)
-            mode: Mode = figure.mode if figure.sql else "update"
+        if figure.name in self._boards:
 
-            def show(batch: DataFrame, _number: int) -> None:
-                self._show(figure, board, batch, whole=mode == "complete")
+            def show(batch: DataFrame, number: int) -> None:
+                self._show(figure, batch, number)
 
-            yield self._begin(rows, f"{place}/live", mode, foreach=show)
-        final: Mode = "append" if not figure.sql or figure.mode == "append" else figure.mode
+            yield self._begin(figure, rows, f"{place}/live", figure.mode, foreach=show)
+        final: Mode = figure.mode if figure.sql else "append"
         if options.parquet:
             if final != "append":
                 raise JobFailed(
                     f'figures.{figure.name}: --parquet takes final rows alone: mode = "append"'
                 )
             path = f"{options.parquet.rstrip('/')}/{figure.name}"
-            yield self._begin(rows, f"{place}/parquet", final, format="parquet", path=path)
+            yield self._begin(figure, rows, f"{place}/parquet", final, format="parquet", path=path)
         if options.to_topic:
             sent = as_messages(figure, rows)
             place_options = {"topic": options.to_topic, **options.sink}
-            yield self._begin(sent, f"{place}/topic", final, format="martlet", **place_options)
+            yield self._begin(
+                figure, sent, f"{place}/topic", final, format="martlet", **place_options
+            )
 
     def _plan(self, figure: Figure) -> DataFrame:
-        with told_as(f"figures.{figure.name} cannot be"):
-            return self._run.spark.sql(sql_of(figure, self.description.time))
+        at = f"figures.{figure.name}"
+        with told_as(f"{at} cannot be"):
+            rows = self._run.spark.sql(sql_of(figure, self.description.time))
+        if not rows.isStreaming:
+            raise JobFailed(f"{at}: its query reads something else than the table {TABLE}")
+        twice = [name for name, count in Counter(map(str.lower, rows.columns)).items() if count > 1]
+        if twice:
+            raise JobFailed(
+                f"{at}: several of its columns are called {', '.join(twice)}; name them by AS"
+            )
+        return rows
 
     def _begin(
         self,
+        figure: Figure,
         rows: DataFrame,
         checkpoint: str,
         mode: Mode,
@@ -163,22 +229,30 @@ class Report:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=self._options.interval)
-        return begun(writer.start, self._run)
+        with told_as(f"figures.{figure.name} cannot be"):
+            return begun(writer.start, self._run)
 
-    def _show(self, figure: Figure, board: Board, batch: DataFrame, *, whole: bool) -> None:
+    def _show(self, figure: Figure, batch: DataFrame, number: int) -> None:
         """Take a micro-batch's rows in, and show what stands now."""
-        order = [batch[START].desc()] if START in batch.columns else []
-        newest = batch.orderBy(*order).limit(MOST_ROWS) if order else batch.limit(MOST_ROWS)
-        rows = newest.toArrow().to_pylist()[::-1]
+        board = self._boards[figure.name]
+        whole = figure.mode == "complete"
+        if START in batch.columns and not whole:
+            batch = batch.orderBy(batch[START].desc())
+        rows = batch.limit(MOST_ROWS).toArrow().to_pylist()
         if not (rows or whole):
             return  # Spark ends windows by a batch of nothing
-        board.tell(rows, whole=whole)
+        board.tell(rows, whole=whole, batch=number)
         if self._options.console:
-            print_board(self._run.console, figure.name, board.rows)
+            print_board(self._run.console, figure, board.rows)
         if self._options.page:
             reload_s = 0 if self._options.once else max(1, self._options.interval_ns // SECOND_NS)
             boards = {name: board.rows for name, board in self._boards.items()}
             page_of(self.description, boards, reload_s=reload_s).write(Path(self._options.page))
+
+
+def failure(figure: Figure, error: Exception) -> JobFailed:
+    """What is told of a query that has failed."""
+    return JobFailed(f"figures.{figure.name} has failed: {cause(error)}")
 
 
 def described(options: LiveReportOptions) -> Description:
@@ -205,18 +279,16 @@ def described(options: LiveReportOptions) -> Description:
     )
 
 
-def require_topics(description: Description, options: LiveReportOptions) -> None:
-    """See that it is said what to read. Raises OptionError."""
+def require_sound(description: Description, options: LiveReportOptions) -> None:
+    """See that it is said what to read, and that columns have names of their own.
+
+    Raises:
+        OptionError, BadDescription.
+    """
+    for figure in description.figures:
+        require_columns(figure)
     if not (description.topics or options.topics):
         raise OptionError("which topics? Name them in the description, or with --topic=TOPIC")
-
-
-def keys_of(figure: Figure, rows: DataFrame) -> list[str]:
-    """The columns that say what a row is of."""
-    if not figure.sql:
-        return [START, *(name_of(expression) for expression in figure.by)]
-    kinds = {field.name: field.dataType.simpleString() for field in rows.schema}
-    return [name for name, kind in kinds.items() if not kind.startswith(_NO_KEYS)]
 
 
 def as_messages(figure: Figure, rows: DataFrame) -> DataFrame:
@@ -236,10 +308,9 @@ def _work(options: LiveReportOptions, run: Run) -> int:
 
 def _check(options: LiveReportOptions) -> None:
     try:
-        found = described(options)
+        require_sound(described(options), options)
     except BadDescription as error:
         raise OptionError(f"--description={options.description}: {error}") from None
-    require_topics(found, options)
 
 
 JOB = Job(

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table as ConsoleTable
 
 from martlet.pipeline.page import Page, Plot, Section, Table
-from martlet.pipeline.report.board import Row
+from martlet.pipeline.report.board import MOST_ROWS, Row
 from martlet.pipeline.report.description import Description, Figure
 from martlet.pipeline.report.query import END, START, aggregates, name_of
 
@@ -18,12 +18,15 @@ _CONSOLE_ROWS = 10
 _PAGE_ROWS = 50
 
 
-def print_board(console: Console, name: str, rows: Sequence[Row]) -> None:
-    """Print the newest rows of a figure, the newest last."""
+def print_board(console: Console, figure: Figure, rows: Sequence[Row]) -> None:
+    """Print the newest rows of a figure, the newest last; or the first, as a query has them."""
     if not rows:
         return
-    shown = rows[-_CONSOLE_ROWS:]
-    table = ConsoleTable(title=name, title_justify="left", title_style="bold", box=None)
+    shown = rows[:_CONSOLE_ROWS] if figure.mode == "complete" else rows[-_CONSOLE_ROWS:]
+    title = figure.name
+    if len(rows) > len(shown):
+        title += f", {len(shown)} of {_many(rows)} rows"
+    table = ConsoleTable(title=title, title_justify="left", title_style="bold", box=None)
     columns = [column for column in shown[-1] if column != END]
     for column in columns:
         number = isinstance(shown[-1][column], int | float)
@@ -42,8 +45,13 @@ def page_of(
         rows = boards.get(figure.name, ())
         sections += _plots(figure, rows) if not figure.sql else ()
         columns = list(rows[-1]) if rows else []
-        newest = [[_plain(row.get(column)) for column in columns] for row in rows[-_PAGE_ROWS:]]
-        sections.append(Table(f"{figure.name}, newest first", columns, newest[::-1]))
+        is_whole = figure.mode == "complete"
+        shown = rows[:_PAGE_ROWS] if is_whole else rows[-_PAGE_ROWS:][::-1]
+        title = figure.name if is_whole else f"{figure.name}, newest first"
+        if len(rows) > len(shown):
+            title += f", {len(shown)} of {_many(rows)} rows"
+        cells = [[_plain(row.get(column)) for column in columns] for row in shown]
+        sections.append(Table(title, columns, cells))
     now = datetime.now(UTC)
     return Page(
         description.title,
@@ -67,7 +75,7 @@ def _plots(figure: Figure, rows: Sequence[Row]) -> list[Section]:
             continue
         series: dict[str, dict[datetime, Any]] = {}
         for row in rows:
-            group = ", ".join(cell(row.get(column)) for column in groups) or name
+            group = ", ".join(_label(row.get(column)) for column in groups) or name
             series.setdefault(group, {})[row[START]] = row.get(name)
         numbers = {
             group: [_number(values.get(start)) for start in starts]
@@ -79,13 +87,22 @@ def _plots(figure: Figure, rows: Sequence[Row]) -> list[Section]:
 
 def _top(figure: Figure, name: str, row: Row, groups: Sequence[str]) -> Plot:
     entries = row.get(name) or []
-    group = ", ".join(cell(row.get(column)) for column in groups)
+    group = ", ".join(_label(row.get(column)) for column in groups)
     return Plot(
         f"{figure.name}: {name}{f' of {group}' if group else ''}, {row[START]:%H:%M:%S} UTC",
-        [cell(entry["item"]) for entry in entries],
+        [_label(entry["item"]) for entry in entries],
         {"count": [_number(entry["count"]) for entry in entries]},
         kind="bar",
     )
+
+
+def _label(value: object) -> str:
+    """How a value is called in a plot, where nothing and an empty text have to be seen too."""
+    return "null" if value is None else cell(value) or "''"
+
+
+def _many(rows: Sequence[Row]) -> str:
+    return f"more than {MOST_ROWS:,}" if len(rows) >= MOST_ROWS else f"{len(rows):,}"
 
 
 def _number(value: object) -> float | None:
