@@ -114,6 +114,8 @@ def test_where_brokers_are() -> None:
         ("batch", {"startingOffsets": "earliest-5"}, "neither a place"),
         ("batch", {"startingOffsets": "17"}, 'write {"topic": {"0": 17}}, for a time starting'),
         ("batch", {"startingOffsets": "now-5"}, "neither a place"),
+        ("batch", {"startingOffsets": "now--1h"}, "neither a place"),
+        ("batch", {"startingTimestamp": "9" * 5000}, "' is neither milliseconds"),
         ("batch", {"startingOffsets": "{}"}, "neither a place"),
         ("batch", {"startingOffsets": '{"t": {}}'}, "neither a place"),
         ("batch", {"startingOffsets": '{"t": '}, "nor JSON such as.*Expecting value"),

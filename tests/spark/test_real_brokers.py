@@ -211,6 +211,8 @@ def test_places_to_start_and_end(broker: BrokerProcess) -> None:
         (noon, "latest", range(100, 150)),
         ("earliest", noon, range(100)),
         ("now-1h", "now", range(150)),
+        ("2262-12-31T00:00:00Z", "9999-12-31T23:59:59Z", range(0)),
+        ("0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", range(150)),
         ('{"places": "latest-7"}', '{"places": {"0": -1}}', range(143, 150)),
         (json.dumps({"places": noon}), '{"places": {"0": 120}}', range(100, 120)),
     ):

@@ -38,6 +38,7 @@ LATEST = -1
 
 _RELATIVE = re.compile(r"(earliest|latest)(?:\s*([+-])\s*(\d+))?", re.IGNORECASE)
 _NOW = re.compile(r"now(?:\s*-\s*(\S+))?", re.IGNORECASE)
+_MOST_DIGITS = 20
 _PLACES = "earliest, latest-1000, now-1h, 2026-11-22T08:00:00Z"
 
 
@@ -148,9 +149,10 @@ def _place(text: str) -> Place | None:
     ago = _NOW.fullmatch(text)
     if ago is not None:
         try:
-            return Place(ago_ns=parse_duration(ago[1]) if ago[1] else 0)
+            ago_ns = parse_duration(ago[1]) if ago[1] else 0
         except ValueError:
             return None
+        return Place(ago_ns=ago_ns) if ago_ns >= 0 else None
     try:
         return Place(time_ns=_instant_ns(text))
     except ValueError:
@@ -168,14 +170,14 @@ def _instant_ns(text: str) -> int:
 def parse_timestamp(name: str, text: str) -> Bound:
     """Read an option that is a time. Raises ValueError."""
     text = text.strip()
-    if text.isdecimal():
+    if text.isdecimal() and len(text) <= _MOST_DIGITS:
         return Bound(Place(time_ns=int(text) * 1_000_000))
     place = _place(text)
     if place is not None and place.end is None:
         return Bound(place)
     wrong = (
-        f"option {name}: {text!r} is neither milliseconds since 1970 nor ISO 8601 with a zone nor"
-        " a time ago such as now-1h"
+        f"option {name}: {text[:200]!r} is neither milliseconds since 1970 nor ISO 8601 with a"
+        " zone nor a time ago such as now-1h"
     )
     try:
         datetime.fromisoformat(text)

@@ -10,6 +10,8 @@ from martlet.spark.brokers import Brokers
 from martlet.spark.endpoint import QueueRange
 from martlet.spark.offsets import QueueKey
 
+_LAST_NS = (1 << 63) - 1
+"""In 2262: brokers know of no later time, and nothing was stored then."""
 Seen = Mapping[QueueKey, QueueRange]
 
 
@@ -34,7 +36,8 @@ def resolve(brokers: Brokers, bound: Bound, seen: Seen, option: str) -> dict[Que
             at_ns = now_ns - place.ago_ns if place.ago_ns is not None else place.time_ns
             assert at_ns is not None
             endpoint = brokers.endpoint(key.broker)
-            offsets[key] = endpoint.offset_at(key.topic, key.queue, max(0, at_ns))
+            at_ns = max(0, min(at_ns, _LAST_NS))
+            offsets[key] = endpoint.offset_at(key.topic, key.queue, at_ns)
         else:
             offsets[key] = _offset(place, key, seen[key], option)
     return offsets
