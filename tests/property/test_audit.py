@@ -140,6 +140,45 @@ def check(seed: int) -> None:
         assert not audit.findings, audit.text()
 
 
+class Unplugged(Life):
+    """One that has its power cut, when most of what it has stored is durable."""
+
+    def step(self) -> None:
+        super().step()
+        if self.random.random() < 0.7:
+            self.core.flush()
+
+    def kill(self) -> None:
+        self.core.kill(power=True)
+        self.clients.clear()
+
+
+@pytest.mark.parametrize("seed", [0, 2, 12, 19])
+def test_a_power_cut_is_no_alarm(seed: int) -> None:
+    life = Unplugged(seed)
+    for _ in range(STEPS):
+        life.step()
+    life.kill()
+    audit = Files(life.core).audit()
+    # A message may be missing, which nobody was told is durable; nothing else is told of.
+    assert {finding.kind for finding in audit.findings} <= {"lost"}, audit.text()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_is_damaged_is_found_and_placed(seed: int) -> None:
+    life = Life(seed)
+    for _ in range(STEPS):
+        life.step()
+    life.stop()
+    life.core.publish("t", b"the last record may be a torn one")
+    *headers, _ = Files(life.core).headers_of_all()
+    for header in life.random.sample(headers, 10):
+        files = Files(life.core)
+        files.damage(header, life.random.randrange(header.length))
+        places = [place for each in files.audit().findings for place in each.places]
+        assert any(place.start <= header.position < place.end for place in places), header
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_its_log_is_clean(seed: int) -> None:
     check(seed)

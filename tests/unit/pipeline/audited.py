@@ -39,6 +39,10 @@ class Files:
         """The records of a kind, in order."""
         return [h for h in self._headers if h.kind == kind and topic in (0, h.topic)]
 
+    def headers_of_all(self) -> list[Header]:
+        """All records, in order."""
+        return list(self._headers)
+
     def damage(self, header: Header, at: int = 100) -> None:
         """Change a byte of a record."""
         base = self.base_of(header)
