@@ -107,3 +107,10 @@ def test_odd_names_and_numbers_are_drawn_all_the_same() -> None:
     assert "日本" in read.text
     assert "and 4 more, not shown" in read.text
     assert "x" * 300 not in read.text
+
+
+def test_a_time_alone_is_shown_with_its_hour() -> None:
+    at = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    html = Page("t", "", [Plot("p", [at], {"a": [1.0]}, "messages")]).html()
+    assert "12:00" in html
+    assert ">2027-" not in html

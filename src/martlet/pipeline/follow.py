@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from martlet.spark.offsets import flatten
@@ -52,6 +52,7 @@ def follow(
     run: Run,
     done: str,
     rows_of: Callable[[int], int] | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> int:
     """Tell of each micro-batch until all queries have ended, or the run is to end.
 
@@ -60,6 +61,7 @@ def follow(
         run: hears of it.
         done: what has been done to a batch's messages, as ``archived``.
         rows_of: how many messages a batch has, where what Spark counts is something else.
+        names: what a query, by its id, is called where there are several.
 
     Returns:
         How many messages it was.
@@ -83,7 +85,8 @@ def follow(
                     told[query.id] = number
                     count = progress["numInputRows"] if rows_of is None else rows_of(number)
                     rows += count
-                    _tell(progress, count, run, done)
+                    name = (names or {}).get(query.id, "") if len(queries) > 1 else ""
+                    _tell(progress, count, run, done, name)
         if ended:
             going.pop(0)
         else:
@@ -91,13 +94,15 @@ def follow(
     return rows
 
 
-def _tell(progress: Any, rows: int, run: Run, done: str) -> None:
+def _tell(progress: Any, rows: int, run: Run, done: str, name: str) -> None:
     took_s = progress["durationMs"].get("triggerExecution", 0) / 1000
     rate = rows / took_s if took_s else 0
     lag = sum(_lags(progress))
     run.meter.batch(rows, took_s, lag=lag)
     behind = f", {lag:,} to go" if lag else ""
-    run.say(f"batch {progress['batchId']}: {rows:,} messages {done}, {rate:,.0f} a second{behind}")
+    batch = f"{name}, batch" if name else "batch"
+    what = f"{rows:,} messages {done}, {rate:,.0f} a second{behind}"
+    run.say(f"{batch} {progress['batchId']}: {what}")
 
 
 def _lags(progress: Any) -> Iterator[int]:

@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,8 @@ MOST_ROWS = 2000
 MOST_SERIES = 20
 """Lines of one plot; what is beyond is left out, and that is said."""
 _INCHES = (9.0, 3.2)
+_ALONE = timedelta(minutes=30)
+"""What is shown on either side of a time that is the only one."""
 _STYLE: Any = {"svg.fonttype": "none", "font.family": "sans-serif", "text.parse_math": False}
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
 _LONGEST_NAME = 32
@@ -139,6 +141,10 @@ def _svg(section: Section) -> Markup:
         if section.kind == "bar":
             axes.set_xticks(range(len(section.x)), [_name(str(name)) for name in section.x])
             axes.tick_params(axis="x", labelrotation=30 if len(section.x) > 8 else 0)
+        if section.kind == "line" and len(set(section.x)) == 1:
+            only = section.x[0]
+            if isinstance(only, datetime):  # else the axis is of four years
+                axes.set_xlim(only - _ALONE, only + _ALONE)  # type: ignore[arg-type]
         axes.set_ylabel(section.unit)
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
         axes.grid(visible=True, alpha=0.3)

@@ -85,6 +85,7 @@ class Report:
         self._boards: dict[str, Board] = {}
         self._of: dict[str, Figure] = {}
         """The figure of each query, by its run's number."""
+        self._names: dict[str, str] = {}
 
     def run(self) -> dict[str, list[Row]]:
         """Start the queries, follow them, and return what stands on the boards at the end."""
@@ -102,7 +103,7 @@ class Report:
                     for query in self._start(figure, rows[figure.name], checkpoint):
                         queries.append(query)
                         self._of[query.runId] = figure
-                follow(queries, self._run, "reported")
+                follow(queries, self._run, "reported", names=self._names)
             except StreamingQueryException as error:
                 failed = next(query for query in queries if query.exception())
                 raise failure(self._of[failed.runId], error) from error
@@ -230,7 +231,10 @@ class Report:
         else:
             writer = writer.trigger(processingTime=self._options.interval)
         with told_as(f"figures.{figure.name} cannot be"):
-            return begun(writer.start, self._run)
+            query = begun(writer.start, self._run)
+        name, kind = checkpoint.rsplit("/", 2)[-2:]
+        self._names[query.id] = f"{name}, {kind}"
+        return query
 
     def _show(self, figure: Figure, batch: DataFrame, number: int) -> None:
         """Take a micro-batch's rows in, and show what stands now."""
