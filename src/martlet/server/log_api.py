@@ -147,8 +147,9 @@ class LogApi:
 
     async def index(self, request: Request) -> object:
         """Rows of the batches that hold any offset from ``start`` up to ``end``."""
+        index = self._queue(request).index
         start, end = request.number("start"), request.number("end")
-        rows = _rows(self._queue(request).index, start, end, MOST_INDEX_ROWS)
+        rows = _rows(index, start, end, MOST_INDEX_ROWS)
         return web.Response(body=rows.tobytes(), content_type=_OCTETS)
 
     async def indexes(self, request: Request) -> object:
