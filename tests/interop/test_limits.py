@@ -123,14 +123,20 @@ async def test_a_data_folder_takes_no_more_than_it_may(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, *flags, "--checkpoint-interval=100ms") as broker:
         await answered(broker, b"SUB t c\n")
         for _ in range(2):
-            count, error = await published_until_refused(broker, body)
+            count, error, told = 0, "", b"OK"
+            while told == b"OK":  # Cleaning may make room yet, of what was consumed before.
+                more, error = await published_until_refused(broker, body)
+                count += more
+                try:
+                    told = await http(broker.http_address, "/ping")
+                except HttpRefused as refused_with:
+                    told = str(refused_with).encode()
+            assert b"500 NOK - the disk is full" in told
             assert error.startswith("E_PUB_FAILED PUB failed the disk is full: no room")
             assert f"and may take {limit} (--max-disk-bytes)" in error
             assert "consuming what is stored has freed segments" in error
             assert count * len(body) > limit * 0.5
             assert used_bytes(tmp_path) <= limit + 100_000
-            with pytest.raises(HttpRefused, match="500 NOK - the disk is full"):
-                await http(broker.http_address, "/ping")
             broker.restart()
             got = await drain(broker.tcp_address, broker.http_address, "t", "c")
             assert [message.body for message in got] == [body] * count
