@@ -5,13 +5,14 @@ import shutil
 import sys
 from pathlib import Path
 
-from tests.interop.nsqd_process import NSQD
+from tests.interop.nsqd_process import NO_NSQD, NSQD
 
 from martlet.testing import BrokerProcess
 
 NSQLOOKUPD = os.environ.get("NSQLOOKUPD") or shutil.which(
     "nsqlookupd", path=str(Path(NSQD).parent) if NSQD else None
 )
+NO_NSQLOOKUPD = f"no nsqlookupd beside it: {NO_NSQD}"
 
 
 class LookupProcess(BrokerProcess):

@@ -8,9 +8,8 @@ import pytest
 from martlet.testing import BrokerProcess
 
 NSQD = os.environ.get("NSQD") or shutil.which("nsqd")
-NEEDS_NSQD = pytest.mark.skipif(
-    NSQD is None, reason="no nsqd: put it on PATH, or its path into NSQD"
-)
+NO_NSQD = "no nsqd: put it on PATH, or its path into NSQD; .ci/nsqd builds one with Go"
+NEEDS_NSQD = pytest.mark.skipif(NSQD is None, reason=NO_NSQD)
 
 
 class NsqdProcess(BrokerProcess):

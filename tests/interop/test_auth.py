@@ -29,7 +29,7 @@ from tests.crash.wire import (
 from tests.interop.agent import Agent
 from tests.interop.auth_server import EVERYTHING, Answer, AuthServer, allowed
 from tests.interop.certificates import Certificates
-from tests.interop.nsqd_process import NSQD, NsqdProcess
+from tests.interop.nsqd_process import NO_NSQD, NSQD, NsqdProcess
 from tests.interop.upgraded_wire import UpgradedWire
 
 from martlet.testing import BrokerProcess
@@ -70,7 +70,7 @@ def broker(request: pytest.FixtureRequest, server: AuthServer) -> Iterator[Broke
     kind = BrokerProcess
     if request.param == "nsqd":
         if NSQD is None:
-            pytest.skip("no nsqd: put it on PATH, or its path into NSQD")
+            pytest.skip(NO_NSQD)
         kind = NsqdProcess
     with kind(None, f"--auth-http-address={server.address}") as process:
         yield process
@@ -366,7 +366,7 @@ def test_the_certificate_of_a_client_is_told(
 ) -> None:
     """And commands behind AUTH wait in TLS and under compression just the same."""
     if kind is NsqdProcess and NSQD is None:
-        pytest.skip("no nsqd: put it on PATH, or its path into NSQD")
+        pytest.skip(NO_NSQD)
     certificates = Certificates(tmp_path)
     context = ssl.create_default_context(cafile=certificates.authority)
     context.load_cert_chain(certificates.client, certificates.client_key)

@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import os
 import re
-import shutil
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -17,7 +15,6 @@ from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.interop
 
-NSQD = os.environ.get("NSQD") or shutil.which("nsqd")
 ANSWER_S = 20.0
 
 LINES = """

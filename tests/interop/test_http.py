@@ -1,8 +1,6 @@
 """Martlet's HTTP answers beside those that nsqd 1.3.0 gave to the same requests."""
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ from typing import Any
 import pytest
 from tests.interop import http_cases, http_table
 from tests.interop.http_cases import LIMITS, Answer, Case
-from tests.interop.nsqd_process import NEEDS_NSQD
+from tests.interop.nsqd_process import NEEDS_NSQD, NSQD
 
 from martlet.testing import BrokerProcess
 
@@ -19,8 +17,6 @@ pytestmark = pytest.mark.interop
 RECORDED: list[dict[str, Any]] = json.loads(
     (Path(__file__).parent / "nsqd_http.json").read_text(encoding="utf-8")
 )
-NSQD = os.environ.get("NSQD") or shutil.which("nsqd")
-"""nsqd itself, where there is one: it keeps the record honest."""
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.interop.asking import ask, until
-from tests.interop.lookup_process import NSQLOOKUPD, LookupProcess, NsqlookupdProcess
+from tests.interop.lookup_process import NO_NSQLOOKUPD, NSQLOOKUPD, LookupProcess, NsqlookupdProcess
 from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
 
 from martlet.client import BroadcastConsumer, Consumer, Message, PullConsumer
@@ -44,7 +44,7 @@ def producers(lookup: LookupProcess, topic: str) -> list[str]:
         LookupProcess,
         pytest.param(
             NsqlookupdProcess,
-            marks=pytest.mark.skipif(NSQLOOKUPD is None, reason="no nsqlookupd"),
+            marks=pytest.mark.skipif(NSQLOOKUPD is None, reason=NO_NSQLOOKUPD),
         ),
     ]
 )
@@ -227,7 +227,7 @@ def test_what_is_refused(
 @pytest.fixture(scope="module", params=["martlet", "nsqlookupd"])
 def refusing(request: pytest.FixtureRequest) -> Iterator[LookupProcess]:
     if request.param == "nsqlookupd" and NSQLOOKUPD is None:
-        pytest.skip("no nsqlookupd")
+        pytest.skip(NO_NSQLOOKUPD)
     with (LookupProcess if request.param == "martlet" else NsqlookupdProcess)() as process:
         yield process
 

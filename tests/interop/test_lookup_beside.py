@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from tests.interop import http_table, lookup_table
-from tests.interop.lookup_process import NSQLOOKUPD, LookupProcess, NsqlookupdProcess
+from tests.interop.lookup_process import NO_NSQLOOKUPD, NSQLOOKUPD, LookupProcess, NsqlookupdProcess
 
 pytestmark = [
     pytest.mark.interop,
-    pytest.mark.skipif(NSQLOOKUPD is None, reason="no nsqlookupd beside an nsqd"),
+    pytest.mark.skipif(NSQLOOKUPD is None, reason=NO_NSQLOOKUPD),
 ]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.interop.asking import ask, until
 from tests.interop.lookup_process import LookupProcess
-from tests.interop.nsqd_process import NSQD
+from tests.interop.nsqd_process import NO_NSQD, NSQD
 from tests.interop.test_clients import node_modules
 from tests.interop.test_lookup import broker_of, producers
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.interop
 TOOLS = Path(NSQD).parent if NSQD else Path("/nowhere")
 NEEDS_TOOLS = pytest.mark.skipif(
     not (TOOLS / "nsq_tail").exists() or not (TOOLS / "nsq_to_file").exists(),
-    reason="no nsq_tail and nsq_to_file beside an nsqd",
+    reason=f"no nsq_tail and nsq_to_file beside it: {NO_NSQD}",
 )
 NSQJS_READER = """
 const nsq = require('nsqjs')

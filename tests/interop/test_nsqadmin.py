@@ -17,7 +17,7 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 
 import pytest
-from tests.interop.nsqd_process import NSQD, NsqdProcess
+from tests.interop.nsqd_process import NO_NSQD, NSQD, NsqdProcess
 from tests.interop.topic_cases import Stage, id_of, told
 
 from martlet.testing import BrokerProcess
@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.interop,
     pytest.mark.skipif(
         not (TOOLS / "nsqadmin").exists() or not (TOOLS / "nsq_stat").exists(),
-        reason="no nsqadmin and nsq_stat beside an nsqd",
+        reason=f"no nsqadmin and nsq_stat beside it: {NO_NSQD}",
     ),
 ]
 FLAGS = ("--e2e-processing-latency-percentile=1.0,0.5", "--broadcast-address=127.0.0.1")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.interop.asking import ask, until
 from tests.interop.lookup_process import NSQLOOKUPD, LookupProcess, NsqlookupdProcess
-from tests.interop.nsqd_process import NsqdProcess
+from tests.interop.nsqd_process import NO_NSQD, NsqdProcess
 from tests.interop.test_nsqadmin import TOOLS, Admin, some_traffic
 from tests.interop.topic_cases import Stage
 
@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.interop,
     pytest.mark.skipif(
         NSQLOOKUPD is None or not (TOOLS / "nsqadmin").exists(),
-        reason="no nsqlookupd and nsqadmin beside an nsqd",
+        reason=f"no nsqlookupd and nsqadmin beside it: {NO_NSQD}",
     ),
 ]
 PATHS = [

@@ -1,9 +1,7 @@
 """What statsd gets of a broker, beside what nsqd 1.3.0 sends after the same actions."""
 
 import asyncio
-import os
 import re
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +14,6 @@ from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.interop
 
-NSQD = os.environ.get("NSQD") or shutil.which("nsqd")
 WAIT_S = 20.0
 PACKET_BYTES = 200
 SETTINGS = (

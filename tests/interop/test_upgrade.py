@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tests.crash.wire import Frame, message, pub, u32
 from tests.interop.certificates import Certificates
-from tests.interop.nsqd_process import NSQD, NsqdProcess
+from tests.interop.nsqd_process import NO_NSQD, NSQD, NsqdProcess
 from tests.interop.upgraded_wire import OK, Deflated, Snapped, UpgradedWire, identify
 
 from martlet.testing import BrokerProcess
@@ -68,7 +68,7 @@ def kept() -> Iterator[dict[str, Brokers]]:
 def start(request: pytest.FixtureRequest, kept: dict[str, Brokers]) -> Start:
     """Gives a server with the flags given; the topics of other tests may be there."""
     if request.param == "nsqd" and NSQD is None:
-        pytest.skip("no nsqd: put it on PATH, or its path into NSQD")
+        pytest.skip(NO_NSQD)
     return kept[request.param]
 
 
