@@ -46,7 +46,11 @@ class Takers:
         if not self._is_resting:
             self._is_resting = True
             asyncio.get_running_loop().call_soon(self._begin_turn)
-        await asyncio.sleep(0)
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self._wake(1)  # What woke this one, if anything did, is for another.
+            raise
 
     def _begin_turn(self) -> None:
         self._is_resting = False

@@ -41,7 +41,7 @@ class Line(Takers):
         while not self.is_closed:
             if time.monotonic() > self.turn_ends_at_s:
                 await self.rest()
-            elif (message := self.message_now(in_order)) is not None:
+            elif (message := self._taken(in_order)) is not None:
                 return message
             else:
                 await self._wait()
@@ -51,6 +51,10 @@ class Line(Takers):
         """The next message, where one may be handled now: for those who handle many."""
         if self.is_closed or time.monotonic() > self.turn_ends_at_s:
             return None
+        return self._taken(in_order)
+
+    def _taken(self, in_order: bool) -> PulledMessage | None:
+        """The next message, whatever the time.  None means that a later one wakes those who wait."""
         held = self._next(in_order)
         if held is None:
             return None
