@@ -27,6 +27,7 @@ from martlet.client import (
     Requeue,
     SubscribeRefused,
 )
+from martlet.client.calls import Answer
 from martlet.client.connection import Connection
 from martlet.client.pull import outpost
 from martlet.client.pull.membership import Membership
@@ -298,6 +299,53 @@ async def test_it_goes_elsewhere_in_a_queue(broker: Broker) -> None:
         assert [m.body async for m in limited(consumer, 1)] == [b"new"]
         with pytest.raises(ValueError, match="7 is not held here"):
             await consumer.seek(7, 0)
+
+
+async def test_a_seek_beyond_the_end_is_a_seek_to_the_end(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(broker, [b"%d" % n for n in range(10)])
+    async with member(broker) as consumer:
+        await until(lambda: consumer.lag(0) == 10)
+        put(broker, [b"%d" % n for n in range(10, 20)])
+        await consumer.seek(0, 1000)
+        assert consumer.position(0) == 20
+        assert "offset 1000 is above the end; on at 20" in caplog.text
+        await consumer.seek(0, 20)
+        assert consumer.position(0) == 20
+        put(broker, [b"new"])
+        assert [m.body async for m in limited(consumer, 1)] == [b"new"]
+    assert caplog.text.count("above the end") == 1
+
+
+async def test_a_seek_back_counts_though_a_commit_is_answered_late(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(broker, [b"%d" % n for n in range(20)])
+    async with member(broker, commit_every_s=60) as consumer:
+        assert len([m async for m in limited(consumer, 10)]) == 10
+        connection = consumer._brokers.subscriptions[0].connection
+        assert connection is not None
+        call_at_once = connection.call
+        taken, answered = asyncio.Event(), asyncio.Event()
+
+        async def call_late(method: str, **fields: Any) -> Answer:
+            answer = await call_at_once(method, **fields)
+            if method == "group.commit":
+                taken.set()
+                await answered.wait()
+            return answer
+
+        monkeypatch.setattr(connection, "call", call_late)
+        committing = asyncio.create_task(consumer.commit())
+        await taken.wait()
+        await consumer.seek(0, 3)
+        answered.set()
+        await committing
+        await consumer.commit()
+        assert consumer.committed(0) == 3
+    told = await call(broker, "group.describe", topic="t", group="g")
+    assert told["queues"][0]["offset"] == 3
 
 
 async def test_a_queue_that_is_paused_waits_and_the_others_go_on(broker: Broker) -> None:

@@ -54,7 +54,7 @@ class Line(Takers):
         return self._taken(in_order)
 
     def _taken(self, in_order: bool) -> PulledMessage | None:
-        """The next message, whatever the time.  None means that a later one wakes those who wait."""
+        """The next message, whatever the time.  None where a later one wakes those who wait."""
         held = self._next(in_order)
         if held is None:
             return None

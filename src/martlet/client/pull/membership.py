@@ -202,9 +202,10 @@ class Membership(Outpost):
         self._releasing.add(number)
         try:
             await self.settings.watcher.revoked([held.place])
-            offset = held.next_commit if self.settings.auto_commit else held.committed
+            is_ours = self.settings.auto_commit
+            offset = held.next_commit if is_ours else held.committed
             self._drop(held)
-            await self._release(connection, {number: offset}, back=held.is_set_back)
+            await self._release(connection, {number: offset}, back=is_ours and held.is_set_back)
         finally:
             self._releasing.discard(number)
 
@@ -271,9 +272,12 @@ class Membership(Outpost):
         self._heed_refusals(told.fields, asked)
 
     def _carry_over(self, before: HeldQueue, held: HeldQueue) -> None:
-        """Only offsets that rise are taken unasked."""
+        """Only offsets that rise are taken unasked.
+
+        What was done is counted as committed: a commit of it may be on its way.
+        """
         held.committed = before.committed
-        held.is_set_back = held.fetch_offset < before.committed
+        held.is_set_back = held.fetch_offset < max(before.committed, before.next_commit)
 
     def _heed_refusals(self, told: Mapping[str, Any], asked: Mapping[int, HeldQueue]) -> None:
         """Offsets that were not taken: others have had these queues since."""

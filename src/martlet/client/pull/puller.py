@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable
@@ -33,6 +34,8 @@ from martlet.client.pull.place import Place, find_place
 from martlet.client.pull.start import Start, check_start, time_ms
 from martlet.client.pull.tally import Tally
 from martlet.client.pull.watcher import OnQueues, Watcher
+
+logger = logging.getLogger("martlet.client")
 
 GOODBYE_S = 1.0
 """How long the end of the connections may take, when handlers took all the time there was."""
@@ -239,7 +242,8 @@ class Puller(ABC, Generic[PostT]):
 
         Args:
             queue: which.
-            to: an offset, ``"first"``, ``"last"`` (behind all that is stored), or a time.
+            to: an offset, ``"first"``, ``"last"`` (behind all that is stored), or a time.  An
+                offset above the end means the end; that is logged.
 
         Raises:
             ValueError: it is not held, or that is no place in a queue.
@@ -252,7 +256,12 @@ class Puller(ABC, Generic[PostT]):
             start, end = await post.ends(number)
             offset = start if to == "first" else end
         elif isinstance(to, int):
-            offset = to
+            offset = to if to <= held.end_offset else min(to, (await post.ends(number))[1])
+            if offset < to:
+                logger.warning(
+                    "%s of %s: offset %d is above the end; on at %d",
+                    *(held.place, held.topic, to, offset),
+                )
         else:
             offset = await post.offset_at(number, time_ms(to))  # type: ignore[arg-type]
         await post.seek(number, offset)
