@@ -8,9 +8,7 @@ blocking does no harm.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -23,6 +21,7 @@ from martlet.broker.errors import BrokerError, InvalidName, LimitReached, NotFou
 from martlet.broker.growth import check_count, grow
 from martlet.broker.history import Retention, Watermarks
 from martlet.broker.journal import Description, pack_cursor, pack_topology
+from martlet.broker.moved_cursors import MovedCursors
 from martlet.broker.producers import Producers
 from martlet.broker.queue import Queue, Receipt
 from martlet.broker.schedule import Schedule
@@ -38,7 +37,6 @@ from martlet.log.record import Kind
 from martlet.name import is_system, is_valid_name
 
 if TYPE_CHECKING:
-    from martlet.broker.trail import Trail
     from martlet.broker.whole import WholeChannel
 
 MOST_SCRATCH = 8
@@ -48,7 +46,6 @@ BIG_SCRATCH_BYTES = 1 << 22
 
 NO_RETENTION = Retention()
 WATERMARKS = Watermarks()
-_CURSORS_AT_ONCE = 64
 
 
 class Broker:
@@ -140,7 +137,7 @@ class Broker:
         """How many segments had gone when the indexes were last shortened."""
         self._staged: dict[Topic, None] = {}
         self._scratch: list[Batch] = []
-        self._dirty: deque[Channel] = deque()
+        self.moved = MovedCursors(log, clock, self.by_id)
         self._last_stored_ns = 0
         self.transactions = Transactions(self, transactions or TransactionLimits())
         self.delays = Delays(self, most_delayed)
@@ -365,7 +362,7 @@ class Broker:
 
     def changed(self, channel: Channel) -> None:
         """A channel's cursor moved."""
-        self._dirty.append(channel)
+        self.moved.add(channel)
 
     def journal_topology(self, op: str, topic_number: int, /, **fields: object) -> None:
         """Write a topology entry. Raises WritesRefused."""
@@ -389,29 +386,7 @@ class Broker:
 
         What moves meanwhile waits for the next time.
         """
-        left = len(self._dirty)
-        now_ns = self.clock()
-        moved: list[Channel] = []
-        while left and self._dirty:
-            channel = self._dirty[0]
-            topic = self.by_id.get(channel.queue.topic)
-            if topic is not None and topic.channels.get(channel.name) is channel:
-                entry = pack_cursor(channel.id, channel.cursor, topic.limit, full=False)
-                self.log.append_journal(Kind.CURSOR, entry, topic=topic.id, stored_at_ns=now_ns)
-                channel.cursor.journal_number += 1
-                channel.cursor.stragglers.changed.clear()
-                channel.cursor.stragglers.removed.clear()
-                moved.append(channel)
-            if topic is not None and channel.trail:
-                self._write_trail(topic, channel, channel.trail)
-            channel.dirty = False
-            self._dirty.popleft()
-            left -= 1
-            if left % _CURSORS_AT_ONCE == 0:
-                write_accounts(self.log, now_ns, moved)
-                moved = []
-                yield
-                now_ns = self.clock()
+        return self.moved.write_some()
 
     def write_cursor(self, channel: Channel) -> None:
         """Write down at once where a channel's cursor is. Raises WritesRefused.
@@ -421,15 +396,6 @@ class Broker:
         topic = self.by_id[channel.queue.topic]
         entry = pack_cursor(channel.id, channel.cursor, topic.limit, full=True)
         self.log.append_journal(Kind.CURSOR, entry, topic=topic.id, stored_at_ns=self.clock())
-
-    def _write_trail(self, topic: Topic, channel: Channel, trail: Trail) -> None:
-        """Write down what has become of messages. Where there is no room, nobody hears of it."""
-        now_ns = self.clock()
-        with suppress(WritesRefused):
-            for piece in trail.take(channel.id, channel.name):
-                self.log.append_journal(
-                    Kind.TRACE, piece, topic=topic.id, stored_at_ns=now_ns, needed=False
-                )
 
     def snapshot(self, **fields: object) -> list[JournalEntry]:
         """The whole journal in its shortest form.

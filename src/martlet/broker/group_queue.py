@@ -13,7 +13,7 @@ is as safe as a publish that was answered OK: a crash may double it and loses no
 Committed offsets only rise, but for a reset by the operator, and where a member says that it wants
 to go back, which is written down at once.  Else they are in the journal within its
 interval, as any cursor is; a commit is answered before that.  So after a broker was killed, what
-was committed in the last second may come again (RocketMQ writes its offsets each 5 s).
+was committed within the journal's interval may come again (RocketMQ writes its offsets each 5 s).
 """
 
 from __future__ import annotations

@@ -226,6 +226,27 @@ class CommitLog:
         self._write(record)
         return position
 
+    def append_entries(
+        self, kind: Kind, entries: Sequence[tuple[int, bytes]], stored_at_ns: int
+    ) -> None:
+        """Write journal entries, each with the number of its topic, by one write: all or none.
+
+        Raises WritesRefused, as `append_journal`.
+        """
+        self.make_room(sum(align8(HEADER_BYTES + len(e)) for _, e in entries), journal=True)
+        position = self.position
+        records = bytearray()
+        for topic, payload in entries:
+            records += journal_record(
+                kind,
+                payload,
+                position=position + len(records),
+                epoch=self.epoch,
+                topic=topic,
+                stored_at_ns=stored_at_ns,
+            )
+        self._write(records)
+
     def append_bundle(
         self, entry: bytes, lengths: Sequence[int], parts: Iterable[Part], stored_at_ns: int
     ) -> list[int]:

@@ -35,6 +35,7 @@ from martlet.server.dead_letters import DeadLetters
 from martlet.server.disk import Disk
 from martlet.server.doors import Doors
 from martlet.server.event_log import EventLog
+from martlet.server.journal_writer import JournalWriter
 from martlet.server.late_flushes import LateFlushes
 from martlet.server.lookup_peer import LookupPeers
 from martlet.server.statsd import expand_prefix, push
@@ -112,6 +113,7 @@ class Server:
             self._open_log()
             undo.pop_all()
         self.disk = Disk(self.broker, self.log, self._durable)
+        self._journal = JournalWriter(self.broker)
         self.lookups = LookupPeers(self)
         self.events = EventLog(self.broker, self.log)
         self.calls = Calls(self)
@@ -140,7 +142,7 @@ class Server:
         await doors.open(self._connection, self._routes)
         self._push_stats()
         await self.lookups.set_addresses(options.lookupd_tcp_addresses)
-        self._every(options.journal_interval_ns, self._keep_journal)
+        self._every(options.journal_interval_ns, self._keep_journal, steady=True)
         self._every(options.checkpoint_interval_ns, self._keep_checkpoint)
         self._every(_LOOK_FOR_ROOM_NS, self._look_for_room)
         self._every(options.sync_timeout_ns, self._keep_flushed)
@@ -254,10 +256,14 @@ class Server:
         if options.statsd_address:
             self._tasks.append(self.loop.create_task(push(self)))
 
-    def _every(self, interval_ns: int, call: Callable[[], object]) -> None:
+    def _every(self, interval_ns: int, call: Callable[[], object], *, steady: bool = False) -> None:
+        """Call every so often: so long after the last call has ended, or, if `steady`, begun."""
+
         async def repeat() -> None:
+            rest_s = interval_s = interval_ns / 1e9
             while True:
-                await asyncio.sleep(interval_ns / 1e9)
+                await asyncio.sleep(rest_s)
+                began_s = self.loop.time()
                 try:
                     result = call()
                     if asyncio.iscoroutine(result):
@@ -265,6 +271,8 @@ class Server:
                 except Exception:
                     # Or it would never be done again, and nobody would hear of it.
                     self.log.exception("%r failed; it is tried again", call)
+                if steady:
+                    rest_s = max(0.0, interval_s - (self.loop.time() - began_s))
 
         self._tasks.append(self.loop.create_task(repeat()))
 
@@ -346,6 +354,8 @@ class Server:
             self._durable()
         if self._sync and self._awaiting:
             self.disk.flush()
+        with suppress(WritesRefused):
+            self._journal.turn_ended()
 
     def _commit(self) -> None:
         """Commit everything, though something unforeseen happens with the messages of a topic."""
@@ -417,8 +427,7 @@ class Server:
         if self.clock.adjust():
             self._set_alarm(self.broker.schedule.next_ns())
         with suppress(WritesRefused):
-            for _ in self.broker.write_some_journal():
-                await asyncio.sleep(0)
+            await self._journal.write()
 
     def _keep_flushed(self) -> None:
         if not self.disk.flushing:

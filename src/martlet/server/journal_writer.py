@@ -1,0 +1,65 @@
+"""The journal writer: when the cursors that moved are written down.
+
+Each cursor that moved is written down within ``--journal-interval``, and sooner behind the batches
+of a busy broker, since a message that was finished later than that comes again after a crash.  A
+cursor costs some microseconds and up to 200 bytes of the log, so two things are bounded:
+
+- Time: some cursors are written, and then the loop is left to others for nine times as long.  With
+  thousands of busy channels a round takes longer than the interval, and each cursor is written
+  less often.
+- Bytes: behind batches a few cursors go once the log has grown by several times their size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from martlet.broker.broker import Broker
+
+REST = 9
+"""After a write the journal rests for so many times as long: it takes a tenth of the loop's time at
+most."""
+_LONGEST_REST_S = 0.1
+"""A write that the machine has held up says little of what the next one costs."""
+_BESIDE_BATCHES_S = 0.01
+_BESIDE_BATCHES_BYTES = 1 << 16
+"""Cursors are written behind batches no more often than that, nor before so much was stored."""
+MAX_BESIDE_BATCHES = 8
+"""So many cursors, the longest unwritten, go behind the batches of one turn."""
+
+
+class JournalWriter:
+    """Writes a broker's cursors.
+
+    Args:
+        broker: whose.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._position = broker.log.position
+        self._not_before_s = 0.0
+
+    async def write(self) -> None:
+        """Write all cursors that have moved by now, some at a time. Raises WritesRefused."""
+        began_s = perf_counter()
+        for _ in self._broker.write_some_journal():
+            await asyncio.sleep(min(REST * (perf_counter() - began_s), _LONGEST_REST_S))
+            began_s = perf_counter()
+
+    def turn_ended(self) -> None:
+        """A turn's batches were written: write some cursors too, where that costs little beside
+        them. Raises WritesRefused.
+        """
+        broker = self._broker
+        grown_bytes = broker.log.position - self._position
+        if grown_bytes < _BESIDE_BATCHES_BYTES or not broker.moved:
+            return
+        now_s = perf_counter()
+        if now_s >= self._not_before_s:
+            broker.moved.write(MAX_BESIDE_BATCHES)
+            self._position = broker.log.position
+            self._not_before_s = now_s + _BESIDE_BATCHES_S
