@@ -47,6 +47,7 @@ NAMES = tuple(
 CONFIG = "options.toml"
 _START_S = 20.0
 _LOG_HEAD = re.compile(r"^(\[\w+\] )?\d{4}/\d\d/\d\d \d\d:\d\d:\d\d(\.\d+)? (\w+: )?")
+_GO_VERSION = re.compile(r"(?<=built w/go)[0-9.]+")
 
 
 class Case(NamedTuple):
@@ -424,11 +425,11 @@ def ask(path: Path, name: str) -> object:
 
 
 def last_word(text: str, exit_code: int) -> str:
-    """Of what a command said, the line that tells why it ended, without the time."""
+    """Of what a command said, the line that tells why it ended, without times and Go's version."""
     lines = [line for line in text.splitlines() if line.strip()] or [""]
     panics = [line for line in lines if line.startswith("panic")]
     line = panics[0] if panics else lines[-1 if exit_code == 1 else 0]
-    return _LOG_HEAD.sub("", line)
+    return _GO_VERSION.sub("", _LOG_HEAD.sub("", line))
 
 
 def run(command: list[str], case: Case) -> Outcome:

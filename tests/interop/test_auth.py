@@ -361,10 +361,13 @@ async def test_a_renewal_that_fails_ends_the_connection(
 
 @pytest.mark.parametrize("kind", [BrokerProcess, NsqdProcess])
 @pytest.mark.parametrize("compression", ["", "snappy", "deflate"])
+@pytest.mark.parametrize("policy", ["require", "require-verify"])
 def test_the_certificate_of_a_client_is_told(
-    server: AuthServer, tmp_path: Path, kind: type[BrokerProcess], compression: str
+    server: AuthServer, tmp_path: Path, kind: type[BrokerProcess], compression: str, policy: str
 ) -> None:
     """And commands behind AUTH wait in TLS and under compression just the same."""
+    if policy == "require":
+        pytest.importorskip("OpenSSL")
     if kind is NsqdProcess and NSQD is None:
         pytest.skip(NO_NSQD)
     certificates = Certificates(tmp_path)
@@ -373,7 +376,7 @@ def test_the_certificate_of_a_client_is_told(
     flags = [
         *certificates.flags,
         f"--tls-root-ca-file={certificates.authority}",
-        "--tls-client-auth-policy=require-verify",
+        f"--tls-client-auth-policy={policy}",
         f"--https-address=127.0.0.1:{free_port()}",
         f"--auth-http-address={server.address}",
     ]

@@ -134,6 +134,25 @@ async def test_a_policy_for_certificates_holds_there_too(
             await ask(url, client_context(certificates, shows=shows))
 
 
+async def test_the_policy_require_takes_any_certificate_but_wants_one(
+    make: Make, certificates: Certificates
+) -> None:
+    pytest.importorskip("OpenSSL")
+    process = make("--tls-client-auth-policy=require")
+    door = f"https://127.0.0.1:{await https_port(process)}"
+    body = b"x" * 900_000
+    for shows in ("client", "stranger"):
+        context = client_context(certificates, shows=shows)
+        assert await ask(f"{door}/ping", context) == (200, b"OK")
+        status, answer = await ask(f"{door}/pub?topic=t", context, data=body)
+        assert (status, answer) == (200, b"OK")
+    with pytest.raises((aiohttp.ClientError, ConnectionError)):
+        await ask(f"{door}/ping", client_context(certificates))
+    known = client_context(certificates, shows="stranger")
+    status, answer = await ask(f"{door}/stats?format=json", known)
+    assert json.loads(answer)["topics"][0]["message_count"] == 2
+
+
 async def test_what_is_no_tls_harms_nobody(make: Make, certificates: Certificates) -> None:
     process = make()
     port = await https_port(process)
@@ -185,6 +204,30 @@ def test_what_cannot_be_is_refused_at_the_start(
         assert done.returncode == (2 if told_by_options and command is ours else 1), done.stderr
         if command is ours:
             assert says in done.stderr.splitlines()[-1]
+
+
+def test_without_pyopenssl_the_policy_require_is_refused_at_the_start(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    flags = [
+        "--tls-client-auth-policy=require",
+        f"--data-path={tmp_path}",
+        "--tcp-address=127.0.0.1:0",
+    ]
+    run = (
+        "import sys; sys.modules['OpenSSL'] = None;"
+        " from martlet.apps.main import main; sys.exit(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", run, "broker", *flags, *certificates.flags],
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "--tls-client-auth-policy=require needs the package pyOpenSSL" in done.stderr
+    assert "pip install" in done.stderr
 
 
 async def test_the_door_may_be_a_unix_socket(certificates: Certificates, tmp_path: Path) -> None:

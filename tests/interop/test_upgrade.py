@@ -225,6 +225,8 @@ def test_what_is_no_handshake_is_refused_in_plain(start: Start, certificates: Ce
 def test_a_client_has_to_show_its_certificate(
     start: Start, certificates: Certificates, policy: str, version: ssl.TLSVersion, topic: str
 ) -> None:
+    if policy == "require":
+        pytest.importorskip("OpenSSL")
     broker = start(
         *certificates.flags,
         f"--tls-root-ca-file={certificates.authority}",
@@ -237,17 +239,75 @@ def test_a_client_has_to_show_its_certificate(
         wire.upgrade(wire.identify(tls_v1=True), context)
         wire.send(pub(topic, b"one"))
         assert wire.frame() == OK
-    refused = ["nobody's"]
-    if policy == "require-verify":
-        refused.append("a stranger's")
-    for whose in refused:
+    for whose in ("nobody's", "a stranger's"):
         context = trusting(certificates, **limits)
         if whose == "a stranger's":
             context.load_cert_chain(certificates.stranger, certificates.stranger_key)
         with UpgradedWire(broker.tcp_address) as wire:
             answer = wire.identify(tls_v1=True)
+            if whose == "a stranger's" and policy == "require":
+                wire.upgrade(answer, context)
+                wire.send(pub(topic, b"two"))
+                assert wire.frame() == OK
+                continue
             with pytest.raises(ssl.SSLError, match=r"(?i)alert"):
                 wire.upgrade(answer, context)
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("version", ["TLS1.2", "TLS1.3"])
+def test_where_any_certificate_does_all_else_is_as_without(
+    start: Brokers,
+    certificates: Certificates,
+    compression: dict[str, object],
+    version: str,
+    topic: str,
+) -> None:
+    pytest.importorskip("OpenSSL")
+    broker = start(*certificates.flags, "--tls-client-auth-policy=require")
+    number = ssl.TLSVersion[version.replace("TLS", "TLSv").replace(".", "_")]
+    context = trusting(certificates, minimum_version=number, maximum_version=number)
+    context.load_cert_chain(certificates.stranger, certificates.stranger_key)
+    body = os.urandom(200_000) + b"compressible" * 30_000
+    with UpgradedWire(broker.tcp_address) as wire:
+        wire.upgrade(wire.identify(tls_v1=True, **compression), context)
+        wire.send(pub(topic, body) + b"SUB %b c\nRDY 1\n" % topic.encode())
+        assert [wire.frame(), wire.frame()] == [OK, OK]
+        assert message(wire.frame()).body == body
+        url = f"https://{start.https[broker]}/stats?format=json&topic={topic}"
+        with urllib.request.urlopen(url, timeout=10, context=context) as response:
+            (client,) = json.load(response)["topics"][0]["channels"][0]["clients"]
+    assert client["tls"]
+    assert client["tls_version"] == version
+    assert client["tls_cipher_suite"].startswith(("TLS_ECDHE_", "Unknown 4")), client
+
+
+def test_what_is_cut_in_pieces_or_broken_off_harms_no_other(
+    start: Start, certificates: Certificates, topic: str
+) -> None:
+    """A handshake byte by byte, one that ends in the middle, and one of garbage."""
+    pytest.importorskip("OpenSSL")
+    broker = start(*certificates.flags, "--tls-client-auth-policy=require")
+    context = trusting(certificates)
+    context.load_cert_chain(certificates.stranger, certificates.stranger_key)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    session = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+    with pytest.raises(ssl.SSLWantReadError):
+        session.do_handshake()
+    hello = outgoing.read()
+    for sent in (hello[: len(hello) // 2], b"\x16\x03\x01\x00\x05nonsense"):
+        with UpgradedWire(broker.tcp_address) as wire:
+            wire.identify(tls_v1=True)
+            wire.send(sent)
+    with UpgradedWire(broker.tcp_address) as wire:
+        wire.identify(tls_v1=True)
+        for byte in hello:
+            wire.send(bytes([byte]))
+        assert wire.socket.recv(1) == b"\x16"
+    with UpgradedWire(broker.tcp_address) as wire:
+        wire.upgrade(wire.identify(tls_v1=True), context)
+        wire.send(pub(topic, b"one"))
+        assert wire.frame() == OK
 
 
 @pytest.mark.parametrize("flag", ["--tls-required", "--tls-client-auth-policy=whatever"])

@@ -62,7 +62,8 @@ class SecurityOptions(Options):
         "tls-client-auth-policy",
         Kind.STRING,
         "",
-        "what is asked of clients' certificates: 'require' or 'require-verify'; makes TLS required",
+        "what is asked of clients' certificates: 'require' takes any, 'require-verify' those that"
+        " --tls-root-ca-file verifies; makes TLS required",
     )
     tls_required: TlsRequired = option(  # noqa: RUF009
         "tls-required",

@@ -4,12 +4,12 @@ Of clients' certificates nsqd knows three policies:
 
 ==================  ======================================================================
 none                a client is not asked for one
-``require``         it has to show one, of whoever's making
+``require``         it has to show one, whoever has signed it
 ``require-verify``  it has to show one that an authority of ``--tls-root-ca-file`` has signed
 ==================  ======================================================================
 
-Any other word asks for none, but makes TLS required, as each policy does.  OpenSSL, as Python has
-it, takes no certificate that it cannot verify: here ``require`` does what ``require-verify`` does.
+Any other word asks for none, but makes TLS required, as each policy does.  Python's ssl takes no
+certificate that it cannot verify, so ``require`` is left to pyOpenSSL (`any_certificate`).
 
 Where the flags allow TLS 1.0 or 1.1, as nsqd's default does, OpenSSL's security level is 0 for all:
 it speaks them at no other.  Who can do more gets more, but ``--tls-min-version=tls1.2`` is safer.
@@ -48,7 +48,7 @@ def server_context(options: BrokerOptions) -> ssl.SSLContext | None:
     Raises:
         OSError: a file cannot be read, or is not what it should be; the text names the flag.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = _context_class(options.tls_client_auth_policy)(ssl.PROTOCOL_TLS_SERVER)
     if options.tls_root_ca_file:
         _load_authority(context, options.tls_root_ca_file)
     if not options.tls_cert and not options.tls_key:
@@ -96,6 +96,20 @@ def suite_name(context: ssl.SSLContext, cipher: str) -> str:
 def version_name(version: str) -> str:
     """nsqd's name for a version of TLS, given OpenSSL's."""
     return _VERSIONS.get(version, f"Unknown {version}")
+
+
+def _context_class(policy: str) -> type[ssl.SSLContext]:
+    if policy != "require":
+        return ssl.SSLContext
+    try:
+        from martlet.server.any_certificate import AnyCertificateContext
+    except ImportError as error:
+        raise OSError(
+            "failed to build TLS config: --tls-client-auth-policy=require needs the package"
+            " pyOpenSSL, since Python's ssl takes no certificate that it cannot verify. Install it"
+            " with: pip install 'pyopenssl>=25.1' (./run has it), or say require-verify"
+        ) from error
+    return AnyCertificateContext
 
 
 def _readable(path: str, flag: str) -> None:
