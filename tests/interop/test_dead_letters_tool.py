@@ -53,7 +53,7 @@ def test_they_are_listed_shown_brought_back_and_purged(broker: BrokerProcess, to
     assert "max_attempts 3" in row
     assert row.endswith("orders.c.dead")
     shown = tool("dead-letters", "show", "orders", "c", where, "--limit=2").out
-    assert "max_attempts after 1 attempt," in shown
+    assert "max_attempts after 1 failure, 1 attempt," in shown
     assert "body, 3 bytes: one" in shown
     assert r"body, 4 bytes: \x1b[2J" in shown
     assert "three" not in shown

@@ -5,8 +5,9 @@ dead letters are brought back and purged; the disk is full for a while, the brok
 loses its power.  What is checked:
 
 - Always: what was promised to be stored is finished, or the channel has it, or it is a dead letter.
-- A message comes again when its policy has it, with one attempt more, and never after the last.
-- It is a dead letter only after its last attempt, or because a consumer has said so.
+- A message comes again when its policy has it, with one attempt more, and never after its last
+  failure; what a consumer cannot have started has not failed, and comes at once.
+- It is a dead letter only after its last failure, or because a consumer has said so.
 - Without a crash it is never in both places at once.
 - Another channel of the topic gets every message once, and nothing that was brought back.
 """
@@ -31,7 +32,7 @@ from martlet.log.record import FRAME_HEADER_BYTES
 
 TIMEOUT_NS = 5 * SECOND_NS
 DELAYS_NS = (SECOND_NS // 2, SECOND_NS)
-MOST_ATTEMPTS = 2
+MOST_FAILURES = 2
 DEAD = "t.c.dead"
 
 
@@ -53,12 +54,19 @@ class Retried:
         self.held: dict[Client, list[int]] = {}
         self.attempts: dict[int, int] = {}
         """By offset: how often the channel has delivered it."""
+        self.timed_out: set[Client] = set()
+        self.failures: dict[int, int] = {}
+        """By offset: how often it has failed."""
+        self.lines: dict[Client, list[int]] = {}
+        """By client: what was delivered to it, in order, which it has not answered."""
+        self.reached: dict[Client, int] = {}
+        """By client: how many of those were delivered before the last that it has answered."""
         self.not_before_ns: dict[int, int] = {}
         self.sibling: dict[bytes, set[int]] = {}
         self.crashed = False
         self.core.channel("t")
         policy = ChannelPolicy(
-            max_attempts=MOST_ATTEMPTS,
+            max_attempts=MOST_FAILURES,
             retry_delays_ms=tuple(delay_ns // 10**6 for delay_ns in DELAYS_NS),
         )
         self.core.broker.topic("t").configure_channel("c", policy)
@@ -74,6 +82,7 @@ class Retried:
         self.other_seen = 0
         for offset, straggler in self.channel.cursor.stragglers.by_offset.items():
             self.attempts[offset] = straggler.attempts
+            self.failures[offset] = straggler.failures
             self.not_before_ns[offset] = straggler.due_ns
 
     # what is where
@@ -106,8 +115,8 @@ class Retried:
             both = alive + dead
             assert len(both) == len(set(both))
         for letter in self.letters():
-            attempts = int(letter.note("attempts"))
-            assert attempts >= MOST_ATTEMPTS or letter.body in self.rejected
+            failures = int(letter.note("failures"))
+            assert failures >= MOST_FAILURES or letter.body in self.rejected
 
     def _look(self) -> None:
         now_ns = self.core.clock.now_ns
@@ -115,10 +124,11 @@ class Retried:
             for number in range(self.seen[client], len(client.got)):
                 offset, attempts = client.offset(number), client.got[number].attempts
                 assert attempts == self.attempts.get(offset, 0) + 1
-                assert attempts <= MOST_ATTEMPTS or self.crashed
+                assert self.failures.get(offset, 0) < MOST_FAILURES or self.crashed
                 assert now_ns >= self.not_before_ns.get(offset, 0)
                 self.attempts[offset] = attempts
                 self.held[client].append(number)
+                self.lines[client].append(offset)
             self.seen[client] = len(client.got)
         for number in range(self.other_seen, len(self.other.got)):
             self.sibling.setdefault(self.other.got[number].body, set()).add(
@@ -147,6 +157,7 @@ class Retried:
             client = self.core.client("t", timeout_ns=TIMEOUT_NS)
             self.clients.append(client)
             self.seen[client], self.held[client] = 0, []
+            self.lines[client], self.reached[client] = [], 0
             client.ready(self.random.choice([1, 2, 5]))
 
     def pick(self) -> tuple[Client, int] | None:
@@ -155,7 +166,13 @@ class Retried:
             return None
         client, number = self.random.choice(some)
         self.held[client].remove(number)
+        self.answered(client, client.offset(number))
         return client, number
+
+    def answered(self, client: Client, offset: int) -> None:
+        place = self.lines[client].index(offset)
+        self.lines[client].remove(offset)
+        self.reached[client] = max(self.reached[client] - (self.reached[client] > place), place)
 
     def finish(self) -> None:
         if (picked := self.pick()) is not None:
@@ -172,10 +189,10 @@ class Retried:
             self.channel.requeue(client.consumer, client.offset(number), asked_ns, error)
 
     def failed(self, offset: int, asked_ns: int = 0) -> None:
-        attempts = self.attempts[offset]
-        delay_ns = asked_ns or DELAYS_NS[min(attempts, len(DELAYS_NS)) - 1]
+        failures = self.failures[offset] = self.failures.get(offset, 0) + 1
+        delay_ns = asked_ns or DELAYS_NS[min(failures, len(DELAYS_NS)) - 1]
         self.not_before_ns[offset] = self.core.clock.now_ns + delay_ns
-        if attempts >= MOST_ATTEMPTS:
+        if failures >= MOST_FAILURES:
             self.not_before_ns[offset] = 1 << 62
 
     def reject(self) -> None:
@@ -185,36 +202,51 @@ class Retried:
             self.not_before_ns[client.offset(number)] = 1 << 62
             self.channel.reject(client.consumer, client.offset(number), Reason.REJECTED)
 
+    def wait(self) -> None:
+        for client in self.clients:
+            client.ready(0)  # What comes again is seen apart from what has timed out.
+        self.check()
+        self.core.wait(self.random.choice([0, SECOND_NS, SECOND_NS, TIMEOUT_NS]))
+        for client, line in self.lines.items():
+            held = {offset for _, offset in self.channel.held_by(client.consumer)}
+            late = [offset for offset in line if offset not in held]
+            if late:
+                self.timed_out.add(client)
+                self.reached[client] = sum(o in held for o in line[: self.reached[client]])
+                self.lines[client] = [offset for offset in line if offset in held]
+                self.held[client] = [n for n in self.held[client] if client.offset(n) in held]
+                self.charge(late)
+        for client in self.clients:
+            client.ready(self.random.choice([1, 2, 5]))
+
     def leave(self) -> None:
         if self.clients:
             client = self.clients.pop(self.random.randrange(len(self.clients)))
-            for number in self.held.pop(client):
-                offset = client.offset(number)
-                if self.attempts[offset] > 1:
-                    self.failed(offset)
+            line, reached = self.lines.pop(client), self.reached.pop(client)
+            self.held.pop(client)
             client.leave()
+            charged = self.charge(line, lost=True)
+            started = set(line[: reached + 1])
+            assert charged <= started
+            assert client in self.timed_out or charged == started
 
-    def wait(self) -> None:
-        if self.random.random() < 0.3:
-            for client, numbers in self.held.items():
-                for number in numbers:
-                    self.failed(client.offset(number))
-                numbers.clear()
-            self.core.wait(TIMEOUT_NS)
-        else:
-            self.core.wait(self.random.choice([0, SECOND_NS]))
-            self._forget_timed_out()
-
-    def _forget_timed_out(self) -> None:
-        """Of what is held, some may have timed out: it is not held any more."""
-        window, stragglers = self.channel.cursor.window, self.channel.cursor.stragglers
-        for client, numbers in self.held.items():
-            for number in list(numbers):
-                offset = client.offset(number)
-                is_held = window.holds(client.consumer.number, offset)
-                if not is_held and stragglers.get(offset, client.consumer) is None:
-                    numbers.remove(number)
-                    self.not_before_ns.pop(offset, None)
+    def charge(self, line: list[int], *, lost: bool = False) -> set[int]:
+        """What a client has lost comes again at once, but for what has failed; which that is."""
+        known = self.channel.cursor.stragglers.by_offset
+        charged = set()
+        for offset in line:
+            before = self.failures.get(offset, 0)
+            # What has failed for the last time may be with the dead letters already.
+            now = known[offset].failures if offset in known else MOST_FAILURES
+            assert now - before in (0, 1)
+            if now == before:
+                self.not_before_ns.pop(offset, None)
+                continue
+            charged.add(offset)
+            self.failed(offset)
+            if lost and now == 1 < MOST_FAILURES:
+                self.not_before_ns.pop(offset)
+        return charged
 
     def redrive(self) -> None:
         waiting = [each for each in self.letters() if each.state is not State.IN_FLIGHT]
@@ -264,6 +296,9 @@ class Retried:
         self.core.kill(power=power)
         self.sibling.clear()
         self.attempts.clear()
+        self.failures.clear()
+        self.lines.clear()
+        self.reached.clear()
         self.not_before_ns.clear()
         self.begin()
 

@@ -27,11 +27,16 @@ def dead_letter_topic(channel: Channel) -> str:
 
 
 def bury(
-    around: Surroundings, channel: Channel, offset: int, attempts: int, reason: Reason
+    around: Surroundings,
+    channel: Channel,
+    offset: int,
+    attempts: int,
+    failures: int,
+    reason: Reason,
 ) -> None:
     """Begin to move a message that nobody has in flight to its channel's dead-letter topic."""
     errors = channel.cursor.stragglers.errors.get(offset, ("", ""))
-    death = Death(reason, attempts, errors, around.clock())
+    death = Death(reason, attempts, errors, around.clock(), failures)
     queue = channel.cursor.queue
     origin: dict[str, str | int] = {
         "topic": channel.topic,
@@ -52,6 +57,7 @@ def bury(
             partial(_open, around, channel),
             pack,
             on_end=partial(_count, channel),
+            failures=failures,
         )
     )
 

@@ -6,13 +6,13 @@ with a message in flight.  How messages get to the consumers is `martlet.broker.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from martlet.broker.burial import bury, dead_letter_topic
-from martlet.broker.consumer import Client, Consumer, Lease
+from martlet.broker.consumer import Client, Consumer
 from martlet.broker.cursor import Cursor
 from martlet.broker.delivery import Source, Surroundings, Waiting
 from martlet.broker.errors import Conflict, TooMany
@@ -21,7 +21,6 @@ from martlet.broker.finishes import Finishes
 from martlet.broker.follower import Follower, group_queue
 from martlet.broker.group_queue import GroupQueue
 from martlet.broker.order import Order
-from martlet.broker.retry import Cause
 from martlet.broker.stretch import apart_from, distinct, inside
 from martlet.broker.subscriber import Share, Subscriber
 from martlet.broker.tag_filter import TagFilter
@@ -77,8 +76,6 @@ class Channel(Failures):
         """The channel at each queue of the topic, by number."""
         self.whole: Channel | WholeChannel = self
         """What clients subscribe to."""
-        self.consumers: list[Consumer] = []
-        self.timeout_count = 0
         self.dropped_count = 0
         """Messages that were given up, to make room, before they were finished."""
         self.finishes = Finishes(cursor.queue.index, around.clock)
@@ -161,12 +158,18 @@ class Channel(Failures):
         sample_rate: int = 0,
         *,
         with_properties: bool = False,
+        says_started: bool = False,
     ) -> Consumer:
         """Subscribe a client. Raises TooMany."""
         self._last_number = self._next_number()
         return self._add(
             Consumer(
-                client, self._last_number, timeout_ns, sample_rate, with_properties=with_properties
+                client,
+                self._last_number,
+                timeout_ns,
+                sample_rate,
+                with_properties=with_properties,
+                says_started=says_started,
             )
         )
 
@@ -203,6 +206,7 @@ class Channel(Failures):
             consumer.timeout_ns,
             consumer.sample_rate,
             with_properties=consumer.with_properties,
+            says_started=consumer.progress.says_started,
         )
         share = Share.instead_of(consumer, subscriber, self)
         subscriber.shares.append(share)
@@ -214,19 +218,20 @@ class Channel(Failures):
             straggler.owner = share
         return subscriber
 
-    def remove_consumer(self, consumer: Consumer) -> None:
-        """The client has gone: what it held is delivered to others at once."""
+    def remove_consumer(self, consumer: Consumer, charged: Collection[int] | None = None) -> None:
+        """The client has gone: what it held is delivered to others at once.
+
+        Args:
+            consumer: as what it had subscribed.
+            charged: offsets that it had started to handle, where that is known.
+        """
+        if charged is None:
+            charged = self.charged(consumer)
         self.consumers.remove(consumer)
         self._delivered_before += consumer.message_count
         del self._by_number[consumer.number]
         self._leave_line(consumer)
-        now_ns = self._around.clock()
-        stragglers = self.cursor.stragglers
-        for lease in consumer.leases:
-            for offset in self._release(consumer, lease):
-                self._again(offset, 1, now_ns, Cause.GIVEN_BACK, consumer=consumer)
-        for offset, straggler in stragglers.owned_by(consumer):
-            self._again(offset, straggler.attempts, now_ns, Cause.GIVEN_BACK, consumer=consumer)
+        self._take_back(consumer, charged)
         if consumer.in_flight_count:
             consumer.in_flight_count = 0
             self._changed()
@@ -237,9 +242,13 @@ class Channel(Failures):
     def finish(self, consumer: Consumer, offset: int) -> None:
         """FIN. Raises NotInFlight."""
         cursor = self.cursor
-        if not cursor.window.release_one(consumer.number, offset):
-            if cursor.stragglers.get(offset, consumer) is None:
+        if cursor.window.release_one(consumer.number, offset):
+            consumer.answered = max(consumer.answered, offset)
+        else:
+            straggler = cursor.stragglers.get(offset, consumer)
+            if straggler is None:
                 raise self._not_in_flight(offset)
+            consumer.progress.answered(straggler.asked_rank, offset)
             cursor.stragglers.remove(offset)
         self.finishes.note(offset)
         if self.trail is not None:
@@ -260,6 +269,7 @@ class Channel(Failures):
                 return offsets
             left, offsets = offsets[~held], some
             window.release_run(consumer.number, offsets)
+        consumer.answered = max(consumer.answered, int(offsets[-1]))
         self.finishes.note_run(offsets)
         if self.trail is not None:
             self.trail.note_run(Step.FINISHED, offsets, self._around.clock(), consumer)
@@ -273,46 +283,25 @@ class Channel(Failures):
             self._changed()
         self.resume(consumer)
 
-    def _bury(self, offset: int, attempts: int, reason: Reason) -> None:
+    def _bury(self, offset: int, attempts: int, failures: int, reason: Reason) -> None:
         if self.trail is not None:
             now_ns, to = self._around.clock(), f"{reason} -> {dead_letter_topic(self)}"
             self.trail.note(Step.GIVEN_UP, offset, offset + 1, now_ns, None, attempts, 0, to)
-        bury(self._around, self, offset, attempts, reason)
+        bury(self._around, self, offset, attempts, failures, reason)
 
     # time
 
     def _expire(self, now_ns: int) -> int | None:
         """Requeue what has timed out and deliver what is due. Returns when to look again."""
-        stragglers = self.cursor.stragglers
-        timed_out = 0
-        for consumer in self.consumers:
-            leases = consumer.leases
-            while leases and leases[0].deadline_ns <= now_ns:
-                for offset in self._release(consumer, leases.popleft()):
-                    self._again(offset, 1, now_ns, Cause.TIMED_OUT, consumer=consumer)
-                    consumer.in_flight_count -= 1
-                    timed_out += 1
-        for offset, straggler in stragglers.expire(now_ns):
-            owner = straggler.owner
-            assert owner is not None
-            owner.in_flight_count -= 1
-            self._again(offset, straggler.attempts, now_ns, Cause.TIMED_OUT, consumer=owner)
-            timed_out += 1
-        if timed_out:
-            self.timeout_count += timed_out
+        if self._time_out(now_ns):
             self._changed()
             self._line_up(self.consumers)
         self.pump()
         times = [c.leases[0].deadline_ns for c in self.consumers if c.leases]
-        earliest_ns = stragglers.earliest_ns()
+        earliest_ns = self.cursor.stragglers.earliest_ns()
         if earliest_ns is not None:
             times.append(earliest_ns)
         return min(times, default=None)
-
-    def _release(self, consumer: Consumer, lease: Lease) -> Iterable[int]:
-        held = self.cursor.window.release_range(consumer.number, lease.first, lease.end)
-        offsets: list[int] = held.tolist()
-        return offsets
 
     # what the operator does
 

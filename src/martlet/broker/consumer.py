@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from martlet.broker.progress import Progress
+
 if TYPE_CHECKING:
     from martlet.broker.subscriber import Subscriber
     from martlet.broker.whole import WholeChannel
@@ -44,12 +46,13 @@ NOBODY = _Nobody()
 
 class Lease(NamedTuple):
     """The offsets from `first` up to `end` are in flight until a deadline, but for those that the
-    window does not show as held.
+    window does not show as held. They were delivered with a rank (see `martlet.broker.progress`).
     """
 
     first: int
     end: int
     deadline_ns: int
+    rank: int
 
 
 _first_offset = attrgetter("first")
@@ -64,9 +67,11 @@ class Consumer:
         timeout_ns: how long a message may stay in flight.
         sample_rate: the percentage of messages that it wants; 0 for all.
         with_properties: whether it is told the properties of messages.
+        says_started: whether it says which messages it starts to handle.
     """
 
     __slots__ = (
+        "answered",
         "blocked",
         "client",
         "finish_count",
@@ -75,6 +80,7 @@ class Consumer:
         "leases",
         "message_count",
         "number",
+        "progress",
         "ready_count",
         "requeue_count",
         "sample_rate",
@@ -90,6 +96,7 @@ class Consumer:
         sample_rate: int = 0,
         *,
         with_properties: bool = False,
+        says_started: bool = False,
     ) -> None:
         self.client = client
         self.number = number
@@ -106,6 +113,9 @@ class Consumer:
         self.is_ready = False
         """It stands in its channel's line."""
         self.leases: deque[Lease] = deque()
+        self.answered = -1
+        """The highest offset that it has answered under a lease, and `progress` may not know of."""
+        self.progress = Progress(says_started=says_started)
 
     @property
     def room(self) -> int:
@@ -128,8 +138,17 @@ class Consumer:
         assert lease.first <= offset < lease.end, f"offset {offset} is held without a lease"
         return lease
 
+    def settle_progress(self) -> None:
+        """Have `progress` know of all that was answered."""
+        offset = self.answered
+        number = bisect_right(self.leases, offset, key=_first_offset) - 1
+        if number >= 0 and offset < self.leases[number].end:
+            self.progress.answered(self.leases[number].rank, offset)
+
     def cut_leases(self, end: int) -> None:
         """Drop the newest leases, as far as they reach beyond an offset."""
+        self.settle_progress()
+        self.answered = min(self.answered, end - 1)
         leases = self.leases
         while leases and leases[-1].first >= end:
             leases.pop()
@@ -140,4 +159,6 @@ class Consumer:
         """Drop the oldest leases of which everything is finished."""
         leases = self.leases
         while leases and leases[0].end <= floor:
-            leases.popleft()
+            lease = leases.popleft()
+            if lease.first <= self.answered < lease.end:
+                self.progress.answered(lease.rank, self.answered)

@@ -8,6 +8,7 @@ broker::
 
     dead_reason        why: see `Reason`
     dead_attempts      how often it was delivered
+    dead_failures      how often it had failed, the last time included
     dead_first_error   what its consumer said when it failed first and last, where it said
     dead_last_error    anything: NSQ's REQ cannot, Martlet's own clients do
     dead_topic, dead_channel, dead_queue, dead_offset, dead_id      which message it was
@@ -95,12 +96,14 @@ class Death:
         attempts: how often it was delivered.
         errors: what was said when it failed first and last; empty for nothing.
         at_ns: when.
+        failures: how often it had failed.
     """
 
     reason: Reason
     attempts: int
     errors: tuple[str, str]
     at_ns: int
+    failures: int = 0
 
 
 def buried(entry: bytes, death: Death, origin: Mapping[str, str | int], stored_at_ns: int) -> bytes:
@@ -116,6 +119,7 @@ def buried(entry: bytes, death: Death, origin: Mapping[str, str | int], stored_a
     told: dict[str, str | int] = {
         "reason": death.reason,
         "attempts": death.attempts,
+        "failures": death.failures or death.attempts,
         "first_error": first,
         "last_error": last,
         **origin,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from martlet.broker.consumer import Consumer, Lease
 from martlet.broker.cursor import Cursor
+from martlet.broker.progress import next_rank
 from martlet.broker.schedule import Alarm, Schedule
 from martlet.broker.stretch import merged
 from martlet.broker.trail import Step
@@ -286,7 +287,7 @@ class Delivery(ABC):
             self._trace_delivery(self.trail, consumer, first, count, now_ns)
         if leases and leases[0].end <= window.floor:
             consumer.trim_leases(window.floor)
-        leases.append(_lease((first, window.next, deadline_ns)))
+        leases.append(_lease((first, window.next, deadline_ns, next_rank())))
         consumer.in_flight_count += count
         consumer.message_count += count
         alarm = self._alarm
@@ -339,7 +340,15 @@ class Delivery(ABC):
         """Deliver a message that stands, or from now on stands, among the stragglers."""
         now_ns = self._around.clock()
         deadline_ns = now_ns + consumer.timeout_ns
-        self.cursor.stragglers.hold(offset, attempts, consumer, now_ns, deadline_ns)
+        stragglers = self.cursor.stragglers
+        known = stragglers.by_offset.get(offset)
+        failures, asked_rank = 0, 0
+        if known is not None:
+            failures = known.failures
+            asked_rank = known.asked_rank if known.last_owner is consumer else 0
+        stragglers.hold(
+            offset, attempts, consumer, now_ns, deadline_ns, failures, next_rank(), asked_rank
+        )
         if attempts > 1:
             self.retry_count += 1
         if self.trail is not None:
@@ -418,8 +427,10 @@ class Delivery(ABC):
         cursor = self.cursor
         for offset, number in cursor.window.held(cursor.window.floor, end):
             consumer = self._by_number[number]
-            deadline_ns = consumer.lease_of(offset).deadline_ns
-            delivered_at_ns = deadline_ns - consumer.timeout_ns
+            lease = consumer.lease_of(offset)
+            delivered_at_ns = lease.deadline_ns - consumer.timeout_ns
             cursor.window.release(offset)
-            cursor.stragglers.hold(offset, 1, consumer, delivered_at_ns, deadline_ns)
+            cursor.stragglers.hold(
+                offset, 1, consumer, delivered_at_ns, lease.deadline_ns, rank=lease.rank
+            )
         cursor.window.advance()

@@ -9,6 +9,7 @@ consumer with the number 0, has in flight.  A restart finds them due.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from martlet.broker.consumer import NOBODY, Consumer
@@ -17,12 +18,15 @@ from martlet.broker.delivery import Delivery, Source, Surroundings, Waiting
 from martlet.broker.errors import NotInFlight
 from martlet.broker.policy import ChannelPolicy
 from martlet.broker.retry import Cause, Retry
+from martlet.broker.straggler import Straggler
 from martlet.broker.stretch import apart_from
 from martlet.broker.trail import Step
 
 if TYPE_CHECKING:
+    from martlet.broker.consumer import Lease
     from martlet.broker.cursor import Cursor
     from martlet.broker.dead_letter_topic import Reason
+    from martlet.broker.progress import Rank
 
 NEVER_NS = 1 << 62
 _STEPS = {
@@ -49,6 +53,8 @@ class Failures(Delivery):
         max_timeout_ns: int,
     ) -> None:
         super().__init__(around, cursor, source, waiting)
+        self.consumers: list[Consumer] = []
+        self.timeout_count = 0
         self.requeue_count = 0
         self.committed_count = 0
         """Messages below an offset that was committed since then, where it is a group."""
@@ -86,13 +92,20 @@ class Failures(Delivery):
         error: str = "",
         cause: Cause = Cause.REQUEUED,
     ) -> None:
-        """REQ: the message is delivered again, after a delay, unless the channel's policy has it
-        otherwise (see `martlet.broker.retry`). Raises NotInFlight.
+        """REQ: the message has failed, and is delivered again after a delay, unless the channel's
+        policy has it otherwise (see `martlet.broker.retry`). What is given back has not failed.
+
+        Raises NotInFlight.
         """
-        attempts, _ = self._let_go(consumer, offset)
+        held = self._let_go(consumer, offset)
         self._note_error(offset, error)
         now_ns = self._around.clock()
-        self._again(offset, attempts, now_ns, cause, delay_ns, consumer=consumer, error=error)
+        failed = cause is not Cause.GIVEN_BACK
+        if failed:
+            self._note_answer(consumer, offset, held)
+        self._again(
+            offset, held, now_ns, cause, delay_ns, failed=failed, consumer=consumer, error=error
+        )
         consumer.in_flight_count -= 1
         consumer.requeue_count += 1
         self.requeue_count += 1
@@ -105,9 +118,10 @@ class Failures(Delivery):
 
         Raises NotInFlight.
         """
-        attempts, _ = self._let_go(consumer, offset)
+        held = self._let_go(consumer, offset)
+        self._note_answer(consumer, offset, held)
         self._note_error(offset, error)
-        self._bury(offset, attempts, reason)
+        self._bury(offset, held.attempts, held.failures + 1, reason)
         consumer.in_flight_count -= 1
         self._changed()
         self.resume(consumer)
@@ -117,27 +131,53 @@ class Failures(Delivery):
 
         Raises NotInFlight.
         """
-        attempts, delivered_at_ns = self._let_go(consumer, offset)
+        held = self._let_go(consumer, offset)
         deadline_ns = min(
-            self._around.clock() + consumer.timeout_ns, delivered_at_ns + self._max_timeout_ns
+            self._around.clock() + consumer.timeout_ns, held.delivered_at_ns + self._max_timeout_ns
         )
-        self.cursor.stragglers.hold(offset, attempts, consumer, delivered_at_ns, deadline_ns)
+        self.cursor.stragglers.hold(
+            offset,
+            held.attempts,
+            consumer,
+            held.delivered_at_ns,
+            deadline_ns,
+            held.failures,
+            held.rank,
+            held.asked_rank,
+        )
+        consumer.settle_progress()
+        consumer.progress.touched(held.rank, offset, deadline_ns)
         self._alarm.at(deadline_ns)
         self._changed()
 
-    def _let_go(self, consumer: Consumer, offset: int) -> tuple[int, int]:
-        """Take a message in flight out of the window. Returns its attempts and when it was
-        delivered; a straggler is left for the caller to put elsewhere.
+    def started(self, consumer: Consumer, offset: int) -> None:
+        """STARTED: the consumer handles this one from now on, and had begun with all that was
+        delivered to it before. Raises NotInFlight.
+        """
+        if self.cursor.window.holds(consumer.number, offset):
+            rank = consumer.lease_of(offset).rank
+        elif (straggler := self.cursor.stragglers.get(offset, consumer)) is not None:
+            rank = straggler.rank
+        else:
+            raise self._not_in_flight(offset)
+        consumer.progress.started(rank, offset)
+
+    def _let_go(self, consumer: Consumer, offset: int) -> Straggler[Consumer]:
+        """Take a message in flight out of the window; what it would be as a straggler. One that is
+        a straggler is left for the caller to put elsewhere.
         """
         cursor = self.cursor
         if cursor.window.holds(consumer.number, offset):
             lease = consumer.lease_of(offset)
             cursor.window.release(offset)
-            return 1, lease.deadline_ns - consumer.timeout_ns
+            return _leased(consumer, lease)
         straggler = cursor.stragglers.get(offset, consumer)
         if straggler is None:
             raise self._not_in_flight(offset)
-        return straggler.attempts, straggler.delivered_at_ns
+        return straggler
+
+    def _note_answer(self, consumer: Consumer, offset: int, held: Straggler[Consumer]) -> None:
+        consumer.progress.answered(held.asked_rank, offset)
 
     def _not_in_flight(self, offset: int) -> NotInFlight:
         straggler = self.cursor.stragglers.by_offset.get(offset)
@@ -146,49 +186,118 @@ class Failures(Delivery):
             return NotInFlight("client does not own message")
         return NotInFlight("ID not in flight")
 
+    # what they do not answer
+
+    def charged(self, consumer: Consumer) -> Collection[int]:
+        """The offsets of what a client that is lost held and may have started to handle."""
+        return charged_of([(self, consumer)])[0]
+
+    def held_by(self, consumer: Consumer) -> list[Rank]:
+        """What a consumer holds."""
+        window = self.cursor.window
+        ranks = [
+            (lease.rank, offset)
+            for lease in consumer.leases
+            for offset in window.held_by(consumer.number, lease.first, lease.end)
+        ]
+        owned = self.cursor.stragglers.owned_by(consumer)
+        return ranks + [(straggler.rank, offset) for offset, straggler in owned]
+
+    def _take_back(self, consumer: Consumer, charged: Collection[int]) -> None:
+        """What a consumer holds is delivered to others; these have failed."""
+        now_ns = self._around.clock()
+        lost = [
+            (lease.rank, offset, _leased(consumer, lease))
+            for lease in consumer.leases
+            for offset in self._release(consumer, lease)
+        ]
+        owned = self.cursor.stragglers.owned_by(consumer)
+        lost += [(straggler.rank, offset, straggler) for offset, straggler in owned]
+        for _, offset, held in sorted(lost, key=_by_rank):
+            failed = offset in charged
+            self._again(offset, held, now_ns, Cause.GIVEN_BACK, failed=failed, consumer=consumer)
+
+    def _time_out(self, now_ns: int) -> int:
+        """Have what has timed out delivered again. Returns how many those were."""
+        late: list[tuple[int, int, Straggler[Consumer]]] = []
+        for consumer in self.consumers:
+            leases = consumer.leases
+            if not leases or leases[0].deadline_ns > now_ns:
+                continue
+            consumer.settle_progress()
+            while leases and leases[0].deadline_ns <= now_ns:
+                lease = leases.popleft()
+                held = _leased(consumer, lease)
+                late += [(lease.rank, offset, held) for offset in self._release(consumer, lease)]
+        for offset, straggler in self.cursor.stragglers.expire(now_ns):
+            assert straggler.owner is not None
+            straggler.owner.settle_progress()
+            late.append((straggler.rank, offset, straggler))
+        for rank, offset, held in sorted(late, key=_by_rank):
+            owner = held.owner
+            assert owner is not None
+            owner.in_flight_count -= 1
+            failed = owner.progress.charges(rank, offset, now_ns)
+            again = self._again(
+                offset, held, now_ns, Cause.TIMED_OUT, failed=failed, consumer=owner
+            )
+            if again is not None:
+                again.last_owner, again.asked_rank = owner, held.asked_rank
+        self.timeout_count += len(late)
+        return len(late)
+
+    def _release(self, consumer: Consumer, lease: Lease) -> list[int]:
+        held = self.cursor.window.release_range(consumer.number, lease.first, lease.end)
+        offsets: list[int] = held.tolist()
+        return offsets
+
     def _again(
         self,
         offset: int,
-        attempts: int,
+        held: Straggler[Consumer],
         now_ns: int,
         cause: Cause,
         delay_ns: int = 0,
         *,
-        consumer: Consumer | None = None,
+        failed: bool,
+        consumer: Consumer,
         error: str = "",
-    ) -> None:
+    ) -> Straggler[Consumer] | None:
         """A message was not finished, and nobody has it any more, a consumer had: it comes again,
-        or is given up.
+        or is given up. Returns what it is from now on, where it comes again.
         """
-        retry = self._retry
-        if retry is not None and not retry.is_over(attempts):
-            delay_ns = retry.delay_ns(attempts, cause, delay_ns)
+        retry, attempts, failures = self._retry, held.attempts, held.failures + failed
+        is_over = failed and retry is not None and retry.is_over(failures)
+        if failed and retry is not None and not is_over:
+            delay_ns = retry.delay_ns(failures, cause, delay_ns)
         if self.trail is not None:
             end, step = offset + 1, _STEPS[cause]
             self.trail.note(step, offset, end, now_ns, consumer, attempts, delay_ns, error)
-        if retry is not None and retry.is_over(attempts):
-            self._bury(offset, attempts, cause.value)
-            return
-        self.cursor.stragglers.wait(offset, attempts, now_ns + delay_ns, now_ns)
+        if is_over:
+            self._bury(offset, attempts, failures, cause.value)
+            return None
+        again = self.cursor.stragglers.wait(offset, attempts, now_ns + delay_ns, now_ns, failures)
         if delay_ns:
             self._alarm.at(now_ns + delay_ns)
+        return again
 
     def _note_error(self, offset: int, error: str) -> None:
         if error:
             self.cursor.stragglers.note_error(offset, error[:LONGEST_ERROR])
 
     @abstractmethod
-    def _bury(self, offset: int, attempts: int, reason: Reason) -> None:
+    def _bury(self, offset: int, attempts: int, failures: int, reason: Reason) -> None:
         """A message that nobody has is to become a dead letter."""
 
     # messages on their way elsewhere
 
-    def set_aside(self, offset: int, attempts: int) -> None:
+    def set_aside(self, offset: int, attempts: int, failures: int = 0) -> None:
         """A message that nobody has is kept from all consumers."""
         if not self.is_aside(offset):
             self._aside.in_flight_count += 1
         now_ns = self._around.clock()
-        self.cursor.stragglers.hold(offset, attempts, self._aside, now_ns, NEVER_NS)
+        failures = max(failures, self._failures(offset))
+        self.cursor.stragglers.hold(offset, attempts, self._aside, now_ns, NEVER_NS, failures)
         self._changed()
 
     def is_aside(self, offset: int) -> bool:
@@ -227,7 +336,46 @@ class Failures(Delivery):
     def put_back(self, offset: int, attempts: int) -> None:
         """It stays, to be delivered as before."""
         now_ns = self._around.clock()
-        self.cursor.stragglers.wait(offset, attempts, now_ns, now_ns)
+        self.cursor.stragglers.wait(offset, attempts, now_ns, now_ns, self._failures(offset))
         self._aside.in_flight_count -= 1
         self._changed()
         self.pump()
+
+    def _failures(self, offset: int) -> int:
+        straggler = self.cursor.stragglers.by_offset.get(offset)
+        return 0 if straggler is None else straggler.failures
+
+
+def charged_of(held: Sequence[tuple[Failures, Consumer]]) -> list[set[int]]:
+    """The offsets that a client which is lost may have started to handle, by queue.
+
+    Args:
+        held: the channel at each queue, and the client's consumer there.
+    """
+    charged: list[set[int]] = [set() for _ in held]
+    progress = held[0][1].progress
+    if progress.takes_no_more:
+        return charged
+    held[0][1].settle_progress()
+    ranks = [
+        (rank, number)
+        for number, (channel, consumer) in enumerate(held)
+        for rank in channel.held_by(consumer)
+    ]
+    now_ns = held[0][0].now_ns()
+    for (rank, offset), number in sorted(ranks):
+        if progress.charges(rank, offset, now_ns):
+            charged[number].add(offset)
+    return charged
+
+
+def _leased(consumer: Consumer, lease: Lease) -> Straggler[Consumer]:
+    """What a message under a lease would be as a straggler."""
+    delivered_at_ns = lease.deadline_ns - consumer.timeout_ns
+    return Straggler(
+        1, lease.deadline_ns, delivered_at_ns, consumer, rank=lease.rank, asked_rank=lease.rank
+    )
+
+
+def _by_rank(held: tuple[int, int, Straggler[Consumer]]) -> Rank:
+    return held[:2]

@@ -29,7 +29,7 @@ A cursor entry is binary, little-endian::
      0 channel u32 | 4 flags u32 (1 = full) | 8 next u64 | 16 scheduled end u64
     24 ranges u32  | 28 changed u32 | 32 removed u32 | 36 number u32
     40 ranges x (first u64, end u64)      unfinished in the window
-     . changed x (offset u64, due i64 ns, attempts u64)
+     . changed x (offset u64, due i64 ns, attempts u32, failures + 1 u32)
      . removed x offset u64
      . errors, up to the end: offset u64, lengths of first and last u32, u32, first, last
 
@@ -37,7 +37,9 @@ A full entry replaces what was known of the stragglers, another one is laid over
 numbered, and a full one has the number of the last one before it: where one is missing, because the
 log was damaged there, those behind it say nothing, until a full one comes.  An older state costs
 messages that are delivered again; half of a newer one would cost messages.
-What is in flight is written as due at once, since no flight outlives the broker.
+What is in flight is written as due at once, since no flight outlives the broker.  Where failures
+are not told (0), as by earlier versions, each delivery counts as one, but for the last one of what
+is due at once, which was in flight.
 
 The note of a start (EPOCH) says which positions behind the checkpoint that start has passed over
 as damaged, as JSON, ``[[start, end], ...]``, or nothing: so what a power cut has left is told from
@@ -67,7 +69,10 @@ _ERRORS = struct.Struct("<QII")
 _FULL = 1
 _NUMBER_MASK = 0xFFFF_FFFF
 _MOST_PASSED = 1000
-_CHANGED = np.dtype([("offset", "<u8"), ("due_ns", "<i8"), ("attempts", "<u8")])
+_CHANGED = np.dtype(
+    [("offset", "<u8"), ("due_ns", "<i8"), ("attempts", "<u4"), ("told_failures", "<u4")]
+)
+_MOST_U32 = (1 << 32) - 1
 
 SEPARATOR = b"\0"
 """Stands between the JSON of an entry of transactions and packed outcomes."""
@@ -111,7 +116,12 @@ def pack_cursor(channel: int, cursor: Cursor, scheduled_end: int, *, full: bool)
     removed = [] if full else sorted(stragglers.removed)
     ranges = cursor.window.held_ranges()
     changed = [
-        (offset, s.due_ns if s.owner is None else 0, s.attempts)
+        (
+            offset,
+            s.due_ns if s.owner is None else 0,
+            min(s.attempts, _MOST_U32),
+            min(s.failures + 1, _MOST_U32),
+        )
         for offset in sorted(offsets)
         for s in (stragglers.by_offset[offset],)
     ]
@@ -161,8 +171,8 @@ class CursorState:
     next: int
     scheduled_end: int
     ranges: list[tuple[int, int]] = field(default_factory=list)
-    stragglers: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """offset: (attempts, due_ns)"""
+    stragglers: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """offset: (attempts, due_ns, failures)"""
     errors: dict[int, tuple[str, str]] = field(default_factory=dict)
     """offset: what was said when it failed first and last"""
     number: int = 0
@@ -183,8 +193,9 @@ class CursorState:
         at += 16 * ranges
         if flags & _FULL:
             self.stragglers, self.errors = {}, {}
-        for offset, due_ns, attempts in np.frombuffer(entry, _CHANGED, changed, at).tolist():
-            self.stragglers[offset] = (attempts, due_ns)
+        for offset, due_ns, attempts, told in np.frombuffer(entry, _CHANGED, changed, at).tolist():
+            failures = told - 1 if told else max(0, attempts - (not due_ns))
+            self.stragglers[offset] = (attempts, due_ns, failures)
         at += _CHANGED.itemsize * changed
         for offset in np.frombuffer(entry, "<u8", removed, at).tolist():
             self.stragglers.pop(offset, None)
@@ -212,8 +223,8 @@ class CursorState:
                 if offset not in self.stragglers:
                     cursor.stragglers.wait(offset, 1, 0, now_ns)
         for offset in sorted(self.stragglers):
-            attempts, due_ns = self.stragglers[offset]
-            cursor.stragglers.wait(offset, attempts, due_ns, now_ns)
+            attempts, due_ns, failures = self.stragglers[offset]
+            cursor.stragglers.wait(offset, attempts, due_ns, now_ns, failures)
         for offset, (first_error, last_error) in self.errors.items():
             if offset in self.stragglers:
                 cursor.stragglers.keep_errors(offset, first_error, last_error)

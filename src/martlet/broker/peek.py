@@ -56,6 +56,7 @@ class Peeked:
         due_ns: when it times out, or may be delivered; 0 where it waits for no time.
         delivered_at_ns: when it was last delivered, where it is in flight.
         owner: who has it in flight.
+        failures: how often it has failed.
     """
 
     offset: int
@@ -64,6 +65,7 @@ class Peeked:
     due_ns: int = 0
     delivered_at_ns: int = 0
     owner: Consumer | None = None
+    failures: int = 0
 
 
 def peek(channel: Channel, start: int, most: int, states: Collection[State]) -> list[Peeked]:
@@ -104,10 +106,16 @@ def _stragglers(channel: Channel, start: int, states: Collection[State]) -> Iter
         if state not in states:
             continue
         if owner is not None and not owner.number:
-            yield Peeked(offset, state, straggler.attempts)
+            yield Peeked(offset, state, straggler.attempts, failures=straggler.failures)
             continue
         yield Peeked(
-            offset, state, straggler.attempts, straggler.due_ns, straggler.delivered_at_ns, owner
+            offset,
+            state,
+            straggler.attempts,
+            straggler.due_ns,
+            straggler.delivered_at_ns,
+            owner,
+            straggler.failures,
         )
 
 

@@ -163,7 +163,7 @@ class ChannelPolicy(Policy):
     )
     max_attempts: int = number(
         0,
-        "how often a message is delivered before it goes to the dead-letter topic; -1 for ever, 0"
+        "how often a message may fail before it goes to the dead-letter topic; -1 for ever, 0"
         " for 16 where one of the next two is set, and else for NSQ's rules, without any limit",
         FOR_EVER,
         65_000,

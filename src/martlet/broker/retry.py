@@ -5,15 +5,18 @@ consumer names, one that times out comes at once, and both for ever.  With one, 
 
     failed how                       comes again after
     REQ with a delay                 that delay: who names one means it, as a level of RocketMQ
-    REQ without (0), timeout         the delay of its attempt
-    the consumer has gone, or gives  no time where that was its first attempt, as others are there
-    back what it has at its end      to take it; else the delay of its attempt, so that a message
-                                     that kills its consumer does not kill them all at once
-    any, at the last attempt         never: it becomes a dead letter
+    REQ without (0), timeout         the delay of its failure
+    the connection was lost          no time after its first failure, as others are there to take
+                                     it; else the delay of its failure, so that a message that
+                                     kills its consumer does not kill them all at once
+    any, at the last failure         never: it becomes a dead letter
 
-An attempt is a delivery, as the frame counts it, the first one too.  (RocketMQ counts the times
-that a message was consumed again, so its 16 is 17 here.)  The delays are RocketMQ's levels from the
-third on, unless others are set: 10 s, 30 s, 1 min and so on up to 2 h.
+A failure is not a delivery: a message that was delivered and not handled, because it waited in a
+client that went, gave it back or let its time run out, has not failed (see
+`martlet.broker.progress`), and comes again at once.  The frame's attempts count deliveries, as
+NSQ's clients expect.  (RocketMQ counts the times that a message was consumed again, so its 16 is 17
+here.)  The delays are RocketMQ's levels from the third on, unless others are set: 10 s, 30 s, 1 min
+and so on up to 2 h.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ class Retry:
     """A channel's policy, ready to be applied.
 
     Attributes:
-        max_attempts: so many deliveries, and no more; 0 for no limit.
+        max_attempts: so many failures, and no more; 0 for no limit.
         delays_ns: after the first failure, the second, and so on; the last counts for all others.
     """
 
@@ -70,15 +73,15 @@ class Retry:
             tuple(delay_ms * MILLISECOND_NS for delay_ms in delays_ms),
         )
 
-    def is_over(self, attempts: int) -> bool:
+    def is_over(self, failures: int) -> bool:
         """Whether a message that has failed so often is not delivered again."""
-        return 0 < self.max_attempts <= attempts
+        return 0 < self.max_attempts <= failures
 
-    def delay_ns(self, attempts: int, cause: Cause, asked_ns: int) -> int:
+    def delay_ns(self, failures: int, cause: Cause, asked_ns: int) -> int:
         """How long a message waits that has failed so often, and was asked for after a time."""
-        if asked_ns or (cause is Cause.GIVEN_BACK and attempts <= 1):
+        if asked_ns or (cause is Cause.GIVEN_BACK and failures <= 1):
             return asked_ns
-        number = max(1, min(attempts, len(self.delays_ns)))
+        number = max(1, min(failures, len(self.delays_ns)))
         return self.delays_ns[number - 1]
 
 

@@ -385,7 +385,7 @@ def _standing(topic: ToldTopic, offset: int) -> Iterator[Standing]:
         if cursor is None:
             continue
         is_group = told.get("policy", {}).get("kind") == "offsets"
-        attempts, due_ns = cursor.stragglers.get(offset, (0, 0))
+        attempts, due_ns, _ = cursor.stragglers.get(offset, (0, 0, 0))
         if offset in cursor.stragglers:
             state = "deferred" if due_ns else "unfinished"
         elif any(first <= offset < end for first, end in cursor.ranges):

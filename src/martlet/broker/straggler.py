@@ -27,16 +27,25 @@ class Straggler(Generic[OwnerT]):
     """One message.
 
     Attributes:
-        attempts: how often it was delivered.
+        attempts: how often it was delivered, but for what was given back before it was handled.
         due_ns: when it may be delivered again, or times out where it is in flight.
         delivered_at_ns: when it was last delivered.
         owner: who has it in flight.
+        failures: how often it has failed.
+        rank: of its last delivery (see `martlet.broker.progress`).
+        asked_rank: of the first of several deliveries to the same owner, who has not answered one;
+            an answer may be to that.
+        last_owner: who had it in flight when its time ran out, and may answer it yet.
     """
 
     attempts: int
     due_ns: int
     delivered_at_ns: int = 0
     owner: OwnerT | None = None
+    failures: int = 0
+    rank: int = 0
+    asked_rank: int = 0
+    last_owner: OwnerT | None = None
 
 
 class Stragglers(Generic[OwnerT]):
@@ -92,10 +101,12 @@ class Stragglers(Generic[OwnerT]):
                 if offset in self.by_offset:
                     yield offset
 
-    def wait(self, offset: int, attempts: int, due_ns: int, now_ns: int) -> None:
+    def wait(
+        self, offset: int, attempts: int, due_ns: int, now_ns: int, failures: int = 0
+    ) -> Straggler[OwnerT]:
         """A message is to be delivered (again) at a time, which may be now."""
         self._leave(offset)
-        self.by_offset[offset] = Straggler(attempts, due_ns)
+        straggler = self.by_offset[offset] = Straggler(attempts, due_ns, failures=failures)
         self.changed.add(offset)
         self.removed.discard(offset)
         if due_ns <= now_ns:
@@ -103,13 +114,24 @@ class Stragglers(Generic[OwnerT]):
             self.ready.append(offset)
         else:
             self._at(due_ns, offset)
+        return straggler
 
     def hold(
-        self, offset: int, attempts: int, owner: OwnerT, delivered_at_ns: int, deadline_ns: int
+        self,
+        offset: int,
+        attempts: int,
+        owner: OwnerT,
+        delivered_at_ns: int,
+        deadline_ns: int,
+        failures: int = 0,
+        rank: int = 0,
+        asked_rank: int = 0,
     ) -> None:
         """A message is in flight to an owner until a deadline."""
         self._leave(offset)
-        self.by_offset[offset] = Straggler(attempts, deadline_ns, delivered_at_ns, owner)
+        self.by_offset[offset] = Straggler(
+            attempts, deadline_ns, delivered_at_ns, owner, failures, rank, asked_rank or rank
+        )
         self.in_flight_count += 1
         self.changed.add(offset)
         self.removed.discard(offset)

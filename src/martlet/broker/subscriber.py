@@ -19,6 +19,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from martlet.broker.consumer import Consumer
+from martlet.broker.progress import Progress
 
 if TYPE_CHECKING:
     from martlet.broker.consumer import Client
@@ -33,15 +34,23 @@ class Subscriber:
         timeout_ns: how long a message may stay in flight.
         sample_rate: the percentage of messages that it wants; 0 for all.
         with_properties: whether it is told the properties of messages.
+        says_started: whether it says which messages it starts to handle.
     """
 
     def __init__(
-        self, client: Client, timeout_ns: int, sample_rate: int, *, with_properties: bool = False
+        self,
+        client: Client,
+        timeout_ns: int,
+        sample_rate: int,
+        *,
+        with_properties: bool = False,
+        says_started: bool = False,
     ) -> None:
         self.client = client
         self.timeout_ns = timeout_ns
         self.sample_rate = sample_rate
         self.with_properties = with_properties
+        self.progress = Progress(says_started=says_started)
         self.shares: list[Share] = []
         self.out: OrderedDict[Share, None] = OrderedDict()
         """Those that stand in no line, the one first that left first."""
@@ -105,13 +114,15 @@ class Share(Consumer):
             with_properties=subscriber.with_properties,
         )
         subscriber.ready_count, subscriber.blocked = before
+        self.progress = subscriber.progress
 
     @classmethod
     def instead_of(cls, consumer: Consumer, subscriber: Subscriber, channel: Delivery) -> Share:
         """A share that goes on where a consumer was that had no subscriber."""
         share = cls(subscriber, channel, consumer.number)
-        for name in ("message_count", "finish_count", "requeue_count", "leases"):
+        for name in ("message_count", "finish_count", "requeue_count", "leases", "answered"):
             setattr(share, name, getattr(consumer, name))
+        share.progress = subscriber.progress = consumer.progress
         subscriber.ready_count = consumer.ready_count
         subscriber.blocked = consumer.blocked
         share.in_flight_count = consumer.in_flight_count
@@ -126,6 +137,11 @@ class Share(Consumer):
     def offer_room(self) -> None:
         """There may be room that no answer of the client has made: other queues may use it."""
         self.subscriber.go_on()
+
+    def settle_progress(self) -> None:
+        """Have `progress` know of all that was answered, on every queue."""
+        for share in self.subscriber.shares:
+            super(Share, share).settle_progress()
 
     # What the subscriber counts for all its shares; the base class has plain attributes.
 

@@ -52,6 +52,7 @@ class Transfer:
         on_end: called when it has been finished in its channel, with None; with an error where it
             stays there for good, or has gone from there meanwhile.
         receipt: once it is staged.
+        failures: how often it had failed in its channel, where that is more than is known there.
     """
 
     channel: Channel
@@ -63,6 +64,7 @@ class Transfer:
     insists: bool = True
     on_end: Callable[[WritesRefused | None], None] = lambda error: None
     receipt: Receipt | None = None
+    failures: int = 0
 
 
 @dataclass(slots=True)
@@ -99,7 +101,7 @@ class Transfers:
 
     def begin(self, transfer: Transfer) -> None:
         """Move a message that nobody has in flight, as soon as the broker is at leisure."""
-        transfer.channel.set_aside(transfer.offset, transfer.attempts)
+        transfer.channel.set_aside(transfer.offset, transfer.attempts, transfer.failures)
         self._waiting.append(transfer)
         self._alarm.at(self._broker.clock())
 

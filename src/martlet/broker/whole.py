@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from martlet.broker.errors import NotInFlight
+from martlet.broker.failure import charged_of
 from martlet.broker.latency import Latency, Together
 from martlet.broker.queue import ID_MASK, OFFSET_BITS, OFFSET_MASK
 from martlet.broker.retry import Cause
@@ -63,9 +64,16 @@ class WholeChannel:
         sample_rate: int = 0,
         *,
         with_properties: bool = False,
+        says_started: bool = False,
     ) -> Subscriber:
         """Subscribe a client at all queues. Raises TooMany."""
-        subscriber = Subscriber(client, timeout_ns, sample_rate, with_properties=with_properties)
+        subscriber = Subscriber(
+            client,
+            timeout_ns,
+            sample_rate,
+            with_properties=with_properties,
+            says_started=says_started,
+        )
         for part in self.parts:
             part.add_share(subscriber)
         return subscriber
@@ -73,8 +81,9 @@ class WholeChannel:
     def remove_consumer(self, subscriber: Subscriber) -> None:
         """The client has gone: what it held is delivered to others at once."""
         subscriber.blocked = True
-        for part, share in zip(self.parts, subscriber.shares, strict=True):
-            part.remove_consumer(share)
+        charged = charged_of(list(zip(self.parts, subscriber.shares, strict=True)))
+        for part, share, offsets in zip(self.parts, subscriber.shares, charged, strict=True):
+            part.remove_consumer(share, offsets)
 
     def set_ready(self, subscriber: Subscriber, count: int) -> None:
         """RDY: the client takes up to so many messages at a time."""
@@ -116,6 +125,12 @@ class WholeChannel:
     def touch(self, subscriber: Subscriber, place: int) -> None:
         """TOUCH: the message's timeout begins anew. Raises NotInFlight."""
         self._answer(subscriber, place, lambda part, share, offset: part.touch(share, offset))
+
+    def started(self, subscriber: Subscriber, place: int) -> None:
+        """The client starts to handle this one, and all that was delivered to it before. Raises
+        NotInFlight.
+        """
+        self._answer(subscriber, place, lambda part, share, offset: part.started(share, offset))
 
     def _answer(
         self, subscriber: Subscriber, place: int, answer: Callable[[Channel, Share, int], None]

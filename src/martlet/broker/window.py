@@ -135,6 +135,16 @@ class Window:
         self.advance()
         return places + first
 
+    def held_by(self, holder: int, first: int, end: int) -> list[int]:
+        """What a holder holds of the offsets from `first` up to `end`."""
+        first = max(first, self.floor)
+        end = min(end, self.next)
+        if first >= end:
+            return []
+        part = self._holders[first - self._origin : end - self._origin]
+        offsets: list[int] = (np.flatnonzero(part == holder) + first).tolist()
+        return offsets
+
     def release_all(self, first: int, end: int) -> dict[int, int]:
         """Release the offsets from `first` up to `end`, whoever holds them.
 

@@ -194,6 +194,7 @@ def _message(channel: Channel, peeked: Peeked, frames: Frames, most_bytes: int) 
         "id": channel.cursor.queue.message_id(peeked.offset).decode(),
         "state": peeked.state,
         "attempts": peeked.attempts,
+        "failures": peeked.failures,
         "timestamp_ns": None,
         "due_ns": peeked.due_ns or None,
         "delivered_at_ns": peeked.delivered_at_ns or None,

@@ -78,5 +78,6 @@ def stop_receiving(connection: Connection, command: v2.Close) -> None:
     """CLS."""
     channel, consumer = connection.subscription()
     connection.decoder.state = v2.State.CLOSING
+    consumer.progress.takes_no_more = True
     channel.set_ready(consumer, 0)
     connection.reply(v2.CLOSE_WAIT)

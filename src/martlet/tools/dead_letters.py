@@ -138,8 +138,10 @@ def count_lines(topics: Iterable[Fields], now_ms: int) -> list[str]:
 def letter_lines(letter: Fields, now_ms: int) -> list[str]:
     """A dead letter for people."""
     origin = f"{letter.get('topic', '?')}/{letter.get('channel', '?')}"
-    attempts = counted(letter.get("attempts", "?"), "attempt")
-    died = f"{letter.get('reason', 'unknown')} after {attempts}"
+    counts = [counted(letter.get("attempts", "?"), "attempt")]
+    if "failures" in letter:
+        counts.insert(0, counted(letter["failures"], "failure"))
+    died = f"{letter.get('reason', 'unknown')} after {', '.join(counts)}"
     held = ", with a consumer" if letter["state"] == "in_flight" else ""
     lines = [f"{letter['id']}  {origin}  {died}, {_age(now_ms, letter['at_ms'])} ago{held}"]
     first, last = letter.get("first_error", ""), letter.get("last_error", "")

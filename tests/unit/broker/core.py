@@ -57,11 +57,20 @@ def bodies_of(broker: Broker, topic: Topic) -> list[bytes]:
 class Client:
     """A subscribed client."""
 
-    def __init__(self, channel: Channel, timeout_ns: int, sample_rate: int = 0) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        timeout_ns: int,
+        sample_rate: int = 0,
+        *,
+        says_started: bool = False,
+    ) -> None:
         self.channel = channel
         self.got: list[Got] = []
         self.closed = False
-        self.consumer: Consumer = channel.add_consumer(self, timeout_ns, sample_rate)
+        self.consumer: Consumer = channel.add_consumer(
+            self, timeout_ns, sample_rate, says_started=says_started
+        )
 
     def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
         for frame in frames:
@@ -162,9 +171,16 @@ class Core:
         return self.broker.topic(topic).channel(channel)
 
     def client(
-        self, topic: str, channel: str = "c", *, timeout_ns: int = 60 * SECOND_NS, sample: int = 0
+        self,
+        topic: str,
+        channel: str = "c",
+        *,
+        timeout_ns: int = 60 * SECOND_NS,
+        sample: int = 0,
+        says_started: bool = False,
     ) -> Client:
-        return Client(self.channel(topic, channel), timeout_ns, sample)
+        found = self.channel(topic, channel)
+        return Client(found, timeout_ns, sample, says_started=says_started)
 
     def wait(self, duration_ns: int) -> None:
         self.clock.advance(duration_ns)

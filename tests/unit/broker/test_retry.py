@@ -122,17 +122,20 @@ def test_who_names_a_delay_gets_it() -> None:
 def test_a_timeout_waits_and_counts_as_well() -> None:
     core = Core()
     configure(core, max_attempts=2, retry_delays_ms=[3000])
-    client = core.client("t", timeout_ns=SECOND_NS).ready(2)
+    clients = [core.client("t", timeout_ns=SECOND_NS).ready(1) for _ in range(2)]
     core.publish("t", b"1", b"2")
     core.wait(SECOND_NS)
-    assert len(client.got) == 2
-    assert client.channel.deferred_count == 2
+    assert [len(client.got) for client in clients] == [1, 1]
+    channel = clients[0].channel
+    assert channel.deferred_count == 2
     core.wait(3 * SECOND_NS)
-    assert [message.attempts for message in client.got] == [1, 1, 2, 2]
+    assert [message.attempts for client in clients for message in client.got] == [1, 2, 1, 2]
     core.wait(SECOND_NS)
-    assert client.channel.timeout_count == 4
-    assert [p.system["dead_reason"] for _, p in dead_letters(core)] == ["timeout"] * 2
-    assert client.consumer.in_flight_count == 0
+    assert channel.timeout_count == 4
+    told = [properties.system for _, properties in dead_letters(core)]
+    assert [each["dead_reason"] for each in told] == ["timeout"] * 2
+    assert [each["dead_failures"] for each in told] == ["2"] * 2
+    assert [client.consumer.in_flight_count for client in clients] == [0, 0]
 
 
 def test_a_consumer_that_goes_is_no_failure_at_first() -> None:

@@ -9,7 +9,7 @@ error               STRING    the kind of its last error: numbers, ids and quote
                               those that fail alike are alike
 first_error,        STRING    what its consumers said when it failed first, and last
 last_error
-attempts            INT       how often it was tried
+attempts, failures  INT       how often it was delivered, and had failed
 redriven            INT       how often it was brought back before
 died_at,            TIMESTAMP when it was given up, and first published
 published_at
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 SCHEMA = (
     "topic STRING, channel STRING, reason STRING, error STRING, first_error STRING,"
-    " last_error STRING, attempts INT, redriven INT, died_at TIMESTAMP, published_at TIMESTAMP,"
+    " last_error STRING, attempts INT, failures INT, redriven INT, died_at TIMESTAMP,"
+    " published_at TIMESTAMP,"
     " value BINARY, tag STRING, keys ARRAY<STRING>, key BINARY,"
     " headers ARRAY<STRUCT<key: STRING, value: BINARY>>, message_id STRING, id STRING,"
     " dead_letter_topic STRING, broker STRING, partition INT, offset BIGINT"
@@ -52,7 +53,7 @@ _ARROW = pa.schema(
     [
         *((name, pa.string()) for name in ("topic", "channel", "reason", "error")),
         *((name, pa.string()) for name in ("first_error", "last_error")),
-        *((name, pa.int32()) for name in ("attempts", "redriven")),
+        *((name, pa.int32()) for name in ("attempts", "failures", "redriven")),
         *((name, pa.timestamp("us", "UTC")) for name in ("died_at", "published_at")),
         ("value", pa.binary()),
         ("tag", pa.string()),
@@ -136,6 +137,7 @@ def _row(keeper: Keeper, letter: dict[str, Any]) -> dict[str, Any]:
         "first_error": letter.get("first_error"),
         "last_error": last or None,
         "attempts": _number(letter.get("attempts")),
+        "failures": _number(letter.get("failures")),
         "redriven": _number(letter.get("redrives")) or 0,
         "died_at": _time(letter["at_ms"]),
         "published_at": _time(letter.get("stored_ms")),

@@ -1,0 +1,86 @@
+"""Progress: which of the messages that a client holds it has started to handle.
+
+Only those are charged with a failure when their time runs out or the connection is lost; the others
+were waiting in the client and go to others free of charge.  Deliveries have ranks, rising over all
+queues, one for each grant; so rank and offset together are the order of delivery to a client::
+
+    rank, offset      7,100   7,101   7,102   9,40    12,103   12,104   12,105
+                      FIN     FIN     -       FIN     -        -        -
+                                      |       |       |        |______________ not started
+                                      |       |       the first one behind what was reached
+                                      started before what was answered
+
+Martlet's clients say what they start (STARTED): that counts, and nothing else.  Of NSQ's clients,
+which cannot, it is inferred from the order, as clients handle messages in the order of delivery.
+What was answered or touched was started, and all that was delivered before it; behind that, the
+first message may be in a handler, unless a touched one is known to be.  The first one behind is
+charged once for each round of deliveries: what was delivered before it was charged, and is still
+unanswered, waited behind it.  So whatever happens, something is charged as long as anything is left
+unanswered, and nothing can come back for ever without being charged.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+
+Rank = tuple[int, int]
+"""Rank and offset of a message: the order of delivery to a client."""
+NOTHING: Rank = (0, -1)
+
+next_rank = count(1).__next__
+
+
+class Progress:
+    """How far a client has come with what was delivered to it, on all queues of a channel.
+
+    Args:
+        says_started: whether the client says which messages it starts.
+    """
+
+    __slots__ = ("_charged_rank", "_reached", "_touched", "_touched_until_ns", "says_started",
+                 "takes_no_more")  # fmt: skip
+
+    def __init__(self, *, says_started: bool = False) -> None:
+        self.says_started = says_started
+        self.takes_no_more = False
+        """It said so (CLS): what it leaves when it goes was not tried."""
+        self._reached = NOTHING
+        self._touched = NOTHING
+        self._touched_until_ns = 0
+        self._charged_rank = 0
+        """What has a lower rank was delivered before the last one was charged as the first."""
+
+    def started(self, rank: int, offset: int) -> None:
+        """The client says that it starts this one, and all that was delivered before it."""
+        self._reached = max(self._reached, (rank, offset))
+
+    def answered(self, rank: int, offset: int) -> None:
+        """The client has answered this one."""
+        if self.says_started:
+            return
+        self._reached = max(self._reached, (rank, offset))
+        if (rank, offset) >= self._touched:
+            self._touched_until_ns = 0
+
+    def touched(self, rank: int, offset: int, until_ns: int) -> None:
+        """The client has asked for more time for this one."""
+        if self.says_started:
+            return
+        if (rank, offset) >= max(self._reached, self._touched):
+            self._touched, self._touched_until_ns = (rank, offset), until_ns
+        self._reached = max(self._reached, (rank, offset))
+
+    def charges(self, rank: int, offset: int, now_ns: int) -> bool:
+        """Whether a message that the client lost, or let time out, is charged with a failure.
+
+        To be asked in the order of delivery.
+        """
+        if (rank, offset) <= self._reached:
+            if (rank, offset) == self._touched and self._touched_until_ns:
+                self._touched_until_ns = 0
+                self._charged_rank = next_rank()
+            return True
+        if self.says_started or rank < self._charged_rank or now_ns < self._touched_until_ns:
+            return False
+        self._charged_rank = next_rank()
+        return True
