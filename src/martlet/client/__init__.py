@@ -51,6 +51,7 @@ from martlet.client.pull.limits import FlowLimits
 from martlet.client.pull.message import PulledMessage
 from martlet.client.pull.offset_file import BadOffsetFile
 from martlet.client.pull.place import Place
+from martlet.client.pull.stats import PullStats, QueueStats
 from martlet.client.pull.tally import Tally
 from martlet.client.readiness import Rotation
 from martlet.client.send_result import SendResult
@@ -107,9 +108,11 @@ __all__ = [
     "PublishUnclear",
     "Publishing",
     "PullConsumer",
+    "PullStats",
     "PulledBatch",
     "PulledMessage",
     "PutStatus",
+    "QueueStats",
     "Refused",
     "Reject",
     "Requeue",

@@ -28,14 +28,16 @@ from __future__ import annotations
 import asyncio
 import time
 from asyncio import CancelledError
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields, replace
 from inspect import isawaitable
-from typing import Any
+from typing import Any, TypeVar
 
 from martlet.client.guard import guarded
 from martlet.client.message import Message
-from martlet.client.worker import Handler
+from martlet.client.pull.message import PulledMessage
+
+MessageT = TypeVar("MessageT", Message, PulledMessage)
 
 
 class _Step:
@@ -75,11 +77,12 @@ class Handling(_Step):
     """A handler at work on a message.
 
     Attributes:
-        topic, channel: where the message is from.
+        topic, channel: where the message is from; a pull consumer's group is the channel, which is
+            empty where it has none.
         message: it; for looking at, since answering it is the handler's.
     """
 
-    def __init__(self, topic: str, channel: str, message: Message) -> None:
+    def __init__(self, topic: str, channel: str, message: Message | PulledMessage) -> None:
         super().__init__()
         self.topic = topic
         self.channel = channel
@@ -99,7 +102,7 @@ class Hooks:
         on_handle: before a handler is called.
         on_handled: once it has returned, or raised this error.
         on_finished: so many messages were finished, at the broker of this address.
-        on_requeued: so many were requeued.
+        on_requeued: so many were requeued; by a pull consumer, put off to be tried again here.
         on_connected: a connection stands.
         on_lost: a connection was lost, for this reason.
     """
@@ -134,6 +137,11 @@ class Hooks:
         """Whether handlers at work are to be told of."""
         return self.on_handle is not None or self.on_handled is not None
 
+    @property
+    def has_settling(self) -> bool:
+        """Whether what is finished or requeued is to be told of."""
+        return self.on_finished is not None or self.on_requeued is not None
+
     def begin(self, call: Publishing) -> Publishing:
         """Messages are about to be published."""
         if self.on_publish is not None:
@@ -149,10 +157,12 @@ class Hooks:
         """The same, by a future that is done."""
         self.end(call, CancelledError() if future.cancelled() else future.exception())
 
-    def handler(self, topic: str, channel: str, handler: Handler) -> Handler:
+    def handler(
+        self, topic: str, channel: str, handler: Callable[[MessageT], Awaitable[object] | object]
+    ) -> Callable[[MessageT], Awaitable[object]]:
         """The handler, with what is to be told before and after."""
 
-        async def handle(message: Message) -> None:
+        async def handle(message: MessageT) -> None:
             handling = Handling(topic, channel, message)
             if self.on_handle is not None:
                 self.on_handle(handling)

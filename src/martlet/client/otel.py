@@ -11,9 +11,9 @@
 
 Each call of ``publish``, ``submit`` or ``publish_many`` is a span of kind producer, a child of the
 caller's span; each message in a handler a span of kind consumer, which is current while the handler
-runs.  The two are not linked: NSQ's messages carry no headers, see `martlet.client.hooks`.  What is
-taken by iterating or in batches has no spans, since nobody tells when it has been dealt with; it is
-counted.
+runs; a pull consumer's group is its consumer group.  The two are not linked: NSQ's messages carry
+no headers, see `martlet.client.hooks`.  What is taken by iterating or in batches has no spans,
+since nobody tells when it has been dealt with; it is counted.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class _Telemetry:
         message = call.message
         attributes: dict[str, Any] = {
             **_operation("process", "process", call.topic),
-            "messaging.consumer.group.name": call.channel,
+            **_group(call),
             "messaging.message.id": message.id.decode("ascii", "replace"),
             "messaging.message.body.size": len(message.body),
             "martlet.message.attempts": message.attempts,
@@ -118,7 +118,7 @@ class _Telemetry:
         self._context.detach(token)
         attributes = {
             **_operation("process", "process", call.topic),
-            "messaging.consumer.group.name": call.channel,
+            **_group(call),
             **self._outcome(span, error),
         }
         self._handle_s.record(call.age_s(), attributes)
@@ -142,6 +142,10 @@ def _operation(name: str, kind: str, topic: str) -> dict[str, str]:
         "messaging.operation.type": kind,
         "messaging.destination.name": topic,
     }
+
+
+def _group(call: Handling) -> dict[str, str]:
+    return {"messaging.consumer.group.name": call.channel} if call.channel else {}
 
 
 def _server(address: str) -> dict[str, str | int]:

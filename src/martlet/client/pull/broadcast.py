@@ -9,6 +9,7 @@ from martlet.address import Address
 from martlet.client.address import Addresses
 from martlet.client.backoff import Backoff
 from martlet.client.failure_policy import Delay
+from martlet.client.hooks import Hooks
 from martlet.client.identity import Compression, Identity, TlsChoice
 from martlet.client.pull.audience import Audience
 from martlet.client.pull.failures import RETRY, OnGivingUp
@@ -58,6 +59,7 @@ class BroadcastConsumer(Puller[Audience]):
         tls: TlsChoice | None = None,
         compression: Compression | None = None,
         auth_secret: str | bytes | None = None,
+        hooks: Hooks | None = None,
     ) -> None:
         """Take the settings; nothing is connected before ``async with``.
 
@@ -94,6 +96,7 @@ class BroadcastConsumer(Puller[Audience]):
             connect_timeout_s=connect_timeout_s,
             close_timeout_s=close_timeout_s,
             identity=(identity or Identity()).secured(tls, compression, auth_secret),
+            hooks=hooks,
         )
         self._start = check_start(start)
         self._file = OffsetFile(offsets, topic) if offsets is not None else None

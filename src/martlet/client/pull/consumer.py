@@ -9,6 +9,7 @@ from martlet.address import Address
 from martlet.client.address import Addresses
 from martlet.client.backoff import Backoff
 from martlet.client.failure_policy import Delay
+from martlet.client.hooks import Hooks
 from martlet.client.identity import Compression, Identity, TlsChoice
 from martlet.client.name import check_name, check_tags
 from martlet.client.pull.failures import MAX_ATTEMPTS, RETRY, OnGivingUp
@@ -81,6 +82,7 @@ class PullConsumer(Puller[Membership]):
         tls: TlsChoice | None = None,
         compression: Compression | None = None,
         auth_secret: str | bytes | None = None,
+        hooks: Hooks | None = None,
     ) -> None:
         """Take the settings; nothing is connected before ``async with``.
 
@@ -120,6 +122,7 @@ class PullConsumer(Puller[Membership]):
             close_timeout_s: how long it may take to close.
             identity: what to tell the brokers of this client.
             tls, compression, auth_secret: in the place of the identity's; see `Identity`.
+            hooks: what to call for logs, metrics and traces.
 
         Raises:
             ValueError: something is out of its limits; the text says what.
@@ -167,6 +170,8 @@ class PullConsumer(Puller[Membership]):
             connect_timeout_s=connect_timeout_s,
             close_timeout_s=close_timeout_s,
             identity=identity,
+            hooks=hooks,
+            group=group,
         )
 
     @property

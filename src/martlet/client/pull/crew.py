@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from inspect import isawaitable
 from typing import Literal
 
@@ -28,12 +29,21 @@ class PullCrew:
     Args:
         line: where they are.
         failures: what becomes of those that are not handled.
+
+    Attributes:
+        wrap: makes of a handler the one that is called.
     """
 
     def __init__(self, line: Line, failures: PullFailures) -> None:
         self._line = line
         self._failures = failures
+        self.wrap: Callable[[PullHandler], PullHandler] = lambda handler: handler
         self._workers: set[asyncio.Task[None]] = set()
+
+    @property
+    def size(self) -> int:
+        """How many workers there are."""
+        return len(self._workers)
 
     async def run(
         self, handler: PullHandler, concurrency: int, in_order: bool, on: Literal["loop", "threads"]
@@ -51,13 +61,14 @@ class PullCrew:
         try:
 
             def threaded(message: PulledMessage) -> Awaitable[object]:
-                return loop.run_in_executor(pool, handler, message)
+                return loop.run_in_executor(pool, copy_context().run, handler, message)
 
             await self._work(threaded, concurrency, in_order)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def _work(self, handler: PullHandler, concurrency: int, in_order: bool) -> None:
+        handler = self.wrap(handler)
         async with asyncio.TaskGroup() as group:
             for number in range(concurrency):
                 task = group.create_task(

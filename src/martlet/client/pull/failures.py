@@ -38,6 +38,9 @@ class PullFailures:
         retry: how long a message waits, by its attempts.
         max_attempts: after so many it is given up; 0 for never.
         bury: keeps it elsewhere, and says where; None where that is nowhere.
+
+    Attributes:
+        given_up: how many messages were.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class PullFailures:
     ) -> None:
         if max_attempts < 0:
             raise ValueError(f"max_attempts={max_attempts}: 0, for no limit, is the least")
+        self.given_up = 0
         self._retry = retry
         self._max_attempts = max_attempts
         self._bury = bury
@@ -87,6 +91,7 @@ class PullFailures:
             *(message, message.attempts, f"kept in {where}" if where else "kept nowhere"),
             exc_info=error,
         )
+        self.given_up += 1
         message._held.tally.dead += 1
         if message._stage is Stage.OUT:
             message.finish()

@@ -25,6 +25,7 @@ from martlet.client.pull.held import HeldQueue, Hold
 from martlet.client.pull.limits import FlowLimits
 from martlet.properties import BadProperties
 from martlet.protocol.frames import BadFrame
+from martlet.protocol.message_run import MessageRun
 
 logger = logging.getLogger("martlet.client")
 
@@ -43,6 +44,7 @@ class Fetcher:
         method: of the call.
         fields: what the call has beside what concerns the queue.
         limits: how much to ask for.
+        on_received: called with what came, before anything of it is handed out.
         on_moved: called when the offset was not in the queue.
         on_lost: called when the queue has gone to another member.
         on_gone: called with the error when it has to be joined again.
@@ -56,6 +58,7 @@ class Fetcher:
         fields: Mapping[str, Any],
         limits: FlowLimits,
     ) -> None:
+        self.on_received: Callable[[MessageRun], object] = lambda _run: None
         self.on_moved: Callable[[HeldQueue], object] = lambda _held: None
         self.on_lost: Callable[[HeldQueue], object] = lambda _held: None
         self.on_gone: Callable[[CallRefused], object] = lambda _error: None
@@ -107,7 +110,10 @@ class Fetcher:
         if status == "OFFSET_MOVED":
             self._move(asked, next_offset)
         else:
-            held.put(cut_messages(data) if data else None, next_offset)
+            run = cut_messages(data) if data else None
+            if run is not None:
+                self.on_received(run)
+            held.put(run, next_offset)
         return True
 
     def _move(self, asked: int, next_offset: int) -> None:

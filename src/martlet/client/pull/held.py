@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ from martlet.client.pull.message import PulledMessage, Stage
 from martlet.client.pull.piece import Piece, joined
 from martlet.client.pull.place import Place
 from martlet.client.pull.progress import Progress
+from martlet.client.pull.stats import QueueStats
 from martlet.client.pull.tally import Tally
 from martlet.protocol.message_run import FRAME_HEADER_BYTES, MessageRun
 
@@ -68,6 +70,7 @@ class HeldQueue:
         is_paused: whether the application wants nothing of it now.
         is_busy: whether a handler is at work on it beside which there must be no other.
         is_in_line: whether it is in the line.
+        on_settled: called when something of it was finished or put off, where that is to be told.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class HeldQueue:
         self.fetch_offset = self.committed = self.end_offset = offset
         self.count = self.size_bytes = self.at_work = 0
         self.is_set_back = self.is_paused = self.is_busy = self.is_in_line = False
+        self.on_settled: Callable[[], None] | None = None
         self._limits = limits
         self._line = line
         self.tally = tally
@@ -121,6 +125,28 @@ class HeldQueue:
         if self._ready:
             return self._ready[0].offset
         return self._pieces[0].first if self._pieces else self.fetch_offset
+
+    @property
+    def waiting(self) -> int:
+        """How many messages were fetched and are not handed out."""
+        untouched = len(self._ready) + sum(piece.run.count for piece in self._pieces)
+        return untouched + len(self._again)
+
+    @property
+    def lag(self) -> int:
+        """How many messages there were that are not done, when it was last fetched from."""
+        return max(0, self.end_offset - self.next_commit)
+
+    def stats(self) -> QueueStats:
+        """How it stands."""
+        return QueueStats(
+            place=self.place,
+            position=self.position,
+            committed=self.committed,
+            lag=self.lag,
+            in_flight=self.count,
+            is_paused=self.is_paused,
+        )
 
     @property
     def next_commit(self) -> int:
@@ -248,6 +274,8 @@ class HeldQueue:
         self.tally.requeued += 1
         self.at_work -= 1
         self._changed.set()
+        if self.on_settled is not None:
+            self.on_settled()
 
     def put_back(self, message: PulledMessage) -> None:
         """It is to be handed out again, before those that have higher offsets."""
@@ -276,6 +304,8 @@ class HeldQueue:
         self._settled()
 
     def _settled(self) -> None:
+        if self.on_settled is not None:
+            self.on_settled()
         self.is_busy = False
         self._changed.set()
         self._line.add(self)

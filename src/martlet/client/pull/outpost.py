@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 from martlet.address import Address
 from martlet.client.connection import Connection
+from martlet.client.consumer_stats import ConnectionStats
 from martlet.client.dialer import Dialer
 from martlet.client.errors import (
     CallRefused,
@@ -19,6 +21,8 @@ from martlet.client.errors import (
     NotSupported,
     SubscribeRefused,
 )
+from martlet.client.hooked_subscription import settling
+from martlet.client.hooks import NO_HOOKS, Hooks
 from martlet.client.pull.fetcher import ERROR_PAUSE_S, Fetcher
 from martlet.client.pull.held import HeldQueue, Hold
 from martlet.client.pull.limits import FlowLimits
@@ -27,6 +31,7 @@ from martlet.client.pull.message import PulledMessage
 from martlet.client.pull.place import Place
 from martlet.client.pull.tally import Tally
 from martlet.client.pull.watcher import NO_WATCHER, Watcher
+from martlet.protocol.message_run import FRAME_HEADER_BYTES, MessageRun
 
 logger = logging.getLogger("martlet.client")
 
@@ -48,6 +53,7 @@ class Settings:
             when a queue goes.
         leave_timeout_s: how long handlers may take when their queue goes to another member.
         watcher: told of queues that come and go.
+        hooks: told of what is fetched and done.
     """
 
     topic: str
@@ -56,6 +62,7 @@ class Settings:
     commit_every_s: float = 5.0
     leave_timeout_s: float = 10.0
     watcher: Watcher = field(default=NO_WATCHER)
+    hooks: Hooks = NO_HOOKS
 
     @property
     def auto_commit(self) -> bool:
@@ -76,6 +83,7 @@ class Outpost(ABC):
         attempted: done when the first attempt was made.
         held: the queues, by number.
         tally: what became of messages.
+        last_message_s: when the last one came, by ``time.monotonic``; 0 where none did.
     """
 
     def __init__(self, address: Address, dialer: Dialer, settings: Settings) -> None:
@@ -84,6 +92,7 @@ class Outpost(ABC):
         self.attempted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.held: dict[int, HeldQueue] = {}
         self.tally = Tally()
+        self.last_message_s = 0.0
         self.settings = settings
         self._dialer = dialer
         self._dialer.on_failure = self.mark_attempted
@@ -91,6 +100,8 @@ class Outpost(ABC):
         self._id_bases: dict[int, int] = {}
         self._over: asyncio.Future[str] | None = None
         self._closing = asyncio.Event()
+        self._report = settling(settings.hooks, str(address), self)
+        self._is_reporting = False
 
     @property
     def is_connected(self) -> bool:
@@ -111,6 +122,21 @@ class Outpost(ABC):
     def requeued(self) -> int:
         """How often messages were put off, to be tried again."""
         return self.tally.requeued
+
+    def stats(self) -> ConnectionStats:
+        """How it stands."""
+        open_count = sum(held.hold is Hold.OPEN for held in self.held.values())
+        return ConnectionStats(
+            address=str(self.address),
+            is_connected=self.is_connected,
+            ready_count=open_count * self.settings.limits.max_messages,
+            in_flight=sum(held.count for held in self.held.values()),
+            received=self.received,
+            finished=self.finished,
+            requeued=self.requeued,
+            last_message_s=self.last_message_s,
+            last_error=str(self._dialer.last_error or ""),
+        )
 
     # what each kind of consumer does in its own way
 
@@ -240,6 +266,8 @@ class Outpost(ABC):
                 self.settings.line,
                 self.tally,
             )
+            if self.settings.hooks.has_settling:
+                held.on_settled = self._settled
             self.held[number] = held
             taken.append(held)
         return taken
@@ -251,10 +279,27 @@ class Outpost(ABC):
             if self.held.get(held.place.queue) is not held:
                 continue
             fetcher = Fetcher(connection, held, method, fields, self.settings.limits)
+            fetcher.on_received = self._received
             fetcher.on_moved = self._moved
             fetcher.on_lost = self._lost
             fetcher.on_gone = lambda error: self.end(str(error))
             self._fetchers[held] = asyncio.create_task(fetcher.run(), name=f"fetch {held.place}")
+
+    def _received(self, run: MessageRun) -> None:
+        self.last_message_s = time.monotonic()
+        if self.settings.hooks.on_received is not None:
+            size_bytes = len(run.raw) - FRAME_HEADER_BYTES * run.count
+            self.settings.hooks.on_received(str(self.address), run.count, size_bytes)
+
+    def _settled(self) -> None:
+        """Tell the hooks what was done, once for all of this turn of the event loop."""
+        if not self._is_reporting:
+            self._is_reporting = True
+            asyncio.get_running_loop().call_soon(self._tell_settled)
+
+    def _tell_settled(self) -> None:
+        self._is_reporting = False
+        self._report()
 
     async def _lose(self, gone: Iterable[HeldQueue]) -> None:
         """These are not ours any more."""

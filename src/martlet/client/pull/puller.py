@@ -19,6 +19,7 @@ from martlet.client.dialer import Dialer
 from martlet.client.discovery import Discovery
 from martlet.client.errors import Closed
 from martlet.client.failure_policy import Delay
+from martlet.client.hooks import NO_HOOKS, Hooks
 from martlet.client.identity import Identity
 from martlet.client.name import check_name
 from martlet.client.pull.batch import PulledBatch
@@ -32,6 +33,7 @@ from martlet.client.pull.message import PulledMessage
 from martlet.client.pull.outpost import Outpost, Settings
 from martlet.client.pull.place import Place, find_place
 from martlet.client.pull.start import Start, check_start, time_ms
+from martlet.client.pull.stats import PullStats
 from martlet.client.pull.tally import Tally
 from martlet.client.pull.watcher import OnQueues, Watcher
 
@@ -66,10 +68,13 @@ class Puller(ABC, Generic[PostT]):
         connect_timeout_s: float,
         close_timeout_s: float,
         identity: Identity,
+        hooks: Hooks | None,
+        group: str = "",
     ) -> None:
         self._line = Line()
         if commit_every_s < 0 or leave_timeout_s < 0:
             raise ValueError("commit_every_s and leave_timeout_s must not be negative")
+        self._hooks = hooks.guarded() if hooks is not None else NO_HOOKS
         self._settings = Settings(
             check_name(topic, "topic"),
             limits,
@@ -77,9 +82,13 @@ class Puller(ABC, Generic[PostT]):
             commit_every_s,
             leave_timeout_s,
             Watcher(on_assigned, on_revoked),
+            self._hooks,
         )
         bury = self._bury if on_giving_up is None else kept_by(on_giving_up)
-        self._crew = PullCrew(self._line, PullFailures(retry, max_attempts, bury))
+        self._failures = PullFailures(retry, max_attempts, bury)
+        self._crew = PullCrew(self._line, self._failures)
+        if self._hooks.has_handling:
+            self._crew.wrap = partial(self._hooks.handler, topic, group)
         if addresses is None and lookup is None:
             addresses = "127.0.0.1:4150"
         given = parse_addresses(addresses) if addresses is not None else []
@@ -101,12 +110,14 @@ class Puller(ABC, Generic[PostT]):
         """What is to be at one broker."""
 
     def _dialer(self, address: Address) -> Dialer:
-        return Dialer(
+        dialer = Dialer(
             [address],
             self._identity,
             backoff=self._backoff,
             connect_timeout_s=self._connect_timeout_s,
         )
+        dialer.on_connected, dialer.on_lost = self._hooks.on_connected, self._hooks.on_lost
+        return dialer
 
     async def __aenter__(self) -> Self:
         """Connect; a broker that cannot be reached is tried again in the background.
@@ -231,8 +242,7 @@ class Puller(ABC, Generic[PostT]):
 
         Raises ValueError.
         """
-        held = self._find(queue)[1]
-        return max(0, held.end_offset - held.next_commit)
+        return self._find(queue)[1].lag
 
     async def seek(self, queue: Wanted, to: Start) -> None:
         """Go on elsewhere in a queue; what is here of it is forgotten.
@@ -307,6 +317,29 @@ class Puller(ABC, Generic[PostT]):
     def tally(self) -> Tally:
         """What became of messages at the brokers that there are."""
         return sum((post.tally for post in self._brokers.subscriptions), Tally())
+
+    @property
+    def stats(self) -> PullStats:
+        """How the consumer stands, and what it has done so far."""
+        brokers, tally, held = self._brokers, self.tally, self._all_held()
+        return PullStats(
+            counts=Tally(
+                received=brokers.received + tally.received,
+                finished=brokers.finished + tally.finished,
+                requeued=brokers.requeued + tally.requeued,
+                dead=self._failures.given_up,
+            ),
+            given_up=self._failures.given_up,
+            waiting=sum(each.waiting for each in held),
+            workers=self._crew.size,
+            connections=tuple(post.stats() for post in brokers.subscriptions),
+            queues=tuple(each.stats() for each in held),
+        )
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether more could be fetched if what is here were handled faster."""
+        return self.stats.is_starved
 
     @property
     def connected_count(self) -> int:

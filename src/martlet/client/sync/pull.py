@@ -20,6 +20,7 @@ from martlet.client.pull.message import PulledMessage
 from martlet.client.pull.place import Place
 from martlet.client.pull.puller import PostT, Puller, Wanted
 from martlet.client.pull.start import Start
+from martlet.client.pull.stats import PullStats
 from martlet.client.pull.tally import Tally
 from martlet.client.sync.face import Face
 from martlet.client.sync.handlers import workers_here
@@ -181,6 +182,16 @@ class PullFace(Face, Generic[PostT]):
     def tally(self) -> Tally:
         """What became of messages at the brokers that there are."""
         return self._ask(lambda: self._consumer.tally)
+
+    @property
+    def stats(self) -> PullStats:
+        """How the consumer stands, and what it has done so far."""
+        return self._ask(lambda: self._consumer.stats)
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether more could be fetched if what is here were handled faster."""
+        return self.stats.is_starved
 
     @property
     def connected_count(self) -> int:

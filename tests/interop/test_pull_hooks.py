@@ -1,0 +1,242 @@
+"""What pull consumers tell hooks, OpenTelemetry and their stats, over a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Literal
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from martlet.client import (
+    Backoff,
+    BroadcastConsumer,
+    ConnectionLost,
+    Handling,
+    Hooks,
+    Place,
+    PullConsumer,
+    PulledMessage,
+    QueueStats,
+    Tally,
+    sync,
+)
+from martlet.client.otel import otel_hooks
+from martlet.testing import Broker
+
+FAST = Backoff(first_s=0.01, max_s=0.05)
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    async with Broker() as broker:
+        yield broker
+
+
+def put(broker: Broker, bodies: Sequence[bytes]) -> None:
+    broker.server.broker.topic("t").part(0).stage(list(bodies))
+    broker.server.broker.commit()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110, many things change it
+            await asyncio.sleep(0.005)
+
+
+class Journal:
+    """Hooks that write down what they are told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+
+    def hooks(self) -> Hooks:
+        def write(name: str) -> Any:
+            return lambda *told: self.told.append((name, *map(self._plain, told)))
+
+        return Hooks(**{name: write(name) for name in Hooks.__dataclass_fields__})
+
+    def _plain(self, told: object) -> object:
+        if isinstance(told, Handling):
+            return told.topic, told.channel, told.message.body, told.message.attempts
+        return type(told) if isinstance(told, BaseException) else told
+
+    def of(self, *names: str) -> list[tuple[Any, ...]]:
+        return [each for each in self.told if each[0] in names]
+
+    def sum(self, name: str) -> int:
+        return sum(each[2] for each in self.of(name))
+
+
+async def fail_once(message: PulledMessage) -> None:
+    if message.body == b"bad" and message.attempts == 1:
+        raise ValueError("on purpose")
+
+
+async def test_hooks_are_told_of_runs_and_of_each_handler(broker: Broker) -> None:
+    journal = Journal()
+    put(broker, [b"good", b"bad"])
+    async with PullConsumer(
+        "t", "g", broker.tcp_address, start="first", retry=FAST, hooks=journal.hooks()
+    ) as consumer:
+        running = asyncio.create_task(consumer.run(fail_once))
+        await until(lambda: journal.sum("on_finished") == 2)
+        put(broker, [b"batch"] * 3)
+        consumer.stop()
+        await running
+        assert consumer.stats.workers == 0
+    assert journal.of("on_handle", "on_handled") == [
+        ("on_handle", ("t", "g", b"good", 1)),
+        ("on_handled", ("t", "g", b"good", 1), None),
+        ("on_handle", ("t", "g", b"bad", 1)),
+        ("on_handled", ("t", "g", b"bad", 1), ValueError),
+        ("on_handle", ("t", "g", b"bad", 2)),
+        ("on_handled", ("t", "g", b"bad", 2), None),
+    ]
+    assert journal.of("on_received")[0] == ("on_received", broker.tcp_address, 2, 7)
+    assert journal.sum("on_requeued") == 1
+    assert journal.of("on_connected") == [("on_connected", broker.tcp_address)]
+    assert journal.of("on_lost") == [], "it was closed"
+
+
+async def test_what_is_finished_in_one_turn_is_told_at_once(broker: Broker) -> None:
+    journal = Journal()
+    put(broker, [b"x"] * 5)
+    async with PullConsumer(
+        "t", "g", broker.tcp_address, start="first", hooks=journal.hooks()
+    ) as consumer:
+        async for batch in consumer.batches():
+            batch.finish()
+            break
+        await until(lambda: journal.of("on_finished"))
+        assert journal.of("on_finished") == [("on_finished", broker.tcp_address, 5)]
+        connection = consumer._brokers.subscriptions[0].connection
+        assert connection is not None
+        connection.abort()
+        await until(lambda: len(journal.of("on_connected")) == 2)
+    assert journal.of("on_lost") == [("on_lost", broker.tcp_address, ConnectionLost)]
+
+
+async def test_a_broadcast_consumer_tells_its_hooks_of_no_group(broker: Broker) -> None:
+    journal = Journal()
+    put(broker, [b"x"])
+    async with BroadcastConsumer(
+        "t", broker.tcp_address, offsets=None, start="first", hooks=journal.hooks()
+    ) as consumer:
+        running = asyncio.create_task(consumer.run(fail_once))
+        await until(lambda: journal.sum("on_finished") == 1)
+        consumer.stop()
+        await running
+    assert journal.of("on_handle") == [("on_handle", ("t", "", b"x", 1))]
+
+
+WHO: contextvars.ContextVar[str] = contextvars.ContextVar("WHO", default="nobody")
+
+
+@pytest.mark.parametrize("on", ["loop", "threads"])
+async def test_a_handler_runs_in_the_context_that_the_hook_made(
+    broker: Broker, on: Literal["loop", "threads"]
+) -> None:
+    seen: list[str] = []
+    put(broker, [b"1", b"2"])
+
+    def handle(message: PulledMessage) -> None:
+        seen.append(f"{WHO.get()} {message.body.decode()}")
+
+    def on_handle(handling: Handling) -> None:
+        handling.state = WHO.set(f"hook of {handling.message.body.decode()}")
+
+    def on_handled(handling: Handling, _error: BaseException | None) -> None:
+        WHO.reset(handling.state)
+
+    hooks = Hooks(on_handle=on_handle, on_handled=on_handled)
+    async with PullConsumer("t", "g", broker.tcp_address, start="first", hooks=hooks) as consumer:
+        running = asyncio.create_task(consumer.run(handle, on=on))
+        await until(lambda: len(seen) == 2)
+        consumer.stop()
+        await running
+    assert seen == ["hook of 1 1", "hook of 2 2"]
+
+
+async def test_opentelemetry_has_spans_and_metrics(broker: Broker) -> None:
+    spans, reader, tracers = InMemorySpanExporter(), InMemoryMetricReader(), TracerProvider()
+    tracers.add_span_processor(SimpleSpanProcessor(spans))
+    hooks = otel_hooks(tracers, MeterProvider([reader]))
+    inside: list[trace.Span] = []
+    put(broker, [b"good", b"bad"])
+
+    async def handle(message: PulledMessage) -> None:
+        inside.append(trace.get_current_span())
+        await fail_once(message)
+
+    async with PullConsumer(
+        "t", "g", broker.tcp_address, start="first", retry=FAST, hooks=hooks
+    ) as consumer:
+        running = asyncio.create_task(consumer.run(handle))
+        await until(lambda: consumer.tally.finished == 2)
+        consumer.stop()
+        await running
+    processed = spans.get_finished_spans()
+    assert [each.name for each in processed] == ["process t"] * 3
+    assert [each.get_span_context() for each in inside] == [each.context for each in processed]
+    for each in processed:
+        assert each.attributes is not None
+        assert each.attributes["messaging.consumer.group.name"] == "g"
+    assert [each.status.is_ok for each in processed] == [True, False, True]
+    data = reader.get_metrics_data()
+    assert data is not None
+    sums = {
+        metric.name: sum(getattr(point, "value", 0) for point in metric.data.data_points)
+        for metric in data.resource_metrics[0].scope_metrics[0].metrics
+    }
+    assert sums["messaging.client.consumed.messages"] == 2
+    assert sums["martlet.client.finished.messages"] == 2
+    assert sums["martlet.client.requeued.messages"] == 1
+
+
+async def test_stats_tell_how_a_consumer_stands(broker: Broker) -> None:
+    put(broker, [b"%d" % n for n in range(10)])
+    async with PullConsumer(
+        "t", "g", broker.tcp_address, start="first", max_messages=10, commit_every_s=60
+    ) as consumer:
+        async for message in consumer:
+            if message.offset == 3:
+                break
+        stats = consumer.stats
+        assert stats.counts == Tally(received=10, finished=3, requeued=1), "one was left"
+        assert (stats.given_up, stats.waiting, stats.workers) == (0, 7, 0)
+        assert stats.queues == (QueueStats(Place(broker.tcp_address, 0), 3, 0, 7, 7, False),)
+        (connection,) = stats.connections
+        assert (connection.address, connection.is_connected) == (broker.tcp_address, True)
+        assert (connection.ready_count, connection.in_flight) == (10, 7)
+        assert (connection.received, connection.finished, connection.requeued) == (10, 3, 1)
+        assert connection.last_message_s > 0
+        assert connection.last_error == ""
+        assert not consumer.is_starved
+        await consumer.seek(0, 0)
+        await until(lambda: consumer.is_starved)
+        consumer.pause(0)
+        assert consumer.stats.queues[0].is_paused
+
+
+async def test_the_face_without_await_has_hooks_and_stats_too(broker: Broker) -> None:
+    journal = Journal()
+    put(broker, [b"x"])
+
+    def work() -> int:
+        with sync.PullConsumer(
+            "t", "g", broker.tcp_address, start="first", hooks=journal.hooks()
+        ) as consumer:
+            consumer.run(lambda _message: consumer.stop())
+            assert not consumer.is_starved
+            return consumer.stats.counts.finished
+
+    assert await asyncio.to_thread(work) == 1
+    assert journal.of("on_handle") == [("on_handle", ("t", "g", b"x", 1))]
