@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
-from martlet.client import Consumer, FailureBackoff, Message, SubscribeRefused
+from martlet.address import Address
+from martlet.client import (
+    CallRefused,
+    Consumer,
+    FailureBackoff,
+    Identity,
+    Message,
+    SubscribeRefused,
+)
+from martlet.client.connection import Connection
 from martlet.properties import Properties
 from martlet.testing import Broker
 
@@ -67,5 +77,49 @@ async def test_who_wants_no_order_is_told_that_others_do() -> None:
         with pytest.raises(SubscribeRefused, match=r"CONFLICT .*queue"):
             async with Consumer("t", "c", broker.tcp_address, order="key"):
                 pass
+    async with Broker() as broker, Consumer("t", "c", broker.tcp_address):
+        with pytest.raises(SubscribeRefused, match="others consume from it already"):
+            async with Consumer("t", "c", broker.tcp_address, order="key"):
+                pass
     with pytest.raises(ValueError, match="order='no' must be"):
         Consumer("t", "c", order="no")  # type: ignore[arg-type]
+
+
+async def configure(broker: Broker, **policy: str) -> dict[str, object]:
+    """Set a channel's policy as an operator does."""
+    host, _, port = broker.tcp_address.rpartition(":")
+    connection = await Connection.open(Address(host, int(port)), Identity())
+    try:
+        fields = {"topic": "t", "channel": "c", "policy": policy}
+        return dict((await connection.call("channel.configure", **fields)).fields)
+    finally:
+        connection.close()
+
+
+async def test_an_order_that_is_set_is_changed_by_no_consumer(tmp_path: Path) -> None:
+    async with Broker(tmp_path) as broker, Consumer("t", "c", broker.tcp_address, order="key"):
+        pass
+    # All have left, and the broker was restarted.
+    async with Broker(tmp_path) as broker:
+        other = Consumer("t", "c", broker.tcp_address, order="queue")
+        with pytest.raises(SubscribeRefused) as refused:
+            async with other:
+                pass
+        assert refused.value.code == "CONFLICT"
+        said = str(refused.value)
+        assert "channel 'c' of topic 't' has order=key, and this consumer wants order=queue" in said
+        assert "a consumer has set that" in said
+        assert "martlet channel configure t c 'order=queue'" in said
+        async with Consumer("t", "c", broker.tcp_address, order="key"):
+            pass
+
+        told = {"policy": {"order": "key", "from_consumers": ["order"]}}
+        assert await configure(broker) == told
+        assert await configure(broker, order="queue") == {"policy": {"order": "queue"}}
+        async with Consumer("t", "c", broker.tcp_address, order="queue"):
+            pass
+        with pytest.raises(SubscribeRefused, match="an operator has set that"):
+            async with Consumer("t", "c", broker.tcp_address, order="key"):
+                pass
+        with pytest.raises(CallRefused, match="there is no policy 'from_consumers'"):
+            await configure(broker, from_consumers="order")

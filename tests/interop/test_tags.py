@@ -86,7 +86,9 @@ async def test_the_filter_is_the_channels_and_outlives_a_restart(tmp_path: Path)
     async with Broker(tmp_path) as broker, Consumer("t", "c", broker.tcp_address, tags="red"):
         async with Consumer("t", "other", broker.tcp_address):
             pass
-        with pytest.raises(SubscribeRefused, match=r"CONFLICT .* to be .*red"):
+        with pytest.raises(
+            SubscribeRefused, match=r"CONFLICT .* has tags=red, and .* wants tags=blue"
+        ):
             async with Consumer("t", "c", broker.tcp_address, tags="blue"):
                 pass
         async with Consumer("t", "c", broker.tcp_address, tags="red||red"):
@@ -103,6 +105,31 @@ async def test_the_filter_is_the_channels_and_outlives_a_restart(tmp_path: Path)
         )
         assert answer.fields == {"policy": {}}
         connection.close()
+
+
+async def test_other_tags_once_all_have_left_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Broker(tmp_path) as broker:
+        async with Consumer("t", "c", broker.tcp_address, tags="red"):
+            pass
+        caplog.clear()
+        async with Consumer("t", "c", broker.tcp_address, tags=["blue", "red"]):
+            pass
+        said = [record.getMessage() for record in caplog.records]
+        assert any("channel c of topic t wanted {'tags': ['red']} before" in each for each in said)
+        assert any("which was {'tags': ['red']} before" in each for each in said)
+
+        # What an operator has set is never changed by a consumer, also after a restart.
+        connection = await connect(broker)
+        await connection.call(
+            "channel.configure", topic="t", channel="c", policy={"tags": ["green"]}
+        )
+        connection.close()
+    async with Broker(tmp_path) as broker:
+        with pytest.raises(SubscribeRefused, match=r"has tags=green, .* an operator has set that"):
+            async with Consumer("t", "c", broker.tcp_address, tags="red"):
+                pass
 
 
 @pytest.mark.parametrize("tags", ["a|b", ["*"], [""], "a || "])

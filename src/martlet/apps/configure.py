@@ -5,7 +5,6 @@ What may be set, and within which limits, says `martlet.broker.policy`; so does 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -80,7 +79,7 @@ def _fail(text: str) -> NoReturn:
 
 def read(policy: Policy, told: Sequence[str]) -> dict[str, object]:
     """The fields that words such as ``retention_ms=72h`` set. Raises BadPolicy."""
-    known = {each.name: each.metadata for each in dataclasses.fields(policy)}
+    known = {each.name: each.metadata for each in policy.settable()}
     changes: dict[str, object] = {}
     for word in told:
         name, _, text = word.partition("=")
@@ -135,7 +134,7 @@ def _description(what: str, policy: Policy) -> str:
         " daemon knows; without any NAME=VALUE, show what is set. It counts at once, and after a"
         " restart. The value 'default' takes back what was set. There are",
     ]
-    for each in dataclasses.fields(policy):
+    for each in policy.settable():
         choices = each.metadata.get("choices", ())
         one_of = f" ({', '.join(choices)})" if choices else ""
         said.append(f"{each.name}{one_of}: {each.metadata['help']};")

@@ -8,7 +8,7 @@ commands, calls and documentation are made of that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from martlet.name import is_valid_name
@@ -51,9 +51,19 @@ def choice(default: str, choices: tuple[str, ...], help: str) -> Any:
     return field(default=default, metadata={"help": help, "choices": choices})
 
 
+def internal() -> Any:
+    """A field that the broker keeps for itself: it is shown, and nobody sets it."""
+    return field(default=(), metadata={"is_internal": True})
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """What the two kinds have in common."""
+
+    @classmethod
+    def settable(cls) -> list[Field[Any]]:
+        """The fields that may be set."""
+        return [each for each in fields(cls) if "is_internal" not in each.metadata]
 
     def told(self) -> dict[str, object]:
         """What differs from the default, for the journal and for people."""
@@ -72,7 +82,7 @@ class Policy:
 
     def changed(self: PolicyT, changes: Mapping[str, object]) -> PolicyT:
         """The policy with other values; None stands for the default. Raises BadPolicy."""
-        known = {each.name: each for each in fields(self)}
+        known = {each.name: each for each in self.settable()}
         values: dict[str, Any] = {}
         for name, value in changes.items():
             if name not in known:
@@ -187,3 +197,10 @@ class ChannelPolicy(Policy):
         least=1,
         most=3_600_000,
     )
+    from_consumers: tuple[str, ...] = internal()
+    """The fields that a consumer has set by its wish; the others are an operator's, or default."""
+
+    def configured(self, changes: Mapping[str, object]) -> ChannelPolicy:
+        """The policy with other values, as an operator sets them. Raises BadPolicy."""
+        left = tuple(name for name in self.from_consumers if name not in changes)
+        return replace(self.changed(changes), from_consumers=left)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from martlet.broker.errors import OutOfReach
 from martlet.broker.policy import BadPolicy, ChannelPolicy
 from martlet.broker.replay import channel_from, offset_at
+from martlet.broker.wish import wished
 from martlet.name import is_ephemeral
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def begin_group(
     is wanted of a group that has members, that is refused.
 
     Raises:
-        BadPolicy: it cannot be a group, or members want something else.
+        BadPolicy: it cannot be a group.
+        Conflict: what is wanted of its policy is not for a member to change.
         InvalidName, LimitReached, WritesRefused: as `Topic.channel`.
         OutOfReach: it cannot begin at that offset.
     """
@@ -48,7 +50,8 @@ def begin_group(
         # Refused before it is there, where its policy can not be.
         if is_ephemeral(name):
             raise BadPolicy(f"a group is there to keep its offsets, and {name!r} is ephemeral")
-        wanted = ChannelPolicy().changed({"kind": "offsets", **policy})
+        wanted = ChannelPolicy(from_consumers=tuple(policy))
+        wanted = wanted.changed({"kind": "offsets", **policy})
         if start == "last":
             channel = topic.channel(name)
         else:
@@ -57,13 +60,8 @@ def begin_group(
                 offsets = {n: min(o, topic.parts[n].backlog_offset) for n, o in offsets.items()}
             channel = channel_from(topic, name, offsets)
     else:
-        wanted = channel.policy.changed({"kind": "offsets", **policy})
+        wanted = wished(channel, policy).changed({"kind": "offsets"})
     if wanted != channel.policy:
-        if channel.group is not None and len(channel.group.members):
-            raise BadPolicy(
-                f"{name!r} of topic {topic.name!r} has members that want the tags"
-                f" {list(channel.policy.tags)}; all of a group must want the same"
-            )
         topic.configure_channel(name, wanted)
     return channel
 

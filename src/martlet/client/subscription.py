@@ -203,7 +203,7 @@ class Subscription:
     async def _want(self, connection: Connection) -> None:
         """See that the channel is as it is wanted."""
         try:
-            await connection.call(
+            answer = await connection.call(
                 "channel.want",
                 topic=self._topic,
                 channel=self._channel,
@@ -215,6 +215,12 @@ class Subscription:
             if error.code in PASSING:
                 raise ConnectionLost(f"{connection.address}: {error}") from error
             raise SubscribeRefused(error.code, error.text) from error
+        if replaced := answer.fields.get("replaced"):
+            logger.warning(
+                "%s: channel %s of topic %s wanted %s before, as consumers that have left had set"
+                " it; now it wants %s",
+                *(connection.address, self._channel, self._topic, replaced, self._wanted),
+            )
 
     def _leave(self, connection: Connection) -> None:
         answers, self._answers = self._answers, None

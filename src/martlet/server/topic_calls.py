@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
+from martlet.broker.group_queue import check_kind
 from martlet.broker.policy import BadPolicy, PolicyT
 from martlet.broker.queue import ID_MASK, MOST_QUEUES
+from martlet.broker.wish import wished
 from martlet.server.arguments import Arguments, CallError
 from martlet.server.settled import written_down
 
@@ -80,8 +81,8 @@ class TopicCalls:
         topic, name = arguments.topic(self._server.broker), arguments.name("channel")
         caller.may(topic.name, name)
         channel = topic.find_channel(name)
-        policy = _changed(channel.policy, arguments)
         try:
+            policy = channel.policy.configured(arguments.mapping("policy"))
             topic.configure_channel(name, policy)
         except BadPolicy as error:
             raise CallError("BAD_ARGUMENT", str(error)) from None
@@ -91,7 +92,7 @@ class TopicCalls:
     async def want_channel(self, caller: Caller, arguments: Arguments) -> Answer:
         """Have a channel, made where it is missing, be as a consumer wants it.
 
-        That is refused while others are there who want something else.
+        Answers also which fields were set in another way before, by consumers that have left.
         """
         arguments.only("topic", "channel", "policy")
         broker = self._server.broker
@@ -99,22 +100,23 @@ class TopicCalls:
         caller.may(topic_name, name)
         topic = broker.topic(topic_name)
         channel = topic.channel(name)
-        wanted = _changed(channel.policy, arguments)
-        if wanted != channel.policy:
-            if channel.whole.consumers:
-                has = json.dumps(channel.policy.told())
-                raise CallError(
-                    "CONFLICT",
-                    f"channel {name!r} of topic {topic_name!r} has consumers that want it to be"
-                    f" {has}; all of a channel must want the same: take another channel, or stop"
-                    " those first",
+        wish, before = arguments.mapping("policy"), channel.policy
+        try:
+            check_kind(channel, _changed(before, arguments))
+            wanted = wished(channel, wish)
+        except BadPolicy as error:
+            raise CallError("CONFLICT", str(error)) from None
+        replaced = {}
+        if wanted != before:
+            topic.configure_channel(name, wanted)
+            replaced = {field: told for field, told in before.told().items() if field in wish}
+            if replaced:
+                self._server.log.warning(
+                    "CHANNEL(%s): a consumer of topic %s wants it to be %s, which was %s before",
+                    *(name, topic_name, dict(wish), replaced),
                 )
-            try:
-                topic.configure_channel(name, wanted)
-            except BadPolicy as error:
-                raise CallError("CONFLICT", str(error)) from None
             await written_down(self._server)
-        return {"policy": wanted.told()}
+        return {"policy": wanted.told(), "replaced": replaced}
 
 
 def _changed(policy: PolicyT, arguments: Arguments) -> PolicyT:
