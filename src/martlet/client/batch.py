@@ -52,12 +52,12 @@ class Batch(Decoded):
         await self.answers.drain()
 
     async def requeue(
-        self, delay_ms: int = 0, where: Where | None = None, *, backoff: bool = True
+        self, delay_ms: int = 0, where: Where | None = None, *, backoff: bool = False
     ) -> None:
         """Have the broker deliver the messages again, after so many milliseconds, in one write.
 
-        Without ``where``: all that are not answered yet.  With ``backoff`` it counts as one failure
-        (see ``FailureBackoff``); without, they are only put off.
+        Without ``where``: all that are not answered yet.  They are only put off; with ``backoff``
+        that counts as one failure (see ``FailureBackoff``).
 
         Raises:
             AlreadyAnswered: one of them was finished or requeued before.

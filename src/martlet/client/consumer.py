@@ -155,7 +155,10 @@ class Consumer(Receiver):
         self._losses = Losses()
         self._inbox.on_expired = self._losses.on_expired
         self._flow = Flow(
-            max_in_flight, rotation or Rotation(), failure_backoff or FailureBackoff()
+            max_in_flight,
+            rotation or Rotation(),
+            failure_backoff or FailureBackoff(),
+            f"channel {channel} of topic {topic}",
         )
         self._brokers = Brokers(given, self._subscribe, self._on_dead)
         if lookup is not None:

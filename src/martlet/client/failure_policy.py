@@ -127,7 +127,7 @@ class FailurePolicy:
         elif self._retry is RETRY:
             message.fail(text, delay_ms)
         else:
-            message.requeue(delay_ms, error=text)
+            message.requeue(delay_ms, backoff=True, error=text)
 
     def _put_off(self, message: Message, wish: Requeue) -> None:
         if wish.delay_ms is not None:
@@ -179,7 +179,7 @@ class FailurePolicy:
     def _not_kept(self, message: Message, error: BaseException) -> None:
         logger.error("on_giving_up failed, so the message is kept", exc_info=error)
         if not message.is_answered:
-            message.requeue(self._delay_ms(message))
+            message.requeue(self._delay_ms(message), backoff=True)
 
     @staticmethod
     def _give_back(message: Message) -> None:

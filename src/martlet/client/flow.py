@@ -31,6 +31,7 @@ class Flow:
         max_in_flight: how many messages may be in flight, from all brokers together.
         rotation: how connections take turns where there are more of them than that.
         failure_backoff: how long nothing is asked for when messages fail.
+        name: whose it is, for logs.
         chance: throws the dice, from 0 to below 1.
     """
 
@@ -39,11 +40,13 @@ class Flow:
         max_in_flight: int,
         rotation: Rotation,
         failure_backoff: FailureBackoff,
+        name: str,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._interval_s = rotation.rdy_redistribute_interval_s
         self._readiness: Readiness[Subscription] = Readiness(max_in_flight, rotation, chance)
         self._gate = FailureGate(failure_backoff, chance)
+        self._name = name
         self._is_stopped = False
         self._rotation: asyncio.TimerHandle | None = None
         self._trial: asyncio.TimerHandle | None = None
@@ -125,15 +128,16 @@ class Flow:
         gate = self._gate
         now_s = time.monotonic()
         if action is Action.RESUME:
-            logger.warning("messages succeed again: all brokers may send")
+            logger.warning("%s: messages succeed again: all brokers may send", self._name)
             self._send(self._readiness.cap(None, now_s))
         elif action is Action.TRY:
-            logger.info("backed off for long enough: one message is tried")
+            logger.info("%s: backed off for long enough: one message is tried", self._name)
             self._send(self._readiness.cap(1, now_s))
         else:
             if action is Action.BLOCK:
                 logger.warning(
-                    "messages fail: no more are asked for in the next %.3g s (level %d)",
+                    "%s: messages fail: no more are asked for in the next %.3g s (level %d)",
+                    self._name,
                     gate.wait_s,
                     gate.level,
                 )

@@ -79,16 +79,16 @@ class Message:
         """
         self._answer().finish(self.id)
 
-    def requeue(self, delay_ms: int = 0, *, backoff: bool = True, error: str = "") -> None:
+    def requeue(self, delay_ms: int = 0, *, backoff: bool = False, error: str = "") -> None:
         """Have the broker deliver the message again, after so many milliseconds.
 
         Where the channel has a retry policy, a delay of 0 stands for the one of the policy, and
         after its last attempt the message becomes a dead letter.  What `error` says went wrong is
         kept with that, for an operator to see; a broker of NSQ does not take it.
 
-        The broker shortens a delay above its ``--max-req-timeout`` (an hour by default).  With
-        ``backoff`` it counts as a failure, so that the consumer asks for no more for a while (see
-        ``FailureBackoff``); without, it is only put off.
+        The broker shortens a delay above its ``--max-req-timeout`` (an hour by default).  The
+        message is only put off; with ``backoff`` that counts as a failure, as a handler's exception
+        does, so that the consumer asks for no more for a while (see ``FailureBackoff``).
 
         Raises:
             AlreadyAnswered: it was finished or requeued before.

@@ -142,7 +142,7 @@ class Relay:
             attempts = int(batch.attempts[~stored].min())
             delay_ms = round(1000 * self._retry.delay_s(attempts))
             log.error("%d messages again in %d ms", np.count_nonzero(~stored), delay_ms)
-            await batch.requeue(delay_ms)
+            await batch.requeue(delay_ms, backoff=True)
 
     def _filtered(self, batch: Batch) -> tuple[list[int], list[bytes]]:
         """What passes the filter, and its places in the batch."""

@@ -127,7 +127,7 @@ class ToHttp:
         except NotTaken as error:
             delay_ms = round(1000 * self._retry.delay_s(message.attempts))
             log.error("%s; attempt %d, again in %d ms", error, message.attempts, delay_ms)
-            message.requeue(delay_ms)
+            message.requeue(delay_ms, backoff=True)
         else:
             self._timings.note(time.monotonic() - began_s)
 

@@ -36,7 +36,7 @@ async def test_it_tells_how_it_stands_with_each_broker() -> None:
                 message.finish()
             await eventually(lambda: consumer.counts.finished == 2)
             assert not consumer.stats.is_starved, "7 of 10 are less than 85 %"
-            messages[2].requeue()
+            messages[2].requeue(backoff=True)
             stats = consumer.stats
             assert (stats.backoff, stats.backoff_level) == ("blocked", 1)
             assert stats.connections[0].ready_count == 0

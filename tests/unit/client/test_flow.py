@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.unit.client.scripted_broker import ScriptedBroker, eventually
 
-from martlet.client import Backoff, Consumer, FailureBackoff, Message, Rotation
+from martlet.client import Backoff, Consumer, FailureBackoff, Message, Requeue, Rotation
 
 AT_ONCE = Backoff(first_s=0, max_s=0)
 QUICK = FailureBackoff(multiplier_s=0.01)
@@ -103,17 +103,54 @@ async def test_a_thousand_failures_at_once_are_one_step(caplog: pytest.LogCaptur
     ):
         broker.deliver(*range(200))
         for _ in range(200):
-            (await anext(consumer)).requeue()
+            (await anext(consumer)).requeue(backoff=True)
         await broker.until(lambda: broker.ready_counts()[-1] == 1)
         assert broker.ready_counts() == [200, 0, 1]
         broker.deliver(1)
         batch = await anext(consumer.batches())
         await batch.finish()
         await broker.until(lambda: broker.ready_counts() == [200, 0, 1, 200])
-    assert (
-        caplog.text.count("messages fail: no more are asked for in the next 0.02 s (level 1)") == 1
-    )
-    assert "messages succeed again" in caplog.text
+    said = "channel c of topic t: messages fail: no more are asked for in the next 0.02 s (level 1)"
+    assert caplog.text.count(said) == 1
+    assert "channel c of topic t: messages succeed again" in caplog.text
+
+
+async def test_what_the_application_requeues_is_no_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with (
+        ScriptedBroker() as broker,
+        Consumer("t", "c", broker.address, failure_backoff=QUICK) as consumer,
+    ):
+        broker.deliver(*range(4))
+        for _ in range(2):
+            (await anext(consumer)).requeue(500)
+        await (await anext(consumer.batches())).requeue(500)
+        await broker.until(lambda: len(broker.named("REQ")) == 4)
+        assert broker.ready_counts() == [200]
+    assert "messages fail" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "fails"),
+    [(Requeue(5), False), (Requeue(5, backoff=True), True), (RuntimeError("down"), True)],
+)
+async def test_what_a_handler_raises_is_a_failure_unless_it_only_puts_off(
+    error: Exception, fails: bool
+) -> None:
+    async def handle(_message: Message) -> None:
+        raise error
+
+    async with (
+        ScriptedBroker() as broker,
+        Consumer("t", "c", broker.address, failure_backoff=FailureBackoff()) as consumer,
+    ):
+        running = asyncio.create_task(consumer.run(handle))
+        broker.deliver(1)
+        await broker.until(lambda: len(broker.named("REQ")) == 1)
+        assert broker.ready_counts() == ([200, 0] if fails else [200])
+        consumer.stop()
+        await running
 
 
 async def test_only_one_message_is_tried_and_elsewhere_where_its_broker_goes() -> None:
