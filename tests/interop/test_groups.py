@@ -345,7 +345,7 @@ async def test_only_wanted_tags_come_and_properties_with_them(broker: Broker) ->
         answer = await member.call("group.fetch", queue=0, offset=0)
         assert Properties(tag="red", keys=("k",)).pack() in answer.data
         async with connected(broker) as other:
-            with pytest.raises(CallRefused, match="has tags=red, .* wants tags=blue"):
+            with pytest.raises(CallRefused, match=r"has tags=red, .* wants tags=blue"):
                 await Member(other, "b").join(wanted_tags=["blue"])
 
 

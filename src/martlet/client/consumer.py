@@ -148,6 +148,7 @@ class Consumer(Receiver):
             addresses = "127.0.0.1:4150"
         given = parse_addresses(addresses) if addresses is not None else []
         daemons = [lookup] if isinstance(lookup, str) else list(lookup or ())
+        self._given = given
         self._backoff = backoff or Backoff()
         self._connect_timeout_s = connect_timeout_s
         self._close_timeout_s = close_timeout_s
@@ -194,6 +195,7 @@ class Consumer(Receiver):
             self._identity,
             backoff=self._backoff,
             connect_timeout_s=self._connect_timeout_s,
+            are_found=address not in self._given,
         )
         subscription = Subscription(
             address, self._topic, self._channel, dialer, self._connect_timeout_s, self._wanted

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable, Sequence
 
 from martlet.address import Address
@@ -34,6 +35,13 @@ class Dialer:
     accepts and hangs up is not asked a thousand times a second.  Of use is also what has stood for
     as long as two heartbeats take: a consumer may have nothing to do for days.
 
+    Args:
+        addresses: which to try.
+        identity: what to tell the broker.
+        backoff: how long to wait after failures.
+        connect_timeout_s: how long one attempt may take.
+        are_found: whether lookup daemons, and not the application, told of the addresses.
+
     Attributes:
         last_error: why there is no connection, once one attempt has failed.
         on_failure: called after each attempt that failed.
@@ -47,6 +55,7 @@ class Dialer:
         *,
         backoff: Backoff,
         connect_timeout_s: float,
+        are_found: bool = False,
     ) -> None:
         self.last_error: Exception | None = None
         self.on_failure: Callable[[], None] | None = None
@@ -56,6 +65,7 @@ class Dialer:
         self._identity = identity
         self._backoff = backoff
         self._connect_timeout_s = connect_timeout_s
+        self._are_found = are_found
         self._failures = 0
         self._useful = False
         self._connected_at_s = 0.0
@@ -84,7 +94,7 @@ class Dialer:
                 if self._is_hopeless(address, error):
                     self.last_error = error
                     raise
-                logger.warning("cannot connect to %s; trying again", error)
+                logger.warning("cannot connect to %s; trying again", self._told(error))
                 self.failed(error)
             else:
                 logger.info("connected to %s", address)
@@ -95,6 +105,15 @@ class Dialer:
                 if self.on_connected is not None:
                     self.on_connected(str(address))
                 return connection
+
+    def _told(self, error: ConnectFailed) -> str:
+        """What is told of an attempt that failed, with the way out where there is one."""
+        if not (self._are_found and isinstance(error.__cause__, socket.gaierror)):
+            return str(error)
+        return (
+            f"{error}: lookup tells of that name, which does not resolve here; start its broker"
+            " with --broadcast-address=NAME, a name or an address by which clients reach it"
+        )
 
     def _is_hopeless(self, address: Address, error: ConnectFailed) -> bool:
         """Whether there is no use in trying again, now that this broker has said this."""

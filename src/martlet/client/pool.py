@@ -174,6 +174,7 @@ class Pool:
             self._identity,
             backoff=self._backoff,
             connect_timeout_s=self._connect_timeout_s,
+            are_found=address not in self._given,
         )
         link = Link(self._outbox, str(address), dialer, self._backoff, self._hooks)
         link.on_up = self._on_up

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import repeat
 
 import pytest
@@ -13,7 +14,7 @@ from aiohttp import web
 from tests.unit.client.scripted_broker import eventually
 
 from martlet.address import Address
-from martlet.client import discovery
+from martlet.client import Consumer, Producer, PullConsumer, discovery
 from martlet.client.discovery import Discovery
 
 Answer = Callable[[web.StreamResponse], Awaitable[object]]
@@ -123,3 +124,44 @@ async def test_a_slow_daemon_holds_up_nobody() -> None:
         watch.cancel()
         await asyncio.wait([watch])
         go.set()
+
+
+async def unresolved(response: web.StreamResponse) -> None:
+    producer = {"broadcast_address": "nowhere.invalid", "tcp_port": 4150}
+    await response.write(json.dumps({"producers": [producer]}).encode())
+
+
+def resolve(host: object, *_rest: object, **_options: object) -> list[object]:
+    """Stand in for `socket.getaddrinfo`: it knows this machine alone."""
+    if host == "nowhere.invalid":
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    address = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 1))
+    return [address]
+
+
+@pytest.mark.parametrize("make", [Consumer, PullConsumer, Producer])
+async def test_a_broadcast_address_that_does_not_resolve_is_told_with_the_way_out(
+    make: type[Consumer | PullConsumer | Producer],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    names = () if make is Producer else ("t", "c")
+    async with daemon(unresolved) as address, AsyncExitStack() as stack:
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
+        enter = asyncio.create_task(
+            stack.enter_async_context(make(*names, lookup=address))  # type: ignore[arg-type]
+        )
+        await eventually(lambda: "cannot connect to nowhere.invalid:4150" in caplog.text)
+        enter.cancel()
+        await asyncio.wait([enter])
+    assert "start its broker with --broadcast-address=NAME" in caplog.text
+
+
+async def test_of_an_address_that_the_application_gave_no_lookup_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    async with Consumer("t", "c", "nowhere.invalid:4150"):
+        pass
+    assert "cannot connect to nowhere.invalid:4150" in caplog.text
+    assert "--broadcast-address" not in caplog.text

@@ -91,7 +91,7 @@ class Puller(ABC, Generic[PostT]):
             self._crew.wrap = partial(self._hooks.handler, topic, group)
         if addresses is None and lookup is None:
             addresses = "127.0.0.1:4150"
-        given = parse_addresses(addresses) if addresses is not None else []
+        given = self._given = parse_addresses(addresses) if addresses is not None else []
         self._brokers: Brokers[PostT] = Brokers(given, self._post, self._line.close)
         if lookup is not None:
             daemons = [lookup] if isinstance(lookup, str) else list(lookup)
@@ -115,6 +115,7 @@ class Puller(ABC, Generic[PostT]):
             self._identity,
             backoff=self._backoff,
             connect_timeout_s=self._connect_timeout_s,
+            are_found=address not in self._given,
         )
         dialer.on_connected, dialer.on_lost = self._hooks.on_connected, self._hooks.on_lost
         return dialer
