@@ -179,7 +179,7 @@ async def test_a_touched_message_is_not_delivered_again_and_a_forgotten_one_is(
     broker = start()
     identity = Identity(message_timeout_ms=1000)
     async with (
-        Consumer("t", "c", broker.tcp_address, identity=identity) as consumer,
+        Consumer("t", "c", broker.tcp_address, identity=identity, auto_touch=False) as consumer,
         Producer(broker.tcp_address) as producer,
     ):
         await producer.publish("t", b"long work")
@@ -200,11 +200,11 @@ async def test_a_touched_message_is_not_delivered_again_and_a_forgotten_one_is(
 
 
 async def test_what_is_worked_on_for_long_is_not_delivered_again(start: Start) -> None:
-    """In a coroutine, in a thread and in a batch, for longer than the message timeout."""
+    """In a coroutine, in a thread, in a batch and by iterating, for longer than the timeout."""
     broker = start()
     identity = Identity(message_timeout_ms=1000)
     consumers = [
-        Consumer(f"t{number}", "c", broker.tcp_address, identity=identity) for number in range(3)
+        Consumer(f"t{number}", "c", broker.tcp_address, identity=identity) for number in range(4)
     ]
 
     async def handle(_message: Message) -> None:
@@ -214,15 +214,17 @@ async def test_what_is_worked_on_for_long_is_not_delivered_again(start: Start) -
         for consumer in consumers:
             await stack.enter_async_context(consumer)
         async with Producer(broker.tcp_address) as producer:
-            for number in range(3):
+            for number in range(4):
                 await producer.publish(f"t{number}", b"long work")
         running = [
             asyncio.create_task(consumers[0].run(handle)),
             asyncio.create_task(consumers[1].run(lambda _message: time.sleep(1.5), on="threads")),
         ]
         batch = await anext(consumers[2].batches())
+        message = await anext(consumers[3])
         await asyncio.sleep(1.5)
         await batch.finish()
+        message.finish()
         for number, consumer in enumerate(consumers):
             counts = {"depth": 0, "in_flight_count": 0, "timeout_count": 0, "requeue_count": 0}
             await until_stats(broker, f"t{number}", **counts)

@@ -63,6 +63,9 @@ class Answers:
         "touch_before_s",
     )
 
+    is_handed_out = True
+    """Whether the application has a message that these are the answers to."""
+
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._loop = asyncio.get_running_loop()

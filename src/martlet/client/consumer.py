@@ -115,7 +115,8 @@ class Consumer(Receiver):
             on_giving_up: gets each such message, to keep it elsewhere; a function or a coroutine
                 function.  When it raises, the message is not finished, and comes again.
             auto_touch: ask for more time, up to the broker's ``--max-msg-timeout``, for messages
-                whose handlers are at work, and batches that you hold.
+                whose handlers are at work, and for messages of ``async for`` and batches that you
+                hold and have not answered.
             stall_after_s: when nothing gets on for so long (messages wait and none is handed out or
                 answered, or nothing is asked for), that is logged as an error; 0 never looks.
             on_stall: told the cause, once for each stall.

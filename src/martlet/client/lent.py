@@ -1,8 +1,13 @@
-"""Messages that were handed out one by one, so that those not answered can be given back."""
+"""Messages that were handed out one by one: those not answered are touched, and given back at last.
+
+A message that nobody has any more is not touched: it cannot be answered, so the broker is to
+deliver it again.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from weakref import ReferenceType, ref
 
 from martlet.client.message import Message
 
@@ -18,6 +23,8 @@ class Lent:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._messages: deque[Message] = deque()
+        self._old: deque[ReferenceType[Message]] = deque()
+        """Those that `held` has looked at before: the application alone keeps them."""
 
     def remember(self, limit: int) -> None:
         """Remember so many from now on, or as many as before where that is more."""
@@ -34,9 +41,29 @@ class Lent:
             messages.clear()
             messages.extend(open_[-(self._limit // 2) - 1 :])
 
+    def held(self) -> list[Message]:
+        """What is not answered and the application still has."""
+        waiting: list[Message] = []
+        while self._messages:
+            message = self._messages.popleft()
+            answers = message._answers
+            if answers is None:
+                continue
+            if answers.is_handed_out:
+                self._old.append(ref(message))
+            else:
+                waiting.append(message)
+        self._messages.extend(waiting)
+        message = None  # type: ignore[assignment]  # or the last one would be held here
+        found = [each for each in (old() for old in self._old) if each is not None]
+        held = [each for each in found if not each.is_answered][-self._limit :]
+        self._old = deque(map(ref, held))
+        return held
+
     def give_back(self) -> None:
         """Have the brokers deliver what is not answered to others."""
-        for message in self._messages:
-            if not message.is_answered:
+        for message in [*(old() for old in self._old), *self._messages]:
+            if message is not None and not message.is_answered:
                 message.give_back()
+        self._old.clear()
         self._messages.clear()

@@ -31,7 +31,7 @@ class Message:
         body: what was published.
     """
 
-    __slots__ = ("_answers", "_packed", "attempts", "body", "id", "timestamp_ns")
+    __slots__ = ("__weakref__", "_answers", "_packed", "attempts", "body", "id", "timestamp_ns")
 
     def __init__(
         self,

@@ -39,9 +39,9 @@ class Receiver(ABC):
     def __init__(self, max_in_flight: int, failures: FailurePolicy, auto_touch: bool) -> None:
         self._inbox = Inbox()
         self._failures = failures
-        self._toucher = Toucher(auto_touch)
-        self._crew = Crew(self._inbox, failures, self._toucher)
         self._lent = Lent(_LENT * max_in_flight)
+        self._toucher = Toucher(auto_touch, self._lent)
+        self._crew = Crew(self._inbox, failures, self._toucher)
         self._entered = False
 
     @property
@@ -66,11 +66,16 @@ class Receiver(ABC):
                 await inbox.rest()
             elif not inbox.refill():
                 await inbox.arrival()
+            elif now_s <= inbox.touch_at_s:
+                message = inbox.ready.popleft()
+                self._lent.add(message)
+                return message
             elif now_s > inbox.expires_at_s:
                 inbox.drop_ready()
             else:
                 message = inbox.ready.popleft()
                 self._lent.add(message)
+                message.touch()
                 return message
         inbox.check()
         raise StopAsyncIteration

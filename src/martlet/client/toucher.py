@@ -2,12 +2,12 @@
 
 A broker delivers a message again when it is not answered within the message timeout, unless it is
 touched; and whatever the touches, when ``--max-msg-timeout`` has passed.  So, four times in a
-message timeout, all that is being worked on is touched: messages in handlers, and batches that
-are not answered.  A quick handler is hardly ever met at work, so this costs next to nothing; and a
-message that has waited for long is touched when its handler begins (`Inbox.touch_at_s`).
+message timeout, all that is being worked on is touched: messages in handlers, those that were taken
+by iterating, and batches that are not answered.  What is quick is hardly ever met at work, so this
+costs next to nothing; and a message that has waited for long is touched when it is handed out
+(`Inbox.touch_at_s`).
 
-A batch counts as being worked on as long as anybody holds it.  What is taken by iterating is the
-application's to touch.
+A batch, or a message taken by iterating, counts as being worked on as long as anybody holds it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from martlet.client.answers import Answers
 from martlet.client.batch import Batch
+from martlet.client.lent import Lent
 from martlet.client.message import Message
 from martlet.client.worker import Worker
 
@@ -36,10 +37,13 @@ class Toucher:
 
     Args:
         is_on: whether it does; else it only remembers batches.
+        lent: what was taken by iterating.
     """
 
-    def __init__(self, is_on: bool) -> None:
+    def __init__(self, is_on: bool, lent: Lent) -> None:
         self.is_on = is_on
+        self._lent = lent
+        self._lent_since_s: WeakKeyDictionary[Message, float] = WeakKeyDictionary()
         self._workers: set[Worker] = set()
         self._seen: dict[Worker, tuple[Message, float]] = {}
         self._batches: deque[ReferenceType[Batch]] = deque()
@@ -95,8 +99,8 @@ class Toucher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        is_worth_it = self.is_on and bool(self._workers or self._batches)
-        if is_worth_it and 0 < self._pause_s < float("inf"):
+        # Also while nothing is: to begin with the first message would cost something for each.
+        if self.is_on and 0 < self._pause_s < float("inf"):
             self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._touch)
 
     def _touch(self) -> None:
@@ -120,7 +124,17 @@ class Toucher:
             since_s = self._taken_s.setdefault(batch, now_s)
             if self._may_touch(batch.answers, now_s - since_s, repr(batch)):
                 batch.touch_soon()
+        self._touch_lent(now_s)
         self._begin_again()
+
+    def _touch_lent(self, now_s: float) -> None:
+        for message in self._lent.held():
+            answers = message._answers
+            if answers is None:
+                continue  # Another thread has answered it meanwhile.
+            since_s = self._lent_since_s.setdefault(message, now_s)
+            if self._may_touch(answers, now_s - since_s, repr(message)):
+                answers.touch(message.id)
 
     def _may_touch(self, answers: Answers, at_work_s: float, what: str) -> bool:
         """Whether the broker would heed it; says once when it no longer does."""

@@ -148,9 +148,7 @@ async def test_a_broadcast_address_that_does_not_resolve_is_told_with_the_way_ou
     names = () if make is Producer else ("t", "c")
     async with daemon(unresolved) as address, AsyncExitStack() as stack:
         monkeypatch.setattr(socket, "getaddrinfo", resolve)
-        enter = asyncio.create_task(
-            stack.enter_async_context(make(*names, lookup=address))  # type: ignore[arg-type]
-        )
+        enter = asyncio.create_task(stack.enter_async_context(make(*names, lookup=address)))
         await eventually(lambda: "cannot connect to nowhere.invalid:4150" in caplog.text)
         enter.cancel()
         await asyncio.wait([enter])

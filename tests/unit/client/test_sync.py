@@ -86,6 +86,20 @@ def test_what_waited_long_is_touched_when_it_is_handed_out(broker: ScriptedBroke
     assert broker.answered("FIN") == [0, 1]
 
 
+def test_what_iterating_has_handed_out_is_touched_and_nothing_else(
+    broker: ScriptedBroker,
+) -> None:
+    with Consumer("t", "c", broker.address, max_in_flight=10) as consumer:
+        until(broker.ready_counts)
+        broker.peers[-1].send(b"".join(message_frame(b"x", number=n) for n in range(3)))
+        message = next(consumer)
+        until(lambda: len(broker.answered("TOUCH")) >= 4)
+        assert set(broker.answered("TOUCH")) == {0}
+        message.finish()
+        until(lambda: broker.answered("FIN"))
+    assert broker.answered("FIN") == [0]
+
+
 def test_what_is_not_answered_at_the_end_is_given_back(broker: ScriptedBroker) -> None:
     with Consumer("t", "c", broker.address, max_in_flight=10) as consumer:
         until(broker.ready_counts)

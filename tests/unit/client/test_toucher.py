@@ -94,3 +94,58 @@ async def test_nothing_is_touched_where_it_is_not_wanted() -> None:
         assert broker.answered("TOUCH") == []
         consumer.stop()
         await running
+
+
+async def test_what_iterating_has_handed_out_is_touched_as_long_as_it_is_held(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with (
+        ScriptedBroker(msg_timeout=120, max_msg_timeout=600) as broker,
+        Consumer("t", "c", broker.address) as consumer,
+    ):
+        broker.deliver(1, 2, 3)
+        messages = [await anext(consumer) for _ in range(3)]
+        messages.pop().finish()
+        del messages[0]  # Nobody can answer it any more.
+        await broker.until(lambda: len(broker.answered("TOUCH")) >= 8)
+        assert set(broker.answered("TOUCH")) == {2}
+        await eventually(lambda: "delivers it again" in caplog.text)
+        assert not messages[0].is_answered
+    assert caplog.text.count("--max-msg-timeout") == 1
+    assert broker.answered("REQ") == [2]
+
+
+async def test_what_is_forgotten_is_given_back_at_the_end_where_that_is_near() -> None:
+    async with (
+        ScriptedBroker(msg_timeout=60_000) as broker,
+        Consumer("t", "c", broker.address) as consumer,
+    ):
+        broker.deliver(1)
+        await anext(consumer)
+    assert broker.answered("REQ") == [1]
+
+
+async def test_a_message_that_has_waited_is_touched_when_iterating_hands_it_out() -> None:
+    async with (
+        ScriptedBroker(msg_timeout=60_000) as broker,
+        Consumer("t", "c", broker.address) as consumer,
+    ):
+        broker.deliver(1, 2)
+        await anext(consumer)
+        consumer._inbox.touch_at_s = 0.0
+        message = await anext(consumer)
+        await broker.until(lambda: broker.answered("TOUCH") == [2])
+        message.finish()
+
+
+async def test_nothing_that_iterating_has_handed_out_is_touched_where_it_is_not_wanted() -> None:
+    async with (
+        ScriptedBroker(msg_timeout=80) as broker,
+        Consumer("t", "c", broker.address, auto_touch=False) as consumer,
+    ):
+        broker.deliver(1, 2)
+        message = await anext(consumer)
+        assert consumer._toucher._timer is None
+        message.finish()
+        await broker.until(lambda: broker.answered("FIN") == [1])
+    assert broker.answered("TOUCH") == []

@@ -17,11 +17,17 @@ class PostedAnswers:
         answers: the connection's, which are the event loop's alone.
     """
 
-    __slots__ = ("_thread", "answers")
+    __slots__ = ("_thread", "answers", "is_handed_out")
 
     def __init__(self, answers: Answers, thread: LoopThread) -> None:
         self.answers = answers
         self._thread = thread
+        self.is_handed_out = False
+
+    @property
+    def max_message_timeout_s(self) -> float:
+        """How much time the broker gives a message, with any number of touches."""
+        return self.answers.max_message_timeout_s
 
     def finish(self, message_id: bytes) -> None:
         """Tell that the message has been dealt with."""
@@ -65,6 +71,9 @@ class PostedAnswers:
 
     def touch(self, message_id: bytes) -> None:
         """Ask for more time for the message."""
+        if self._thread.is_current:
+            self.answers.touch(message_id)  # The consumer touches what is held.
+            return
         self._thread.check()
         self._thread.post(self.answers.touch, message_id)
 

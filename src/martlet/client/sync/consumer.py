@@ -74,6 +74,7 @@ class Consumer(Face):
             except IndexError:
                 self._refill(thread)
                 continue
+            cast(PostedAnswers, message._answers).is_handed_out = True
             if time.monotonic() > self._touch_at_s:
                 message.touch()
             return message
