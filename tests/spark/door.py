@@ -91,8 +91,6 @@ class _Handler(BaseHTTPRequestHandler):
             "/log/batches": self._batches,
             "/log/reach": self._reach,
             "/call/group.follow": self._follow,
-            "/topic/create": self._create,
-            "/channel/create": self._create,
             "/channel/advance": self._advance,
         }[url.path](asked)
 
@@ -188,11 +186,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.channels[key] = offset
         self.server.retains[key] = told["retain"]
         self._answer(200, {})
-
-    def _create(self, asked: dict[str, str]) -> None:
-        if "channel" in asked:
-            self.server.channels.setdefault((asked["topic"], asked["channel"]), 0)
-        self._answer(200, b"")
 
     def _advance(self, asked: dict[str, str]) -> None:
         self.server.channels[asked["topic"], asked["channel"]] = int(asked["offset"])

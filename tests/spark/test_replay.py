@@ -15,8 +15,8 @@ from martlet.options.archive import ArchiveOptions
 from martlet.options.flag import OptionError
 from martlet.options.replay_job import ReplayJobOptions
 from martlet.pipeline import archive
-from martlet.pipeline.job import JobFailed, Run
-from martlet.pipeline.replay import replay
+from martlet.pipeline.job import OK, JobFailed, Run, carry_out
+from martlet.pipeline.replay import JOB, Replayed, replay
 from martlet.pipeline.replay.ledger import Ledger
 from martlet.pipeline.replay.replay import Replay
 from martlet.testing import BrokerProcess
@@ -67,14 +67,39 @@ def test_what_a_condition_picks_is_sent_in_order_and_once_though_it_is_stopped(
     assert (first.read_count, first.sent_count, first.left_count) == (400, 150, 600)
     # What is published meanwhile is not of the past that was fixed.
     publish(broker.http_address, "past", map(body, range(COUNT, COUNT + 7)))
-    # The step that was begun last is done again, as after a kill, and published once.
-    assert replay(options, spark=spark).left_count == 0
-    assert replay(options, spark=spark).left_count == 0
+    # A step that was cut off by a kill is done again, and published once.
+    step = tmp_path / "checkpoint" / "step.json"
+    told = json.loads(step.read_text())
+    assert (told.pop("is_done"), told.pop("sent_count")) == (True, 150)
+    step.write_text(json.dumps(told))
+    assert replay(options, spark=spark) == Replayed(1000, 450, 0)
+    assert replay(options, spark=spark) == Replayed(0, 0, 0, sent_before_count=450)
     wanted = [number for number in range(100, COUNT) if number % 2]
     assert numbers_of(spark, broker, "again-past") == wanted
 
     with pytest.raises(JobFailed, match="another --where; give it a folder"):
         replay(options.replace(where="kind = 'even'"), spark=spark)
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_replay_that_is_complete_has_nothing_to_do(
+    broker: BrokerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ReplayJobOptions(
+        addresses=(broker.http_address,),
+        from_topics=("past",),
+        end='{"past": {"0": 30}}',
+        to_topic="complete",
+        checkpoint=str(tmp_path / "checkpoint"),
+        max_offsets=20,
+    )
+    assert carry_out(JOB, options) == OK
+    assert capsys.readouterr().out.endswith("\n30 of 30 messages were sent again\n")
+    assert carry_out(JOB, options) == OK
+    assert capsys.readouterr().out == (
+        "nothing to do: 30 messages were replayed before; another replay needs another"
+        " --checkpoint\n"
+    )
 
 
 def test_an_archive_is_sent_again(
@@ -148,12 +173,14 @@ def test_a_topic_that_was_made_anew_is_not_what_was_to_be_replayed(
         checkpoint=str(tmp_path / "checkpoint"),
     )
     replay(options, spark=spark)
+    step = tmp_path / "checkpoint" / "step.json"
+    step.write_text(json.dumps(json.loads(step.read_text()) | {"is_done": False}))
     post(broker.http_address, "/topic/delete?topic=anew")
     publish(broker.http_address, "anew", map(body, range(9)))
     with pytest.raises(JobFailed, match="topic 'anew' was deleted since the replay has begun"):
         replay(options, spark=spark)
     assert numbers_of(spark, broker, "anew-again") == list(range(9))
-    (tmp_path / "checkpoint/step.json").write_bytes(b"{")
+    step.write_bytes(b"{")
     with pytest.raises(JobFailed, match=r"step\.json cannot be read"):
         replay(options, spark=spark)
 
@@ -182,7 +209,9 @@ def test_a_rate_is_kept(spark: SparkSession, broker: BrokerProcess, tmp_path: Pa
     assert len(waited) == 2
     assert waited[0] == 0.0
     assert 0.0 <= waited[1] <= 1.0  # less, by what the first step took
-    assert Ledger(options.checkpoint).step() is not None
+    progress = Ledger(options.checkpoint).progress()
+    assert progress is not None
+    assert (progress.is_done, progress.sent_count) == (True, 60)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +244,7 @@ def test_what_there_is_not_is_named(
         to_topic="t",
         checkpoint=str(tmp_path / "c"),
     )
-    with pytest.raises(ValueError, match="there is no topic nothing at"):
+    with pytest.raises(ValueError, match=r"there is no topic 'nothing' at .*; there is .*past"):
         replay(options, spark=spark)
     with pytest.raises(JobFailed, match=r"--where=nosuch = 1: .*`nosuch`"):
         replay(options.replace(from_topics=("past",), where="nosuch = 1"), spark=spark)

@@ -59,6 +59,14 @@ class Broker:
         """
         await self._do(self.process.restart)
 
+    async def make_topic(self, topic: str) -> None:
+        """Make a topic, unless it exists.
+
+        Raises:
+            DemoFailed: the broker does not answer.
+        """
+        await self._ask("POST", f"/topic/create?topic={topic}")
+
     async def stored(self, topic: str) -> int:
         """How many messages the topic has been given."""
         listing = await self._get("/log/topics")
@@ -94,14 +102,17 @@ class Broker:
         return None
 
     async def _get(self, path: str) -> Any:
-        url = f"http://{self.process.http_address}{path}"
+        return json.loads(await self._ask("GET", path))
 
-        def get() -> Any:
-            with urllib.request.urlopen(url, timeout=_ANSWER_S) as answer:
-                return json.load(answer)
+    async def _ask(self, method: str, path: str) -> bytes:
+        request = urllib.request.Request(f"http://{self.process.http_address}{path}", method=method)
+
+        def ask() -> bytes:
+            with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:
+                return bytes(answer.read())
 
         try:
-            return await asyncio.to_thread(get)
+            return await asyncio.to_thread(ask)
         except OSError as error:
             raise DemoFailed(f"the broker does not answer {path}: {error}") from error
 

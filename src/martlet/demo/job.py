@@ -69,6 +69,8 @@ class Job:
                 f"broker: process {broker.process.process_id}, on {broker.process.tcp_address}"
                 f" (HTTP on {broker.process.http_address})"
             )
+            # The archive reads it, and makes nothing but its channel.
+            await broker.make_topic(TOPIC)
             archiving = await stack.enter_async_context(
                 Archiving(broker.process.http_address, place)
             )

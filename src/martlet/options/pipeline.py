@@ -154,6 +154,13 @@ class StreamJobOptions(JobOptions):
         section="batches",
     )
     once: bool = option("once", Kind.BOOL, False, "do what there is now, and end")
+    allow_missing_topics: bool = option(
+        "allow-missing-topics",
+        Kind.BOOL,
+        False,
+        "go on without topics that do not exist yet; each is read from its start once it does"
+        " (default: an error, exit code 2)",
+    )
     interval_ns: int = option(
         "interval",
         Kind.DURATION,

@@ -28,6 +28,7 @@ from rich.console import Console
 from martlet.options.flag import OptionError
 from martlet.options.pipeline import JobOptions
 from martlet.pipeline.meter import Meter
+from martlet.spark.brokers import NoSuchTopicError
 from martlet.spark.java import spark_session
 
 if TYPE_CHECKING:
@@ -154,7 +155,8 @@ def carry_out(job: Job[OptionsT], options: OptionsT) -> int:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     stopping = threading.Event()
     try:
-        job.check(options)
+        with _ending(stopping, at_once=True):
+            job.check(options)
         with (
             _ending(stopping, at_once=not job.has_steps),
             Meter.serving(options.metrics_address) as meter,
@@ -170,7 +172,7 @@ def carry_out(job: Job[OptionsT], options: OptionsT) -> int:
                 if stopping.is_set() and _is_java_gone(spark):
                     return OK
                 raise
-    except (OptionError, WrongQuery) as error:
+    except (OptionError, WrongQuery, NoSuchTopicError) as error:
         print(f"martlet pipeline {job.name}: {error}", file=sys.stderr)
         return WRONG
     except KeyboardInterrupt:

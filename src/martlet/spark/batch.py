@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from martlet.spark.brokers import Brokers, Seen
+from martlet.spark.brokers import Brokers
 from martlet.spark.endpoint import NotFound
 from martlet.spark.loss import Loss, tell_loss
 from martlet.spark.offsets import spans
@@ -33,7 +33,8 @@ class BatchReader(DataSourceReader):
         """Cut what is there now between the bounds into splits.
 
         Raises:
-            ValueError: a topic does not exist, or the offsets given do not fit.
+            NoSuchTopicError: a topic does not exist.
+            ValueError: the offsets given do not fit.
             DataLossError: the offsets to start from have gone.
         """
         brokers = Brokers(self._options)
@@ -47,7 +48,7 @@ class BatchReader(DataSourceReader):
     def _plan(self, brokers: Brokers) -> list[InputPartition]:
         options = self._options
         seen = brokers.look(patient=True)
-        self._check_topics(brokers, seen)
+        brokers.require_topics(seen)
         start = resolve(brokers, options.start, seen, "startingOffsets")
         for key, offset in start.items():
             first = seen[key].start_offset
@@ -58,20 +59,6 @@ class BatchReader(DataSourceReader):
         end = resolve(brokers, options.end, seen, "endingOffsets")
         # Spark makes a partition of None out of an empty list.
         return list(plan(spans(start, end), seen, brokers, options))
-
-    def _check_topics(self, brokers: Brokers, seen: Seen) -> None:
-        """See that each topic is there. Raises ValueError, which names those that are."""
-        topics = self._options.topics
-        missing = [repr(t) for t in topics.names if not any(key.topic == t for key in seen)]
-        if topics.pattern is not None and not seen:
-            missing = [f"that matches {topics}"]
-        if not missing:
-            return
-        there = sorted({name for broker in brokers.ids for name in brokers.topics_at(broker)})
-        raise ValueError(
-            f"there is no topic {missing[0]} at {brokers.where}; there is "
-            + (", ".join(there[:20]) + (" ..." if len(there) > 20 else "") or "none")
-        )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The messages of one task."""

@@ -31,7 +31,12 @@ _LOOKUP_INTERVAL_S = 2.0
 _WAIT_S = 2.0
 """How long one look waits for a broker before it goes on without it."""
 _MOST_THREADS = 32
+_MAX_TOPICS_NAMED = 20
 Seen = dict[QueueKey, QueueRange]
+
+
+class NoSuchTopicError(ValueError):
+    """No broker has a topic that is to be read."""
 
 
 class Brokers:
@@ -115,6 +120,28 @@ class Brokers:
                     key = QueueKey(_broker(watch), queue.topic, queue.queue, queue.topic_id)
                     seen[key] = queue
         return seen
+
+    def require_topics(self, seen: Seen) -> None:
+        """Check that each topic of the query exists.
+
+        Args:
+            seen: what `look` has returned.
+
+        Raises:
+            NoSuchTopicError: one does not; the text names those that do.
+        """
+        topics = self._topics
+        missing = [repr(t) for t in topics.names if not any(key.topic == t for key in seen)]
+        if topics.pattern is not None and not seen:
+            missing = [f"that matches {topics}"]
+        if not missing:
+            return
+        there = sorted({name for broker in self.ids for name in self.topics_at(broker)})
+        named = ", ".join(there[:_MAX_TOPICS_NAMED]) or "none"
+        more = " ..." if len(there) > _MAX_TOPICS_NAMED else ""
+        raise NoSuchTopicError(
+            f"there is no topic {missing[0]} at {self.where}; there is {named}{more}"
+        )
 
     def _judge(self, watch: Watch[Listing], was_silent: bool) -> None:
         """See whether a broker has been silent for too long."""

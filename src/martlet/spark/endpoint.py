@@ -297,13 +297,9 @@ class Endpoint:
         """
         return self._ask("GET", path, parameters)[1]
 
-    def create(self, topic: str, channel: str) -> None:
-        """Create a topic and a channel where they do not exist."""
-        self._ask("POST", "/topic/create", {"topic": topic})
-        self._ask("POST", "/channel/create", {"topic": topic, "channel": channel})
-
     def advance(self, place: Place, channel: str, offset: int, *, patient: bool = True) -> None:
-        """Let a channel go forward: it is done with all of a queue that lies below `offset`.
+        """Let a channel, made where it is missing, go forward: it is done with all of a queue that
+        lies below `offset`.
 
         Not `patient`: one try only.
         """

@@ -8,7 +8,7 @@ cannot be told now is told with the next micro-batch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from martlet.spark.brokers import Brokers
 from martlet.spark.endpoint import BrokerUnreachable, NotFound, Place, QueueRange
@@ -31,17 +31,21 @@ class Follower:
         self._brokers = brokers
         self._told: dict[QueueKey, int] = {}
 
-    def begin(self, seen: Collection[QueueKey]) -> None:
-        """Make group and channel, so that nothing which is stored from now on is let go unread.
+    def begin(self, seen: Mapping[QueueKey, QueueRange]) -> None:
+        """Make group and channel of the topics that exist, so that nothing which is stored from now
+        on is let go unread.  A topic that does not exist is never made; its channel comes with the
+        first `tell` of it.
 
         Raises:
             BrokerUnreachable, BrokerRefused.
         """
         options = self._options
         if options.channel is not None:
-            for broker in self._brokers.ids:
-                for topic in options.topics.names:
-                    self._brokers.endpoint(broker).create(topic, options.channel)
+            # One call for each topic makes the channel at all its queues.
+            for key in {(key.broker, key.topic): key for key in seen}.values():
+                place = Place(key.topic, key.queue, seen[key].part_id)
+                endpoint = self._brokers.endpoint(key.broker)
+                endpoint.advance(place, options.channel, seen[key].start_offset)
         if options.group is not None:
             for broker, topic, id in sorted({(k.broker, k.topic, k.topic_id) for k in seen}):
                 endpoint = self._brokers.endpoint(broker)

@@ -11,10 +11,11 @@ from martlet.options.archive import ArchiveOptions
 from martlet.options.flag import OptionError
 from martlet.pipeline.archive.compaction import Compacted
 from martlet.pipeline.archive.parquet_table import ParquetTable
-from martlet.pipeline.archive.query import Archive, Batch, compaction_of, location_of
+from martlet.pipeline.archive.query import Archive, Batch, compaction_of, location_of, topics_of
 from martlet.pipeline.archive.store import Store
 from martlet.pipeline.follow import begun, follow
 from martlet.pipeline.job import OK, Job, Run, session
+from martlet.pipeline.topics import require_topics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,9 +46,11 @@ def archive(options: ArchiveOptions, spark: SparkSession | None = None) -> Resul
         spark: the session; None for the active one, or one of its own.
 
     Raises:
-        OptionError: the options do not fit the messages or each other.
+        OptionError: the options do not fit the messages or each other, or a topic does not exist.
+        BrokerUnreachable, BrokerRefused: a broker does not answer, or is none.
         StreamingQueryException: the query has failed.
     """
+    _check(options)
     if spark is not None:
         return _archive(options, Run(spark))
     with session("archive", options) as own:
@@ -130,6 +133,11 @@ class _Told:
         return self._rows.pop(number, 0)
 
 
+def _check(options: ArchiveOptions) -> None:
+    if not options.compact:
+        require_topics(options, topics_of(options))
+
+
 def _work(options: ArchiveOptions, run: Run) -> int:
     _archive(options, run)
     return OK
@@ -140,4 +148,5 @@ JOB = Job(
     description="Write topics to a table of Parquet files, each message exactly once.",
     options=ArchiveOptions,
     work=_work,
+    check=_check,
 )

@@ -110,7 +110,7 @@ class Archive:
         reader = (
             self._spark.readStream.format(FORMAT)
             .options(**options.source)
-            .options(**_topics(options))
+            .options(**topics_of(options))
             .option("startingOffsets", options.starting_offsets)
             .option("failOnDataLoss", str(options.fail_on_data_loss).lower())
             .option("maxOffsetsPerTrigger", options.max_offsets)
@@ -172,7 +172,7 @@ class Archive:
             return Compacted()
 
 
-def _topics(options: ArchiveOptions) -> dict[str, str]:
+def topics_of(options: ArchiveOptions) -> dict[str, str]:
     """Which topics, as the source takes it."""
     if options.topic_pattern:
         return {"topicPattern": options.topic_pattern}

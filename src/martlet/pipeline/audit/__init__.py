@@ -26,6 +26,7 @@ from martlet.pipeline.audit.result import Audit, LogSummary
 from martlet.pipeline.audit.survey import Survey, ask, look
 from martlet.pipeline.job import LOSS, OK, Job, JobFailed, Run, session
 from martlet.spark.address import Tls
+from martlet.spark.brokers import NoSuchTopicError
 from martlet.spark.endpoint import Endpoint
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def audit(options: AuditOptions, spark: SparkSession | None = None) -> Audit:
 
     Raises:
         JobFailed: a folder is none of a broker.
+        NoSuchTopicError: no log has a topic that is to be audited.
         BrokerUnreachable, BrokerRefused: a broker does not answer, or not what it should.
     """
     if spark is not None:
@@ -95,6 +97,9 @@ def _look(options: AuditOptions, run: Run, *, say: bool) -> Audit:
                 reading.finding_of(row.finding)
                 for row in books.where("finding IS NOT NULL").select("finding").collect()
             ]
+            told = {line.topic for line in found} | {finding.topic for finding in findings}
+            if missing := sorted(set(options.topics) - told):
+                _require_known(missing, reading.topic_names(facts))
         finally:
             books.unpersist()
     finally:
@@ -110,6 +115,14 @@ def _look(options: AuditOptions, run: Run, *, say: bool) -> Audit:
         took_s=took_s,
         changed=any(extent.gone for extent in extents.values()),
     )
+
+
+def _require_known(topics: list[str], known: set[str]) -> None:
+    """Check that topics of which nothing is told exist. Raises NoSuchTopicError."""
+    missing = [topic for topic in topics if topic not in known]
+    if missing:
+        there = ", ".join(sorted(known)) or "none"
+        raise NoSuchTopicError(f"the logs have no topic {missing[0]!r}; there is {there}")
 
 
 def _surveys(options: AuditOptions) -> list[Survey]:

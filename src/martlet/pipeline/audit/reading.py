@@ -256,6 +256,16 @@ def _reason(fact: Fact) -> str:
     return f"{told['reason']}{what}"
 
 
+def topic_names(facts: DataFrame) -> set[str]:
+    """The names of the topics that logs tell of, but for the broker's own."""
+    from pyspark.sql import functions as F
+
+    states = facts.where(F.col("kind") == int(FactKind.STATE))
+    name = F.get_json_object(F.col("payload").cast("string"), "$.name").alias("name")
+    found = (row["name"] for row in states.select(name).distinct().collect())
+    return {found_name for found_name in found if not is_system(found_name)}
+
+
 # the books
 
 

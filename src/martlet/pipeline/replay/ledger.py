@@ -2,8 +2,9 @@
 
 ``plan.json`` is written once, when the replay begins: its name at the broker, what it reads, and
 the ends of each queue.  ``step.json`` is written before each step, with its number and the two
-positions that it lies between.  A step that was cut off is done again, between the same positions
-and under the same number, and the broker publishes a number once.
+positions that it lies between, and after it, with how many messages were sent so far.  A step that
+was cut off is done again, between the same positions and under the same number, and the broker
+publishes a number once.
 """
 
 from __future__ import annotations
@@ -43,6 +44,21 @@ class Step:
     number: int
     start: Position
     end: Position
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a replay is.
+
+    Attributes:
+        step: the last step that was begun.
+        is_done: whether it was also done.
+        sent_count: how many messages were sent by all steps that are done.
+    """
+
+    step: Step
+    is_done: bool
+    sent_count: int
 
 
 class Ledger:
@@ -90,13 +106,15 @@ class Ledger:
                 )
         return Plan(told["name"], flatten(told["start"]), flatten(told["end"]))
 
-    def step(self) -> Step | None:
-        """The last step that was begun."""
+    def progress(self) -> Progress | None:
+        """How far the replay is; None before its first step. Raises JobFailed."""
         kept = self._store.read(_STEP)
         if kept is None:
             return None
         told = self._told(_STEP, kept)
-        return Step(told["number"], flatten(told["start"]), flatten(told["end"]))
+        step = Step(told["number"], flatten(told["start"]), flatten(told["end"]))
+        # Older versions noted the number and the positions alone.
+        return Progress(step, told.get("is_done", False), told.get("sent_count", 0))
 
     def _told(self, name: str, content: bytes) -> dict[str, Any]:
         try:
@@ -111,7 +129,14 @@ class Ledger:
             raise JobFailed(f"{self._store.path(name)} is none of a replay")
         return told
 
-    def begin(self, step: Step) -> None:
-        """Write down a step that is about to be done."""
-        told = {"number": step.number, "start": nested(step.start), "end": nested(step.end)}
+    def note(self, progress: Progress) -> None:
+        """Write down how far the replay is."""
+        step = progress.step
+        told = {
+            "number": step.number,
+            "start": nested(step.start),
+            "end": nested(step.end),
+            "is_done": progress.is_done,
+            "sent_count": progress.sent_count,
+        }
         self._store.replace(_STEP, json.dumps(told).encode())

@@ -70,14 +70,12 @@ class TopicPast(Past):
         """As the brokers resolve them.
 
         Raises:
-            ValueError: there is no such topic, or the bounds are none.
+            NoSuchTopicError: a topic does not exist.
+            ValueError: the bounds are none.
         """
         brokers, options = self._brokers, self._options
         seen = brokers.look(patient=True)
-        there = {key.topic for key in seen}
-        missing = [topic for topic in options.topics.names if topic not in there]
-        if missing:
-            raise ValueError(f"there is no topic {missing[0]} at {brokers.where}")
+        brokers.require_topics(seen)
         start = resolve(brokers, options.start, seen, "startingOffsets")
         return start, resolve(brokers, options.end, seen, "endingOffsets")
 

@@ -17,7 +17,7 @@ from martlet.options.flag import OptionError
 from martlet.options.replay_job import TOPIC_PLACE, ReplayJobOptions
 from martlet.pipeline.fields import with_fields
 from martlet.pipeline.job import OK, Job, Run, session, told_as
-from martlet.pipeline.replay.ledger import Ledger, Plan, Step
+from martlet.pipeline.replay.ledger import Ledger, Plan, Progress, Step
 from martlet.pipeline.replay.past import Past, Position, left, sent_columns
 from martlet.spark import offsets
 from martlet.spark.bound import parse_bound
@@ -37,11 +37,13 @@ class Replayed:
         read_count: how many messages were looked at in this run.
         sent_count: how many of them were sent; with `dry_run`, how many would be.
         left_count: how many are still to be looked at, where it was told to end before.
+        sent_before_count: how many were sent by runs before this one.
     """
 
     read_count: int
     sent_count: int
     left_count: int
+    sent_before_count: int = 0
 
 
 def replay(options: ReplayJobOptions, *, spark: SparkSession | None = None) -> Replayed:
@@ -53,7 +55,8 @@ def replay(options: ReplayJobOptions, *, spark: SparkSession | None = None) -> R
 
     Raises:
         JobFailed: it cannot go on.
-        ValueError: there is no such topic, or the bounds are none.
+        NoSuchTopicError: a topic does not exist.
+        ValueError: the bounds are none.
     """
     if spark is not None:
         return Replay(options, Run(spark)).run()
@@ -77,34 +80,40 @@ class Replay:
     def _go_on(self) -> Replayed:
         ledger = Ledger(self._options.checkpoint)
         plan = ledger.plan(_terms(self._options), self._past.bounds)
+        last = ledger.progress()
+        before = last.sent_count if last is not None else 0
         read = sent = 0
-        reached = plan.start
-        for step in self._steps(ledger, plan):
-            ledger.begin(step)
+        reached = _reached(plan, last)
+        for step in self._steps(plan, last):
+            ledger.note(Progress(step, False, before + sent))
             began_s = time.monotonic()
             count = self._send(plan, step)
             seconds = time.monotonic() - began_s
             reached = step.end
             size, lag = left(step.start, step.end), left(reached, plan.end)
             read, sent = read + size, sent + count
+            ledger.note(Progress(step, True, before + sent))
             self._run.meter.batch(count, seconds, lag=lag)
             self._run.say(
                 f"step {step.number}: {count:,} of {size:,} messages sent again,"
                 f" {size / max(seconds, 1e-9):,.0f} a second, {lag:,} to go"
             )
-        return Replayed(read, sent, left(reached, plan.end))
+        return Replayed(read, sent, left(reached, plan.end), before)
 
-    def _steps(self, ledger: Ledger, plan: Plan) -> Iterator[Step]:
-        """The step that was begun last, and those behind it, each when its time has come."""
-        step = ledger.step()
-        number, reached = (step.number, step.start) if step else (0, plan.start)
+    def _steps(self, plan: Plan, last: Progress | None) -> Iterator[Step]:
+        """The step that was cut off, and those behind it, each when its time has come."""
+        cut_off = last.step if last is not None and not last.is_done else None
+        number = last.step.number + last.is_done if last is not None else 0
+        reached = _reached(plan, last)
         due_s = time.monotonic()
-        while left(reached, plan.end) or (step is not None and step.number == number):
+        while left(reached, plan.end):
             if self._run.stopping.wait(max(0.0, due_s - time.monotonic())):
                 return
-            if step is None or step.number != number:
+            step = cut_off
+            if step is None:
                 end = offsets.step(reached, plan.end, self._options.step_offsets)
                 step = Step(number, reached, end)
+            cut_off = None
             yield step
             if self._options.rate:
                 due_s += left(step.start, step.end) / self._options.rate
@@ -161,6 +170,13 @@ class Replay:
         return found
 
 
+def _reached(plan: Plan, last: Progress | None) -> Position:
+    """The position up to which all steps are done."""
+    if last is None:
+        return plan.start
+    return last.step.end if last.is_done else last.step.start
+
+
 def _terms(options: ReplayJobOptions) -> dict[str, object]:
     """What decides which messages are sent, and where to; a rate may change."""
     return {
@@ -176,6 +192,12 @@ def _terms(options: ReplayJobOptions) -> dict[str, object]:
 
 def _work(options: ReplayJobOptions, run: Run) -> int:
     done = Replay(options, run).run()
+    if not (options.dry_run or done.read_count or done.left_count):
+        run.say(
+            f"nothing to do: {done.sent_before_count:,} messages were replayed before;"
+            " another replay needs another --checkpoint"
+        )
+        return OK
     verb = "would be" if options.dry_run else "were"
     run.say(f"{done.sent_count:,} of {done.read_count:,} messages {verb} sent again")
     if done.left_count and not options.dry_run:

@@ -35,6 +35,7 @@ from martlet.pipeline.report.description import (
 from martlet.pipeline.report.identity import keys_of
 from martlet.pipeline.report.query import START, TABLE, quoted, require_columns, sql_of
 from martlet.pipeline.report.show import page_of, print_board
+from martlet.pipeline.topics import require_topics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,9 +61,12 @@ def report(
         The newest rows of each figure.
 
     Raises:
-        OptionError, BadDescription: the options or the description are wrong.
+        OptionError, BadDescription: the options or the description are wrong, or a topic does not
+            exist.
+        BrokerUnreachable, BrokerRefused: a broker does not answer, or is none.
         JobFailed: no such columns, or the query cannot run.
     """
+    _check(options, description)
     if spark is not None:
         return Report(options, description, Run(spark)).run()
     with session("report", options) as own:
@@ -76,9 +80,7 @@ class Report:
         self, options: LiveReportOptions, description: Description | None, run: Run
     ) -> None:
         found = description or described(options)
-        self.description = dataclasses.replace(
-            found, topics=tuple(dict.fromkeys([*found.topics, *options.topics]))
-        )
+        self.description = dataclasses.replace(found, topics=topics_of(found, options))
         require_sound(found, options)
         self._options = options
         self._run = run
@@ -295,6 +297,11 @@ def require_sound(description: Description, options: LiveReportOptions) -> None:
         raise OptionError("which topics? Name them in the description, or with --topic=TOPIC")
 
 
+def topics_of(description: Description, options: LiveReportOptions) -> tuple[str, ...]:
+    """The topics that a report reads."""
+    return tuple(dict.fromkeys([*description.topics, *options.topics]))
+
+
 def as_messages(figure: Figure, rows: DataFrame) -> DataFrame:
     """Rows as messages: JSON, tagged with the figure's name."""
     from pyspark.sql import functions as F
@@ -310,11 +317,15 @@ def _work(options: LiveReportOptions, run: Run) -> int:
     return OK
 
 
-def _check(options: LiveReportOptions) -> None:
+def _check(options: LiveReportOptions, description: Description | None = None) -> None:
     try:
-        require_sound(described(options), options)
+        found = description or described(options)
+        require_sound(found, options)
     except BadDescription as error:
+        if description is not None:
+            raise
         raise OptionError(f"--description={options.description}: {error}") from None
+    require_topics(options, {"topic": ",".join(topics_of(found, options))})
 
 
 JOB = Job(

@@ -1,0 +1,37 @@
+"""The topics that a job reads: a name that no broker has is told before the job begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from martlet.options.flag import OptionError
+from martlet.options.pipeline import StreamJobOptions
+from martlet.spark.brokers import Brokers, NoSuchTopicError
+from martlet.spark.options import ReadOptions
+
+
+def require_topics(options: StreamJobOptions, named: Mapping[str, str]) -> None:
+    """Check that the topics of a job exist, unless it may do without.
+
+    Args:
+        options: the job's.
+        named: the source's option that names the topics.
+
+    Raises:
+        OptionError: a topic does not exist, or a name or pattern is invalid.
+        BrokerUnreachable, BrokerRefused: a broker does not answer, or is none.
+    """
+    if options.allow_missing_topics:
+        return
+    try:
+        brokers = Brokers(ReadOptions.parse({**options.source, **named}, "batch"))
+        try:
+            brokers.require_topics(brokers.look(patient=True))
+        finally:
+            brokers.close()
+    except NoSuchTopicError as error:
+        raise OptionError(
+            f"{error}. --allow-missing-topics goes on without it, and reads it once it exists"
+        ) from None
+    except ValueError as error:
+        raise OptionError(str(error)) from None
