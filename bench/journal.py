@@ -90,7 +90,7 @@ async def one(producer: Client, consumer: Client, publish: bytes) -> None:
     producer.feed(publish)
     await asyncio.sleep(0)
     received = consumer.taken()
-    consumer.feed(b"FIN " + received[18:34] + b"\n")
+    consumer.feed(b"FIN " + received[-len(BODY) - 16 : -len(BODY)] + b"\n")
     await asyncio.sleep(0)
 
 

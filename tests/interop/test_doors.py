@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
+from tests.crash.wire import Wire
 
+from martlet import __version__
 from martlet.options import BrokerOptions, LogLevel
 from martlet.server.server import Server
 from martlet.testing import Broker
@@ -90,3 +95,65 @@ async def test_a_start_that_fails_leaves_no_socket_behind(tmp_path: Path) -> Non
         await Server(options).start()
     assert not (tmp_path / "tcp").exists()
     assert not (tmp_path / "http").exists()
+
+
+@pytest.mark.parametrize("door", ["tcp_address", "http_address"])
+async def test_a_broker_that_cannot_listen_writes_nothing(tmp_path: Path, door: str) -> None:
+    """It left a data folder, in the current folder where none was named."""
+    anywhere = BrokerOptions(tcp_address="127.0.0.1:0", http_address="127.0.0.1:0")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for folder in (tmp_path, tmp_path / "new"):
+            wanted: dict[str, Any] = {door: f"127.0.0.1:{port}", "data_path": str(folder)}
+            server = Server(anywhere.replace(**wanted))
+            with pytest.raises(OSError, match=rf"listen \(127.0.0.1:{port}\) failed"):
+                await server.start()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        "GET /ping HTTP/1.1",
+        "GET /nowhere HTTP/1.1",
+        "DELETE /ping HTTP/1.1",
+        "OPTIONS * HTTP/1.1",
+        "GET /PING HTTP/1.1",
+        "GET /metrics HTTP/1.1",
+        "GET /log/topics HTTP/1.1",
+        "GET /log/index?topic=t&format=binary HTTP/1.1",
+        "GET /debug/pprof/ HTTP/1.1",
+        "POST /pub?topic=t HTTP/1.1",
+        "no request at all",
+    ],
+)
+async def test_the_server_has_one_name_on_every_path(broker: Broker, request_line: str) -> None:
+    """What aiohttp answered by itself named aiohttp and Python."""
+    host, _, port = broker.http_address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"{request_line}\r\nHost: x\r\nContent-Length: 1\r\n\r\nx".encode())
+    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)).decode()
+    writer.close()
+    names = [line for line in head.splitlines() if line.lower().startswith("server:")]
+    assert names == [f"Server: martlet/{__version__}"]
+
+
+async def test_an_ipv4_client_of_a_door_for_both_is_shown_as_such(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Broker(tcp_address=":0", http_address=":0") as broker:
+        with caplog.at_level(logging.INFO):
+            wire = await Wire.subscribed(f"127.0.0.1:{broker.server.tcp_port}", "t", "c")
+            port = broker.server.http_port
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"no request at all\r\n\r\n")
+            await reader.read()
+            writer.close()
+            async with aiohttp.ClientSession() as http:
+                url = f"http://127.0.0.1:{port}/stats?format=json&include_clients=true"
+                async with http.get(url) as response:
+                    report = await response.text()
+            wire.close()
+    told = [record.getMessage() for record in caplog.records]
+    assert any("127.0.0.1" in line for line in told)
+    assert not [line for line in [report, *told] if "ffff" in line]

@@ -222,6 +222,14 @@ def test_at_level_debug_each_command_and_message_has_a_line(tmp_path: Path) -> N
         assert conversation(broker.log()) == CONVERSATION
 
 
+def test_at_level_debug_a_consumers_state_has_lines_as_nsqds(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path, "--log-level=debug") as broker:
+        asyncio.run(talk(broker))
+        found = re.findall(r" DEBUG: \[127\.0\.0\.1:\d+\] state (.*)$", broker.log(), re.MULTILINE)
+    for told in ("rdy:    2 inflt:    1", "rdy:    2 inflt:    2", "rdy:    0 inflt:    0"):
+        assert told in found
+
+
 @NEEDS_NSQD
 def test_the_recorded_conversation_is_what_nsqd_writes(tmp_path: Path) -> None:
     with NsqdProcess(tmp_path, "--log-level=debug") as broker:

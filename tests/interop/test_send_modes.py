@@ -367,8 +367,7 @@ async def test_of_many_sends_that_went_together_a_few_bad_ones_are_refused_alone
 async def test_another_broker_is_asked_only_if_that_is_wanted(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Broker(flush="sync") as other:
-        monkeypatch.setattr("martlet.server.sending.TIMEOUT_MS", 30)
+    async with Broker(flush="sync", sync_flush_timeout_ns=30_000_000) as other:
         monkeypatch.setattr(other.server.disk, "flush", lambda: None)
         addresses = (other.tcp_address, broker.tcp_address)
         async with producer_of(*addresses) as producer:

@@ -44,6 +44,8 @@ def test_adds_only_flags_that_are_martlets_own() -> None:
         "min-free-bytes",
         "max-connections",
         "journal-interval",
+        "ignore-nsqd-data",
+        "sync-flush-timeout",
         "checkpoint-interval",
         "segment-spare",
         "max-channels-per-topic",

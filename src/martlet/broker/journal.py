@@ -136,7 +136,7 @@ def pack_cursor(channel: int, cursor: Cursor, scheduled_end: int, *, full: bool)
         (cursor.journal_number if full else cursor.journal_number + 1) & _NUMBER_MASK,
     )
     if len(ranges):
-        head += ranges.astype("<u8").tobytes()
+        head += ranges.astype("<u8", copy=False).tobytes()
     if changed:
         head += np.array(changed, _CHANGED).tobytes()
     if removed:

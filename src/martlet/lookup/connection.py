@@ -11,6 +11,7 @@ from martlet.name import is_valid_name
 from martlet.protocol import nsq_lookup as v1
 from martlet.protocol.nsq_v2 import ProtocolError
 from martlet.server.farewell import take_leave
+from martlet.server.listener import shown_peer
 
 if TYPE_CHECKING:
     from martlet.lookup.daemon import Lookup
@@ -29,8 +30,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The broker is there."""
         self._transport = cast(asyncio.Transport, transport)
-        peer = transport.get_extra_info("peername")
-        self.remote_address = f"{peer[0]}:{peer[1]}" if peer else "unknown:0"
+        self.remote_address = shown_peer(transport)
         log.info("TCP: new client(%s)", self.remote_address)
         if not self._lookup.opened(self):
             log.error("TCP: client(%s) refused: see --max-connections", self.remote_address)

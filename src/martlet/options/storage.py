@@ -23,6 +23,13 @@ class StorageOptions(Options):
         "the folder that the log is kept in (default: the current folder)",
         section="storage",
     )
+    ignore_nsqd_data: bool = option(
+        "ignore-nsqd-data",
+        Kind.BOOL,
+        False,
+        "start on a new data folder though nsqd's files are in it, and read none of them"
+        " (`martlet import-nsqd` takes them over)",
+    )
     flush: str = option(
         "flush",
         Kind.CHOICE,
@@ -43,6 +50,14 @@ class StorageOptions(Options):
         Kind.DURATION,
         2 * SECOND_NS,
         "with --flush=async, flush to the disk at least this often",
+        limits=(MILLISECOND_NS, None),
+    )
+    sync_flush_timeout_ns: int = option(
+        "sync-flush-timeout",
+        Kind.DURATION,
+        5 * SECOND_NS,
+        "with --flush=sync, how long a SEND waits for the disk that does not say so itself; then it"
+        " is answered FLUSH_DISK_TIMEOUT, and stored all the same (syncFlushTimeout of RocketMQ)",
         limits=(MILLISECOND_NS, None),
     )
     max_bytes_per_file: int = option(
@@ -149,7 +164,7 @@ class StorageOptions(Options):
         100 * MILLISECOND_NS,
         "how often what was finished is written down; finished later than that before a crash,"
         " a message comes again. Where much is published it is written down sooner, and where that"
-        " would take more than a tenth of the time, as with 10,000 busy channels, less often",
+        " would take more than 5 % of the time, as with 1,000 busy channels, less often",
         limits=(MILLISECOND_NS, None),
     )
     checkpoint_interval_ns: int = option(

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from martlet.log.storage import DiskStorage, FolderInUse
 from martlet.options import BrokerOptions
+from martlet.server.identity import NAME as IDENTITY_NAME
 from martlet.server.identity import broker_identity
 
 _FLAG = "--data-path"
+_OF_NSQD = ("nsqd.dat", "*.diskqueue.*.dat")
 _NO_FOLDER = f"a file is where a folder has to be: move it away, or give another {_FLAG}"
 _NOT_ALLOWED = (
     f"let the user that runs the broker write there (chown, chmod), or give another {_FLAG}"
@@ -28,6 +30,10 @@ _WAYS_OUT = {
 }
 
 
+class NsqdData(OSError):
+    """nsqd's messages are in the folder; the text says what to do."""
+
+
 def open_folder(path: Path, options: BrokerOptions, log: logging.Logger) -> tuple[DiskStorage, str]:
     """Open a folder, which is made where there is none.
 
@@ -36,10 +42,12 @@ def open_folder(path: Path, options: BrokerOptions, log: logging.Logger) -> tupl
 
     Raises:
         FolderInUse: another broker runs on it.
+        NsqdData: it has nsqd's files, and no broker of Martlet's has run on it.
         OSError: it cannot be used; the text says why, and names the flag.
     """
     try:
         is_new = not os.path.lexists(path)
+        _look_for_nsqd(path, options, log)
         storage = DiskStorage(
             path,
             keep_free_bytes=options.min_free_bytes,
@@ -53,10 +61,25 @@ def open_folder(path: Path, options: BrokerOptions, log: logging.Logger) -> tupl
         except BaseException:
             storage.close()
             raise
-    except FolderInUse:
+    except (FolderInUse, NsqdData):
         raise
     except OSError as error:
         raise refusal(path, error) from error
+
+
+def _look_for_nsqd(path: Path, options: BrokerOptions, log: logging.Logger) -> None:
+    files = sorted(file.name for pattern in _OF_NSQD for file in path.glob(pattern))
+    if not files:
+        return
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    told = f"the data folder {path} has files of nsqd's ({files[0]}{more}), which are not read"
+    if (path / IDENTITY_NAME).exists() or options.ignore_nsqd_data:
+        log.warning("LOG: %s; 'martlet import-nsqd' takes them over", told)
+        return
+    raise NsqdData(
+        f"{told}: run 'martlet import-nsqd {path} {_FLAG}=OTHER' to take its topics and messages"
+        f" over, and start on OTHER; or start here without them, with --ignore-nsqd-data"
+    )
 
 
 def refusal(path: Path, error: OSError) -> OSError:

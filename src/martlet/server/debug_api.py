@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from martlet.server.http_request import HttpError, Request
-from martlet.server.http_response import SERVER, TEXT
+from martlet.server.http_response import TEXT
 from martlet.server.pprof import Place, Profile, ValueType, as_lines
 from martlet.server.sampler import Sampler, awaited_stack, thread_stacks
 from martlet.server.stats import pauses
@@ -79,7 +79,7 @@ class DebugApi:
             f"Types of profiles available:\n<table>\n{rows}</table>\n"
             "Without ?debug they are in the form of <code>go tool pprof</code>.\n</body>\n</html>\n"
         )
-        headers = {**SERVER, "Content-Type": "text/html; charset=utf-8"}
+        headers = {"Content-Type": "text/html; charset=utf-8"}
         return web.Response(body=page.encode(), headers=headers)
 
     async def command_line(self, request: Request) -> object:
@@ -196,14 +196,11 @@ def _told(name: str, found: Profile, level: int) -> web.Response:
 
 
 def _text(text: str) -> web.Response:
-    return web.Response(
-        body=text.encode(errors="replace"), headers={**SERVER, "Content-Type": TEXT}
-    )
+    return web.Response(body=text.encode(errors="replace"), headers={"Content-Type": TEXT})
 
 
 def _as_file(name: str, data: bytes) -> web.Response:
     headers = {
-        **SERVER,
         "Content-Type": "application/octet-stream",
         "Content-Disposition": f'attachment; filename="{name}"',
     }

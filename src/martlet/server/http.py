@@ -15,7 +15,7 @@ import posixpath
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from aiohttp import web
@@ -24,9 +24,9 @@ from martlet.duration import format_duration
 from martlet.server.call_api import CallApi
 from martlet.server.channel_api import ChannelApi
 from martlet.server.debug_api import DebugApi
-from martlet.server.http_request import BAD_ESCAPE, HttpError, Request
-from martlet.server.http_response import SERVER, ReadyText, refuse, respond
-from martlet.server.listener import serve
+from martlet.server.http_request import BAD_ESCAPE, SERVER, HttpError, Request
+from martlet.server.http_response import ReadyText, refuse, respond
+from martlet.server.listener import serve, shown_host
 from martlet.server.log_api import LogApi
 from martlet.server.metrics import MetricsApi
 from martlet.server.nsq_api import NsqApi
@@ -71,6 +71,33 @@ def broker_routes(server: Server) -> Routes:
     }
 
 
+class _Protocol(web.RequestHandler):
+    """One connection: what aiohttp refuses by itself is told as everything else is."""
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to what is no request."""
+        response = super().handle_error(request, status, exc, message)
+        response.headers.update(SERVER)
+        return response
+
+    def log_exception(self, *arguments: Any, **named: Any) -> None:
+        """Log an error, with the address as it is shown elsewhere."""
+        shown = (shown_host(each) if isinstance(each, str) else each for each in arguments)
+        super().log_exception(*shown, **named)
+
+
+class _WebServer(web.Server):
+    def __call__(self) -> web.RequestHandler:
+        """The protocol of a new connection."""
+        return _Protocol(self, loop=self._loop, **self._kwargs)
+
+
 class HttpDoor:
     """Serves HTTP on a listening socket.
 
@@ -83,7 +110,7 @@ class HttpDoor:
     def __init__(self, routes: Routes, https_port_instead: int | None = None) -> None:
         self._routes = routes
         self._https_port_instead = https_port_instead
-        self._web = web.Server(
+        self._web = _WebServer(
             self._handle,
             access_log=None,
             lingering_time=_LINGER_S,
@@ -125,6 +152,8 @@ class HttpDoor:
         except Exception:
             log.exception("panic in HTTP handler - %s %s", request.method, request.path)
             response = refuse(HttpError(500, "INTERNAL_ERROR"))
+        if not response.prepared:
+            response.headers.update(SERVER)
         if request.path in _PLAIN and response.status == 200:
             response.headers.popall("X-NSQ-Content-Type", None)
         if request.path not in _UNTOLD and log.isEnabledFor(logging.INFO):
@@ -143,14 +172,14 @@ class HttpDoor:
         methods = self._find(request.path)
         if methods is None:
             if request.method == "OPTIONS" and request.path == "*":
-                return web.Response(headers=SERVER)
+                return web.Response()
             return self._redirect(request)
         endpoint = methods.get(request.method)
         if endpoint is not None:
             return await endpoint(request)
         allow = {"Allow": ", ".join(sorted({*methods, "OPTIONS"}))}
         if request.method == "OPTIONS":
-            return web.Response(headers={**SERVER, **allow})
+            return web.Response(headers=allow)
         response = refuse(HttpError(405, "METHOD_NOT_ALLOWED"))
         response.headers.update(allow)
         return response
@@ -185,9 +214,9 @@ class HttpDoor:
         _, mark, query = request.target.partition("?")
         target = quote(path) + mark + query
         if request.method != "GET":
-            return web.Response(status=307, headers={**SERVER, "Location": target})
+            return web.Response(status=307, headers={"Location": target})
         return web.Response(
             status=301,
-            headers={**SERVER, "Location": target, "Content-Type": "text/html; charset=utf-8"},
+            headers={"Location": target, "Content-Type": "text/html; charset=utf-8"},
             body=f'<a href="{html.escape(target)}">Moved Permanently</a>.\n\n'.encode(),
         )

@@ -16,6 +16,7 @@ from urllib.parse import unquote_to_bytes
 from aiohttp import ClientError, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from martlet import __version__
 from martlet.name import is_valid_name
 from martlet.protocol.nsq_v2 import quoted
 from martlet.server.listener import shown_peer
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 _MOST_LEFT_BYTES = 256 << 10
 """nsqd too reads so much of a body that it has refused."""
 _NUMBER = re.compile(r"[0-9]{1,19}")
+SERVER = {"Server": f"martlet/{__version__}"}
+"""The one name of the server, on every answer."""
 BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 
 
@@ -185,7 +188,7 @@ class Request:
     ) -> web.StreamResponse:
         """Answer with bytes that are not copied together, so many at a time."""
         pieces = list(pieces)
-        response = web.StreamResponse()
+        response = web.StreamResponse(headers=SERVER)
         response.content_type = content_type
         response.content_length = sum(map(len, pieces))
         await response.prepare(self._request)

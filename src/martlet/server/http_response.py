@@ -13,12 +13,10 @@ from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.helpers import rfc822_formatted_time
 
-from martlet import __version__
-from martlet.server.http_request import HttpError
+from martlet.server.http_request import SERVER, HttpError
 
 JSON = "application/json; charset=utf-8"
 TEXT = "text/plain; charset=utf-8"
-SERVER = {"Server": f"martlet/{__version__}"}
 _HEADERS = {**SERVER, "X-NSQ-Content-Type": "nsq; version=1.0"}
 _TEXT_HEADERS = {**_HEADERS, "Content-Type": TEXT}
 _JSON_HEADERS = {**_HEADERS, "Content-Type": JSON}

@@ -4,7 +4,7 @@ Each cursor that moved is written down within ``--journal-interval``, and sooner
 of a busy broker, since a message that was finished later than that comes again after a crash.  A
 cursor costs some microseconds and up to 200 bytes of the log, so two things are bounded:
 
-- Time: some cursors are written, and then the loop is left to others for nine times as long.  With
+- Time: some cursors are written, and then the loop is left to others for 19 times as long.  With
   thousands of busy channels a round takes longer than the interval, and each cursor is written
   less often.
 - Bytes: behind batches a few cursors go once the log has grown by several times their size.
@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from martlet.broker.broker import Broker
 
-REST = 9
-"""After a write the journal rests for so many times as long: it takes a tenth of the loop's time at
-most."""
+REST = 19
+"""After a write the journal rests for so many times as long: it takes 5 % of the loop's time."""
 _LONGEST_REST_S = 0.1
 """A write that the machine has held up says little of what the next one costs."""
 _BESIDE_BATCHES_S = 0.01

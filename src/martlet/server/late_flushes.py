@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from martlet.server.sending import Stored
     from martlet.server.server import Server
 
-TIMEOUT_MS = 5_000
-"""As of RocketMQ."""
 _GRAIN_S = 0.01
 """Who is to be told within so much time of another is told with him."""
 

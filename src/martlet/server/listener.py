@@ -145,8 +145,13 @@ def _written(name: object) -> str:
         return name or "@"
     if not isinstance(name, tuple):
         return "@"
-    host = str(name[0]).removeprefix("::ffff:")
+    host = shown_host(str(name[0]))
     return f"[{host}]:{name[1]}" if ":" in host else f"{host}:{name[1]}"
+
+
+def shown_host(host: str) -> str:
+    """A host as it is shown: an IPv4 address that came over IPv6 as what it is."""
+    return host.removeprefix("::ffff:")
 
 
 def port_of(sock: socket.socket) -> int:

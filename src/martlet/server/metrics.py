@@ -24,7 +24,6 @@ from martlet.broker.whole import WholeChannel, WholeTopic
 from martlet.duration import SECOND_NS
 from martlet.server import prometheus
 from martlet.server.histogram import Histogram
-from martlet.server.http_response import SERVER
 from martlet.server.process_metrics import process_metrics
 
 if TYPE_CHECKING:
@@ -165,9 +164,7 @@ class MetricsApi:
     async def metrics(self, request: Request) -> object:
         """All numbers, as Prometheus's text."""
         text = "".join([part async for part in self._parts()])
-        return web.Response(
-            body=text.encode(), headers={**SERVER, "Content-Type": prometheus.CONTENT_TYPE}
-        )
+        return web.Response(body=text.encode(), headers={"Content-Type": prometheus.CONTENT_TYPE})
 
     async def _parts(self) -> AsyncIterator[str]:
         most = self._server.options.metrics_max_channels

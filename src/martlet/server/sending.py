@@ -11,8 +11,8 @@ The options, all of which may be left out:
 - ``deliver_at_ms``: since 1970 (see `martlet.server.delaying`)
 - ``queue``: the number of the queue; ``order_key``: the queue of all messages with that key
 - ``wait``: false for an answer once they are written, though a PUB would wait for the disk
-- ``flush_timeout_ms``: for how long at most it waits for the disk; the status is then
-  FLUSH_DISK_TIMEOUT, and they are stored all the same
+- ``flush_timeout_ms``: for how long at most it waits for the disk, if not for
+  ``--sync-flush-timeout``; the status is then FLUSH_DISK_TIMEOUT, and they are stored all the same
 - ``transaction``: nobody sees them until that is committed (`martlet.server.transaction_sending`)
 - ``oneway``: true for no answer at all
 - ``producer``, 32 hexadecimal digits, and ``sequence``: a number of this send.  One that is
@@ -35,7 +35,6 @@ from martlet.protocol import nsq_v2 as v2
 from martlet.put_status import PutStatus
 from martlet.server.arguments import Arguments, CallError
 from martlet.server.delaying import deliver_at_ns
-from martlet.server.late_flushes import TIMEOUT_MS
 from martlet.server.owed import Promise
 
 if TYPE_CHECKING:
@@ -175,7 +174,8 @@ def _stage(
     broker, server = connection.broker, connection.server
     at_ns = deliver_at_ns(arguments, server)
     waits = arguments.flag("wait", True)
-    timeout_ms = arguments.number("flush_timeout_ms", TIMEOUT_MS, least=1, most=1 << 31)
+    usual_ms = server.options.sync_flush_timeout_ns // MILLISECOND_NS
+    timeout_ms = arguments.number("flush_timeout_ms", usual_ms, least=1, most=1 << 31)
     sent = _sent(arguments, len(command.bodies))
     topic = broker.topic(command.topic)
     known = None

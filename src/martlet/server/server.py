@@ -38,6 +38,7 @@ from martlet.server.event_log import EventLog
 from martlet.server.journal_writer import JournalWriter
 from martlet.server.late_flushes import LateFlushes
 from martlet.server.lookup_peer import LookupPeers
+from martlet.server.start_warnings import warn
 from martlet.server.statsd import expand_prefix, push
 from martlet.server.tls import server_context
 from martlet.server.transaction_calls import transaction_limits
@@ -102,12 +103,12 @@ class Server:
         self.tls = server_context(options)
         self.data_path = Path(options.data_path or ".").absolute()
         _allow_many_files()
-        # The folder is taken before anybody can connect: who may not have it does not listen.
-        self.storage, self.broker_id = open_folder(self.data_path, options, self.log)
         with ExitStack() as undo:
-            undo.callback(self.storage.close)
+            # Before anything is written: a broker that cannot listen leaves nothing behind.
             self._doors = doors = Doors(options, self.tls, self.log)
             undo.callback(doors.close)
+            self.storage, self.broker_id = open_folder(self.data_path, options, self.log)
+            undo.callback(self.storage.close)
             self.tcp_address, self.tcp_port = doors.tcp_address, doors.tcp_port
             self.http_address, self.http_port = doors.http_address, doors.http_port
             self._open_log()
@@ -142,6 +143,7 @@ class Server:
         await doors.open(self._connection, self._routes)
         self._push_stats()
         await self.lookups.set_addresses(options.lookupd_tcp_addresses)
+        self._tasks.append(self.loop.create_task(warn(options, self.log)))
         self._every(options.journal_interval_ns, self._keep_journal, steady=True)
         self._every(options.checkpoint_interval_ns, self._keep_checkpoint)
         self._every(_LOOK_FOR_ROOM_NS, self._look_for_room)

@@ -4,6 +4,7 @@
 
     PROTOCOL(V2): [127.0.0.1:41966] [FIN 18a34d8b6a269000]
     PROTOCOL(V2): writing msg(18a34d8b6a269000) to client(127.0.0.1:41966) - body
+    [127.0.0.1:41966] state rdy:    1 inflt:    1
 
 A connection is made traced or not when its client connects, so that the others are spared even
 the question.  A command that is refused for its form is told by its error alone.
@@ -17,6 +18,8 @@ from martlet.log.record import FRAME_HEADER_BYTES
 from martlet.protocol import nsq_v2 as v2
 from martlet.server.connection import Connection
 
+_OF_CONSUMERS = (v2.Ready, v2.Finish, v2.FinishRun, v2.Requeue)
+"""What changes how many messages a consumer wants, or has."""
 _ID = slice(FRAME_HEADER_BYTES - 16, FRAME_HEADER_BYTES)
 
 
@@ -29,6 +32,8 @@ class TracedConnection(Connection):
         for line in told(command):
             self.server.log.debug("PROTOCOL(V2): [%s] [%s]", self.remote_address, line)
         super()._handle(command)
+        if isinstance(command, _OF_CONSUMERS):
+            self._tell_state()
 
     def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
         """Send messages to the consumer."""
@@ -40,6 +45,16 @@ class TracedConnection(Connection):
                 frame[FRAME_HEADER_BYTES:].decode("utf-8", "backslashreplace"),
             )
         super().send_messages(frames)
+        self._tell_state()
+
+    def _tell_state(self) -> None:
+        if self.consumer is not None:
+            self.server.log.debug(
+                "[%s] state rdy: %4d inflt: %4d",
+                self.remote_address,
+                self.consumer.ready_count,
+                self.consumer.in_flight_count,
+            )
 
 
 def _each(frames: Sequence[memoryview | bytes | bytearray]) -> Iterator[bytes]:

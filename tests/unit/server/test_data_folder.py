@@ -11,7 +11,7 @@ import pytest
 from martlet.log.storage import DiskStorage, FolderInUse
 from martlet.options import BrokerOptions
 from martlet.server import data_folder
-from martlet.server.data_folder import open_folder
+from martlet.server.data_folder import NsqdData, open_folder
 from martlet.server.identity import NAME
 from martlet.testing import Broker
 
@@ -94,3 +94,29 @@ async def test_what_a_start_meets_in_the_log_is_told_with_the_folder(
         async with Broker(tmp_path):
             pass
     DiskStorage(tmp_path).close()  # it was let go
+
+
+@pytest.mark.parametrize("name", ["nsqd.dat", "t.diskqueue.meta.dat", "t:c.diskqueue.000003.dat"])
+def test_a_folder_of_nsqds_is_refused_and_stays_as_it_was(tmp_path: Path, name: str) -> None:
+    """It started empty, and said nothing of the messages that were there."""
+    (tmp_path / name).write_bytes(b"{}")
+    with pytest.raises(NsqdData) as caught:
+        open_folder(tmp_path, BrokerOptions(), LOG)
+    told = str(caught.value)
+    assert f"{tmp_path} has files of nsqd's ({name})" in told
+    assert f"run 'martlet import-nsqd {tmp_path} --data-path=OTHER'" in told
+    assert "with --ignore-nsqd-data" in told
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_a_folder_of_nsqds_is_taken_where_that_is_wanted_or_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "nsqd.dat").write_bytes(b"{}")
+    (tmp_path / "t.diskqueue.meta.dat").write_bytes(b"")
+    for options in (BrokerOptions(ignore_nsqd_data=True), BrokerOptions()):
+        storage, _ = open_folder(tmp_path, options, LOG)
+        storage.close()
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 2
+    assert all("files of nsqd's (nsqd.dat and 1 more), which are not read" in w for w in warnings)

@@ -1,0 +1,31 @@
+"""What a broker warns of at its start: options that do not do what they seem to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+
+from martlet.options import BrokerOptions
+
+
+async def warn(options: BrokerOptions, log: logging.Logger) -> None:
+    """Warn of options that are in order and yet a mistake, as a rule."""
+    if options.sync_every == 1 and options.flush != "sync":
+        log.warning(
+            "LOG: --sync-every=1 flushes each message to the disk, but OK does not wait for that:"
+            " a power cut may take messages that were answered OK; --flush=sync makes it wait"
+        )
+    name = options.broadcast_address
+    if not options.lookupd_tcp_addresses and name == socket.gethostname():
+        return  # Nobody has asked for it to be told, and nobody is told.
+    try:
+        await asyncio.get_running_loop().getaddrinfo(name, None)
+    except (OSError, UnicodeError) as error:
+        log.warning(
+            "LOOKUP: %r, under which clients that ask a lookup daemon are sent here, does not"
+            " resolve on this machine (%s): give a name or an address that clients reach with"
+            " --broadcast-address",
+            name,
+            error,
+        )

@@ -1,0 +1,42 @@
+"""What a broker warns of at its start."""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+import pytest
+
+from martlet.options import BrokerOptions
+from martlet.server.start_warnings import warn
+
+
+async def warnings(caplog: pytest.LogCaptureFixture, options: BrokerOptions) -> list[str]:
+    caplog.clear()
+    await warn(options, logging.getLogger("start"))
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+async def test_a_flush_of_each_message_that_ok_does_not_wait_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (told,) = await warnings(caplog, BrokerOptions(sync_every=1))
+    assert "OK does not wait for that" in told
+    assert "--flush=sync" in told
+    assert await warnings(caplog, BrokerOptions(sync_every=1, flush="sync")) == []
+    assert await warnings(caplog, BrokerOptions()) == []
+
+
+async def test_a_broadcast_name_that_does_not_resolve(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (told,) = await warnings(caplog, BrokerOptions(broadcast_address="no.such.host.invalid"))
+    assert "'no.such.host.invalid'" in told
+    assert "does not resolve on this machine" in told
+    assert "--broadcast-address" in told
+    assert await warnings(caplog, BrokerOptions(broadcast_address="127.0.0.1")) == []
+    monkeypatch.setattr(socket, "gethostname", lambda: "no.such.host.invalid")
+    by_default = BrokerOptions(broadcast_address="no.such.host.invalid")
+    assert await warnings(caplog, by_default) == [], "no lookup daemon tells it anybody"
+    told_on = by_default.replace(lookupd_tcp_addresses=("127.0.0.1:1",))
+    assert len(await warnings(caplog, told_on)) == 1
