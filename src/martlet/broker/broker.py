@@ -58,6 +58,7 @@ class Broker:
         clock: nanoseconds since 1970, never going back.
         random: for ids and sampling.
         most_consumers: of one channel; 0 for no limit.
+        prefers_near: whether consumers in the broker's zone, then its region, are preferred.
         most_topics: as many may be made; those that are there stay. 0 for no limit.
         most_channels: the same for the channels of one topic.
         max_timeout_ns: how long TOUCH may keep a message in flight.
@@ -81,6 +82,7 @@ class Broker:
         random: Random,
         *,
         most_consumers: int = 0,
+        prefers_near: bool = False,
         most_topics: int = 0,
         most_channels: int = 0,
         max_timeout_ns: int = 15 * 60 * 10**9,
@@ -97,6 +99,7 @@ class Broker:
         self.clock = clock
         self.random = random
         self.most_consumers = most_consumers
+        self.prefers_near = prefers_near
         self.most_topics = most_topics
         self.most_channels = most_channels
         self.max_timeout_ns = max_timeout_ns

@@ -20,6 +20,7 @@ from martlet.broker.failure import Failures
 from martlet.broker.finishes import Finishes
 from martlet.broker.follower import Follower, group_queue
 from martlet.broker.group_queue import GroupQueue
+from martlet.broker.nearness import Nearness
 from martlet.broker.order import Order
 from martlet.broker.stretch import apart_from, distinct, inside
 from martlet.broker.subscriber import Share, Subscriber
@@ -83,6 +84,7 @@ class Channel(Failures):
         """Messages below this offset came before the broker was started."""
         self._delivered_before = 0
         """To consumers that have left."""
+        self._delivered_near_before = [0] * len(Nearness)
         self.voids: Sequence[tuple[int, int]] = ()
         """Offsets of its topic that do not concern it."""
         self.group: GroupQueue | None = None
@@ -138,6 +140,18 @@ class Channel(Failures):
         return self._delivered_before + sum(c.message_count for c in self.consumers)
 
     @property
+    def delivered_near_counts(self) -> list[int]:
+        """Of those, how many to consumers in the broker's zone, in its region, and elsewhere; empty
+        where near ones are not preferred.
+        """
+        if not self._around.prefers_near:
+            return []
+        counts = self._delivered_near_before.copy()
+        for consumer in self.consumers:
+            counts[consumer.nearness] += consumer.message_count
+        return counts
+
+    @property
     def in_flight_count(self) -> int:
         """How many messages are with consumers, or on their way to another topic."""
         with_consumers = sum(consumer.in_flight_count for consumer in self.consumers)
@@ -159,6 +173,7 @@ class Channel(Failures):
         *,
         with_properties: bool = False,
         says_started: bool = False,
+        nearness: Nearness = Nearness.ELSEWHERE,
     ) -> Consumer:
         """Subscribe a client. Raises TooMany."""
         self._last_number = self._next_number()
@@ -170,6 +185,7 @@ class Channel(Failures):
                 sample_rate,
                 with_properties=with_properties,
                 says_started=says_started,
+                nearness=nearness,
             )
         )
 
@@ -207,13 +223,14 @@ class Channel(Failures):
             consumer.sample_rate,
             with_properties=consumer.with_properties,
             says_started=consumer.progress.says_started,
+            nearness=consumer.nearness,
         )
         share = Share.instead_of(consumer, subscriber, self)
         subscriber.shares.append(share)
         self.consumers[self.consumers.index(consumer)] = share
         self._by_number[consumer.number] = share
         if consumer.is_ready:
-            self._line[self._line.index(consumer)] = share
+            self._take_place(consumer, share)
         for _, straggler in self.cursor.stragglers.owned_by(consumer):
             straggler.owner = share
         return subscriber
@@ -229,6 +246,7 @@ class Channel(Failures):
             charged = self.charged(consumer)
         self.consumers.remove(consumer)
         self._delivered_before += consumer.message_count
+        self._delivered_near_before[consumer.nearness] += consumer.message_count
         del self._by_number[consumer.number]
         self._leave_line(consumer)
         self._take_back(consumer, charged)

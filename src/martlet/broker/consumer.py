@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from martlet.broker.nearness import Nearness
 from martlet.broker.progress import Progress
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Consumer:
         sample_rate: the percentage of messages that it wants; 0 for all.
         with_properties: whether it is told the properties of messages.
         says_started: whether it says which messages it starts to handle.
+        nearness: where it is.
     """
 
     __slots__ = (
@@ -79,6 +81,7 @@ class Consumer:
         "is_ready",
         "leases",
         "message_count",
+        "nearness",
         "number",
         "progress",
         "ready_count",
@@ -97,8 +100,10 @@ class Consumer:
         *,
         with_properties: bool = False,
         says_started: bool = False,
+        nearness: Nearness = Nearness.ELSEWHERE,
     ) -> None:
         self.client = client
+        self.nearness = nearness
         self.number = number
         self.timeout_ns = timeout_ns
         self.sample_rate = sample_rate

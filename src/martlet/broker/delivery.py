@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from martlet.broker.consumer import Consumer, Lease
 from martlet.broker.cursor import Cursor
+from martlet.broker.nearness import NearLine
 from martlet.broker.progress import next_rank
 from martlet.broker.schedule import Alarm, Schedule
 from martlet.broker.stretch import merged
@@ -39,6 +40,7 @@ class Surroundings(Protocol):
     clock: Callable[[], int]
     schedule: Schedule
     random: Random
+    prefers_near: bool
     transfers: Transfers
 
     def topic(self, name: str) -> Topic:
@@ -120,7 +122,7 @@ class Delivery(ABC):
         self.source = source
         self._limit = source.limit_of
         self._waiting = waiting
-        self._line: deque[Consumer] = deque()
+        self._line: deque[Consumer] | NearLine = NearLine() if around.prefers_near else deque()
         self._fresh_turn = False
         self.wanted: TagFilter | None = None
         """Which messages it gets; None for all."""
@@ -174,6 +176,13 @@ class Delivery(ABC):
             self._line.remove(consumer)
             if not self._line:
                 del self._waiting[self]
+
+    def _take_place(self, consumer: Consumer, successor: Consumer) -> None:
+        """Let another consumer stand in line for one that stood there."""
+        line = list(self._line)
+        line[line.index(consumer)] = successor
+        self._line.clear()
+        self._line.extend(line)
 
     def _line_up(self, consumers: Iterable[Consumer]) -> None:
         for consumer in consumers:

@@ -19,6 +19,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from martlet.broker.consumer import Consumer
+from martlet.broker.nearness import Nearness
 from martlet.broker.progress import Progress
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Subscriber:
         sample_rate: the percentage of messages that it wants; 0 for all.
         with_properties: whether it is told the properties of messages.
         says_started: whether it says which messages it starts to handle.
+        nearness: where it is.
     """
 
     def __init__(
@@ -45,12 +47,14 @@ class Subscriber:
         *,
         with_properties: bool = False,
         says_started: bool = False,
+        nearness: Nearness = Nearness.ELSEWHERE,
     ) -> None:
         self.client = client
         self.timeout_ns = timeout_ns
         self.sample_rate = sample_rate
         self.with_properties = with_properties
         self.progress = Progress(says_started=says_started)
+        self.nearness = nearness
         self.shares: list[Share] = []
         self.out: OrderedDict[Share, None] = OrderedDict()
         """Those that stand in no line, the one first that left first."""
@@ -112,6 +116,7 @@ class Share(Consumer):
             subscriber.timeout_ns,
             subscriber.sample_rate,
             with_properties=subscriber.with_properties,
+            nearness=subscriber.nearness,
         )
         subscriber.ready_count, subscriber.blocked = before
         self.progress = subscriber.progress

@@ -22,6 +22,7 @@ import numpy as np
 from martlet.broker.errors import NotInFlight
 from martlet.broker.failure import charged_of
 from martlet.broker.latency import Latency, Together
+from martlet.broker.nearness import Nearness
 from martlet.broker.queue import ID_MASK, OFFSET_BITS, OFFSET_MASK
 from martlet.broker.retry import Cause
 from martlet.broker.subscriber import Share, Subscriber
@@ -65,6 +66,7 @@ class WholeChannel:
         *,
         with_properties: bool = False,
         says_started: bool = False,
+        nearness: Nearness = Nearness.ELSEWHERE,
     ) -> Subscriber:
         """Subscribe a client at all queues. Raises TooMany."""
         subscriber = Subscriber(
@@ -73,6 +75,7 @@ class WholeChannel:
             sample_rate,
             with_properties=with_properties,
             says_started=says_started,
+            nearness=nearness,
         )
         for part in self.parts:
             part.add_share(subscriber)
@@ -203,6 +206,14 @@ class WholeChannel:
     def delivered_count(self) -> int:
         """How many messages have gone to consumers since the start, those delivered again too."""
         return sum(part.delivered_count for part in self.parts)
+
+    @property
+    def delivered_near_counts(self) -> list[int]:
+        """Of those, how many to consumers in the broker's zone, in its region, and elsewhere; empty
+        where near ones are not preferred.
+        """
+        rows = (part.delivered_near_counts for part in self.parts)
+        return [sum(column) for column in zip(*rows, strict=True)]
 
     @property
     def in_flight_count(self) -> int:

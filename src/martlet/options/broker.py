@@ -14,6 +14,7 @@ from martlet.options.storage import StorageOptions
 from martlet.options.transactions import TransactionOptions
 
 PAGE_BYTES = 4096
+_PREFER_NEAR = "topology-aware-consumption"
 LEAST_SEGMENTS = 4
 """A log writes one segment and keeps two in reserve; with one more there is something to let go."""
 
@@ -77,6 +78,25 @@ class BrokerOptions(
                 f"--{asking}: cannot require TLS client connections without TLS key and cert:"
                 " give --tls-cert and --tls-key"
             )
+
+    @property
+    def prefers_near(self) -> bool:
+        """Whether consumers in the broker's zone, then its region, are preferred."""
+        return _PREFER_NEAR in self.experiments
+
+    def topology_warnings(self) -> list[str]:
+        """What of zones, regions and experiments is set to no effect."""
+        told = [
+            f"--enable-experiment={name} is ignored: the only one here is {_PREFER_NEAR}"
+            for name in self.experiments
+            if name != _PREFER_NEAR
+        ]
+        if self.prefers_near and not (self.topology_zone or self.topology_region):
+            told.append(
+                f"--enable-experiment={_PREFER_NEAR} has no effect: give --topology-zone or"
+                " --topology-region too"
+            )
+        return told
 
     @property
     def segment_bytes(self) -> int:

@@ -67,10 +67,16 @@ class NetworkOptions(Options):
         "how long a request to another server over HTTP may take (0: no limit)", least=0
     )
     topology_region: str = option(
-        "topology-region", Kind.STRING, "", "the region that this broker runs in, told in /info"
+        "topology-region",
+        Kind.STRING,
+        "",
+        "the region that this broker runs in; see --enable-experiment",
     )
     topology_zone: str = option(
-        "topology-zone", Kind.STRING, "", "the zone that this broker runs in, told in /info"
+        "topology-zone",
+        Kind.STRING,
+        "",
+        "the zone, in its region, that this broker runs in; see --enable-experiment",
     )
     max_connections: int = option(
         "max-connections",

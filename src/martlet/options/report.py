@@ -95,7 +95,7 @@ class ReportOptions(LogOptions):
         "enable-experiment",
         Kind.STRINGS,
         (),
-        "an experiment of nsqd, such as topology-aware-consumption",
+        "'topology-aware-consumption': prefer consumers in the broker's zone, then its region;"
+        " other experiments of nsqd are accepted and ignored; may be given several times",
         config_key="enable_experiment",
-        instead="there are none here",
     )

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from martlet import __version__
 from martlet.broker.finishes import BOUNDS_NS
+from martlet.broker.nearness import Nearness
 from martlet.broker.transaction import State
 from martlet.broker.whole import WholeChannel, WholeTopic
 from martlet.duration import SECOND_NS
@@ -149,6 +150,20 @@ CHANNEL_METRICS = (
     ),
     Metric("martlet_channel_paused", "gauge", "1 for a paused channel.", lambda c: int(c.paused)),
 )
+NEAR_METRICS = tuple(
+    Metric(
+        f"martlet_channel_delivered_{name}_messages_total",
+        "counter",
+        f"Messages sent to consumers {where}.",
+        lambda c, place=place: c.delivered_near_counts[place],
+    )
+    for place, name, where in (
+        (Nearness.ZONE, "zone_local", "in the broker's zone"),
+        (Nearness.REGION, "region_local", "in another zone of the broker's region"),
+        (Nearness.ELSEWHERE, "elsewhere", "outside of both"),
+    )
+)
+"""Told where near consumers are preferred."""
 
 
 class MetricsApi:
@@ -179,6 +194,9 @@ class MetricsApi:
             yield part
         async for part in _table(CHANNEL_METRICS, channels, _channel_labels, most):
             yield part
+        if self._server.options.prefers_near:
+            async for part in _table(NEAR_METRICS, channels, _channel_labels, most):
+                yield part
         async for part in _latencies(channels, most):
             yield part
 

@@ -100,6 +100,8 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.turns = Turns(self.loop.call_soon, self._turn)
         options = self.options
+        for warning in options.topology_warnings():
+            self.log.warning("%s", warning)
         self.tls = server_context(options)
         self.data_path = Path(options.data_path or ".").absolute()
         _allow_many_files()
@@ -163,6 +165,7 @@ class Server:
                 random.SystemRandom(),
                 segment_bytes=options.segment_bytes,
                 most_consumers=options.max_channel_consumers,
+                prefers_near=options.prefers_near,
                 most_topics=options.max_topics,
                 most_channels=options.max_channels_per_topic,
                 max_timeout_ns=options.max_msg_timeout_ns,

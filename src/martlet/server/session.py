@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import Conflict, TooMany, WritesRefused
+from martlet.broker.nearness import nearness
 from martlet.protocol import nsq_v2 as v2
 from martlet.protocol.negotiation import negotiate
 from martlet.server.auth import Waits
@@ -46,6 +47,7 @@ def subscribe(connection: Connection, command: v2.Subscribe) -> None:
         raise v2.ProtocolError("E_INVALID", "cannot SUB with heartbeats disabled")
     if connection.guard is not None:
         connection.guard.check("SUB", command.topic, command.channel)
+    server = connection.server
     if connection.owed:
         # Or a message could come before the answer to SUB, which is owed behind them.
         raise Waits
@@ -57,6 +59,10 @@ def subscribe(connection: Connection, command: v2.Subscribe) -> None:
             connection.identity.msg_timeout_ns,
             connection.identity.sample_rate,
             with_properties=connection.identity.extended,
+            nearness=nearness(
+                (server.options.topology_zone, server.options.topology_region),
+                (connection.identity.topology_zone, connection.identity.topology_region),
+            ),
         )
     except Conflict as error:
         # Another attempt would get no other answer, which is what this code tells clients.

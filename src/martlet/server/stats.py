@@ -138,6 +138,7 @@ async def _channel(
         "in_flight_count": channel.in_flight_count,
         "deferred_count": channel.deferred_count,
         "message_count": channel.message_count,
+        **_near(channel),
         "requeue_count": channel.requeue_count,
         "timeout_count": channel.timeout_count,
         "dropped_count": channel.dropped_count,
@@ -147,6 +148,13 @@ async def _channel(
         "paused": channel.paused,
         "e2e_processing_latency": _latency(channel.latency, levels),
     }
+
+
+def _near(channel: Channel | WholeChannel) -> Report:
+    """How many messages went how far, where near consumers are preferred; as nsqd, without 0."""
+    counts = channel.delivered_near_counts
+    names = ("zone_local_msg_count", "region_local_msg_count", "global_msg_count")
+    return {name: count for name, count in zip(names, counts, strict=False) if count}
 
 
 def _latency(measured: Latency | Together | None, levels: Sequence[float]) -> Report:
@@ -181,6 +189,9 @@ def _client(connection: object, consumer: Consumer | Subscriber | None, publishe
         "snappy": client.snappy,
         "user_agent": identity.user_agent,
     }
+    if identity.topology_zone or identity.topology_region:
+        report["topology_zone"] = identity.topology_zone
+        report["topology_region"] = identity.topology_region
     if client.guard is not None and client.guard.authed and client.guard.given is not None:
         given = client.guard.given
         told = {"auth_identity": given.identity, "auth_identity_url": given.identity_url}

@@ -11,6 +11,7 @@ from martlet.broker.broker import Broker
 from martlet.broker.channel import Channel
 from martlet.broker.consumer import Consumer
 from martlet.broker.cursor import Cursor
+from martlet.broker.nearness import Nearness
 from martlet.broker.queue import Receipt
 from martlet.broker.restore import Restored, restore
 from martlet.broker.subscriber import Subscriber
@@ -64,12 +65,13 @@ class Client:
         sample_rate: int = 0,
         *,
         says_started: bool = False,
+        nearness: Nearness = Nearness.ELSEWHERE,
     ) -> None:
         self.channel = channel
         self.got: list[Got] = []
         self.closed = False
         self.consumer: Consumer = channel.add_consumer(
-            self, timeout_ns, sample_rate, says_started=says_started
+            self, timeout_ns, sample_rate, says_started=says_started, nearness=nearness
         )
 
     def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
