@@ -4,6 +4,7 @@ The interpreter is a stand-in that notes what it was asked for, so that nothing 
 the real thing happens each time a fresh clone runs its tests.
 """
 
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -173,12 +174,40 @@ def test_two_at_once_set_up_once(machine: Machine) -> None:
     assert len(machine.asked("-m venv")) == 1
 
 
+def began(process_id: int) -> str:
+    """When a process began, as Linux counts it."""
+    return Path(f"/proc/{process_id}/stat").read_text().rpartition(") ")[2].split()[19]
+
+
 def test_the_lock_of_a_dead_process_is_taken_over(machine: Machine) -> None:
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    (machine.clone / ".venv.lock").symlink_to(str(dead.pid))
-    assert machine.run()[:2] == (0, "martlet \n")
+    dead = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    # Told with its beginning: its id alone may be another's by the time that it is looked at.
+    (machine.clone / ".venv.lock").symlink_to(f"{dead.pid}@{began(dead.pid)}")
+    dead.communicate()
+    code, out, err = machine.run()
+    assert (code, out) == (0, "martlet \n"), err
+    assert "waiting for process" not in err
     assert not (machine.clone / ".venv.lock").is_symlink()
+
+
+def test_the_lock_of_a_dead_process_whose_id_another_has_is_taken_over(machine: Machine) -> None:
+    (machine.clone / ".venv.lock").symlink_to(f"{os.getpid()}@{int(began(os.getpid())) - 1}")
+    code, out, err = machine.run()
+    assert (code, out) == (0, "martlet \n"), err
+    assert "waiting for process" not in err
+
+
+@pytest.mark.parametrize("tells_when", [True, False], ids=["with-its-time", "as-older-ones-wrote"])
+def test_the_lock_of_a_process_that_lives_is_waited_for(machine: Machine, tells_when: bool) -> None:
+    lock = machine.clone / ".venv.lock"
+    holder = str(os.getpid())
+    lock.symlink_to(f"{holder}@{began(os.getpid())}" if tells_when else holder)
+    process = machine.start()
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith(f"run: waiting for process {holder}, which")
+    lock.unlink()
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "martlet \n"), err
 
 
 def test_a_lock_that_cannot_be_made_is_an_error(machine: Machine) -> None:
