@@ -47,7 +47,7 @@ def without_ids(text: str) -> str:
 def test_they_are_found() -> None:
     assert len(BLOCKS) == TEXT.count("```python") > 4
     assert sum(SPARK in code for code, _ in BLOCKS) == 1
-    assert sum(bool(shown) for _, shown in BLOCKS) == 6
+    assert sum(bool(shown) for _, shown in BLOCKS) == 7
 
 
 @pytest.mark.parametrize(

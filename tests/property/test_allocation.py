@@ -1,24 +1,32 @@
 """The strategies of allocation: RocketMQ's formulas, and what every strategy must keep."""
 
+from collections.abc import Sequence
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from martlet.broker.allocation import STRATEGIES, Candidate, Place, allocate
+from martlet.allocation import STRATEGIES, GroupMember, TopicQueue, allocate
 
 counts = st.integers(0, 40)
 names = st.lists(st.text("abcdef0123456789-", min_size=1, max_size=6), unique=True, max_size=12)
 TO_ALL = sorted(set(STRATEGIES) - {"by-config", "by-machine-room"})
 
 
-def place(count: int) -> Place:
-    return Place("orders", "broker-a", "east", count)
+def share_out(strategy: str, count: int, members: Sequence[GroupMember]) -> dict[str, list[int]]:
+    """The numbers of the queues of one broker."""
+    found = allocate(strategy, "orders", at("a", count), members)
+    return {id: [queue.number for queue in queues] for id, queues in found.items()}
+
+
+def at(broker: str, count: int, room: str = "east") -> list[TopicQueue]:
+    return [TopicQueue(broker, number, room) for number in range(count)]
 
 
 @settings(deadline=None)
 @given(counts, names, st.sampled_from(TO_ALL))
 def test_each_queue_has_one_member(count: int, ids: list[str], strategy: str) -> None:
-    members = [Candidate(id, room=("east", "west")[len(id) % 2]) for id in ids]
-    found = allocate(strategy, place(count), members)
+    members = [GroupMember(id, room=("east", "west")[len(id) % 2]) for id in ids]
+    found = share_out(strategy, count, members)
     assert set(found) == set(ids)
     if ids:
         assert sorted(queue for queues in found.values() for queue in queues) == list(range(count))
@@ -28,7 +36,7 @@ def test_each_queue_has_one_member(count: int, ids: list[str], strategy: str) ->
 @settings(deadline=None)
 @given(counts, names)
 def test_averagely_is_the_formula(n: int, ids: list[str]) -> None:
-    found = allocate("averagely", place(n), [Candidate(id) for id in ids])
+    found = share_out("averagely", n, [GroupMember(id) for id in ids])
     c = len(ids)
     for i, id in enumerate(sorted(ids)):
         mod = n % c
@@ -41,8 +49,8 @@ def test_averagely_is_the_formula(n: int, ids: list[str]) -> None:
 @settings(deadline=None)
 @given(counts, names)
 def test_by_circle_and_by_room_are_the_formulas(n: int, ids: list[str]) -> None:
-    circle = allocate("averagely-by-circle", place(n), [Candidate(id) for id in ids])
-    room = allocate("by-machine-room", place(n), [Candidate(id, room="east") for id in ids])
+    circle = share_out("averagely-by-circle", n, [GroupMember(id) for id in ids])
+    room = share_out("by-machine-room", n, [GroupMember(id, room="east") for id in ids])
     c = len(ids)
     for i, id in enumerate(sorted(ids)):
         assert circle[id] == [k for k in range(n) if k % c == i]
@@ -56,10 +64,13 @@ def test_by_circle_and_by_room_are_the_formulas(n: int, ids: list[str]) -> None:
 def test_sticky_is_even_and_moves_no_more_than_it_must(
     count: int, before: list[str], after: list[str], data: st.DataObject
 ) -> None:
-    first = allocate("sticky", place(count), [Candidate(id) for id in before])
+    first = share_out("sticky", count, [GroupMember(id) for id in before])
     grown = data.draw(st.integers(count, count + 5))
-    members = [Candidate(id, held=first.get(id, [])) for id in after]
-    then = allocate("sticky", place(grown), members)
+    members = [
+        GroupMember(id, held=[TopicQueue("a", n, "east") for n in first.get(id, [])])
+        for id in after
+    ]
+    then = share_out("sticky", grown, members)
     if not after:
         return
     sizes = sorted(len(queues) for queues in then.values())
@@ -72,22 +83,22 @@ def test_sticky_is_even_and_moves_no_more_than_it_must(
 
 
 def test_by_config_gives_what_is_named_and_each_queue_once() -> None:
-    members = [Candidate("b", queues=(1, 2, 9)), Candidate("a", queues=(0, 1))]
-    assert allocate("by-config", place(4), members) == {"a": [0, 1], "b": [2]}
+    members = [GroupMember("b", queues=(1, 2, 9)), GroupMember("a", queues=(0, 1))]
+    assert share_out("by-config", 4, members) == {"a": [0, 1], "b": [2]}
 
 
 def test_rooms() -> None:
-    members = [Candidate("a", room="west"), Candidate("b", room="east")]
-    assert allocate("machine-room-nearby", place(3), members) == {"a": [], "b": [0, 1, 2]}
-    assert allocate("by-machine-room", place(3), members[:1]) == {"a": []}
-    assert allocate("machine-room-nearby", place(3), members[:1]) == {"a": [0, 1, 2]}
+    members = [GroupMember("a", room="west"), GroupMember("b", room="east")]
+    assert share_out("machine-room-nearby", 3, members) == {"a": [], "b": [0, 1, 2]}
+    assert share_out("by-machine-room", 3, members[:1]) == {"a": []}
+    assert share_out("machine-room-nearby", 3, members[:1]) == {"a": [0, 1, 2]}
 
 
 @settings(deadline=None)
 @given(counts, names)
 def test_consistent_hash_moves_only_what_the_newcomer_gets(count: int, ids: list[str]) -> None:
-    members = [Candidate(id) for id in ids]
-    before = allocate("consistent-hash", place(count), members)
-    after = allocate("consistent-hash", place(count), [*members, Candidate("newcomer")])
+    members = [GroupMember(id) for id in ids]
+    before = share_out("consistent-hash", count, members)
+    after = share_out("consistent-hash", count, [*members, GroupMember("newcomer")])
     for id in ids:
         assert set(after[id]) <= set(before[id])

@@ -15,9 +15,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from martlet.broker.allocation import STRATEGIES, Place
+from martlet.allocation import STRATEGIES
 from martlet.broker.errors import Conflict, NotAMember
-from martlet.broker.membership import Member, Membership
+from martlet.broker.member import Member
+from martlet.broker.membership import Membership, Place
 from martlet.broker.schedule import Schedule
 from martlet.testing import SimulatedClock
 
@@ -128,6 +129,23 @@ class MembershipBesideModel(RuleBasedStateMachine):
             client.let_go.add(queue)
         self.membership.release(client.member, chosen)
 
+    @rule(client=clients, name=st.sampled_from("xyz"), brokers=st.integers(0, 2))
+    def volunteer(self, client: Client, name: str, brokers: int) -> None:
+        if not client.member.is_gone:
+            self.membership.volunteer(client.member, name, brokers)
+
+    @rule(places=st.lists(st.integers(0, 5), max_size=8), is_late=st.booleans())
+    def plan(self, places: list[int], is_late: bool) -> None:
+        """Each queue for whichever member; some for those who are not there, or for none."""
+        members = self.membership
+        if members.leader is not None:
+            ids = [*members.members, "gone"]
+            queues: dict[str, list[int]] = {}
+            for queue, at in enumerate(places[: members.place.count]):
+                if at < len(ids):
+                    queues.setdefault(ids[at], []).append(queue)
+            members.plan(members.leader, members.roster - is_late, len(places), queues)
+
     @rule(client=consumes(clients))
     def leave(self, client: Client) -> None:
         self.membership.leave(client.member)
@@ -205,17 +223,36 @@ class MembershipBesideModel(RuleBasedStateMachine):
         now_ns = self.clock()
         due_ns = self.schedule.next_ns()
         for member in self.membership.members.values():
-            assert due_ns is not None
+            assert due_ns is not None, "nobody looks when its time is over"
             assert due_ns <= member.lease_until_ns or member.lease_until_ns > now_ns
         for holding in self.membership.holders.values():
             if holding.until_ns is not None:
                 assert due_ns is not None
                 assert due_ns <= holding.until_ns
+        for until_ns in (self.membership._plan_due_ns, self.membership._orphans_due_ns):
+            assert until_ns is None or (due_ns is not None and due_ns <= until_ns)
 
     @invariant()
     def all_queues_are_held_or_on_their_way(self) -> None:
-        if self.membership.members and self.membership.strategy in WHOLE:
-            assert set(self.membership.holders) == set(range(self.membership.place.count))
+        members = self.membership
+        if members.members and members.strategy in WHOLE:
+            missing = set(range(members.place.count)) - set(members.holders)
+            if members._plan is not None:
+                # The leader wants it so, or it waits for the leader's next word.
+                missing -= {queue for queue, one in members._plan.items() if one is None}
+                assert not missing or members._orphans_due_ns is not None
+            else:
+                assert not missing
+
+    @invariant()
+    def the_leader_is_told_of_who_is_there(self) -> None:
+        members = self.membership
+        volunteers = [m for m in members.members.values() if m.brokers]
+        assert (members.leader in volunteers) if volunteers else members.leader is None
+        if members.leader is not None:
+            assert members.leader.changed >= members.roster
+        else:
+            assert members._plan is None
 
     @invariant()
     def generations_rise(self) -> None:
@@ -229,7 +266,7 @@ class MembershipBesideModel(RuleBasedStateMachine):
             if not client.member.is_gone:
                 self.membership.release(client.member, client.member.revoked)
         assert not any(member.revoked for member in members.values())
-        if members and self.membership.strategy == "sticky":
+        if members and self.membership.strategy == "sticky" and self.membership._plan is None:
             counts = [len(member.held) for member in members.values()]
             assert max(counts) - min(counts) <= 1
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from martlet.broker.channel import Channel
     from martlet.broker.delivery import Surroundings, Waiting
     from martlet.broker.fetch import Fetched
-    from martlet.broker.membership import Member
+    from martlet.broker.member import Member
     from martlet.broker.policy import ChannelPolicy
     from martlet.broker.topic import Topic
 

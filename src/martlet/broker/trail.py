@@ -37,7 +37,7 @@ from martlet.name import is_ephemeral, is_system
 
 if TYPE_CHECKING:
     from martlet.broker.consumer import Consumer
-    from martlet.broker.membership import Member
+    from martlet.broker.member import Member
     from martlet.broker.policy import TopicPolicy
     from martlet.broker.window import Offsets
 

@@ -5,6 +5,7 @@
     from martlet.client import Consumer, Producer
 """
 
+from martlet.allocation import GroupMember, TopicQueue
 from martlet.client.backoff import Backoff, LinearDelay
 from martlet.client.batch import Batch
 from martlet.client.checking import Outcome, PendingTransaction
@@ -51,6 +52,7 @@ from martlet.client.pull.limits import FlowLimits
 from martlet.client.pull.message import PulledMessage
 from martlet.client.pull.offset_file import BadOffsetFile
 from martlet.client.pull.place import Place
+from martlet.client.pull.plan import AllocationStrategy, RoomResolver
 from martlet.client.pull.stats import PullStats, QueueStats
 from martlet.client.pull.tally import Tally
 from martlet.client.readiness import Rotation
@@ -62,6 +64,7 @@ from martlet.properties import Properties
 from martlet.put_status import PutStatus
 
 __all__ = [
+    "AllocationStrategy",
     "AlreadyAnswered",
     "AuthRefused",
     "Backoff",
@@ -83,6 +86,7 @@ __all__ = [
     "Counts",
     "FailureBackoff",
     "FlowLimits",
+    "GroupMember",
     "HandlerFailed",
     "Handling",
     "Health",
@@ -116,11 +120,13 @@ __all__ = [
     "Refused",
     "Reject",
     "Requeue",
+    "RoomResolver",
     "Rotation",
     "SendResult",
     "SubscribeRefused",
     "Tally",
     "Tls",
+    "TopicQueue",
     "Transaction",
     "TransactionEnded",
     "TransactionError",

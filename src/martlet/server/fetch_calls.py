@@ -30,7 +30,8 @@ from martlet.server.long_poll import LongPoll
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
-    from martlet.broker.membership import Member, Membership
+    from martlet.broker.member import Member
+    from martlet.broker.membership import Membership
     from martlet.broker.topic import Topic
     from martlet.server.arguments import Arguments
     from martlet.server.calls import Answer, Caller, Methods

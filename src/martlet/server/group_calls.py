@@ -5,6 +5,12 @@
                         this connection is the member's, and its end is leaving
 ``group.assignment``    the queues that a member has now: at once where that has changed since
                         ``generation``, else when it does, or after ``wait_ms``
+``group.volunteer``     be ready to lead: to share out the queues of all ``brokers``, of which a
+                        member is at so many; ``name`` is what it is called at all of them.  The
+                        leader is told the ``roster`` with its assignment, which is another number
+                        when members come or go
+``group.plan``          the leader's word which ``members`` are to have which queues, for a
+                        ``roster`` and its ``count`` of queues; ``group.describe`` tells both
 ``group.release``       let go of queues, with the last ``offsets`` handled there
 ``group.leave``         be a member no longer
 ``group.commit``        how far a member has come: ``offsets`` by queue; those of the queues that
@@ -27,12 +33,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from martlet.broker.allocation import STRATEGIES, Place
+from martlet.allocation import STRATEGIES
 from martlet.broker.errors import Conflict, NotAMember, OutOfReach
-from martlet.broker.membership import Member
+from martlet.broker.member import Member
+from martlet.broker.membership import CUSTOM, MOST_MEMBERS, Place
 from martlet.broker.policy import BadPolicy
 from martlet.broker.reset import STARTS, begin_group, reset_group
-from martlet.server.arguments import CallError
+from martlet.server.arguments import Arguments, CallError
 from martlet.server.fetch_calls import LONGEST_WAIT_MS, group_of, patience_ms
 from martlet.server.long_poll import LongPoll
 from martlet.server.settled import written_down
@@ -41,13 +48,14 @@ if TYPE_CHECKING:
     from martlet.broker.channel import Channel
     from martlet.broker.membership import Membership
     from martlet.broker.topic import Topic
-    from martlet.server.arguments import Arguments
     from martlet.server.calls import Answer, Caller, Methods
     from martlet.server.server import Server
 
 _MILLISECOND_NS = 1_000_000
 DEFAULT_LEASE_MS = 120_000
 LONGEST_LEASE_MS = 3_600_000
+LONGEST_STRATEGY = 80
+LONGEST_NAME = 300
 
 
 class GroupCalls:
@@ -61,6 +69,8 @@ class GroupCalls:
         return {
             "group.join": self.join,
             "group.assignment": self.assignment,
+            "group.volunteer": self.volunteer,
+            "group.plan": self.plan,
             "group.release": self.release,
             "group.leave": self.leave,
             "group.commit": self.commit,
@@ -78,7 +88,9 @@ class GroupCalls:
             "start_offset", "lease_ms", "wanted_tags",
         )  # fmt: skip
         client_id = arguments.text("client_id", most=255)
-        strategy = arguments.choice("strategy", list(STRATEGIES), "sticky")
+        strategy = arguments.text("strategy", "sticky", most=LONGEST_STRATEGY)
+        if not strategy.startswith(CUSTOM):
+            strategy = arguments.choice("strategy", list(STRATEGIES), "sticky")
         lease_ms = arguments.number("lease_ms", DEFAULT_LEASE_MS, least=1000, most=LONGEST_LEASE_MS)
         room = arguments.text("room", "", most=255)
         queues = _numbers(arguments, "queues")
@@ -136,9 +148,8 @@ class GroupCalls:
         assert channel.group is not None
         members = channel.group.members
         options = self._server.options
-        members.resize(
-            Place(topic.name, options.broadcast_address, options.topology_zone, len(topic.parts))
-        )
+        name = f"{options.broadcast_address}:{options.broadcast_tcp_port}"
+        members.resize(Place(topic.name, name, options.topology_zone, len(topic.parts)))
         return members
 
     async def assignment(self, caller: Caller, arguments: Arguments) -> Answer:
@@ -159,6 +170,28 @@ class GroupCalls:
             raise NotAMember(f"{member.id!r} is no member of the group any more: join again")
         members.renew(member)
         return _assigned(topic.find_channel(arguments.name("group")), members, member)
+
+    def volunteer(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Be ready to lead, or not any more."""
+        arguments.only("topic", "group", "member", "name", "brokers")
+        _, members, member = self._member(caller, arguments)
+        name = arguments.text("name", most=LONGEST_NAME)
+        members.volunteer(member, name, arguments.number("brokers"))
+        return None
+
+    def plan(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Share the queues out, as the leader."""
+        arguments.only("topic", "group", "member", "roster", "count", "members")
+        topic, members, member = self._member(caller, arguments)
+        told = arguments.mapping("members", most=MOST_MEMBERS)
+        queues = {id: _numbers(Arguments(told), id) for id in told}
+        roster, count = arguments.number("roster"), arguments.number("count")
+        members.plan(member, roster, count, queues)
+        self._server.log.debug(
+            "GROUP %s:%s: %s shares out the queues, generation %d",
+            topic.name, arguments.name("group"), member.id, members.generation,
+        )  # fmt: skip
+        return None
 
     def release(self, caller: Caller, arguments: Arguments) -> Answer:
         """Let go of queues."""
@@ -295,7 +328,8 @@ def _assigned(channel: Channel, members: Membership, member: Member) -> dict[str
                 "since": member.held[queue].since,
             }
         )
-    return {"generation": members.generation, "queues": told, "revoked": member.revoked}
+    leads = {"roster": members.roster} if member is members.leader else {}
+    return {"generation": members.generation, "queues": told, "revoked": member.revoked} | leads
 
 
 def _described(topic: Topic, channel: Channel, members: Membership) -> dict[str, object]:
@@ -303,12 +337,14 @@ def _described(topic: Topic, channel: Channel, members: Membership) -> dict[str,
     for part in channel.parts:
         number = part.queue.number
         holding = members.holders.get(number)
+        target = members.targets.get(number)
         queues.append(
             {
                 "queue": number,
                 "member": holding.member.id if holding is not None else None,
                 "since": holding.since if holding is not None else None,
                 "revoked": holding is not None and holding.until_ns is not None,
+                "target": target.id if target is not None else None,
                 "offset": part.cursor.next,
                 "start_offset": min(part.queue.start_offset, part.cursor.next),
                 "end_offset": part.source.limit,
@@ -320,7 +356,10 @@ def _described(topic: Topic, channel: Channel, members: Membership) -> dict[str,
         "topic": topic.name,
         "group": channel.name,
         "generation": members.generation,
+        "roster": members.roster,
+        "place": {"broker": members.place.broker, "room": members.place.room},
         "strategy": members.strategy,
+        "leader": members.leader.id if members.leader is not None else None,
         "paused": channel.paused,
         "kind": channel.policy.kind,
         "retain": channel.policy.retain == "on",
@@ -332,6 +371,8 @@ def _described(topic: Topic, channel: Channel, members: Membership) -> dict[str,
                 "client_id": member.client_id,
                 "address": member.address,
                 "room": member.room,
+                "name": member.name,
+                "brokers": member.brokers,
                 "since_ms": member.since_ns // _MILLISECOND_NS,
                 "lease_ms": member.lease_ns // _MILLISECOND_NS,
                 "lease_until_ms": member.lease_until_ns // _MILLISECOND_NS,

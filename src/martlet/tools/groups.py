@@ -66,6 +66,8 @@ def describe_lines(answer: Fields, now_ms: int) -> list[str]:
     """A group for people."""
     paused = ", paused" if answer["paused"] else ""
     who = _follows(answer).strip(" ()") or f"{len(answer['members'])} members, {answer['strategy']}"
+    if answer.get("leader") is not None:
+        who += f" over all brokers, led by {printable(answer['leader'])}"
     tags = f", only tags {', '.join(answer['tags'])}" if answer["tags"] else ""
     lines = [
         f"{answer['topic']}/{answer['group']} at {answer['broker']}: lag {answer['lag']},"

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
-from martlet.broker.allocation import Place
 from martlet.broker.channel import Channel
 from martlet.broker.fetch import Fetch
 from martlet.broker.follower import follow
-from martlet.broker.membership import Member
+from martlet.broker.member import Member
+from martlet.broker.membership import Place
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.broker.reset import begin_group, reset_group
 from martlet.broker.restore import restore

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from martlet.address import Address
 from martlet.client.address import Addresses
@@ -15,6 +16,8 @@ from martlet.client.name import check_name, check_tags
 from martlet.client.pull.failures import MAX_ATTEMPTS, RETRY, OnGivingUp
 from martlet.client.pull.limits import FETCH_MESSAGES, MIB, FlowLimits
 from martlet.client.pull.membership import Membership
+from martlet.client.pull.plan import AllocationStrategy, Choice, RoomResolver
+from martlet.client.pull.planner import Planner
 from martlet.client.pull.puller import Puller
 from martlet.client.pull.start import Start, check_start, start_fields
 from martlet.client.pull.watcher import OnQueues
@@ -28,7 +31,11 @@ Strategy = Literal[
     "by-machine-room",
     "machine-room-nearby",
 ]
-"""How queues are shared out among the members: see `martlet.broker.allocation`."""
+"""How queues are shared out among the members: see `martlet.allocation`."""
+
+
+LONGEST_STRATEGY = 80
+"""Of the name of a strategy, for brokers."""
 
 
 class PullConsumer(Puller[Membership]):
@@ -55,8 +62,9 @@ class PullConsumer(Puller[Membership]):
         *,
         lookup: str | Iterable[str] | None = None,
         lookup_poll_s: float = 60.0,
-        strategy: Strategy = "sticky",
+        strategy: Strategy | AllocationStrategy = "sticky",
         room: str = "",
+        rooms: RoomResolver | None = None,
         queues: Sequence[int] = (),
         start: Start = "last",
         tags: str | Iterable[str] = (),
@@ -89,13 +97,17 @@ class PullConsumer(Puller[Membership]):
         Args:
             topic: the topic's name.
             group: the group's; the broker creates what there is not.
-            addresses: where brokers listen, as ``"host:port"``; each shares out its own queues.
-                A broker at 127.0.0.1:4150 where neither these nor lookup daemons are given.
+            addresses: where brokers listen, as ``"host:port"``; the queues of all of them are
+                shared out together.  A broker at 127.0.0.1:4150 where neither these nor lookup
+                daemons are given.
             lookup: where lookup daemons serve HTTP, as ``"host:4161"`` or URLs; messages come from
                 every broker that they know to have the topic, now or later.
             lookup_poll_s: how many seconds may pass until they are asked again.
-            strategy: how queues are shared out; all members must name the same.
+            strategy: how queues are shared out; all members must name the same.  Or a function
+                of one's own, the same at all members; see `AllocationStrategy`.
             room: the machine room, or zone, that this consumer is in.
+            rooms: says which room brokers and members are in, in the place of what brokers
+                (``--topology-zone``) and members (``room``) tell; see `RoomResolver`.
             queues: which it wants, for ``by-config`` and for that alone.
             start: where a group begins that is new: ``"first"`` for all that is stored, ``"last"``
                 for what comes from now on, a time, an offset.  An older one goes on where it was.
@@ -134,11 +146,12 @@ class PullConsumer(Puller[Membership]):
                 f"strategy={strategy!r} with queues={list(queues)}: by-config needs the queues that"
                 " this member wants, and no other strategy takes any"
             )
+        choice = _chosen(strategy, rooms)
         identity = (identity or Identity()).secured(tls, compression, auth_secret)
         self._group = check_name(group, "channel")
         self._joining: dict[str, Any] = {
             "client_id": identity.client_id,
-            "strategy": strategy,
+            "strategy": choice.name,
             "room": room,
             "queues": list(queues),
             "lease_ms": round(lease_s * 1000),
@@ -146,6 +159,7 @@ class PullConsumer(Puller[Membership]):
         }
         if wanted := check_tags(tags):
             self._joining["wanted_tags"] = list(wanted)
+        self._planner = Planner(topic, identity.client_id, choice)
         super().__init__(
             topic,
             addresses,
@@ -181,5 +195,31 @@ class PullConsumer(Puller[Membership]):
 
     def _post(self, address: Address) -> Membership:
         return Membership(
-            address, self._dialer(address), self._settings, self._group, self._joining
+            address,
+            self._dialer(address),
+            self._settings,
+            self._group,
+            self._joining,
+            self._planner,
         )
+
+    async def __aenter__(self) -> Self:
+        """Connect: see `Puller.__aenter__`."""
+        try:
+            return await super().__aenter__()
+        except BaseException:
+            await self._planner.close()
+            raise
+
+    async def _close(self, besides: Iterable[asyncio.Task[object]] = ()) -> None:
+        try:
+            await super()._close(besides)
+        finally:
+            await self._planner.close()
+
+
+def _chosen(strategy: str | AllocationStrategy, rooms: RoomResolver | None) -> Choice:
+    if isinstance(strategy, str):
+        return Choice(strategy, None, rooms)
+    name = getattr(strategy, "__name__", type(strategy).__name__)
+    return Choice(f"custom:{name}"[:LONGEST_STRATEGY], strategy, rooms)

@@ -8,6 +8,9 @@ offset.  Should it be ours after all meanwhile, we go on where we were.
 Whoever is told that it is no member any more (its lease is over, or the broker was started again)
 joins again.  Others may have had its queues since: what it commits of them is refused then, so
 that it cannot undo what they did.
+
+Where a topic's queues are at several brokers, one of the members shares them out: see
+`martlet.client.pull.planner`.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from martlet.client.pull.fetcher import ERROR_PAUSE_S, GONE
 from martlet.client.pull.held import HeldQueue, Hold
 from martlet.client.pull.message import PulledMessage
 from martlet.client.pull.outpost import Outpost, Settings
+from martlet.client.pull.planner import Planner
 
 logger = logging.getLogger("martlet.client")
 
@@ -43,6 +47,10 @@ class Membership(Outpost):
         settings: what is the same at all brokers.
         group: the group's name.
         joining: what is said when joining.
+        planner: shares the queues of all brokers out; told when it may have to.
+
+    Attributes:
+        roster: where we lead, the broker's number for who is there; None where we do not.
     """
 
     def __init__(
@@ -52,8 +60,11 @@ class Membership(Outpost):
         settings: Settings,
         group: str,
         joining: Mapping[str, Any],
+        planner: Planner,
     ) -> None:
         super().__init__(address, dialer, settings)
+        self.roster: int | None = None
+        self._planner = planner
         self._group = {"topic": settings.topic, "group": group}
         self._joining = joining
         self._member: dict[str, Any] | None = None
@@ -70,6 +81,29 @@ class Membership(Outpost):
     def _fetching(self) -> tuple[str, Mapping[str, Any]]:
         return "group.fetch", self._member or {}
 
+    @property
+    def is_member(self) -> bool:
+        """Whether we are a member of the group there."""
+        return self._member is not None
+
+    async def call(self, method: str, **fields: Any) -> Mapping[str, Any]:
+        """Ask the broker something as a member.
+
+        Raises:
+            CallRefused: it will not.
+            ConnectionLost: there is no connection, or it was lost.
+        """
+        connection, member = self.connection, self._member
+        if connection is None or member is None:
+            raise ConnectionLost(f"{self.address} is not connected")
+        return (await connection.call(method, **member, **fields)).fields
+
+    async def describe_group(self) -> Mapping[str, Any]:
+        """What the broker knows of the group. Raises CallRefused and ConnectionLost."""
+        if self.connection is None:
+            raise ConnectionLost(f"{self.address} is not connected")
+        return (await self.connection.call("group.describe", **self._group)).fields
+
     # being a member
 
     async def _attend(self, connection: Connection) -> None:
@@ -79,6 +113,7 @@ class Membership(Outpost):
         assert self._over is not None
         try:
             self.is_there(connection)
+            self._planner.met(self)
             await self._heed(connection, joined.fields)
             self.mark_attempted()
             tasks.append(asyncio.create_task(self._follow(connection), name="martlet assignment"))
@@ -91,7 +126,8 @@ class Membership(Outpost):
                 if task.done():
                     task.result()  # Raises what broke it.
         finally:
-            self._member = None
+            self._member = self.roster = None
+            self._planner.lost(self)
             self._since.clear()
             self._releasing.clear()
             tasks += [*self._leaving.values(), *self._errands]
@@ -138,6 +174,9 @@ class Membership(Outpost):
     async def _heed(self, connection: Connection, told: Mapping[str, Any]) -> None:
         """Have the queues that we were told are ours, and no others."""
         self._generation = int(told["generation"])
+        before, self.roster = self.roster, told.get("roster")
+        if self.roster not in (None, before):
+            self._planner.wake()
         ours = {int(each["queue"]): each for each in told["queues"]}
         revoked = set(told["revoked"])
         gone = [

@@ -1,0 +1,328 @@
+"""Allocation: which member of a group gets which of a topic's queues.
+
+All but the first are RocketMQ's strategies, by their formulas.  Members are sorted by their ids,
+and queues by their brokers and numbers, over all brokers of the topic::
+
+    queues 0..7, members a b c     averagely              a: 0 1 2   b: 3 4 5   c: 6 7
+                                   averagely-by-circle    a: 0 3 6   b: 1 4 7   c: 2 5
+                                   consistent-hash        by where their hashes lie on a circle
+                                   by-config              each member names its own
+                                   by-machine-room        only members of the broker's room
+                                   machine-room-nearby    those first, others where it has none
+                                   sticky                 as it was, with as few moves as possible
+
+Every strategy but ``by-config`` and ``by-machine-room`` gives each queue to exactly one member.
+``sticky`` is the default: a member that comes or goes moves only the queues that must move, so that
+the others lose nothing of what they have fetched.
+
+A member that cannot reach a broker gets no queue there.  What its share would have been goes to
+those who reach that broker and have least.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from hashlib import md5
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+
+class TopicQueue(NamedTuple):
+    """A queue of a topic, among those of all its brokers.
+
+    Attributes:
+        broker: where it is, as ``host:port`` by which the broker makes itself known.
+        number: its number there.
+        room: the broker's machine room.
+    """
+
+    broker: str
+    number: int
+    room: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """A member of a group, as a strategy sees it.
+
+    Attributes:
+        id: its name in the group; members are sorted by it.
+        room: the machine room (or zone) it says it is in.
+        queues: the numbers of those it wants, for ``by-config``.
+        held: those it has now, among those that are shared out.
+        elsewhere: how many it has that are not shared out now.
+        brokers: those that it reaches; None for all.
+        client_id: what it calls itself.
+        address: where it comes from.
+    """
+
+    id: str
+    room: str = ""
+    queues: Sequence[int] = field(default=())
+    held: Sequence[TopicQueue] = field(default=())
+    elsewhere: int = 0
+    brokers: frozenset[str] | None = None
+    client_id: str = ""
+    address: str = ""
+
+    def reaches(self, broker: str) -> bool:
+        """Whether it can have queues there."""
+        return self.brokers is None or broker in self.brokers
+
+
+Queues = Sequence[TopicQueue]
+Members = Sequence[GroupMember]
+Assignment = dict[str, list[TopicQueue]]
+"""By member, the queues it gets, sorted; every member is in it."""
+VIRTUAL_NODES = 10
+"""Of each member on the circle of ``consistent-hash``."""
+
+
+def allocate(
+    strategy: str, topic: str, queues: Iterable[TopicQueue], members: Members
+) -> Assignment:
+    """Share the queues out by a strategy of `STRATEGIES`.
+
+    Without members the assignment is empty.
+    """
+    ranked = sorted(members, key=lambda member: member.id)
+    assignment: Assignment = {member.id: [] for member in ranked}
+    if ranked:
+        every = sorted(queues)
+        assignment |= STRATEGIES[strategy](topic, every, ranked)
+        if any(member.brokers is not None for member in ranked):
+            _within_reach(strategy, assignment, every, ranked)
+    return assignment
+
+
+def _within_reach(strategy: str, found: Assignment, queues: Queues, members: Members) -> None:
+    """Mend what a strategy says that gives members what they cannot reach."""
+    if strategy in ("averagely", "averagely-by-circle"):
+        found |= _sticky("", queues, [replace(m, held=found[m.id]) for m in members])
+    elif strategy not in ("sticky", "by-config"):
+        complete(found, queues, members, in_room=strategy == "by-machine-room")
+
+
+def complete(
+    assignment: Assignment, queues: Queues, members: Members, *, in_room: bool = False
+) -> Queues:
+    """Take from members what they cannot reach, and give what nobody has to those who reach it and
+    have least: to those of its room alone where ``in_room``.  Returns what was given.
+    """
+    taken: set[TopicQueue] = set()
+    for member in members:
+        mine = [queue for queue in assignment[member.id] if member.reaches(queue.broker)]
+        assignment[member.id] = mine
+        taken.update(mine)
+    loads = {member.id: len(assignment[member.id]) + member.elsewhere for member in members}
+    given: list[TopicQueue] = []
+    for queue in queues:
+        if queue not in taken:
+            near = [
+                member.id
+                for member in members
+                if member.reaches(queue.broker) and (not in_room or member.room == queue.room)
+            ]
+            if near:
+                least = min(near, key=lambda id: (loads[id], id))
+                assignment[least].append(queue)
+                loads[least] += 1
+                given.append(queue)
+    for member in members:
+        assignment[member.id].sort()
+    return given
+
+
+def _averagely(topic: str, queues: Queues, members: Members) -> Assignment:
+    """AllocateMessageQueueAveragely: runs of queues, the first members one more."""
+    size, rest = divmod(len(queues), len(members))
+    found: Assignment = {}
+    at = 0
+    for number, member in enumerate(members):
+        end = at + size + (number < rest)
+        found[member.id] = list(queues[at:end])
+        at = end
+    return found
+
+
+def _by_circle(topic: str, queues: Queues, members: Members) -> Assignment:
+    """AllocateMessageQueueAveragelyByCircle: queue k goes to member k mod their count."""
+    step = len(members)
+    return {m.id: list(queues[number::step]) for number, m in enumerate(members)}
+
+
+def _by_config(topic: str, queues: Queues, members: Members) -> Assignment:
+    """AllocateMessageQueueByConfig: what each names; of two that name one, the first has it."""
+    taken: set[TopicQueue] = set()
+    found: Assignment = {}
+    for member in members:
+        named = set(member.queues)
+        wanted = [q for q in queues if q.number in named and q not in taken]
+        taken.update(wanted)
+        found[member.id] = wanted
+    return found
+
+
+def _by_room(topic: str, queues: Queues, members: Members) -> Assignment:
+    """AllocateMessageQueueByMachineRoom: equal runs, the rest one each, for members of the room."""
+    found: Assignment = {}
+    for room, there in _rooms(queues).items():
+        near = [member for member in members if member.room == room]
+        size, rest = divmod(len(there), len(near) or 1)
+        for number, member in enumerate(near):
+            found[member.id] = list(there[size * number : size * (number + 1)])
+            if number < rest:
+                found[member.id].append(there[number + size * len(near)])
+    return found
+
+
+def _nearby(topic: str, queues: Queues, members: Members) -> Assignment:
+    """AllocateMachineRoomNearby: within each room; over all what is in rooms without members."""
+    found: Assignment = {member.id: [] for member in members}
+    far: list[TopicQueue] = []
+    for room, there in _rooms(queues).items():
+        near = [member for member in members if member.room == room]
+        if near:
+            found |= _averagely(topic, there, near)
+        else:
+            far += there
+    for id, more in _averagely(topic, sorted(far), members).items():
+        found[id] = sorted(found[id] + more)
+    return found
+
+
+def _rooms(queues: Queues) -> dict[str, list[TopicQueue]]:
+    rooms: dict[str, list[TopicQueue]] = {}
+    for queue in queues:
+        rooms.setdefault(queue.room, []).append(queue)
+    return rooms
+
+
+def _hash(text: str) -> int:
+    """The first four bytes of MD5, big-endian, as RocketMQ's circle counts."""
+    return int.from_bytes(md5(text.encode(), usedforsecurity=False).digest()[:4], "big")
+
+
+@lru_cache(maxsize=4096)
+def _nodes(id: str) -> list[tuple[int, str]]:
+    """A member's places on the circle."""
+    return [(_hash(f"{id}-{node}"), id) for node in range(VIRTUAL_NODES)]
+
+
+def _consistent(topic: str, queues: Queues, members: Members) -> Assignment:
+    """AllocateMessageQueueConsistentHash: the next virtual node clockwise."""
+    nodes = sorted(node for member in members for node in _nodes(member.id))
+    hashes = [node[0] for node in nodes]
+    found: Assignment = {}
+    for queue in queues:
+        key = f"MessageQueue [topic={topic}, brokerName={queue.broker}, queueId={queue.number}]"
+        at = bisect_left(hashes, _hash(key)) % len(nodes)
+        found.setdefault(nodes[at][1], []).append(queue)
+    return found
+
+
+def _sticky(topic: str, queues: Queues, members: Members) -> Assignment:
+    """As even as ``averagely``, with as few queues as possible taken from members that have them.
+
+    Each keeps what it has; what is free goes to those who have least; and then one queue at a time
+    goes from a member to one that has at least two less.
+    """
+    free = dict.fromkeys(queues)
+    kept: Assignment = {}
+    for member in members:
+        mine = [queue for queue in sorted(member.held) if queue in free]
+        if member.brokers is not None:
+            mine = [queue for queue in mine if member.reaches(queue.broker)]
+        for queue in mine:
+            del free[queue]
+        kept[member.id] = mine
+    shares = _Shares(kept, members, dict.fromkeys(queue.broker for queue in queues))
+    for queue in free:
+        found = shares.least(queue.broker)
+        if found is not None:
+            shares.give(found, queue)
+    while shares.even():
+        pass
+    for mine in kept.values():
+        mine.sort()
+    return kept
+
+
+class _Shares:
+    """What each member has so far, and which has least at each broker.
+
+    Args:
+        of: what each has; changed here.
+        members: all of them.
+        brokers: where queues are.
+    """
+
+    def __init__(self, of: Assignment, members: Members, brokers: Iterable[str]) -> None:
+        self._of = of
+        self._loads = {member.id: member.elsewhere + len(of[member.id]) for member in members}
+        self._reached = {m.id: [b for b in brokers if m.reaches(b)] for m in members}
+        self._heaps: dict[str, list[tuple[int, str]]] = {broker: [] for broker in brokers}
+        for id, reached in self._reached.items():
+            for broker in reached:
+                self._heaps[broker].append((self._loads[id], id))
+        for heap in self._heaps.values():
+            heapify(heap)
+
+    def give(self, id: str, queue: TopicQueue) -> None:
+        """A member gets a queue."""
+        self._of[id].append(queue)
+        self._count(id, 1)
+
+    def _count(self, id: str, more: int) -> None:
+        self._loads[id] += more
+        for broker in self._reached[id]:
+            heappush(self._heaps[broker], (self._loads[id], id))
+
+    def least(self, broker: str) -> str | None:
+        """The member that has least of those that reach a broker; None where none does."""
+        heap = self._heaps[broker]
+        while heap and self._loads[heap[0][1]] != heap[0][0]:
+            heappop(heap)
+        return heap[0][1] if heap else None
+
+    def even(self) -> bool:
+        """Have queues go from members that have most, as long as that evens them out.
+
+        Returns whether one went; then another may go from a member that was looked at before.
+        """
+        has_moved = False
+        donors = [(-load, id) for id, load in self._loads.items()]
+        heapify(donors)
+        while donors:
+            load, donor = heappop(donors)
+            if -load != self._loads[donor]:
+                continue
+            least = {b: id for b in self._heaps if (id := self.least(b)) is not None}
+            if -load < 2 + min((self._loads[id] for id in least.values()), default=-load):
+                break  # It has not enough for that, so no member has.
+            # The last of its queues at the broker where another member has least.
+            last = {queue.broker: queue for queue in sorted(self._of[donor])}.values()
+            moves = [(self._loads[least[q.broker]], least[q.broker], q) for q in last]
+            if moves and min(moves)[0] <= -load - 2:
+                _, taker, queue = min(moves)
+                self._of[donor].remove(queue)
+                self._count(donor, -1)
+                self.give(taker, queue)
+                for id in (donor, taker):
+                    heappush(donors, (-self._loads[id], id))
+                has_moved = True
+        return has_moved
+
+
+STRATEGIES: Mapping[str, Callable[[str, Queues, Members], Assignment]] = {
+    "sticky": _sticky,
+    "averagely": _averagely,
+    "averagely-by-circle": _by_circle,
+    "consistent-hash": _consistent,
+    "by-config": _by_config,
+    "by-machine-room": _by_room,
+    "machine-room-nearby": _nearby,
+}

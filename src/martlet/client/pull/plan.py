@@ -1,0 +1,201 @@
+"""A plan: which member of a group is to have which queues, over all brokers of the topic.
+
+It is made from pictures, one of each broker, by a strategy of `martlet.allocation` or of the
+application's.  A member that is not at a broker gets no queue there.  With ``sticky``, and where a
+strategy fails, queues at brokers that another member leads are left where they are, and counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from martlet.allocation import Assignment, GroupMember, TopicQueue, allocate, complete
+
+logger = logging.getLogger("martlet.client")
+
+
+class AllocationStrategy(Protocol):
+    """Which queues a member gets: a function of one's own, the same at all members.
+
+    The leader calls it for each member, with the same sorted queues and members.  It must depend on
+    nothing else, and return soon.  Of two members that it gives a queue, the first gets it; what it
+    gives to none goes to those who have least, since messages in it would wait for ever.
+    """
+
+    def __call__(
+        self, member: GroupMember, members: Sequence[GroupMember], queues: Sequence[TopicQueue], /
+    ) -> Iterable[TopicQueue]:
+        """The queues of ``member``."""
+
+
+class RoomResolver(Protocol):
+    """Says which machine room something is in, in the place of what brokers and members tell."""
+
+    def room_of_queue(self, queue: TopicQueue) -> str:
+        """The room of the queue's broker."""
+
+    def room_of_member(self, member: GroupMember) -> str:
+        """The room of a member."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How queues are shared out.
+
+    Attributes:
+        name: the strategy's, for the brokers.
+        strategy: one of one's own; None for the one of that name.
+        rooms: which room something is in; None for what is told.
+    """
+
+    name: str
+    strategy: AllocationStrategy | None = None
+    rooms: RoomResolver | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether no broker can do it."""
+        return self.strategy is not None or self.rooms is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What a broker tells of the group.
+
+    Attributes:
+        broker: its name, which no other has.
+        queues: by their number.
+        members: by what they are called at all brokers.
+        ids: and what they are called here.
+        roster: the broker's number for all this.
+    """
+
+    broker: str
+    queues: Sequence[TopicQueue]
+    members: Mapping[str, GroupMember]
+    ids: Mapping[str, str]
+    roster: int
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any], address: str, taken: set[str]) -> Picture:
+        """Read an answer to ``group.describe``."""
+        broker = str(told["place"]["broker"])
+        if broker in taken:
+            broker = f"{broker} at {address}"
+        taken.add(broker)
+        room = str(told["place"]["room"])
+        names = {each["member"]: each["name"] or each["member"] for each in told["members"]}
+        held: dict[str, list[TopicQueue]] = {}
+        queues = []
+        for each in told["queues"]:
+            queue = TopicQueue(broker, int(each["queue"]), room)
+            queues.append(queue)
+            if each["target"] is not None:
+                held.setdefault(names.get(each["target"], ""), []).append(queue)
+        members = {
+            (name := names[each["member"]]): GroupMember(
+                name,
+                str(each["room"]),
+                held=held.get(name, ()),
+                brokers=frozenset({broker}),
+                client_id=str(each["client_id"]),
+                address=str(each["address"]),
+            )
+            for each in told["members"]
+        }
+        return cls(broker, queues, members, {n: id for id, n in names.items()}, int(told["roster"]))
+
+
+def share_out(
+    topic: str, choice: Choice, live: Sequence[Picture], absent: Sequence[Picture], led: Set[str]
+) -> Assignment:
+    """Which member is to have which queues, over all brokers.
+
+    Args:
+        topic: its name.
+        choice: how.
+        live: what the brokers tell that answer.
+        absent: what those told who have gone a short while ago.
+        led: the names of the brokers that will do it.
+    """
+    pictures = [*live, *absent]
+    queues = [queue for picture in pictures for queue in picture.queues]
+    members = [_over_all(name, pictures) for name in {n: 0 for p in live for n in p.members}]
+    if choice.is_own:
+        try:
+            return _by_choice(topic, choice, queues, members)
+        except Exception:
+            logger.exception("%s failed: the queues are shared out by sticky", choice.name)
+    if choice.is_own or choice.name == "sticky":
+        queues = [queue for queue in queues if queue.broker in led]
+        members = [_within(member, led) for member in members]
+        return allocate("sticky", topic, queues, members)
+    return allocate(choice.name, topic, queues, members)
+
+
+def _over_all(name: str, pictures: Sequence[Picture]) -> GroupMember:
+    """A member, with what it has and reaches at all brokers."""
+    seen = [picture.members[name] for picture in pictures if name in picture.members]
+    brokers = frozenset[str]().union(*(one.brokers or () for one in seen))
+    return replace(
+        seen[0],
+        held=[queue for one in seen for queue in one.held],
+        brokers=brokers if len(brokers) < len(pictures) else None,
+    )
+
+
+def _within(member: GroupMember, led: Set[str]) -> GroupMember:
+    held = [queue for queue in member.held if queue.broker in led]
+    return replace(member, held=held, elsewhere=len(member.held) - len(held))
+
+
+def _by_choice(
+    topic: str, choice: Choice, queues: Sequence[TopicQueue], members: Sequence[GroupMember]
+) -> Assignment:
+    """By a strategy or a resolver of the application's, which may raise anything."""
+    rooms = choice.rooms
+    if rooms is not None:
+        queues = [queue._replace(room=rooms.room_of_queue(queue)) for queue in queues]
+        members = [
+            replace(
+                member,
+                room=rooms.room_of_member(member),
+                held=[queue._replace(room=rooms.room_of_queue(queue)) for queue in member.held],
+            )
+            for member in members
+        ]
+    if choice.strategy is None:
+        return allocate(choice.name, topic, queues, members)
+    queues = sorted(queues)
+    members = sorted(members, key=lambda member: member.id)
+    free = set(queues)
+    found: Assignment = {}
+    for member in members:
+        mine = sorted(free.intersection(choice.strategy(member, members, queues)))
+        free.difference_update(mine)
+        found[member.id] = mine
+    if left := complete(found, queues, members):
+        logger.warning(
+            "%s gives %d queues of %s to no member that reaches them, such as %d at %s: they go to"
+            " members that have least",
+            *(choice.name, len(left), topic, left[0].number, left[0].broker),
+        )
+    return found
+
+
+def plan(
+    topic: str, choice: Choice, live: Sequence[Picture], absent: Sequence[Picture], led: Set[str]
+) -> dict[str, dict[str, list[int]]]:
+    """What each broker that is led is to be told: the numbers of the queues of each member, by what
+    it is called there.  The arguments are those of `share_out`.
+    """
+    parts: dict[str, dict[str, list[int]]] = {broker: {} for broker in led}
+    ids = {picture.broker: picture.ids for picture in live}
+    for name, queues in share_out(topic, choice, live, absent, led).items():
+        for queue in queues:
+            if queue.broker in led:
+                parts[queue.broker].setdefault(ids[queue.broker][name], []).append(queue.number)
+    return parts
