@@ -138,6 +138,25 @@ async def test_a_full_disk_refuses_publishers_and_loses_nothing(
     assert {message.body for message in more} == left
 
 
+async def test_room_comes_with_the_fins_and_does_not_wait_for_a_checkpoint(
+    small_disk: Path,
+) -> None:
+    with BrokerProcess(
+        small_disk / "data",
+        f"--max-bytes-per-file={SEGMENT_BYTES}",
+        f"--min-free-bytes={KEPT_FREE_BYTES}",
+        "--checkpoint-interval=1h",
+    ) as broker:
+        await http(broker.http_address, "/topic/create?topic=t", b"")
+        await http(broker.http_address, "/channel/create?topic=t&channel=c", b"")
+        publisher = Publisher(broker)
+        await publisher.publish_until_refused()
+        got = await drain(broker.tcp_address, broker.http_address, "t", "c")
+        assert {message.body for message in got} == publisher.answered
+        for _ in range(8):  # more than one segment has gone
+            await until(publisher.publish_once)
+
+
 async def test_a_broker_killed_on_a_full_disk_comes_back(broker: BrokerProcess) -> None:
     publisher = Publisher(broker)
     await publisher.publish_until_refused()

@@ -279,7 +279,13 @@ def _same(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
         # Martlet tells its own version too, what a full disk dropped and what became a dead letter,
         # and has all of its backlog on the disk.
-        left_out = {"martlet_version", "dropped_count", "dead_letter_count", "backend_depth"}
+        left_out = {
+            "martlet_version",
+            "dropped_count",
+            "refused_count",
+            "dead_letter_count",
+            "backend_depth",
+        }
         return {name: _same(value[name], name) for name in value if name not in left_out}
     if isinstance(value, list):
         return [_same(each) for each in value]

@@ -300,7 +300,11 @@ class Broker:
         queue = topic.queue
         if queue.batch is not None:
             self.commit_topic(topic, 0)
-        frame = queue.append(body, now_ns)
+        try:
+            frame = queue.append(body, now_ns)
+        except WritesRefused:
+            topic.home.refused_count += 1
+            raise
         self.stored_count += 1
         topic.stored_lone(queue.end_offset - 1, frame)
 
@@ -321,6 +325,8 @@ class Broker:
         if receipt.error is None:
             self.stored_count += queue.end_offset - before
             topic.stored(before, deliver_at_ns != 0)
+        else:
+            topic.home.refused_count += last.count
         return receipt
 
     def delayed_count(self, topic_number: int, /) -> int:

@@ -94,6 +94,8 @@ class Topic(Part):
         self.message_count = 0
         self.dropped_count = 0
         """Messages that were given up, to make room, before every channel had finished them."""
+        self.refused_count = 0
+        """Messages that were published and not taken, the log being full or failed."""
         self.policy = TopicPolicy()
         self._around = around
         self.awaiting: dict[Waiting, None] = {}

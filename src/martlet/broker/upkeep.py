@@ -225,7 +225,15 @@ def history_makes_room(broker: Broker) -> bool:
 
     Raises OSError.
     """
-    return keeps_history(broker) and bool(_choose(broker).free)
+    return keeps_history(broker) and makes_room(broker)
+
+
+def makes_room(broker: Broker) -> bool:
+    """Whether a checkpoint would let a segment go, as of what `count_needs` has counted.
+
+    Raises OSError.
+    """
+    return bool(_choose(broker).free)
 
 
 def _is_full(log: CommitLog, segment: Segment) -> bool:

@@ -311,3 +311,8 @@ class WholeTopic:
     def dropped_count(self) -> int:
         """Messages given up, to make room, before every channel had finished them."""
         return sum(part.dropped_count for part in self.parts)
+
+    @property
+    def refused_count(self) -> int:
+        """Messages that were published and not taken."""
+        return sum(part.refused_count for part in self.parts)

@@ -106,6 +106,8 @@ class CommitLog:
         """Called when a batch finds no room for its segment: whether some was made meanwhile.  It
         may take segments away, and appends nothing.  May raise StorageFull, to say more.
         """
+        self.on_refused: Callable[[str], None] = lambda reason: None
+        """Called when a write is refused."""
         self.refuse_percent = 0
         """How full the disk may be when a segment is begun for messages; 0 for no such limit."""
         self.begun_count = 0
@@ -350,6 +352,7 @@ class CommitLog:
 
     def _refuse(self, reason: str) -> WritesRefused:
         self.refused_count += 1
+        self.on_refused(reason)
         return WritesRefused(reason)
 
     def _reserve(self) -> None:

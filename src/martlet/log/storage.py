@@ -96,6 +96,9 @@ class Storage(Protocol):
     def fill(self) -> Fill:
         """How full its limit is, or without one the file system. Raises OSError."""
 
+    def free_bytes(self) -> int:
+        """What the disk has free. Raises OSError."""
+
     def read(self, name: str) -> bytes | None:
         """A small file's content, None where there is none."""
 
@@ -271,7 +274,7 @@ class DiskStorage:
         """A checkpoint takes the place of all journal there is, and lets segments go: where nothing
         else has room for it, the journal does not take the last room either.
         """
-        free = self._free_bytes()
+        free = self.free_bytes()
         if free < _BESIDE_BYTES:
             raise StorageFull(
                 errno.ENOSPC,
@@ -279,7 +282,8 @@ class DiskStorage:
                 " the next checkpoint",
             )
 
-    def _free_bytes(self) -> int:
+    def free_bytes(self) -> int:
+        """What the disk has free."""
         disk = os.statvfs(self._log)
         return disk.f_bavail * disk.f_frsize
 
@@ -288,7 +292,7 @@ class DiskStorage:
         return self._log / f"{self._spare_number}.spare"
 
     def _allocate(self, path: Path, capacity: int) -> None:
-        free = self._free_bytes()
+        free = self.free_bytes()
         if free - capacity < self._keep_free_bytes:
             raise StorageFull(
                 errno.ENOSPC,

@@ -21,6 +21,7 @@ from martlet.broker.upkeep import (
     end_some,
     history_makes_room,
     keeps_history,
+    makes_room,
     write_some_indexes,
 )
 from martlet.log.commitlog import FlushJob
@@ -155,6 +156,18 @@ class Disk:
             return history_makes_room(self._broker)
         except OSError:
             return False
+
+    async def free_room(self) -> None:
+        """Make a checkpoint where that lets a segment go, as when consumers have finished what is
+        in one: for a log that is full.
+        """
+        for _ in count_needs(self._broker):
+            await asyncio.sleep(0)
+        try:
+            if makes_room(self._broker):
+                await self.checkpoint()
+        except OSError as error:
+            self._log.error("no room could be looked for: %s; it is tried again", error)
 
     async def checkpoint(self) -> bool:
         """Save the broker's state and let go of what is not needed. False where it failed."""

@@ -86,6 +86,8 @@ class EventLog:
         """Where messages are that were given up."""
         self._refusals: dict[str, _Refusals] = {}
         """Of the clients that are there, and had a refusal."""
+        self._refusing_since_ns: int | None = None
+        self._refused_before = 0
 
     # topics and channels
 
@@ -160,6 +162,44 @@ class EventLog:
             if transfer.insists
             else "it stays where it is",
         )
+
+    # the disk
+
+    def write_refused(self, reason: str) -> None:
+        """The log takes no message: told once, until `look_for_room` has told the end of it."""
+        if self._refusing_since_ns is None:
+            log = self._broker.log
+            self._refusing_since_ns = self._broker.clock()
+            self._refused_before = log.refused_count - 1
+            self._log.error(
+                "LOG: messages are refused: %s (the log has %d segments of %d bytes, a new one"
+                " needs %d bytes, and %s are free on the disk)",
+                reason,
+                len(log.segments),
+                sum(segment.capacity for segment in log.segments),
+                log.segment_bytes,
+                self._free_bytes(),
+            )
+
+    def _free_bytes(self) -> str:
+        try:
+            return str(self._broker.log.storage.free_bytes())
+        except OSError as error:
+            return f"nobody knows how many ({error})"
+
+    def look_for_room(self) -> None:
+        """Tell that messages are taken again, if they were refused and there is room now."""
+        log = self._broker.log
+        if self._refusing_since_ns is not None and log.full is None and log.failed is None:
+            refused_s = (self._broker.clock() - self._refusing_since_ns) / SECOND_NS
+            self._refusing_since_ns = None
+            count = log.refused_count - self._refused_before
+            self._log.info(
+                "LOG: messages are taken again: %d %s refused in %.1f s",
+                count,
+                "write was" if count == 1 else "writes were",
+                refused_s,
+            )
 
     # clients
 

@@ -78,6 +78,12 @@ TOPIC_METRICS = (
         "Messages given up, to make room, before every channel had finished them.",
         attrgetter("dropped_count"),
     ),
+    Metric(
+        "martlet_topic_refused_messages_total",
+        "counter",
+        "Messages published and not taken, the log being full or failed.",
+        attrgetter("refused_count"),
+    ),
     Metric("martlet_topic_channels", "gauge", "Channels of the topic.", lambda t: len(t.channels)),
     Metric("martlet_topic_paused", "gauge", "1 for a paused topic.", lambda t: int(t.paused)),
 )

@@ -54,6 +54,10 @@ if TYPE_CHECKING:
 
 RECEIVE_BYTES = 1 << 18
 _LOOK_FOR_ROOM_NS = 1_000_000_000
+_LOOK_WHILE_FULL_NS = 100_000_000
+_TIGHT_S = 10
+_LOOKING_RESTS = 9
+"""A full log rests for so many times as long as it took to look for room."""
 _MANY_SEGMENTS = 3
 _MANY_BYTES = 64 << 20
 
@@ -89,6 +93,7 @@ class Server:
         """Whether what is written may be answered, with no flush to wait for."""
         self._alarm: asyncio.TimerHandle | None = None
         self._flushed_count = 0
+        self._tight_until_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._auth_servers = AuthServers(options) if options.auth_http_addresses else None
         self._empty: asyncio.Event | None = None
@@ -119,6 +124,7 @@ class Server:
         self._journal = JournalWriter(self.broker)
         self.lookups = LookupPeers(self)
         self.events = EventLog(self.broker, self.log)
+        self.broker.log.on_refused = self.events.write_refused
         self.calls = Calls(self)
         self.relief = Relief(self.broker)
         self.late_flushes = LateFlushes(self)
@@ -149,6 +155,7 @@ class Server:
         self._every(options.journal_interval_ns, self._keep_journal, steady=True)
         self._every(options.checkpoint_interval_ns, self._keep_checkpoint)
         self._every(_LOOK_FOR_ROOM_NS, self._look_for_room)
+        self._every(_LOOK_WHILE_FULL_NS, self._look_while_full)
         self._every(options.sync_timeout_ns, self._keep_flushed)
 
     def _open_log(self) -> None:
@@ -445,11 +452,24 @@ class Server:
         """
         if self.broker.log.full is not None:
             self.relief.relieve()
+        self.events.look_for_room()
         written = self.broker.log.position - max(
             self.disk.checkpoint_position, self._start_position
         )
         if written >= max(_MANY_SEGMENTS * self.options.segment_bytes, _MANY_BYTES):
             await self.disk.checkpoint()
+
+    async def _look_while_full(self) -> None:
+        """Let go of segments as soon as consumers have finished what is in them.
+
+        That goes on for a while once there is some room: more is to come, as a rule.
+        """
+        began_s = self.loop.time()
+        if self.broker.log.full is not None:
+            self._tight_until_s = began_s + _TIGHT_S
+        if began_s < self._tight_until_s:
+            await self.disk.free_room()
+            await asyncio.sleep(_LOOKING_RESTS * (self.loop.time() - began_s))
 
     async def _keep_checkpoint(self) -> None:
         log = self.broker.log

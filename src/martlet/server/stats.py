@@ -2,8 +2,9 @@
 
 One difference is of meaning: every message that waits is in the log, so ``backend_depth``, what
 lies on the disk, is the whole depth.  What is not measured (latency, without a flag for it) says
-so, as nsqd's does where it is not used.  Three fields are Martlet's own: ``dropped_count``, the
-messages that were given up to make room, as ``--disk-full-policy`` asks for; ``dead_letter_count``,
+so, as nsqd's does where it is not used.  Four fields are Martlet's own: ``dropped_count``, the
+messages that were given up to make room, as ``--disk-full-policy`` asks for; ``refused_count``,
+those that were published to a topic and not taken, since there was no room; ``dead_letter_count``,
 those that went to a channel's dead-letter topic; and ``queues``, of a topic that has several.
 
 Thousands of channels take long to be counted, so it is done in slices (`martlet.server.pace`), and
@@ -95,6 +96,7 @@ async def _topic(
         "message_count": topic.message_count,
         "message_bytes": topic.message_bytes,
         "dropped_count": topic.dropped_count,
+        "refused_count": topic.refused_count,
         "paused": topic.paused,
         "e2e_processing_latency": _latency(latencies if latencies.some else None, levels),
         **({"queues": await _queues(topic, pace)} if isinstance(topic, WholeTopic) else {}),

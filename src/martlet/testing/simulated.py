@@ -392,6 +392,10 @@ class SimulatedStorage:
         spares = sum(spare.capacity for spare in self._spares)
         return Fill(self.used_bytes - spares, self.capacity_bytes or 0)
 
+    def free_bytes(self) -> int:
+        """What the disk has free; 0 where it has no end."""
+        return (self.capacity_bytes or self.used_bytes) - self.used_bytes
+
     def read(self, name: str) -> bytes | None:
         """A small file's content, None where there is none."""
         self.check_alive()

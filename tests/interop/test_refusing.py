@@ -1,0 +1,82 @@
+"""A broker that may take no more of the disk: what it tells, and how soon there is room again."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import aiohttp
+import pytest
+from tests.crash.wire import Refused, Wire, drain, mpub, until
+
+from martlet.testing import Broker
+
+pytestmark = pytest.mark.interop
+
+SEGMENT_BYTES = 1 << 17
+MAX_DISK_BYTES = 8 * SEGMENT_BYTES
+BATCH = 50
+BODY = b"x" * 500
+
+
+async def publish(address: str) -> bool:
+    """Publish a batch; whether it was taken."""
+    wire = await Wire.open(address)
+    wire.send(mpub("t", [BODY] * BATCH))
+    try:
+        await wire.ok()
+    except Refused:
+        return False
+    finally:
+        wire.close()
+    return True
+
+
+async def test_refusing_is_told_and_counted_and_ends_once_consumers_have_finished(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """No line told of it, and room came with the next checkpoint alone."""
+    caplog.set_level(logging.INFO)
+    async with (
+        Broker(
+            max_bytes_per_file=SEGMENT_BYTES,
+            max_disk_bytes=MAX_DISK_BYTES,
+            min_free_bytes=0,
+            checkpoint_interval_ns=3600 * 10**9,
+        ) as broker,
+        aiohttp.ClientSession(f"http://{broker.http_address}") as http,
+    ):
+        broker.server.broker.topic("t").channel("c")
+        count = 0
+        while await publish(broker.tcp_address):
+            count += 1
+        assert not await publish(broker.tcp_address)
+        errors = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+        (told,) = [error for error in errors if error.startswith("LOG: messages are refused: ")]
+        assert f"may take {MAX_DISK_BYTES} (--max-disk-bytes)" in told
+        assert f"a new one needs {SEGMENT_BYTES} bytes" in told
+        assert "messages are taken again when consuming what is stored has freed segments" in told
+        async with http.get("/stats?format=json") as response:
+            (topic,) = json.loads(await response.read())["topics"]
+        assert topic["refused_count"] == 2 * BATCH
+        async with http.get("/metrics") as response:
+            metrics = await response.text()
+        assert f'martlet_topic_refused_messages_total{{topic="t"}} {2 * BATCH}\n' in metrics
+
+        got = await drain(broker.tcp_address, broker.http_address, "t", "c")
+        assert len(got) == count * BATCH
+
+        async def taken() -> bool:
+            return await publish(broker.tcp_address)
+
+        await until(taken)
+
+        def ends() -> list[str]:
+            lines = [record.getMessage() for record in caplog.records]
+            return [line for line in lines if line.startswith("LOG: messages are taken again: ")]
+
+        async def ended() -> bool:
+            return bool(ends())
+
+        await until(ended)
+        assert "writes were refused in" in ends()[0]
