@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,11 @@ from martlet.pipeline import audit as audit_job
 from martlet.pipeline import replay as replay_job
 from martlet.pipeline import report as report_job
 from martlet.pipeline.archive import archive
-from martlet.pipeline.job import WRONG, carry_out
+from martlet.pipeline.job import OK, WRONG, carry_out
 from martlet.pipeline.report import report
 from martlet.pipeline.report.description import of_sql
 from martlet.testing import BrokerProcess
+from martlet.testing.broker_process import free_port
 
 # A machine that is busy elsewhere starts a Java virtual machine in a minute.
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -117,3 +120,17 @@ def test_topics_that_are_yet_to_come(
     publish(address, "late", [b"three"])
     assert archive(options, spark).rows == 1
     assert topics_of(broker)["late"] == ["archive"]
+
+
+def test_a_job_is_told_to_end_while_it_waits_for_a_broker(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [
+        *(sys.executable, "-m", "martlet.apps.main", "pipeline", "archive", "--topic=orders"),
+        *(f"--addresses=127.0.0.1:{free_port()}", f"--out={out}"),
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "is out of reach" in process.stderr.readline()
+        process.terminate()
+        assert process.wait(60) == OK  # and not once --timeout, five minutes, is over
+    assert not out.exists()

@@ -121,10 +121,14 @@ class Endpoint:
         address: ``host:port`` or ``https://host:port``.
         timeout_ms: how long the broker may be out of reach before a request fails.
         tls: how it is spoken to where it takes TLS.
+
+    Attributes:
+        is_given_up: set by another thread to have a request fail where it would be tried again.
     """
 
     def __init__(self, address: str, timeout_ms: int, tls: Tls = PLAIN) -> None:
         self.address = address
+        self.is_given_up = False
         self.timeout_ms = timeout_ms
         self._tls = tls
         self._door = address
@@ -324,7 +328,7 @@ class Endpoint:
                 return self._checked(*answer, target)
             trouble = answer
             left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or not patient:
+            if left_s <= 0 or not patient or self.is_given_up:
                 waited = f"; waited {self.timeout_ms} ms, see option timeoutMs" if patient else ""
                 raise BrokerUnreachable(
                     f"the broker at {self.address} did not answer {path} ({trouble}){waited}"

@@ -46,6 +46,7 @@ class Watch(Generic[T]):
     def begin(self, pool: ThreadPoolExecutor, *, patient: bool) -> None:
         """Ask, unless that is under way; a patient one waits as long as the endpoint does."""
         if self._asked is None or (patient and not self._is_patient):
+            self.endpoint.is_given_up = False
             self._asked = pool.submit(self._locked, patient)
             self._is_patient = patient
 
@@ -74,7 +75,10 @@ class Watch(Generic[T]):
         self._asked = None
 
     def close(self) -> None:
-        """Close the connection, unless it is needed for so long that nobody can wait for that."""
+        """Close the connection, unless it is needed for so long that nobody can wait for that; what
+        is under way is not tried again, since a process does not end before its threads.
+        """
+        self.endpoint.is_given_up = True
         if self._lock.acquire(timeout=_CLOSE_S):
             self.endpoint.close()
             self._lock.release()
