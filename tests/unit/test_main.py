@@ -91,7 +91,7 @@ def test_a_missing_extra_is_named(
     assert main(["needy"]) == 1
     said = capsys.readouterr().err
     assert "a_package_nobody_has" in said
-    assert "pip install 'martlet[spark]'" in said
+    assert "pip install '.[spark]' in a clone of Martlet's repository" in said
 
 
 def test_a_missing_module_of_our_own_is_a_bug_and_not_a_missing_extra(

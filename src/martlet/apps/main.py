@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from martlet import __version__
 from martlet.apps import pipe
+from martlet.extras import how_to_install
 
 
 class Command(NamedTuple):
@@ -121,7 +122,7 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
             raise
         print(
             f"martlet {name}: needs the package {error.name}, which is not installed; "
-            f"get it with: pip install 'martlet[{command.extra}]'",
+            f"get it with: {how_to_install(command.extra)}",
             file=sys.stderr,
         )
         return 1

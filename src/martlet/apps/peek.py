@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from martlet.apps import tool
+from martlet.extras import how_to_install
 from martlet.options.peek import PeekOptions
 from martlet.tools.peek import Message, Peek, line, table
 from martlet.tools.standard_output import StandardOutput
@@ -26,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     found = tool.named(PeekOptions, argv, "topic", "channel")
     options = tool.options("peek", DESCRIPTION, PeekOptions, found, "TOPIC CHANNEL")
     if not options.json and find_spec("rich") is None:
-        log.critical("needs the package rich: pip install 'martlet[cli]', or use --json")
+        log.critical("needs the package rich: %s; or use --json", how_to_install("cli"))
         return 1
     peek = Peek(options)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from martlet.extras import how_to_install
 from martlet.properties import NONE, Properties
 from martlet.protocol.message_run import FRAME_HEADER_BYTES, MessageRun
 
@@ -69,7 +70,7 @@ class Decoded:
         try:
             import pyarrow as pa
         except ImportError as error:
-            raise ImportError("Batch.arrow needs pyarrow: pip install 'martlet[arrow]'") from error
+            raise ImportError(f"Batch.arrow needs pyarrow: {how_to_install('arrow')}") from error
         ends = self._run.ends()
         offsets = np.empty(2 * self.count + 1, np.int32)
         offsets[0] = 0

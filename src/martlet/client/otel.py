@@ -2,7 +2,7 @@
 
 ::
 
-    pip install 'martlet[otel]'        # the API; the application brings the SDK
+    pip install '.[otel]'        # in a clone: the API; the application brings the SDK
 
     from martlet.client.otel import otel_hooks
 
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from martlet import __version__
 from martlet.client.hooks import Handling, Hooks, Publishing
+from martlet.extras import how_to_install
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -43,7 +44,7 @@ def otel_hooks(
     try:
         from opentelemetry import metrics, trace
     except ImportError as error:
-        raise ImportError("otel_hooks needs opentelemetry: pip install 'martlet[otel]'") from error
+        raise ImportError(f"otel_hooks needs opentelemetry: {how_to_install('otel')}") from error
     tracer = trace.get_tracer(SCOPE, __version__, tracer_provider)
     meter = metrics.get_meter(SCOPE, __version__, meter_provider)
     return _Telemetry(tracer, meter).hooks()

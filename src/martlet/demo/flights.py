@@ -14,6 +14,7 @@ import numpy as np
 
 from martlet.demo.failure import DemoFailed
 from martlet.demo.report import CarrierLine, Report
+from martlet.extras import how_to_install
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,7 +71,7 @@ class Flights:
 def _file() -> Path:
     spec = find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
-        raise DemoFailed(f"needs the package {_PACKAGE}; get it with: pip install 'martlet[demo]'")
+        raise DemoFailed(f"needs the package {_PACKAGE}: {how_to_install('demo')}")
     return Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip"
 
 

