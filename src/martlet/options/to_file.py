@@ -84,7 +84,9 @@ class FileOptions(SourceOptions):
         "sync-interval",
         Kind.DURATION,
         30 * SECOND_NS,
-        "how often what was written is flushed to disk, and finished",
+        "how often files are exchanged whose time is over (--rotate-interval, --datetime-format)"
+        " while no message comes; messages are flushed to disk and finished at once, batch by"
+        " batch, and wait for no interval",
         limits=(1, None),
     )
     skip_empty_files: bool = option(

@@ -62,6 +62,23 @@ async def test_a_file_that_cannot_be_begun_when_it_is_time_ends_it(tmp_path: Pat
         assert raised.group_contains(FileExistsError)
 
 
+async def test_messages_do_not_wait_for_the_sync_interval(tmp_path: Path) -> None:
+    """The help said that they are flushed and finished once an interval."""
+    hour_ns = 3600 * 10**9
+    async with ScriptedBroker() as broker, asyncio.timeout(10):
+        some = writers(tmp_path, broker, sync_interval_ns=hour_ns, rotate_interval_ns=hour_ns)
+        running = asyncio.create_task(some.run())
+        await eventually(lambda: bool(broker.named("RDY")))
+        broker.deliver(1)
+        await eventually(lambda: bool(broker.named("FIN")))
+        (file,) = tmp_path.iterdir()
+        assert file.read_bytes()
+        some.stop()
+        await running
+    help = FileOptions.flags()["sync-interval"].help
+    assert "wait for no interval" in help
+
+
 async def test_a_file_is_not_closed_while_it_is_flushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
