@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import socketserver
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from tests.spark.door import Door, serving
 from tests.spark.folder import EPOCH_NS, Folder
 
 from martlet.spark import read as reading
-from martlet.spark.endpoint import BrokerRefused, BrokerUnreachable, Endpoint
+from martlet.spark.endpoint import BrokerRefused, BrokerUnreachable, Endpoint, NotABroker
 from martlet.spark.loss import DataLossError, Loss
 from martlet.spark.offsets import QueueKey
 from martlet.spark.read import read
@@ -211,6 +213,31 @@ def test_a_broker_that_is_away_is_named() -> None:
     endpoint = Endpoint(f"127.0.0.1:{free_port()}", 200)
     with pytest.raises(BrokerUnreachable, match=rf"{endpoint.address}.*timeoutMs"):
         endpoint.listing()
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"\0\0\0\x12\0\0\0\x01E_BAD_PROTOCOL", "that is a broker's TCP port; give its HTTP"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "what answers there does not speak HTTP"),
+    ],
+    ids=["nsq", "ssh"],
+)
+def test_a_port_that_does_not_speak_http_is_told_at_once(answer: bytes, why: str) -> None:
+    """It was asked for a minute, and told BadStatusLine."""
+
+    class Other(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(4096)
+            self.request.sendall(answer)
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Other) as server:
+        endpoint = Endpoint(f"127.0.0.1:{server.server_address[1]}", 600_000)
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        with pytest.raises(NotABroker, match=rf"{endpoint.address}: {why}"):
+            endpoint.listing()
+        thread.join()
 
 
 def test_a_broker_that_is_away_for_a_moment(door: Door, folder: Folder) -> None:

@@ -289,8 +289,8 @@ def test_doors_that_are_none() -> None:
 
 
 def test_the_tcp_door_is_not_what_is_wanted(broker: BrokerProcess) -> None:
-    with pytest.raises(NoDoor, match=r"HTTP addresses of brokers, usually with port 4151|/info"):
-        tcp_address(broker.tcp_address, None, 500)
+    with pytest.raises(NoDoor, match=rf"{broker.tcp_address}: that is a broker's TCP port; give"):
+        tcp_address(broker.tcp_address, None, 600_000)
 
 
 def test_tls_and_auth(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from urllib.parse import urlencode
 
 import numpy as np
 
+from martlet import unreachable
 from martlet.log.index import ENTRY, Rows
 from martlet.spark.address import Tls, with_port
 
@@ -351,6 +352,10 @@ class Endpoint:
                 status, answer = self._exchange(method, target, body)
         except (OSError, http.client.HTTPException) as error:
             self.close()
+            if not_http(error):
+                raise NotABroker(f"{self.address}: {unreachable.not_http(error)}") from None
+            if isinstance(error, ConnectionRefusedError):
+                return unreachable.reason(error)
             if isinstance(error, ssl.SSLError) and not isinstance(error, _BROKEN_OFF):
                 raise BrokerRefused(
                     f"the broker at {self._door} and this query do not agree about TLS: {error};"
@@ -405,6 +410,13 @@ class Endpoint:
         raise kind(
             f"the broker at {self.address} answered {target} with HTTP {status}: {_message(body)}"
         )
+
+
+def not_http(error: Exception) -> bool:
+    """Whether something answered, and not over HTTP: to ask it again would not help."""
+    return isinstance(error, http.client.BadStatusLine) and not isinstance(
+        error, http.client.RemoteDisconnected
+    )
 
 
 def _message(body: bytes) -> str:

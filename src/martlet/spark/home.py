@@ -19,7 +19,9 @@ from collections.abc import Sequence
 from contextlib import closing
 from hashlib import blake2b
 
+from martlet import unreachable
 from martlet.spark.address import Tls
+from martlet.spark.endpoint import not_http
 
 _ANSWER_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S = 0.05
@@ -55,13 +57,8 @@ def tcp_address(address: str, tls: Tls | None, timeout_ms: int) -> str:
             return _asked(address, tls)
         except (OSError, http.client.HTTPException) as error:
             trouble = f"{type(error).__name__}: {error}"
-            if isinstance(error, http.client.BadStatusLine) and not isinstance(
-                error, http.client.RemoteDisconnected
-            ):
-                raise NoDoor(
-                    f"{address} does not speak HTTP: option addresses has the HTTP addresses of"
-                    " brokers, usually with port 4151"
-                ) from error
+            if not_http(error):
+                raise NoDoor(f"{address}: {unreachable.not_http(error)}") from None
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             raise NoDoor(
