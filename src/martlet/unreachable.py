@@ -25,8 +25,7 @@ def reason(error: OSError, server: str = "broker") -> str:
         server: what should listen there.
     """
     if isinstance(error, socket.gaierror):
-        told = (error.strerror or str(error)).lower()
-        return f"{told}; is the host's name right?"
+        return (error.strerror or str(error)).lower()
     if isinstance(error, ssl.SSLError):
         return str(error)
     number = error.errno

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -378,6 +379,38 @@ async def test_a_destination_that_dies_is_left_for_the_other(
         there = stored_all(two, "two")
         assert set(stored_all(one, "two") + there) == {*LINES, b"more"}
         assert there.count(b"more") >= 100
+
+
+async def test_what_is_down_is_told_once_however_many_messages_wait(
+    broker: BrokerProcess, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch, or each message, had a line or two of its own."""
+    monkeypatch.setattr(relay_module, "TIMEOUT_S", 0.05)
+    caplog.set_level(logging.INFO, "martlet")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        fill(broker, "down", LINES, "nsq_to_nsq")
+        fill(broker, "down-http", LINES, "nsq_to_http")
+        url = f"http://{address}/"
+        for tool, topic, channel, told in (
+            (relay(broker, "down", address), "down", "nsq_to_nsq", f"cannot publish to {address}"),
+            (
+                to_http(broker, "down-http", post_urls=(url,)),
+                *("down-http", "nsq_to_http", f"cannot connect to {url}"),
+            ),
+        ):
+            caplog.clear()
+
+            def requeued(topic: str = topic, channel: str = channel) -> int:
+                return int(channels(broker, topic)[channel]["requeue_count"])
+
+            async with at_work(tool):
+                await asyncio.to_thread(until, lambda: requeued() > 20)
+            lines = [line for line in caplog.messages if line.startswith(f"{told}: ")]
+            assert len(lines) == 1
+            assert "connection refused; is a " in lines[0]
+            assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
 
 
 async def test_one_message_that_is_refused_does_not_hold_up_the_others(

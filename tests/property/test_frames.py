@@ -127,7 +127,7 @@ def test_a_frame_larger_than_the_space_gets_room_and_the_room_goes_again() -> No
         (struct.pack(">II", 29, 2) + b"x" * 25, "size 29"),
         (struct.pack(">II", 2001, 0), "max_frame_bytes=2000"),
         (struct.pack(">II", 10, 3), "unknown type 3"),
-        (b"HTTP/1.1 400 Bad Request\r\n", "is this an NSQ broker's TCP port"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "that is an HTTP port"),
     ],
 )
 def test_what_is_no_frame_is_told(raw: bytes, why: str) -> None:

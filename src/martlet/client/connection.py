@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
+from martlet import unreachable
 from martlet.address import Address
 from martlet.client.calls import Answer, Calls
 from martlet.client.carried import carry
@@ -159,7 +160,8 @@ class Connection(asyncio.BufferedProtocol):
             if isinstance(error, (OSError, ValueError, BadFrame)) and not isinstance(
                 error, ConnectFailed
             ):
-                raise ConnectFailed(f"{address}: {error}") from error
+                why = unreachable.reason(error) if isinstance(error, OSError) else str(error)
+                raise ConnectFailed(f"{address}: {why}") from error
             raise
         return connection
 

@@ -17,6 +17,7 @@ from martlet.client.backoff import Backoff
 from martlet.client.connection import Connection
 from martlet.client.errors import ConnectFailed, ConnectionLost, ConnectRefused
 from martlet.client.identity import Identity
+from martlet.client.outage import Outage
 
 logger = logging.getLogger("martlet.client")
 
@@ -62,6 +63,9 @@ class Dialer:
         self.on_connected: Callable[[str], object] | None = None
         self.on_lost: Callable[[str, Exception], object] | None = None
         self._addresses = list(addresses)
+        self._outages = {
+            each: Outage(f"cannot connect to {each}", f"connected to {each}") for each in addresses
+        }
         self._identity = identity
         self._backoff = backoff
         self._connect_timeout_s = connect_timeout_s
@@ -94,10 +98,12 @@ class Dialer:
                 if self._is_hopeless(address, error):
                     self.last_error = error
                     raise
-                logger.warning("cannot connect to %s; trying again", self._told(error))
+                why = self._told(error).removeprefix(f"{address}: ")
+                self._outages[address].failed(why)
                 self.failed(error)
             else:
-                logger.info("connected to %s", address)
+                if not self._outages[address].over():
+                    logger.info("connected to %s", address)
                 self._useful = False
                 self._connected_at_s = asyncio.get_running_loop().time()
                 self._was_taken = True

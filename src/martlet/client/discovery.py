@@ -15,7 +15,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from martlet import unreachable
 from martlet.address import Address
+from martlet.client.outage import Outage
 from martlet.http_answer import read_json
 
 logger = logging.getLogger("martlet.client")
@@ -64,6 +66,7 @@ class Discovery:
         self._poll_s = poll_s
         self._on_found = on_found
         self._wanted = {url: asyncio.Event() for url in urls}
+        self._outages = {url: _outage(url) for url in urls}
         self._answers: dict[str, _Answer] = {}
         self._has_found = asyncio.Event()
 
@@ -113,8 +116,9 @@ class Discovery:
                 known = await _get(f"{url}/lookup", topic=self._topic)
             producers = list(known.get("producers") or ())
         except _UNREADABLE as error:
-            _warn(url, error)
+            self._outages[url].failed(_reason(error))
             return _Answer([], False)
+        self._outages[url].over()
         found: dict[Address, None] = {}
         for producer in producers[:MOST_BROKERS]:
             try:
@@ -147,7 +151,7 @@ async def known_topics(
             known = await _get(f"{url}/topics", connect_s=connect_s, answer_s=answer_s)
             return [str(name) for name in known.get("topics", ())]
         except _UNREADABLE as error:
-            _warn(url, error)
+            _outage(url).failed(_reason(error))
             return []
 
     answers = await asyncio.gather(*(ask(_url(address)) for address in daemons))
@@ -181,13 +185,19 @@ async def _get(
             # Older ones wrap what they know.
             wrapped: dict[str, Any] = known.get("data", known)
             return wrapped
+    except aiohttp.ClientConnectorError as error:
+        raise OSError(unreachable.reason(error.os_error, "lookup daemon")) from error
     except aiohttp.ClientError as error:
         raise OSError(str(error) or type(error).__name__) from error
 
 
-def _warn(url: str, error: Exception) -> None:
-    reason = str(error) or type(error).__name__
-    logger.warning("the lookup daemon at %s does not answer: %s", url, reason)
+def _outage(url: str) -> Outage:
+    daemon = f"the lookup daemon at {url}"
+    return Outage(f"{daemon} does not answer", f"{daemon} answers")
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def _url(address: str) -> str:

@@ -171,21 +171,27 @@ class Producer(Sends, Transacts):
         self._was_opened = True
         self._loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._timeout_s):
-                self._pool.open()
-                await self._pool.attempted.wait()
+            await self._first_attempt()
             if self._pool.is_closed:
                 raise Closed("the producer was closed while it was connecting")
             if self._pool.refusal is not None:
                 raise self._pool.refusal
-        except BaseException as error:
-            errors = self._pool.errors
+        except BaseException:
             await self._stop()
-            if isinstance(error, TimeoutError):
-                raise ConnectFailed(f"no broker within {self._timeout_s:g} s: {errors}") from error
             raise
         self._is_open = True
         return self
+
+    async def _first_attempt(self) -> None:
+        """Wait until a broker is connected, or all refuse this client. Raises ConnectFailed."""
+        self._pool.open()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._pool.attempted.wait()
+        except TimeoutError:
+            why = f"no broker within {self._timeout_s:g} s: {self._pool.errors}"
+            # Where it was waiting is of no use to anybody.
+            raise ConnectFailed(why) from None
 
     async def __aexit__(
         self,

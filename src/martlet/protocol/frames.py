@@ -26,6 +26,7 @@ from struct import Struct
 import numpy as np
 
 from martlet.protocol.message_run import FRAME_HEADER_BYTES, FRAME_SIZE_EXTRA, MessageRun
+from martlet.unreachable import TCP_WANTED
 
 RESPONSE, ERROR, MESSAGE = range(3)
 PROPERTIES, ANSWER = 16, 17
@@ -40,6 +41,10 @@ of 1 MiB a message, and far below what garbage in the size field would ask for."
 _LEAP = 16
 _REPROBE = 64
 _unpack_header = Struct(">II").unpack_from
+
+
+_HTTP = int.from_bytes(b"HTTP")
+"""The size that the answer of an HTTP server seems to tell."""
 
 
 class BadFrame(Exception):
@@ -166,6 +171,8 @@ class FrameSplitter:
         return pieces
 
     def _what_is_wrong(self, size: int, kind: int) -> str:
+        if size == _HTTP:
+            return TCP_WANTED
         if kind not in _KNOWN:
             return (
                 f"a frame of unknown type {kind} (size {size}): is this an NSQ broker's TCP port?"

@@ -25,7 +25,9 @@ from martlet.client import (
     Producer,
     PublishRefused,
 )
+from martlet.client.outage import Outage
 from martlet.options.relay import RelayOptions
+from martlet.plural import counted
 from martlet.tools.client_settings import producer_settings, retry
 from martlet.tools.host_pool import HostPool
 from martlet.tools.json_filter import JsonFilter
@@ -92,6 +94,10 @@ class Relay:
         addresses = tuple(dict.fromkeys(options.destination_addresses))
         self._addresses = addresses
         self._pool = HostPool(addresses, options.mode)
+        self._outages = {
+            each: Outage(f"cannot publish to {each}", f"publishing to {each} again")
+            for each in addresses
+        }
         self._timings = Timings(options.status_every, addresses)
         self._filter = JsonFilter(
             options.require_json_field, options.require_json_value, options.whitelist_json_fields
@@ -141,7 +147,9 @@ class Relay:
         if not stored.all():
             attempts = int(batch.attempts[~stored].min())
             delay_ms = round(1000 * self._retry.delay_s(attempts))
-            log.error("%d messages again in %d ms", np.count_nonzero(~stored), delay_ms)
+            log.debug(
+                "%s again in %d ms", counted(int(np.count_nonzero(~stored)), "message"), delay_ms
+            )
             await batch.requeue(delay_ms, backoff=True)
 
     def _filtered(self, batch: Batch) -> tuple[list[int], list[bytes]]:
@@ -174,15 +182,16 @@ class Relay:
                 if code in _OWN_FAULT and len(bodies) > 1:
                     alone = await asyncio.gather(*(self._publish(topic, [body]) for body in bodies))
                     return [stored for each in alone for stored in each]
-                log.error("%s: %d messages: %s", address, len(bodies), error)
+                log.error("%s: %s: %s", address, counted(len(bodies), "message"), error)
                 if code not in _OWN_FAULT:
                     self._pool.failed(address)
             except ConnectRefused:
                 raise
             except ClientError as error:
-                log.error("%s: %s", address, error)
+                self._outages[address].failed(str(error))
                 self._pool.failed(address)
             else:
+                self._outages[address].over()
                 seconds = time.monotonic() - began_s
                 self._pool.succeeded(address, seconds)
                 self._timings.note_host(address, seconds, len(bodies))

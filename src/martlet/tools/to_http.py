@@ -19,8 +19,9 @@ from urllib.parse import quote_plus
 import aiohttp
 from yarl import URL
 
-from martlet import __version__
+from martlet import __version__, unreachable
 from martlet.client import Consumer, Message
+from martlet.client.outage import Outage
 from martlet.options.to_http import ToHttpOptions
 from martlet.tools.bounded_answers import BoundedConnector
 from martlet.tools.client_settings import retry
@@ -40,6 +41,15 @@ _MOST_TOLD = 200
 
 class NotTaken(Exception):
     """A URL did not take a message; the text says which and why."""
+
+
+class _Unreachable(NotTaken):
+    """There is no connection to a URL: no message is to blame."""
+
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(f"{url}: {why}")
+        self.url = url
+        self.why = why
 
 
 class _MessageDropped(Exception):
@@ -76,6 +86,9 @@ class ToHttp:
         mode = "round-robin" if self._multicast else options.mode
         self._pool = HostPool(options.urls, mode, dice=self._dice)
         self._timings = Timings(options.status_every, options.urls)
+        self._outages = {
+            url: Outage(f"cannot connect to {url}", f"connected to {url}") for url in options.urls
+        }
         self._headers = {"User-Agent": f"martlet/{__version__}"}
         if options.post_urls:
             self._headers["Content-Type"] = options.content_type
@@ -126,7 +139,11 @@ class ToHttp:
                 await self._send_to_one(message.body)
         except NotTaken as error:
             delay_ms = round(1000 * self._retry.delay_s(message.attempts))
-            log.error("%s; attempt %d, again in %d ms", error, message.attempts, delay_ms)
+            level = logging.ERROR
+            if isinstance(error, _Unreachable):
+                self._outages[error.url].failed(error.why)
+                level = logging.DEBUG
+            log.log(level, "%s; attempt %d, again in %d ms", error, message.attempts, delay_ms)
             message.requeue(delay_ms, backoff=True)
         else:
             self._timings.note(time.monotonic() - began_s)
@@ -166,9 +183,12 @@ class ToHttp:
             raise NotTaken(f"{method} {url}: no answer in time") from None
         except aiohttp.ServerDisconnectedError:
             raise NotTaken(f"{method} {url}: it hung up without a whole answer") from None
+        except aiohttp.ClientConnectorError as error:
+            raise _Unreachable(url, unreachable.reason(error.os_error, "server")) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             reason = str(error) or type(error).__name__
             raise NotTaken(f"{method} {url}: {reason:.{_MOST_TOLD}}") from None
+        self._outages[url].over()
         if not 200 <= status < 300:
             raise NotTaken(f"{method} {url}: status {status}")
         return time.monotonic() - began_s

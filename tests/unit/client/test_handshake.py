@@ -89,7 +89,7 @@ async def test_nothing_that_came_before_tls_is_read_as_if_it_came_in_it() -> Non
         ([agreed(max_rdy_count=2**63)], "max_rdy_count is 9223372036854775808, which is not from"),
         ([agreed(sample_rate=-5)], "sample_rate is -5, which is not from 0 to 100"),
         ([frame(2, b"x" * 30)], "a message, before any was asked for"),
-        ([b"HTTP/1.1 400 Bad Request\r\n\r\n"], "is this an NSQ broker's TCP port"),
+        ([b"HTTP/1.1 400 Bad Request\r\n\r\n"], "that is an HTTP port"),
         ([b"\x7f\xff\xff\xff\0\0\0\0"], "above the limit"),
         ([agreed(auth_required=True), frame(0, b"OK")], "the answer to AUTH is no JSON object"),
     ],

@@ -356,7 +356,7 @@ async def test_what_is_no_nsq_broker_is_told() -> None:
     server = await asyncio.start_server(web, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server:
-        with pytest.raises(ConnectFailed, match="is this an NSQ broker's TCP port"):
+        with pytest.raises(ConnectFailed, match="that is an HTTP port"):
             async with Producer(f"127.0.0.1:{port}", timeout_s=0.3, backoff=FAST):
                 pass
 

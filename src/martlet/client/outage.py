@@ -1,0 +1,80 @@
+"""Failures in a row, told once and then counted: a broker that is down is no news every second.
+
+The first failure is told at once, and so is one for another reason; after that there is a line at
+growing intervals, with how long it has been and how many attempts were in vain, and one when it is
+over.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from martlet.plural import counted
+
+logger = logging.getLogger("martlet.client")
+
+FIRST_INTERVAL_S = 10.0
+MAX_INTERVAL_S = 600.0
+MAX_REASONS = 4
+"""Reasons that are told at once in one outage; a server that fails in more ways is only counted."""
+
+
+class Outage:
+    """Tells the log of failures of one kind, at one server.
+
+    Args:
+        trouble: what does not work, such as ``cannot connect to 127.0.0.1:4150``.
+        relief: what is told when it works again, such as ``connected to 127.0.0.1:4150``.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, trouble: str, relief: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._trouble = trouble
+        self._relief = relief
+        self._clock = clock
+        self._attempts = 0
+        self._since_s = self._next_s = self._interval_s = 0.0
+        self._reasons: set[str] = set()
+
+    def failed(self, reason: str) -> None:
+        """It was tried in vain."""
+        now_s = self._clock()
+        if not self._attempts:
+            self._since_s = now_s
+        self._attempts += 1
+        if reason not in self._reasons and len(self._reasons) < MAX_REASONS:
+            is_first = not self._reasons
+            self._reasons.add(reason)
+            logger.warning("%s: %s (trying again)", self._trouble, reason)
+            if is_first:
+                self._interval_s = FIRST_INTERVAL_S
+                self._next_s = now_s + FIRST_INTERVAL_S
+        elif now_s >= self._next_s:
+            self._interval_s = min(2 * self._interval_s, MAX_INTERVAL_S)
+            self._next_s = now_s + self._interval_s
+            logger.warning(
+                "%s for %.0f s, in %s: %s (trying again; next line in %.0f s)",
+                self._trouble,
+                now_s - self._since_s,
+                counted(self._attempts, "attempt"),
+                reason,
+                self._interval_s,
+            )
+
+    def over(self) -> bool:
+        """It works. Returns whether it did not before, which is told."""
+        if not self._attempts:
+            return False
+        logger.warning(
+            "%s after %.1f s and %s",
+            self._relief,
+            self._clock() - self._since_s,
+            counted(self._attempts, "failed attempt"),
+        )
+        self._attempts = 0
+        self._reasons.clear()
+        return True
