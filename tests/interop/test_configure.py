@@ -35,9 +35,9 @@ def test_policies_are_set_shown_and_taken_back_and_survive_a_kill(
             got = main(arguments)
         except SystemExit as ended:
             got = ended.code
-        error = capfd.readouterr().err
+        out, error = capfd.readouterr()
         assert got == code, error
-        return error
+        return error if code else out
 
     topic, channel = ("topic", "configure", "t"), ("channel", "configure", "t", "c")
     assert "topic t: nothing is set" in said(*topic, where)
@@ -56,11 +56,12 @@ def test_policies_are_set_shown_and_taken_back_and_survive_a_kill(
     assert "has the unknown unit 'd'" in said(*topic, "retention_ms=3d", where, code=2)
     assert "which topic is it?" in said("topic", "configure", where, code=2)
     assert "there is no topic 'x'" in said("topic", "configure", "x", where, code=1)
-    told = said("channel", "configure", "t", "x", where, code=1)
-    assert "there is no channel 'x'" in told
-    assert f"curl -X POST 'http://{broker.http_address}/channel/create?topic=t&channel=x'" in told
+    way_out = f"to make it: martlet channel create t x {where}\n"
+    assert way_out in said("channel", "configure", "t", "x", where, code=1)
+    way_out = f"to make it: martlet topic create y {where}\n"
+    assert way_out in said("channel", "configure", "y", "x", where, code=1)
     assert "Write NAME=VALUE, such as lock_ms=default" in said(*channel, "lock_ms", where, code=2)
-    assert "usage: martlet channel configure" in said("channel", code=2)
+    assert "martlet channel configure TOPIC CHANNEL" in said("channel", code=2)
 
 
 def test_words_are_read_as_the_policy_has_them() -> None:

@@ -1,24 +1,45 @@
-"""``martlet channel``: says what a channel does beyond NSQ's rules."""
+"""``martlet channel``: the channels of topics, looked at and changed."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from martlet.apps import configure
+from martlet.apps import configure, manage
+from martlet.apps.manage import Action, change
+from martlet.options.door import ChannelOptions
+from martlet.options.topic import ChannelDropOptions, ListOptions
+from martlet.tools.inventory import Inventory, channel_lines
+from martlet.tools.manage import CREATE, DELETE, EMPTY, PAUSE, UNPAUSE
 
-ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {"configure": configure.channel}
-USAGE = """\
-usage: martlet channel configure TOPIC CHANNEL [NAME=VALUE ...] --nsqd-http-address=ADDR:PORT
+LIST = "list the channels of each broker with their counts, or those of one topic"
 
-  configure  set or show its policy; see martlet channel configure --help"""
+
+def list_all(argv: Sequence[str]) -> int:
+    """List channels; the result is the exit code of the process."""
+    return manage.inventory(
+        "channel list", LIST, ListOptions, Inventory.channels, channel_lines, argv
+    )
+
+
+ACTIONS = {
+    "list": Action(list_all, "[TOPIC] [--json]", LIST),
+    "create": change(
+        CREATE, ChannelOptions, "create a channel; it gets what is published from then on"
+    ),
+    "pause": change(PAUSE, ChannelOptions, "stop the delivery of a channel; messages wait"),
+    "unpause": change(UNPAUSE, ChannelOptions, "let a channel deliver again"),
+    "empty": change(EMPTY, ChannelDropOptions, "drop all messages of a channel"),
+    "delete": change(
+        DELETE,
+        ChannelDropOptions,
+        "delete a channel with its messages, and disconnect its consumers",
+    ),
+    "configure": Action(
+        configure.channel, "TOPIC CHANNEL [NAME=VALUE ...]", "set or show the policy of a channel"
+    ),
+}
 
 
 def main(argv: Sequence[str]) -> int:
     """Do what the first word says; the result is the exit code of the process."""
-    action = ACTIONS.get(argv[0]) if argv else None
-    if action is not None:
-        return action(argv[1:])
-    wants_help = bool(argv) and argv[0].lstrip("-") in ("help", "h")
-    print(USAGE, file=sys.stdout if wants_help else sys.stderr)
-    return 0 if wants_help else 2
+    return manage.main("channel", ACTIONS, argv)

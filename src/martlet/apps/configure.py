@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from http import HTTPStatus
 from typing import Any, NoReturn
 
 from martlet.apps import start, tool
@@ -59,14 +58,14 @@ def _run(
     refused: list[NoAnswer] = []
 
     async def work() -> None:
+        done = []
         for url, answer in await Configuration(options, changes).run():
             if isinstance(answer, NoAnswer):
                 refused.append(answer)
                 log.error("%s", answer)
-                if answer.status == HTTPStatus.NOT_FOUND:
-                    log.error("%s", _way_out(what, url, options))
             else:
-                log.info("%s: %s %s: %s", url, what, _name(options), _shown(answer))
+                done.append(f"{url}: {what} {_name(options)}: {_shown(answer)}")
+        await tool.show(done)
 
     code = tool.run_alone(work)
     return 1 if refused else code
@@ -139,13 +138,6 @@ def _description(what: str, policy: Policy) -> str:
         one_of = f" ({', '.join(choices)})" if choices else ""
         said.append(f"{each.name}{one_of}: {each.metadata['help']};")
     return " ".join(said).rstrip(";") + "."
-
-
-def _way_out(what: str, url: str, options: TopicConfigureOptions | ChannelConfigureOptions) -> str:
-    query = f"topic={options.topic}"
-    if isinstance(options, ChannelConfigureOptions):
-        query += f"&channel={options.channel}"
-    return f"who uses a {what} first makes it, or: curl -X POST '{url}/{what}/create?{query}'"
 
 
 def _name(options: LogOptions) -> str:

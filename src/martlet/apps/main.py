@@ -37,8 +37,14 @@ COMMANDS = {
     "peek": Command("martlet.apps.peek", "show what a channel has yet to finish, and take nothing"),
     "replay": Command("martlet.apps.replay", "set a channel back to an offset or a time"),
     "trace": Command("martlet.apps.trace", "show where a message has been, by its id or a key"),
-    "topic": Command("martlet.apps.topic", "make a topic, give it queues, set its policy"),
-    "channel": Command("martlet.apps.channel", "set or show the policy of a channel"),
+    "topic": Command(
+        "martlet.apps.topic", "list, create, pause, empty, delete or configure topics"
+    ),
+    "channel": Command(
+        "martlet.apps.channel", "list, create, pause, empty, delete or configure channels"
+    ),
+    "nodes": Command("martlet.apps.nodes", "which brokers lookup daemons know"),
+    "health": Command("martlet.apps.health", "whether brokers and lookup daemons are well"),
     "delayed": Command("martlet.apps.delayed", "list or cancel what waits for its time"),
     "dead-letters": Command(
         "martlet.apps.dead_letters", "list, show, bring back or purge what has failed too often"

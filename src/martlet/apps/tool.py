@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from martlet.apps import log_line, pipe, start
 from martlet.client import ClientError
 from martlet.options import LogOptions
 from martlet.options.flag import Kind
+from martlet.tools.standard_output import StandardOutput
 
 T = TypeVar("T", bound=LogOptions)
 _log = logging.getLogger(log_line.ROOT)
@@ -56,6 +58,11 @@ def named(kind: type[LogOptions], argv: Sequence[str], *names: str) -> list[str]
     for name, value in zip(names, others, strict=False):
         found.append(f"--{name}={value}")
     return found + others[len(names) :]
+
+
+async def show(lines: Iterable[str]) -> None:
+    """Write lines of a command's result to standard output."""
+    await StandardOutput(sys.stdout.fileno()).show([f"{line}\n".encode() for line in lines])
 
 
 def run_alone(work: Callable[[], Coroutine[Any, Any, object]]) -> int:

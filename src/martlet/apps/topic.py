@@ -1,14 +1,18 @@
-"""``martlet topic``: makes topics, gives them more queues, and says what else they do."""
+"""``martlet topic``: topics, looked at and changed."""
 
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from martlet.apps import configure, tool
-from martlet.options.topic import TopicCreateOptions
+from martlet.apps import configure, manage, tool
+from martlet.apps.manage import Action, change
+from martlet.options.door import TopicOptions
+from martlet.options.topic import ListOptions, TopicCreateOptions, TopicDropOptions
+from martlet.plural import counted
 from martlet.tools.door import NoAnswer
+from martlet.tools.inventory import Inventory, topic_lines
+from martlet.tools.manage import DELETE, EMPTY, PAUSE, UNPAUSE
 from martlet.tools.topic import TopicCreation
 
 CREATE = (
@@ -27,35 +31,48 @@ def create(argv: Sequence[str]) -> int:
     refused: list[NoAnswer] = []
 
     async def work() -> None:
+        done = []
         for url, answer in await TopicCreation(options).run():
             if isinstance(answer, NoAnswer):
                 refused.append(answer)
                 log.error("%s", answer)
             else:
-                said = "1 queue" if answer == 1 else f"{answer} queues"
-                log.info("%s: topic %s has %s", url, options.topic, said)
+                done.append(f"{url}: topic {options.topic!r} has {counted(answer, 'queue')}")
+        await tool.show(done)
 
     code = tool.run_alone(work)
     return 1 if refused else code
 
 
-ACTIONS: dict[str, Callable[[Sequence[str]], int]] = {
-    "create": create,
-    "configure": configure.topic,
-}
-USAGE = """\
-usage: martlet topic create TOPIC [--queues=N] --nsqd-http-address=ADDR:PORT
-       martlet topic configure TOPIC [NAME=VALUE ...] --nsqd-http-address=ADDR:PORT
+LIST = "list the topics of each broker with their counts, or one of them"
 
-  create     make a topic, or give it more queues; see martlet topic create --help
-  configure  set or show its policy; see martlet topic configure --help"""
+
+def list_all(argv: Sequence[str]) -> int:
+    """List topics; the result is the exit code of the process."""
+    return manage.inventory("topic list", LIST, ListOptions, Inventory.topics, topic_lines, argv)
+
+
+ACTIONS = {
+    "list": Action(list_all, "[TOPIC] [--json]", LIST),
+    "create": Action(create, "TOPIC [--queues=N]", "create a topic, or give it more queues"),
+    "pause": change(
+        PAUSE, TopicOptions, "keep the messages of a topic from its channels; they wait"
+    ),
+    "unpause": change(
+        UNPAUSE, TopicOptions, "hand the messages of a topic on to its channels again"
+    ),
+    "empty": change(
+        EMPTY,
+        TopicDropOptions,
+        "drop the messages of a topic that no channel has got; channels keep theirs",
+    ),
+    "delete": change(DELETE, TopicDropOptions, "delete a topic with its channels and all messages"),
+    "configure": Action(
+        configure.topic, "TOPIC [NAME=VALUE ...]", "set or show the policy of a topic"
+    ),
+}
 
 
 def main(argv: Sequence[str]) -> int:
     """Do what the first word says; the result is the exit code of the process."""
-    action = ACTIONS.get(argv[0]) if argv else None
-    if action is not None:
-        return action(argv[1:])
-    wants_help = bool(argv) and argv[0].lstrip("-") in ("help", "h")
-    print(USAGE, file=sys.stdout if wants_help else sys.stderr)
-    return 0 if wants_help else 2
+    return manage.main("topic", ACTIONS, argv)

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from martlet.options.door import ChannelOptions, DoorOptions
-from martlet.options.flag import Kind, OptionError, option
+from martlet.options.door import ChannelOptions, TopicOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopicConfigureOptions(DoorOptions):
-    """What ``martlet topic configure`` is started with.
-
-    Raises:
-        OptionError: no topic is named.
-    """
-
-    topic: str = option("topic", Kind.STRING, "", "the topic", section="topic")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.topic:
-            raise OptionError("which topic is it? martlet topic configure TOPIC NAME=VALUE ...")
+class TopicConfigureOptions(TopicOptions):
+    """What ``martlet topic configure`` is started with."""
 
 
 @dataclass(frozen=True, kw_only=True)

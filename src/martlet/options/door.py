@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from martlet.name import is_valid_name
 from martlet.options.flag import Kind, OptionError, option
 from martlet.options.http_client import connect_timeout, request_timeout
 from martlet.options.options import LogOptions
@@ -44,11 +45,28 @@ class DoorOptions(LogOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TopicOptions(DoorOptions):
+    """Which topic is asked for.
+
+    Raises:
+        OptionError: none is named, or its name is not valid.
+    """
+
+    topic: str = option("topic", Kind.STRING, "", "the topic", section="topic")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.topic:
+            raise OptionError("which topic is it? Write its name, or --topic=NAME")
+        require_name("topic", self.topic)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChannelOptions(DoorOptions):
     """Which channel is asked for.
 
     Raises:
-        OptionError: none is named.
+        OptionError: none is named, or its name is not valid.
     """
 
     topic: str = option("topic", Kind.STRING, "", "the topic", section="channel")
@@ -58,3 +76,11 @@ class ChannelOptions(DoorOptions):
         super().__post_init__()
         if not self.topic or not self.channel:
             raise OptionError("--topic and --channel are needed: which channel is it?")
+        require_name("topic", self.topic)
+        require_name("channel", self.channel)
+
+
+def require_name(flag: str, name: str) -> None:
+    """See that a topic or a channel may be called that. Raises OptionError."""
+    if not is_valid_name(name):
+        raise OptionError(f"--{flag}={name} is not valid: 1 to 64 of .a-zA-Z0-9_-")

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from martlet.address import Address
 from martlet.duration import SECOND_NS
-from martlet.name import is_valid_name
 from martlet.options.client import ClientOptions, client_options, without_effect
+from martlet.options.door import require_name
 from martlet.options.flag import Flag, Kind, OptionError, option
 from martlet.options.options import LogOptions
 
@@ -17,8 +17,7 @@ from martlet.options.options import LogOptions
 def require_names(flag: str, names: Iterable[str]) -> None:
     """See that topics or channels may be called that. Raises OptionError."""
     for name in names:
-        if not is_valid_name(name):
-            raise OptionError(f"--{flag}={name} is not valid: 1 to 64 of .a-zA-Z0-9_-")
+        require_name(flag, name)
 
 
 def require_addresses(flag: str, addresses: Iterable[str]) -> None:

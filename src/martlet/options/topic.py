@@ -1,24 +1,20 @@
-"""The options of ``martlet topic``."""
+"""The options of ``martlet topic``, ``channel``, ``nodes`` and ``health``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from martlet.options.door import DoorOptions
-from martlet.options.flag import Kind, OptionError, option
+from martlet.options.door import ChannelOptions, DoorOptions, TopicOptions, require_name
+from martlet.options.flag import Kind, option
 
 MOST_QUEUES = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopicCreateOptions(DoorOptions):
-    """What ``martlet topic create`` is started with.
+class TopicCreateOptions(TopicOptions):
+    """What ``martlet topic create`` is started with."""
 
-    Raises:
-        OptionError: no topic is named.
-    """
-
-    topic: str = option("topic", Kind.STRING, "", "the topic", section="topic")
     queues: int = option(
         "queues",
         Kind.INT,
@@ -27,7 +23,50 @@ class TopicCreateOptions(DoorOptions):
         limits=(1, MOST_QUEUES),
     )
 
+
+def _force() -> Any:
+    return option(
+        "force",
+        Kind.BOOL,
+        False,
+        "do it: messages are lost; without it, what would be lost is shown and nothing is done",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicDropOptions(TopicOptions):
+    """What ``martlet topic delete`` and ``empty`` are started with."""
+
+    force: bool = _force()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelDropOptions(ChannelOptions):
+    """What ``martlet channel delete`` and ``empty`` are started with."""
+
+    force: bool = _force()
+
+
+@dataclass(frozen=True, kw_only=True)
+class InventoryOptions(DoorOptions):
+    """What ``martlet nodes`` and ``martlet health`` are started with."""
+
+    json: bool = option("json", Kind.BOOL, False, "lines of JSON", section="output")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListOptions(InventoryOptions):
+    """What ``martlet topic list`` and ``martlet channel list`` are started with.
+
+    Raises:
+        OptionError: the topic's name is not valid.
+    """
+
+    topic: str = option(
+        "topic", Kind.STRING, "", "only this topic (default: every topic)", section="what"
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.topic:
-            raise OptionError("which topic is it? martlet topic create TOPIC --queues=8")
+        if self.topic:
+            require_name("topic", self.topic)

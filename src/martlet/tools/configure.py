@@ -8,6 +8,7 @@ from typing import Any
 
 from martlet.options.configure import ChannelConfigureOptions, TopicConfigureOptions
 from martlet.tools.door import Doors, NoAnswer
+from martlet.tools.manage import with_way_out
 
 Options = TopicConfigureOptions | ChannelConfigureOptions
 
@@ -31,11 +32,12 @@ class Configuration:
             NoAnswer: no broker was found.
         """
         options = self._options
-        fields: dict[str, Any] = {"topic": options.topic, "policy": self._changes}
+        names = {"topic": options.topic}
         method = "topic.configure"
         if isinstance(options, ChannelConfigureOptions):
-            fields["channel"] = options.channel
+            names["channel"] = options.channel
             method = "channel.configure"
+        fields: dict[str, Any] = {**names, "policy": self._changes}
         async with Doors(options) as doors:
             urls = await doors.brokers(options.topic)
 
@@ -44,6 +46,6 @@ class Configuration:
                     policy: dict[str, Any] = (await doors.call(url, method, fields))["policy"]
                     return policy
                 except NoAnswer as error:
-                    return error
+                    return with_way_out(error, url, names)
 
             return list(zip(urls, await asyncio.gather(*map(ask, urls)), strict=True))

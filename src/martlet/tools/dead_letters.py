@@ -15,6 +15,8 @@ from datetime import datetime
 from typing import Any
 
 from martlet.options.dead_letters import DeadLetterOptions
+from martlet.plural import counted
+from martlet.tools.columns import laid_out
 from martlet.tools.door import Doors, NoAnswer
 
 Fields = dict[str, Any]
@@ -122,26 +124,18 @@ def count_lines(topics: Iterable[Fields], now_ms: int) -> list[str]:
             rows.append((*origin, count, age, reasons, place))
         if told["count"] > seen:
             rows.append(("", "", f"{told['count'] - seen}", "", "more, not looked at", place))
-    if len(rows) == 1:
-        return []
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    numbers = (2, 3)
-    return [
-        "  ".join(
-            cell.rjust(width) if column in numbers else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    return laid_out(rows, (2, 3))
 
 
 def letter_lines(letter: Fields, now_ms: int) -> list[str]:
     """A dead letter for people."""
     origin = f"{letter.get('topic', '?')}/{letter.get('channel', '?')}"
-    counts = [counted(letter.get("attempts", "?"), "attempt")]
-    if "failures" in letter:
-        counts.insert(0, counted(letter["failures"], "failure"))
-    died = f"{letter.get('reason', 'unknown')} after {', '.join(counts)}"
+    counts = [
+        counted(int(letter[name]), name.removesuffix("s"))
+        for name in ("failures", "attempts")
+        if name in letter
+    ]
+    died = f"{letter.get('reason', 'unknown')} after {', '.join(counts) or '? attempts'}"
     held = ", with a consumer" if letter["state"] == "in_flight" else ""
     lines = [f"{letter['id']}  {origin}  {died}, {_age(now_ms, letter['at_ms'])} ago{held}"]
     first, last = letter.get("first_error", ""), letter.get("last_error", "")
@@ -154,7 +148,7 @@ def letter_lines(letter: Fields, now_ms: int) -> list[str]:
         when = f", published {_when(int(stored_ms))}" if stored_ms.isdecimal() else ""
         lines.append(f"  was message {letter['message_id']}{when}")
     if letter.get("redrives"):
-        lines.append(f"  brought back {letter['redrives']} times before")
+        lines.append(f"  brought back {counted(int(letter['redrives']), 'time')} before")
     if letter["tag"]:
         lines.append(f"  tag: {_printable(letter['tag'])}")
     if letter["order_key"]:
@@ -163,13 +157,8 @@ def letter_lines(letter: Fields, now_ms: int) -> list[str]:
         lines.append(f"  keys: {_printable(', '.join(letter['keys']))}")
     for name, value in letter["headers"].items():
         lines.append(f"  header {_printable(name)}: {_printable(value)}")
-    lines.append(f"  body, {letter['body_bytes']} bytes: {_body(letter)}")
+    lines.append(f"  body, {counted(letter['body_bytes'], 'byte')}: {_body(letter)}")
     return lines
-
-
-def counted(count: int | str, what: str) -> str:
-    """So many of something."""
-    return f"{count} {what}" if str(count) == "1" else f"{count} {what}s"
 
 
 def line(told: Fields) -> str:

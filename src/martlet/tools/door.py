@@ -9,12 +9,19 @@ from typing import Any, Self
 
 import aiohttp
 
-from martlet.http_answer import read_json
+from martlet import unreachable
+from martlet.http_answer import read_answer, read_json
 from martlet.options.door import DoorOptions
 
 _MOST_BYTES = 1 << 26
 CALL_PATH = "/call/"
 _NOT_NSQD = ("/channel/peek", "/channel/replay")
+_TOLD_IN_TEXT = (200, 500)
+"""A broker that is not well says why with status 500."""
+_MISSING = {
+    "TOPIC_NOT_FOUND": "there is no topic '{topic}'",
+    "CHANNEL_NOT_FOUND": "there is no channel '{channel}' of topic '{topic}'",
+}
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError)
 """What an answer of another shape raises."""
 
@@ -23,12 +30,21 @@ class NoAnswer(OSError):
     """A broker or a lookup daemon did not do what it was asked for; the text says which, and why.
 
     Attributes:
+        why: the text without the address.
         status: of its answer; 0 where there was none.
     """
 
     def __init__(self, url: str, why: str, status: int = 0) -> None:
         super().__init__(f"{url}: {why}")
+        self.why = why
         self.status = status
+
+
+class NoConnection(NoAnswer):
+    """Nothing listens at an address, or nothing that can be reached."""
+
+    def __init__(self, url: str, error: OSError, server: str) -> None:
+        super().__init__(f"cannot connect to {url}", unreachable.reason(error, server))
 
 
 class Doors:
@@ -67,7 +83,7 @@ class Doors:
         options = self._options
         if options.nsqd_http_addresses:
             return list(dict.fromkeys(map(_url, options.nsqd_http_addresses)))
-        daemons = [_url(address) for address in options.lookupd_http_addresses]
+        daemons = self.daemons()
         told = await asyncio.gather(
             *(self._known(daemon, topic) for daemon in daemons), return_exceptions=True
         )
@@ -78,6 +94,10 @@ class Doors:
             if isinstance(error, BaseException):
                 raise error
         raise NoAnswer(", ".join(daemons), f"no broker with topic {topic!r} is known there", 404)
+
+    def daemons(self) -> list[str]:
+        """The URLs of the lookup daemons that are named."""
+        return list(dict.fromkeys(map(_url, self._options.lookupd_http_addresses)))
 
     async def _known(self, daemon: str, topic: str) -> list[str]:
         try:
@@ -102,6 +122,10 @@ class Doors:
         """What a door answers when something is to be done. Raises NoAnswer."""
         return await self._ask("POST", url, path, arguments)
 
+    async def text(self, url: str, path: str) -> str:
+        """What a door tells in plain text, whatever the status. Raises NoAnswer."""
+        return str(await self._ask("GET", url, path, {}, as_text=True))
+
     async def call(self, url: str, name: str, fields: Mapping[str, Any]) -> Any:
         """What a broker answers to a call. Raises NoAnswer."""
         return await self._ask("POST", url, CALL_PATH + name, {}, fields)
@@ -113,17 +137,26 @@ class Doors:
         path: str,
         arguments: Mapping[str, str],
         fields: Mapping[str, Any] | None = None,
+        *,
+        as_text: bool = False,
     ) -> Any:
         try:
             async with self._session.request(
                 method, url + path, params=arguments, json=fields
             ) as response:
                 status = response.status
+                if as_text and status in _TOLD_IN_TEXT:
+                    return (await read_answer(response, _MOST_BYTES)).decode(errors="replace")
                 # What only does something says nothing, as nsqd.
                 answer = None if response.content_length == 0 else await _json(response)
         except TimeoutError:
             raise NoAnswer(url, "no answer in time") from None
+        except aiohttp.ClientConnectorError as error:
+            server = "lookup daemon" if url in self.daemons() else "broker"
+            raise NoConnection(url, error.os_error, server) from None
         except aiohttp.ClientResponseError as error:
+            if unreachable.is_tcp_port(error):
+                raise NoAnswer(url, unreachable.HTTP_WANTED) from None
             why = (error.message or str(error)).partition("\n")[0].rstrip(":")
             raise NoAnswer(url, f"no answer over HTTP: {why}; is that its HTTP address?") from None
         except aiohttp.ClientError as error:
@@ -137,6 +170,8 @@ class Doors:
             is_ours = path in _NOT_NSQD or path.startswith(CALL_PATH)
             hint = "nsqd has none; " if is_ours else ""
             raise NoAnswer(url, f"it has no {path}: {hint}is that the right address?")
+        if message in _MISSING:
+            message = _MISSING[message].format_map(arguments)
         raise NoAnswer(url, message or f"status {status}", status)
 
 

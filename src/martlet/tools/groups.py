@@ -6,10 +6,12 @@ Each broker is asked by calls (see `martlet.server.group_calls`), and has groups
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from martlet.options.groups import GroupOptions
+from martlet.plural import counted
+from martlet.tools.columns import laid_out
 from martlet.tools.door import Doors, NoAnswer
 
 Fields = dict[str, Any]
@@ -59,13 +61,15 @@ def list_lines(answers: Iterable[Fields]) -> list[str]:
             count = [str(group[name]) for name in ("members", "queues", "lag")]
             paused = " (paused)" if group["paused"] else _follows(group)
             rows.append((group["topic"], group["group"] + paused, *count, answer["broker"]))
-    return _laid_out(rows, (2, 3, 4)) if len(rows) > 1 else []
+    return laid_out(rows, (2, 3, 4))
 
 
 def describe_lines(answer: Fields, now_ms: int) -> list[str]:
     """A group for people."""
     paused = ", paused" if answer["paused"] else ""
-    who = _follows(answer).strip(" ()") or f"{len(answer['members'])} members, {answer['strategy']}"
+    who = _follows(answer).strip(" ()") or (
+        f"{counted(len(answer['members']), 'member')}, {answer['strategy']}"
+    )
     if answer.get("leader") is not None:
         who += f" over all brokers, led by {printable(answer['leader'])}"
     tags = f", only tags {', '.join(answer['tags'])}" if answer["tags"] else ""
@@ -80,7 +84,7 @@ def describe_lines(answer: Fields, now_ms: int) -> list[str]:
             holder += " (to let go of it)"
         count = [str(queue[name]) for name in ("offset", "end_offset", "lag", "deferred")]
         rows.append((str(queue["queue"]), holder, *count))
-    lines += ["", *_laid_out(rows, (0, 2, 3, 4, 5))]
+    lines += ["", *laid_out(rows, (0, 2, 3, 4, 5))]
     if answer["members"]:
         rows = [("MEMBER", "ADDRESS", "ROOM", "SINCE", "QUEUES")]
         for member in answer["members"]:
@@ -88,7 +92,7 @@ def describe_lines(answer: Fields, now_ms: int) -> list[str]:
             queues = " ".join(map(str, member["queues"])) or "-"
             name, room = printable(member["member"]), printable(member["room"])
             rows.append((name, member["address"], room, since, queues))
-        lines += ["", *_laid_out(rows, (3,))]
+        lines += ["", *laid_out(rows, (3,))]
     return lines
 
 
@@ -104,21 +108,9 @@ def reset_lines(answer: Fields) -> list[str]:
     names = ("queue", "before", "offset", "lag")
     rows: list[tuple[str, ...]] = [("QUEUE", "WAS AT", "IS AT", "LAG")]
     rows += [tuple(str(queue[name]) for name in names) for queue in answer["queues"]]
-    return [f"reset at {answer['broker']}", "", *_laid_out(rows, (0, 1, 2, 3))]
+    return [f"reset at {answer['broker']}", "", *laid_out(rows, (0, 1, 2, 3))]
 
 
 def printable(text: str) -> str:
     """A name that somebody has chosen, as it does no harm to a terminal."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-def _laid_out(rows: Sequence[tuple[str, ...]], numbers: Sequence[int]) -> list[str]:
-    """Rows as columns, those of numbers to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.rjust(width) if column in numbers else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

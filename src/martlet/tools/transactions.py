@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from martlet.options.transaction_tool import TransactionToolOptions
+from martlet.plural import counted
+from martlet.tools.columns import laid_out
 from martlet.tools.door import Doors, NoAnswer
 
 Fields = dict[str, Any]
@@ -83,16 +85,7 @@ def rows(transactions: Iterable[Fields], now: datetime) -> list[str]:
                 topics,
             )
         )
-    if len(table) == 1:
-        return []
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    return [
-        "  ".join(
-            cell.rjust(width) if column in (3, 4, 5) else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    ]
+    return laid_out(table, (3, 4, 5))
 
 
 def shown(told: Fields, now: datetime) -> list[str]:
@@ -101,8 +94,9 @@ def shown(told: Fields, now: datetime) -> list[str]:
     if "messages" not in told:
         ended = datetime.fromtimestamp(told["ended_at_ms"] / 1000, UTC).astimezone()
         return [*lines, f"  ended at {ended.isoformat(timespec='seconds')}"]
+    checks = counted(told["checks"], "time")
     group = f"group {_printable(told['group'])}" if told["group"] else "no group"
-    lines.append(f"  {group}, begun {_age(told, now)} ago, asked about {told['checks']} times")
+    lines.append(f"  {group}, begun {_age(told, now)} ago, asked about {checks}")
     for message in told["messages"]:
         if "lost" in message:
             lines.append(f"  {message['topic']}: lost: {message['lost']}")
@@ -112,8 +106,8 @@ def shown(told: Fields, now: datetime) -> list[str]:
         notes += [f"order key {message['order_key']}"] if "order_key" in message else []
         notes += [f"{name}={value}" for name, value in message.get("headers", {}).items()]
         beside = f" ({_printable('; '.join(notes))})" if notes else ""
-        body = b64decode(message["body_base64"])
-        lines.append(f"  {message['topic']}{beside}: {message['body_bytes']} bytes: {_text(body)}")
+        body, size = b64decode(message["body_base64"]), counted(message["body_bytes"], "byte")
+        lines.append(f"  {message['topic']}{beside}: {size}: {_text(body)}")
     return lines
 
 

@@ -1,0 +1,22 @@
+"""``martlet health``: whether brokers and lookup daemons are well, by exit code and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from martlet.apps import manage
+from martlet.options.topic import InventoryOptions
+from martlet.tools.inventory import Inventory, health_lines
+
+DESCRIPTION = (
+    "Ask each broker that is named, or each lookup daemon and all brokers that it knows, whether"
+    " it is well (/ping), and show what it says. The exit code is 0 where all are well, and 1 where"
+    " one is not, or does not answer."
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Ask them; the result is the exit code of the process."""
+    return manage.inventory(
+        "health", DESCRIPTION, InventoryOptions, Inventory.health, health_lines, argv
+    )

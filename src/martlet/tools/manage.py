@@ -1,0 +1,162 @@
+"""Topics and channels changed on each broker that is named: created, paused, emptied, deleted.
+
+The paths are nsqd's, and so are the answers.  What a lookup daemon keeps of a topic whose brokers
+have deleted it goes too, where lookup daemons are named; and a channel that is made is told to
+them, so that brokers which get the topic later make it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from martlet.options.door import ChannelOptions, TopicOptions
+from martlet.plural import counted
+from martlet.tools.door import Doors, NoAnswer
+from martlet.tools.inventory import Fields, channel_of, look, topic_of
+
+
+@dataclass(frozen=True)
+class Verb:
+    """What can be done to a topic or a channel.
+
+    Attributes:
+        name: as it is typed, and as the path has it.
+        done: what the topic or channel is then.
+        drops: whether messages are lost.
+        is_registered: whether lookup daemons are told too.
+    """
+
+    name: str
+    done: str
+    drops: bool = False
+    is_registered: bool = False
+
+
+CREATE = Verb("create", "is there", is_registered=True)
+DELETE = Verb("delete", "is deleted", drops=True, is_registered=True)
+PAUSE = Verb("pause", "is paused")
+UNPAUSE = Verb("unpause", "goes on")
+EMPTY = Verb("empty", "is emptied", drops=True)
+
+
+class Refused(NoAnswer):
+    """Nothing was done there, as messages would be lost and nobody has said that they may."""
+
+
+class Change:
+    """Does one thing to a topic or channel.
+
+    Args:
+        verb: what is done.
+        options: to which, on which brokers.
+    """
+
+    def __init__(self, verb: Verb, options: TopicOptions | ChannelOptions) -> None:
+        self._verb = verb
+        self._options = options
+        self._names = {"topic": options.topic}
+        if isinstance(options, ChannelOptions):
+            self._names["channel"] = options.channel
+        self._path = f"/{'channel' if 'channel' in self._names else 'topic'}/{verb.name}"
+
+    @property
+    def what(self) -> str:
+        """The topic or channel, as it is named in lines for people."""
+        return " of ".join(f"{kind} {name!r}" for kind, name in reversed(self._names.items()))
+
+    async def run(self) -> list[tuple[str, NoAnswer | None]]:
+        """Do it on each broker, then at each lookup daemon; what was wrong there, if anything was.
+
+        Nothing is done at lookup daemons unless all brokers have done it.
+
+        Raises:
+            NoAnswer: no broker was found.
+        """
+        async with Doors(self._options) as doors:
+            urls = await self._brokers(doors)
+            if self._verb.drops and not getattr(self._options, "force", False):
+                return list(
+                    zip(
+                        urls,
+                        await asyncio.gather(*(self._loss(doors, u) for u in urls)),
+                        strict=True,
+                    )
+                )
+            outcomes = await self._at(doors, urls)
+            if self._verb.is_registered and not any(error for _, error in outcomes):
+                outcomes += await self._at(doors, doors.daemons(), forgiving=True)
+            return outcomes
+
+    async def _brokers(self, doors: Doors) -> list[str]:
+        """Those that have the topic; none where lookup daemons alone know it."""
+        try:
+            return await doors.brokers(self._options.topic)
+        except NoAnswer as error:
+            forced = not self._verb.drops or getattr(self._options, "force", False)
+            if error.status == HTTPStatus.NOT_FOUND and self._verb.is_registered and forced:
+                return []
+            raise
+
+    async def _at(
+        self, doors: Doors, urls: list[str], *, forgiving: bool = False
+    ) -> list[tuple[str, NoAnswer | None]]:
+        async def ask(url: str) -> NoAnswer | None:
+            try:
+                await doors.post(url, self._path, self._names)
+            except NoAnswer as error:
+                if forgiving and error.status == HTTPStatus.NOT_FOUND:
+                    return None  # A lookup daemon never knew it, or has forgotten it already.
+                return with_way_out(error, url, self._names) if self._verb is CREATE else error
+            return None
+
+        return list(zip(urls, await asyncio.gather(*map(ask, urls)), strict=True))
+
+    async def _loss(self, doors: Doors, url: str) -> NoAnswer:
+        """What would be lost at a broker."""
+        try:
+            stats = await look(doors, url, self._options.topic)
+            topic = topic_of(stats, self._options.topic)
+            if topic is None:
+                return NoAnswer(url, f"there is no topic {self._options.topic!r}", 404)
+            if "channel" not in self._names:
+                found = [topic, *(topic["channels"] if self._verb is DELETE else ())]
+            else:
+                channel = channel_of(topic, self._names["channel"])
+                if channel is None:
+                    return NoAnswer(url, f"there is no {self.what}", 404)
+                found = [channel]
+        except NoAnswer as error:
+            return error
+        except (KeyError, TypeError, AttributeError) as error:
+            return NoAnswer(url, f"no /stats that could be understood: {error!r}")
+        return Refused(
+            url, f"nothing is done without --force: {self.what} has {_told(found)} there"
+        )
+
+
+def with_way_out(error: NoAnswer, url: str, names: Mapping[str, str]) -> NoAnswer:
+    """An error of a topic or channel that is not there, with the command that makes it."""
+    if error.status != HTTPStatus.NOT_FOUND:
+        return error
+    words = ["channel", "create", names["topic"], names.get("channel", "")]
+    if "there is no topic" in error.why:
+        words = ["topic", "create", names["topic"]]
+    call = " ".join(["martlet", *words, f"--nsqd-http-address={url.removeprefix('http://')}"])
+    return NoAnswer(url, f"{error.why}; to make it: {call}", error.status)
+
+
+def _told(found: list[Fields]) -> str:
+    """The messages and clients of a topic and its channels, or of a channel."""
+    messages = sum(
+        each["depth"] + each.get("in_flight_count", 0) + each.get("deferred_count", 0)
+        for each in found
+    )
+    clients = sum(each.get("client_count", 0) for each in found)
+    channels = len(found) - 1 if "topic_name" in found[0] else 0
+    parts = [counted(messages, "message"), counted(clients, "client")]
+    if channels:
+        parts.insert(0, counted(channels, "channel"))
+    return " and ".join([", ".join(parts[:-1]), parts[-1]])
