@@ -63,18 +63,18 @@ def test_they_are_listed_shown_brought_back_and_purged(broker: BrokerProcess, to
     ]
     assert [letter["body"] for letter in letters] == ["one", "\x1b[2J", "three"]
     dry = tool("dead-letters", "redrive", "orders", "c", where, "--all", "--dry-run")
-    assert (dry.code, "3 dead letters would be redriven" in dry.err) == (0, True)
+    assert (dry.code, "3 dead letters would be redriven" in dry.out) == (0, True)
     done = tool("dead-letters", "redrive", "orders", "c", where, f"--id={letters[1]['id']}")
-    assert "1 dead letter redriven" in done.err
+    assert "1 dead letter redriven" in done.out
     assert depth(broker, "orders", "c") == 1
     done = tool("dead-letters", "redrive", "orders", "c", where, "--since=1h", "--to-topic=later")
-    assert "2 dead letters redriven" in done.err
+    assert "2 dead letters redriven" in done.out
     ask(broker.http_address, "/channel/empty?topic=orders&channel=c", "POST")
     dead(broker, "orders", "four")
     done = tool("dead-letters", "purge", "orders", "c", where, "--reason=timeout")
-    assert "0 dead letters purged" in done.err
+    assert "0 dead letters purged" in done.out
     done = tool("dead-letters", "purge", "orders", "c", where, "--all")
-    assert "1 dead letter purged" in done.err
+    assert "1 dead letter purged" in done.out
     assert depth(broker, "orders.c.dead", "dead-letters") == 0
 
 

@@ -292,7 +292,7 @@ async def test_the_command_lists_and_cancels(broker: Broker, connection: Connect
         check=False,
     )
     assert ran.returncode == 1
-    assert "1 messages are cancelled" in ran.stderr
+    assert "1 message cancelled" in ran.stdout
     assert f"{unknown} does not wait" in ran.stderr
     cancelled = [ids async for _, ids in tool(broker, "cancel", all=True).cancel()]
     assert cancelled == [[far_id]]

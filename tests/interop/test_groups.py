@@ -373,7 +373,7 @@ async def test_a_group_is_reset_while_nobody_is_there_or_by_force(tmp_path: Path
         await publish(broker, *(b"%d" % number for number in range(10)))
         member = await Member(connection, "a").join(start="first")
         await member.commit(q0=8)
-        with pytest.raises(CallRefused, match="CONFLICT the group has 1 members"):
+        with pytest.raises(CallRefused, match="CONFLICT the group has 1 member,"):
             await reset(connection, to="first")
         assert await reset(connection, to="offset", offset=3, force=True) == [3]
         with pytest.raises(CallRefused, match="NOT_A_MEMBER"):

@@ -228,7 +228,7 @@ def test_a_second_run_says_that_it_was_done(
     write_metadata(source, {"t": "a"})
     arguments = [str(source), f"--data-path={data}", "--min-free-bytes=0"]
     assert main(arguments) == 0
-    assert "1 topics, 10 messages stored; everything was read" in capsys.readouterr().out
+    assert "1 topic, 10 messages stored; everything was read" in capsys.readouterr().out
     before = left_of(data, "t:a")
     assert main(arguments) == 0
     assert "nothing is left to be done" in capsys.readouterr().out

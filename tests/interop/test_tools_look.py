@@ -115,7 +115,7 @@ def test_a_channel_is_set_back_and_stays_so_over_a_kill(tool: Tool) -> None:
         where = f"--nsqd-http-address={broker.http_address}"
         said = tool("replay", "t", "c", where, f"--to-time={between}")
         assert said.code == 0, said.err
-        assert "channel c of topic t is set back to offset 5; 3 messages from there on" in said.err
+        assert "channel c of topic t is set back to offset 5; 3 messages from there on" in said.out
         broker.kill()
         broker.start()
         assert channels(broker, "t")["c"]["depth"] == 3
@@ -132,14 +132,14 @@ def test_a_channel_is_set_back_and_stays_so_over_a_kill(tool: Tool) -> None:
 def test_a_topic_gets_queues_that_the_tools_show(broker: BrokerProcess, tool: Tool) -> None:
     where = f"--nsqd-http-address={broker.http_address}"
     said = tool("topic", "create", "spread", where)
-    assert (said.code, "topic spread has 1 queue\n" in said.err) == (0, True), said.err
+    assert (said.code, "topic 'spread' has 1 queue\n" in said.out) == (0, True), said.err
     said = tool("topic", "create", "spread", "--queues=3", where)
-    assert (said.code, "topic spread has 3 queues\n" in said.err) == (0, True), said.err
+    assert (said.code, "topic 'spread' has 3 queues\n" in said.out) == (0, True), said.err
     assert "TOPIC(spread): has 3 queues now" in broker.log()
     said = tool("topic", "create", "spread", "--queues=2", where)
     assert said.code == 1
     assert "topic 'spread' has 3 queues and can not have 2" in said.err
-    assert "spread has 3 queues" in tool("topic", "create", "spread", where).err
+    assert "'spread' has 3 queues" in tool("topic", "create", "spread", where).out
     ask(broker.http_address, "/channel/create?topic=spread&channel=c", "POST")
     for number in range(6):
         ask(broker.http_address, "/pub?topic=spread", "POST", b"%d" % number)
@@ -156,9 +156,9 @@ def test_a_topic_gets_queues_that_the_tools_show(broker: BrokerProcess, tool: To
     said = tool("replay", "spread", "c", where, "--to-offset=1")
     assert (said.code, "topic spread has 3 queues" in said.err) == (1, True)
     said = tool("replay", "spread", "c", where, "--to-offset=1", "--queue=2")
-    assert "is set back to offset 1 of queue 2; 1 messages from there on" in said.err
+    assert "is set back to offset 1 of queue 2; 1 message from there on" in said.out
     said = tool("replay", "spread", "c", where, "--beginning")
-    assert "offset 0 of queue 0, 0 of queue 1, 0 of queue 2; 6 messages" in said.err
+    assert "offset 0 of queue 0, 0 of queue 1, 0 of queue 2; 6 messages" in said.out
     assert channels(broker, "spread")["c"]["depth"] == 6
 
 
@@ -177,12 +177,12 @@ def test_brokers_are_found_by_lookup(tool: Tool) -> None:
             stat = tool("stat", "--topic=t", "--channel=c", where, "--count=1", "--interval=1ms")
             assert stat.out.splitlines()[2].split("|")[1].split() == ["2", "0", "2", "0", "0"]
             said = tool("replay", "t", "c", where, "--beginning")
-            assert said.err.count("is set back to offset 0") == 2
+            assert said.out.count("is set back to offset 0") == 2
             ask(two.http_address, "/channel/delete?topic=t&channel=c", "POST")
             said = tool("replay", "t", "c", where, "--beginning")
             assert said.code == 1
-            assert "is set back" in said.err
-            assert f"{two.http_address}: CHANNEL_NOT_FOUND" in said.err
+            assert "is set back" in said.out
+            assert f"{two.http_address}: there is no channel 'c' of topic 't'" in said.err
 
 
 @pytest.mark.parametrize(
@@ -224,14 +224,14 @@ def test_what_nobody_reads_can_be_stopped(
         ("peek t --nsqd-http-address=A", 2, "--topic and --channel are needed"),
         ("peek t c", 2, "say which brokers to ask"),
         ("peek t c --nsqd-http-address=A --state=lost", 2, "--state=lost is none of in_flight"),
-        ("peek t none --nsqd-http-address=A", 1, "CHANNEL_NOT_FOUND"),
-        ("peek none c --nsqd-http-address=A", 1, "TOPIC_NOT_FOUND"),
+        ("peek t none --nsqd-http-address=A", 1, "there is no channel 'none' of topic 't'"),
+        ("peek none c --nsqd-http-address=A", 1, "there is no topic 'none'"),
         ("peek t c --nsqd-http-address=127.0.0.1:1", 1, "127.0.0.1:1"),
         ("peek t c --lookupd-http-address=A", 1, "it has no /lookup"),
         ("topic create t --nsqd-http-address=A --queues=0", 2, "--queues is 0"),
         ("topic create t --nsqd-http-address=A --queues=1025", 2, "--queues is 1025"),
         ("topic create --nsqd-http-address=A", 2, "which topic is it"),
-        ("topic delete t", 2, "usage: martlet topic create TOPIC"),
+        ("topic explode t", 2, "martlet topic create TOPIC"),
         ("replay t c --nsqd-http-address=A", 2, "say where to"),
         ("replay t c --nsqd-http-address=A --to-offset=1 --beginning", 2, "say where to"),
         ("replay t c --nsqd-http-address=A --to-time=soon", 2, "--to-time=soon is no time"),
@@ -331,12 +331,13 @@ def test_at_a_terminal_pub_shows_how_far_files_have_come(
             *("pub", "--topic=shown", f"--nsqd-tcp-address={broker.tcp_address}", "--rate=400"),
             str(tmp_path / "lines"),
         ),
+        stdout=theirs,
         stderr=theirs,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
     )
     os.close(theirs)
     seen = b""
-    while b"200 messages are stored" not in seen:
+    while b"stored 200 messages" not in seen:
         seen += os.read(ours, 4096)
     assert process.wait(20) == 0
     os.close(ours)

@@ -178,7 +178,7 @@ def test_members_of_a_group_are_told_with_what_they_gave_up(
     address = f"--nsqd-http-address={broker.http_address}"
     text = shown(capfd, "--key=k0", "--topic=orders", address)
     assert "group billing: committed past it" in text
-    assert "given up after 1 attempts by till-3" in text
+    assert "given up after 1 attempt by till-3" in text
     assert "rejected -> orders.billing.dead" in text
 
 

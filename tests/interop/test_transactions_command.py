@@ -40,11 +40,11 @@ def test_they_are_listed_shown_committed_and_rolled_back(broker: BrokerProcess, 
     assert tool("transactions", "list", where, "--group=other", "--json").out == ""
     shown = tool("transactions", "show", "paid-1", where).out
     assert r"orders (tag red; keys k): 8 bytes: one \x1b[2J" in shown
-    assert r"mails: 1 bytes: \xff" in shown
+    assert r"mails: 1 byte: \xff" in shown
     done = tool("transactions", "commit", "paid-1", where)
-    assert (done.code, "paid-1 is committed" in done.err) == (0, True)
+    assert (done.code, "paid-1 is committed" in done.out) == (0, True)
     done = tool("transactions", "rollback", "paid-2", where)
-    assert (done.code, "paid-2 is rolled back" in done.err) == (0, True)
+    assert (done.code, "paid-2 is rolled back" in done.out) == (0, True)
     depths = {
         topic["topic_name"]: topic["depth"]
         for topic in ask(broker.http_address, "/stats?format=json")["topics"]

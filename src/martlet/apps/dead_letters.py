@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from martlet.apps import tool
 from martlet.options.dead_letters import DeadLetterOptions
-from martlet.tools.dead_letters import DeadLetterTool, count_lines, counted, letter_lines, line
+from martlet.plural import counted
+from martlet.tools.dead_letters import DeadLetterTool, count_lines, letter_lines, line
 from martlet.tools.standard_output import StandardOutput
 
 DESCRIPTION = (
@@ -59,10 +60,11 @@ def main(argv: Sequence[str]) -> int:
         async for url, number, stay in work.act():
             counts[url] += number
             kept.update({(url, why): many for why, many in stay.items()})
-        for url, number in counts.items():
-            would_be = "would be " if options.dry_run else ""
-            letters = counted(number, "dead letter")
-            log.info("%s: %s %s%s", url, letters, would_be, done)
+        would_be = "would be " if options.dry_run else ""
+        await tool.show(
+            f"{url}: {counted(number, 'dead letter')} {would_be}{done}"
+            for url, number in counts.items()
+        )
         for (url, why), many in kept.items():
             log.error("%s: %d stay where they are: %s", url, many, why)
         for id in work.unknown:

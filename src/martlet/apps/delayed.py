@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from martlet.apps import tool
 from martlet.options.delayed import DelayedOptions
+from martlet.plural import counted
 from martlet.tools.delayed import DelayedTool, line, lines
 from martlet.tools.standard_output import StandardOutput
 
@@ -39,7 +40,11 @@ def main(argv: Sequence[str]) -> int:
             if text:
                 await output.show([f"{each}\n".encode() for each in text])
         for url, count in pending.items():
-            log.info("%s: %d messages wait, %d are listed", url, count, shown[url])
+            told = f"{url}: {counted(count, 'message')} waiting, {shown[url]} listed"
+            if options.json:
+                log.info("%s", told)
+            else:
+                await tool.show([told])
 
     async def cancel() -> None:
         counts: Counter[str] = Counter()
@@ -47,8 +52,9 @@ def main(argv: Sequence[str]) -> int:
         async for url, ids in work.cancel():
             counts[url] += len(ids)
             cancelled.update(ids)
-        for url, count in counts.items():
-            log.info("%s: %d messages are cancelled", url, count)
+        await tool.show(
+            f"{url}: {counted(count, 'message')} cancelled" for url, count in counts.items()
+        )
         not_waiting.extend(id for id in options.ids if id not in cancelled)
         for id in not_waiting:
             log.error("%s does not wait: it is unknown, delivered, or cancelled already", id)

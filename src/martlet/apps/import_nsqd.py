@@ -19,6 +19,7 @@ from martlet.migration.findings import Findings
 from martlet.migration.importing import MOST_BATCH_BYTES, Importing, Outcome, opened
 from martlet.migration.nsqd_folder import NoNsqdFolder, NsqdFolder, held
 from martlet.migration.progress import ImportRefused
+from martlet.plural import counted
 from martlet.server.identity import WrongVersion
 
 _MIB = 1 << 20
@@ -118,12 +119,12 @@ def _tell(outcome: Outcome, given: argparse.Namespace) -> None:
         return
     for topic in outcome.topics:
         print(
-            f"topic {topic.name}: {topic.channels} channels, {topic.copies} messages in nsqd's"
-            f" files, {topic.messages} stored"
+            f"topic {topic.name}: {counted(topic.channels, 'channel')},"
+            f" {counted(topic.copies, 'message')} in nsqd's files, {topic.messages} stored"
         )
     messages = sum(topic.messages for topic in outcome.topics)
     verdict = "everything was read" if outcome.entry.complete else "NOT everything could be read"
     print(
-        f"{len(outcome.topics)} topics, {messages} messages stored; {verdict}."
-        f" Next: martlet broker --data-path={given.data_path}"
+        f"{counted(len(outcome.topics), 'topic')}, {counted(messages, 'message')} stored;"
+        f" {verdict}. Next: martlet broker --data-path={given.data_path}"
     )

@@ -36,6 +36,7 @@ from martlet.log.record import (
 )
 from martlet.log.recovery import Report, scan
 from martlet.log.verify import Found, verify
+from martlet.plural import counted
 from martlet.properties import Properties
 from martlet.property_block import Block
 
@@ -177,15 +178,17 @@ def _report(found: Found, names: TopicNames) -> Iterator[str]:
     batches = sum(queue.batches for queue in found.queues.values())
     yield f"{found.folder}{in_use}"
     yield (
-        f"  {found.segments} segments, {found.records} records: {batches} batches and"
+        f"  {counted(found.segments, 'segment')}, {counted(found.records, 'record')}:"
+        f" {counted(batches, 'batch', 'batches')} and"
         f" {found.journal_records} of the journal; ends at position {found.end_position},"
-        f" epoch {found.last_epoch}; {found.index_rows} index rows"
+        f" epoch {found.last_epoch}; {counted(found.index_rows, 'index row')}"
     )
     for (topic, number), queue in sorted(found.queues.items()):
         deleted = " (deleted)" if names.is_deleted(topic) else ""
+        batches_there = counted(queue.batches, "batch", "batches")
         yield (
             f"  topic {names[topic]}{deleted} queue {number}: offsets {queue.start_offset} up to"
-            f" {queue.end_offset} in {queue.batches} batches, {_size(queue.bytes)}"
+            f" {queue.end_offset} in {batches_there}, {_size(queue.bytes)}"
         )
     for note in found.notes:
         yield f"  note: {note}"
@@ -193,7 +196,7 @@ def _report(found: Found, names: TopicNames) -> Iterator[str]:
         yield f"  DAMAGE: {damage}"
     if found.damage_count > len(found.damage):
         yield f"  and {found.damage_count - len(found.damage)} more"
-    yield f"DAMAGED in {found.damage_count} places" if found.damage_count else "OK"
+    yield f"DAMAGED in {counted(found.damage_count, 'place')}" if found.damage_count else "OK"
 
 
 def _size(count: float) -> str:

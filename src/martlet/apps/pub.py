@@ -12,6 +12,7 @@ from io import FileIO
 
 from martlet.apps import progress, tool
 from martlet.options.tools import PublishOptions
+from martlet.plural import counted
 from martlet.tools.publish import Publish
 
 DESCRIPTION = (
@@ -53,11 +54,11 @@ def _run(publish: Publish, files: list[FileIO]) -> int:
             count = await publish.run(files)
         except asyncio.CancelledError:
             stopped = True
-            log.warning("stopped: %d messages are stored", publish.count)
+            log.warning("stopped: stored %s", counted(publish.count, "message"))
             raise
         except BaseExceptionGroup:
-            log.warning("broken off: at least %d messages are stored", publish.count)
+            log.warning("broken off: stored at least %s", counted(publish.count, "message"))
             raise
-        log.info("%d messages are stored", count)
+        await tool.show([f"stored {counted(count, 'message')}"])
 
     return tool.run_alone(work) or int(stopped)

@@ -29,12 +29,14 @@ def main(argv: Sequence[str]) -> int:
     refused: list[NoAnswer] = []
 
     async def work() -> None:
+        done = []
         for url, answer in await Replay(options).run():
             if isinstance(answer, NoAnswer):
                 refused.append(answer)
                 log.error("%s", answer)
             else:
-                log.info("%s: %s", url, told(options, answer))
+                done.append(f"{url}: {told(options, answer)}")
+        await tool.show(done)
 
     code = tool.run_alone(work)
     return 1 if refused else code

@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
                 lines = shown(told, datetime.now(UTC))
                 await output.show([f"{each}\n".encode() for each in lines])
             else:
-                log.info("%s", done(options.action, told))
+                await tool.show([done(options.action, told)])
 
     async def run() -> None:
         output = StandardOutput(sys.stdout.fileno())

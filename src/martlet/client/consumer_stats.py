@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from martlet.client.errors import Refused
+from martlet.plural import counted
 
 logger = logging.getLogger("martlet.client")
 
@@ -127,7 +128,7 @@ class Losses:
         """So many messages were dropped because they had waited for too long."""
         self.expired += count
         logger.warning(
-            "%d messages waited here for longer than the broker's message timeout and are delivered"
-            " again: lower max_in_flight, raise concurrency, or ask for a longer message timeout",
-            count,
+            "%s waited here for longer than the broker's message timeout, to be delivered again:"
+            " lower max_in_flight, raise concurrency, or ask for a longer message timeout",
+            counted(count, "message"),
         )

@@ -11,6 +11,7 @@ from martlet.client.failure_policy import FailurePolicy
 from martlet.client.inbox import Inbox
 from martlet.client.toucher import Toucher
 from martlet.client.worker import Handler, Worker
+from martlet.plural import counted
 
 if TYPE_CHECKING:
     from martlet.client.handler_pool import Place, PlainHandler
@@ -91,7 +92,8 @@ class Crew:
             return
         _, late = await asyncio.wait(others, timeout=timeout_s)
         if late:
-            logger.warning("%d handlers are not done after %.3g s: cancelled", len(late), timeout_s)
+            told = counted(len(late), "handler is", "handlers are")
+            logger.warning("%s not done after %.3g s: cancelled", told, timeout_s)
             for task in late:
                 task.cancel()
             await asyncio.wait(late, timeout=CANCEL_S)

@@ -22,6 +22,7 @@ from typing import Protocol
 
 from martlet.client.backoff import Backoff
 from martlet.client.message import Message
+from martlet.plural import counted
 
 logger = logging.getLogger("martlet.client")
 
@@ -146,9 +147,9 @@ class FailurePolicy:
         if is_rejected:
             where = "; it goes to the channel's dead-letter topic"
         logger.error(
-            "giving up message %s: it has come %d times, max_attempts is %d%s",
+            "giving up message %s: it has come %s, max_attempts is %d%s",
             message.id.decode("ascii", "replace"),
-            message.attempts,
+            counted(message.attempts, "time"),
             self.attempt_limit,
             "" if self._on_giving_up else where,
         )

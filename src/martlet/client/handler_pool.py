@@ -30,6 +30,7 @@ from typing import Literal
 from martlet.client.errors import HandlerFailed
 from martlet.client.failure_policy import Reject, Requeue
 from martlet.client.message import Message, MessageView
+from martlet.plural import counted
 
 logger = logging.getLogger("martlet.client")
 
@@ -128,8 +129,8 @@ class HandlerPool:
         """Let threads and processes end; processes that are still at work are ended."""
         if self._left_at_work and isinstance(self._executor, ThreadPoolExecutor):
             logger.warning(
-                "%d handlers are still at work in threads; the program ends only when they have",
-                self._left_at_work,
+                "%s still at work in threads; the program ends only after that",
+                counted(self._left_at_work, "handler is", "handlers are"),
             )
         processes = list((getattr(self._executor, "_processes", None) or {}).values())
         self._executor.shutdown(wait=False, cancel_futures=True)

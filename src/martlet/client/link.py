@@ -14,6 +14,7 @@ from martlet.client.hooks import Hooks
 from martlet.client.lane import Lane
 from martlet.client.outbox import Outbox
 from martlet.client.stats import BrokerStats, Health
+from martlet.plural import counted
 
 logger = logging.getLogger("martlet.client")
 
@@ -98,7 +99,10 @@ class Link:
             self._dialer.lost(error)
             count = self._outbox.put_back(lane, str(error))
             if count:
-                logger.info("%d messages were not answered and will be sent again", count)
+                logger.info(
+                    "%s not answered and will be sent again",
+                    counted(count, "message was", "messages were"),
+                )
                 if self._on_retried is not None:
                     self._on_retried(lane.name, count)
             self.on_down(self)

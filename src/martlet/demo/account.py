@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from martlet.demo.archiving import Found
 from martlet.demo.report import Report, differing
+from martlet.plural import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -96,7 +97,7 @@ class Account:
         if not self.kills:
             yield "the broker was not killed, so nothing is shown"
         if self.left:
-            yield f"{self.left:,} messages are still on the consumers' channel"
+            yield f"still on the consumers' channel: {counted(self.left, 'message', form=',')}"
         if self.unfinished:
             yield f"not finished: {_named(self.unfinished)}"
         elif wrong := differing(self.source, self.handled):
@@ -106,7 +107,7 @@ class Account:
         if found.rows != self.stored:
             yield f"{found.rows:,} rows are archived, and {self.stored or 0:,} messages were stored"
         if found.offsets != found.rows:
-            yield f"{found.rows - found.offsets:,} messages were archived twice"
+            yield f"archived twice: {counted(found.rows - found.offsets, 'message', form=',')}"
         if found.corrupt:
             yield f"{found.corrupt:,} archived messages are not what was published"
         if found.missing:

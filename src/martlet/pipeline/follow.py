@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from martlet.plural import counted
 from martlet.spark.offsets import flatten
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _tell(progress: Any, rows: int, run: Run, done: str, name: str) -> None:
     run.meter.batch(rows, took_s, lag=lag)
     behind = f", {lag:,} to go" if lag else ""
     batch = f"{name}, batch" if name else "batch"
-    what = f"{rows:,} messages {done}, {rate:,.0f} a second{behind}"
+    what = f"{counted(rows, 'message', form=',')} {done}, {rate:,.0f} a second{behind}"
     run.say(f"{batch} {progress['batchId']}: {what}")
 
 

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from martlet.duration import SECOND_NS
+from martlet.plural import counted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,7 +99,7 @@ class EventLog:
 
     def topic_grown(self, topic: Topic) -> None:
         """A topic has got more queues."""
-        self._log.info("TOPIC(%s): has %d queues now", topic.name, len(topic.parts))
+        self._log.info("TOPIC(%s): has %s now", topic.name, counted(len(topic.parts), "queue"))
 
     def channel_changed(self, topic: Topic, channel: Channel) -> None:
         """A channel was made or deleted, by itself or with its topic."""
@@ -112,11 +113,11 @@ class EventLog:
     def set_aside(self, transaction: Transaction, why: str) -> None:
         """Nobody could tell what is to become of a transaction: a person is asked."""
         self._log.warning(
-            "TRANSACTION: %s of group %r, with %d messages, is set aside: %s; topic %s shows them,"
+            "TRANSACTION: %s of group %r, with %s, is set aside: %s; topic %s shows them,"
             " and 'martlet transactions' commits it or rolls it back",
             transaction.id,
             transaction.group,
-            transaction.message_count,
+            counted(transaction.message_count, "message"),
             why,
             self._broker.transactions.limits.aside_topic,
         )
@@ -124,9 +125,9 @@ class EventLog:
     def abandoned(self, transaction: Transaction, why: str) -> None:
         """A transaction was rolled back, since whoever had begun it was not heard of."""
         self._log.info(
-            "TRANSACTION: %s, with %d messages, is rolled back: %s",
+            "TRANSACTION: %s, with %s, is rolled back: %s",
             transaction.id,
-            transaction.message_count,
+            counted(transaction.message_count, "message"),
             why,
         )
 
@@ -140,13 +141,13 @@ class EventLog:
         ]
         named = ", ".join(f"{name} {count}" for count, name in sorted(lost, reverse=True)[:_NAMED])
         self._log.warning(
-            "LOG: the disk is full: the oldest segment, of %d bytes, has gone with %d messages that"
-            " were not finished%s: %s%s",
+            "LOG: the disk is full: the oldest segment, of %d bytes, has gone with %s not"
+            " finished%s: %s%s",
             evicted.segment_bytes,
-            sum(len(loss.offsets) for loss in evicted.losses),
+            counted(sum(len(loss.offsets) for loss in evicted.losses), "message"),
             f", and are kept in {self.kept_in}" if self.kept_in else "",
             named,
-            f" and {len(lost) - _NAMED} more channels" if len(lost) > _NAMED else "",
+            f" and {counted(len(lost) - _NAMED, 'more channel')}" if len(lost) > _NAMED else "",
         )
 
     def transfer_refused(self, transfer: Transfer, error: Exception) -> None:

@@ -39,6 +39,7 @@ from martlet.broker.member import Member
 from martlet.broker.membership import CUSTOM, MOST_MEMBERS, Place
 from martlet.broker.policy import BadPolicy
 from martlet.broker.reset import STARTS, begin_group, reset_group
+from martlet.plural import counted
 from martlet.server.arguments import Arguments, CallError
 from martlet.server.fetch_calls import LONGEST_WAIT_MS, group_of, patience_ms
 from martlet.server.long_poll import LongPoll
@@ -286,8 +287,8 @@ class GroupCalls:
             numbers = range(topic.part(queue := arguments.number("queue")).number, queue + 1)
         if len(members) and not arguments.flag("force"):
             raise Conflict(
-                f"the group has {len(members)} members, which would go on where they are: stop"
-                " them first, or reset it by force, and they have to join again"
+                f"the group has {counted(len(members), 'member')}, going on where each is: stop"
+                " all first, or reset it by force, after which each has to join again"
             )
         channel = topic.channels[arguments.name("group")]
         if channel.policy.kind == "follower":

@@ -25,6 +25,7 @@ from martlet.broker.restore import Restored, restore
 from martlet.broker.upkeep import allow_spares
 from martlet.layer.layer import SPACE_BYTES
 from martlet.options import BrokerOptions
+from martlet.plural import counted
 from martlet.protocol.nsq_v2 import Limits
 from martlet.server.auth import AuthServers, Guard
 from martlet.server.calls import Calls
@@ -201,10 +202,10 @@ class Server:
             cut = report.cut
             self.log.warning("LOG: cut a torn tail at position %d: %s", cut.start, cut.reason)
         self.log.info(
-            "LOG: %d topics from %s, %d records replayed, going on at position %d",
-            len(self.broker.topics),
+            "LOG: %s from %s, %s replayed, going on at position %d",
+            counted(len(self.broker.topics), "topic"),
             self.data_path,
-            report.records,
+            counted(report.records, "record"),
             report.end_position,
         )
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from martlet.options.delayed import DelayedOptions
+from martlet.plural import counted
 from martlet.tools.door import Doors, NoAnswer
 
 Fields = dict[str, Any]
@@ -88,7 +89,8 @@ def lines(messages: Iterable[Fields]) -> list[str]:
     """Messages for people."""
     return [
         f"{message['id']}  due {_when(message['deliver_at_ms'])}  published"
-        f" {_when(message['stored_at_ms'])}  {message['size_bytes']} bytes{_properties(message)}"
+        f" {_when(message['stored_at_ms'])}  {counted(message['size_bytes'], 'byte')}"
+        + _properties(message)
         for message in messages
     ]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from martlet.options.replay import ReplayOptions
+from martlet.plural import counted
 from martlet.tools.door import Doors, NoAnswer
 
 
@@ -63,8 +64,8 @@ def told(options: ReplayOptions, answer: dict[str, Any]) -> str:
     name = f"channel {options.channel} of topic {options.topic} {what}"
     if "queues" not in answer:
         count = answer["end_offset"] - answer["offset"]
-        return f"{name} offset {answer['offset']}; {count} messages from there on"
+        return f"{name} offset {answer['offset']}; {counted(count, 'message')} from there on"
     queues = answer["queues"]
     count = sum(each["end_offset"] - each["offset"] for each in queues)
     places = ", ".join(f"{each['offset']} of queue {each['queue']}" for each in queues)
-    return f"{name} offset {places}; {count} messages from there on"
+    return f"{name} offset {places}; {counted(count, 'message')} from there on"

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from martlet.options.trace import TraceOptions
+from martlet.plural import counted
 from martlet.tools.door import Doors, NoAnswer
 
 _GRACE_S = 5
@@ -108,7 +109,7 @@ def _lines(message: Message, answer: Mapping[str, Any]) -> Iterator[str]:
     offset = "" if message["offset"] is None else f", offset {message['offset']}"
     yield (
         f"message {message['id']} of topic {message['topic']}{queue}{offset}:"
-        f" {', '.join([_count(message['body_bytes']), *_carried(message['properties'])])}"
+        f" {', '.join([counted(message['body_bytes'], 'byte'), *_carried(message['properties'])])}"
     )
     stored_ns = message["stored_at_ns"]
     due_ns = message["deliver_at_ns"]
@@ -176,7 +177,7 @@ def _happened(event: Mapping[str, Any]) -> str:
         "committed": f"committed{by or ' by its reader'}",
         "set_back": f"set back{by}, to fetch it again",
         "set_forward": f"set forward past it{by}",
-        "given_up": f"given up after {event['attempt']} attempts{by}{why}",
+        "given_up": f"given up after {counted(event['attempt'], 'attempt')}{by}{why}",
     }.get(event["event"], f"{event['event']}{by}{attempt}{again}{why}")
 
 
@@ -188,10 +189,6 @@ def _carried(properties: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name.replace('_', ' ')} {properties[name]}"
     for name, value in properties.get("system", {}).items():
         yield f"{name} {value}"
-
-
-def _count(length: int) -> str:
-    return "1 byte" if length == 1 else f"{length} bytes"
 
 
 def _moment(time_ns: int) -> datetime:

@@ -54,11 +54,11 @@ def test_nothing_is_wrong_where_all_adds_up() -> None:
         ({"answered": b"\1\1\1\0"}, "only 3 of 4 flights were answered OK"),
         ({"done": b"\1\0\1\1"}, "not finished: 1 flights (rows 1)"),
         ({"kills": 0}, "the broker was not killed"),
-        ({"left": 3}, "3 messages are still on the consumers' channel"),
+        ({"left": 3}, "still on the consumers' channel: 3 messages"),
         ({"handled": OTHER}, "what the consumers add up to differs for UA"),
         ({"log": (False, "DAMAGED in 2 places")}, "martlet log verify: DAMAGED in 2 places"),
         ({"stored": 6}, "5 rows are archived, and 6 messages were stored"),
-        ({"found": replace(FOUND, offsets=4)}, "1 messages were archived twice"),
+        ({"found": replace(FOUND, offsets=4)}, "archived twice: 1 message"),
         ({"found": replace(FOUND, corrupt=1)}, "1 archived messages are not what was published"),
         (
             {"found": replace(FOUND, missing=frozenset({2, 3}))},

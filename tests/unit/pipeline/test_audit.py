@@ -217,7 +217,7 @@ def test_a_finish_record_that_is_missing_is_named(how: str) -> None:
     assert (finding.topic, finding.channel, finding.count) == ("t", "c", 1)
     (place,) = finding.places
     assert place.start <= dropped.position < place.end or how == "drop"
-    assert "1 finish records are lost" in audit.verdict
+    assert "1 finish record is lost" in audit.verdict
     assert audit.is_lossy
 
 
@@ -416,7 +416,7 @@ def test_json_tells_what_the_text_tells() -> None:
     assert (found["lost"], finding["topic"], finding["places"][0]["file"]) == (
         1, "t", audit.findings[0].places[0].file,
     )  # fmt: skip
-    assert "LOST: 1 messages of topic 't'" in audit.text()
+    assert "LOST: 1 message of topic 't'" in audit.text()
     assert found["hours"][0]["lost"] == 1
 
 

@@ -14,6 +14,7 @@ from martlet.client.failure_policy import is_cancelled
 from martlet.client.pull.failures import PullFailures
 from martlet.client.pull.line import Line
 from martlet.client.pull.message import PulledMessage, Stage
+from martlet.plural import counted
 
 logger = logging.getLogger("martlet.client")
 
@@ -121,7 +122,8 @@ class PullCrew:
             return
         _, late = await asyncio.wait(others, timeout=timeout_s)
         if late:
-            logger.warning("%d handlers are not done after %.3g s: cancelled", len(late), timeout_s)
+            told = counted(len(late), "handler is", "handlers are")
+            logger.warning("%s not done after %.3g s: cancelled", told, timeout_s)
             for task in late:
                 task.cancel()
             await asyncio.wait(late, timeout=CANCEL_S)

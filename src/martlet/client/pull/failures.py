@@ -17,6 +17,7 @@ from inspect import isawaitable
 from martlet.client.backoff import Backoff
 from martlet.client.failure_policy import Delay, Reject, Requeue, told
 from martlet.client.pull.message import PulledMessage, Stage
+from martlet.plural import counted
 
 logger = logging.getLogger("martlet.client")
 
@@ -81,14 +82,18 @@ class PullFailures:
         except Exception as trouble:
             delay_s = self._put_off(message)
             logger.error(
-                "%r has failed %d times and could not be kept elsewhere (%s); again in %.3g s",
-                *(message, message.attempts, trouble, delay_s),
+                "%r has failed %s and could not be kept elsewhere (%s); again in %.3g s",
+                *(message, counted(message.attempts, "time"), trouble, delay_s),
                 exc_info=error,
             )
             return
         logger.error(
-            "%r has failed %d times and is given up; it is %s",
-            *(message, message.attempts, f"kept in {where}" if where else "kept nowhere"),
+            "%r has failed %s and is given up; it is %s",
+            *(
+                message,
+                counted(message.attempts, "time"),
+                f"kept in {where}" if where else "kept nowhere",
+            ),
             exc_info=error,
         )
         self.given_up += 1

@@ -16,6 +16,7 @@ from martlet.pipeline.archive.store import Store
 from martlet.pipeline.follow import begun, follow
 from martlet.pipeline.job import OK, Job, Run, session
 from martlet.pipeline.topics import require_topics
+from martlet.plural import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,7 +86,7 @@ def _compact(options: ArchiveOptions, run: Run) -> Result:
         if not folders:
             raise OptionError(f"--out={options.out} holds no Parquet files")
         done = compaction.run(run.spark, folders, None)
-    run.say(f"{done.files:,} small files were joined into {done.into:,}")
+    run.say(f"{counted(done.files, 'small file', form=',')} joined into {done.into:,}")
     return Result(compacted=done)
 
 

@@ -25,6 +25,7 @@ from martlet.pipeline.audit.finding import Finding
 from martlet.pipeline.audit.result import Audit, LogSummary
 from martlet.pipeline.audit.survey import Survey, ask, look
 from martlet.pipeline.job import LOSS, OK, Job, JobFailed, Run, session
+from martlet.plural import counted
 from martlet.spark.address import Tls
 from martlet.spark.brokers import NoSuchTopicError
 from martlet.spark.endpoint import Endpoint
@@ -77,7 +78,8 @@ def _look(options: AuditOptions, run: Run, *, say: bool) -> Audit:
     places = [place for survey in surveys for place in survey.segments]
     if say:
         length = sum(survey.bytes for survey in surveys)
-        run.say(f"reading {len(places)} segments of {len(surveys)} brokers, {length / 1e6:,.0f} MB")
+        of = f"{counted(len(places), 'segment')} of {counted(len(surveys), 'broker')}"
+        run.say(f"reading {of}, {length / 1e6:,.0f} MB")
     cores = run.spark.sparkContext.defaultParallelism
     facts = reading.read_segments(run.spark, places)
     facts = facts.unionByName(reading.checkpointed(run.spark, surveys))

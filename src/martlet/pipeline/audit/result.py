@@ -14,6 +14,7 @@ from martlet.broker.finishes import BOUNDS_NS
 from martlet.duration import format_duration
 from martlet.pipeline.audit.finding import EARLIER, Finding, Line
 from martlet.pipeline.audit.journal import HOUR_NS
+from martlet.plural import counted
 
 if TYPE_CHECKING:
     from martlet.pipeline.page import Page
@@ -162,9 +163,10 @@ class Audit:
     def _verdict(self) -> str:
         messages = sum(log.messages for log in self.logs)
         read = (
-            f"{messages:,} messages in {sum(log.segments for log in self.logs)} segments of"
-            f" {len(self.logs)} brokers, {sum(log.bytes for log in self.logs) / 1e6:,.0f} MB, read"
-            f" in {self.took_s:.1f} s"
+            f"{_many(messages, 'message', 'messages')} in"
+            f" {counted(sum(log.segments for log in self.logs), 'segment')} of"
+            f" {counted(len(self.logs), 'broker')},"
+            f" {sum(log.bytes for log in self.logs) / 1e6:,.0f} MB, read in {self.took_s:.1f} s"
         )
         notes = []
         for log in self.logs:
@@ -189,15 +191,17 @@ class Audit:
             return "nothing is lost"
         found = []
         if self.lost:
-            found.append(f"{self.lost:,} messages are lost")
+            found.append(_many(self.lost, "message is lost", "messages are lost"))
         finishes = sum(each.count for each in self.findings if each.kind == "finish")
         if finishes:
-            found.append(f"{finishes:,} finish records are lost")
+            found.append(_many(finishes, "finish record is lost", "finish records are lost"))
         damaged = sum(each.kind == "damage" for each in self.findings)
         if damaged:
-            found.append(f"{damaged} places are damaged")
+            found.append(_many(damaged, "place is damaged", "places are damaged"))
         if self.doubled:
-            found.append(f"{self.doubled:,} messages are stored twice")
+            found.append(
+                _many(self.doubled, "message is stored twice", "messages are stored twice")
+            )
         return ", ".join(found)
 
     # as JSON
@@ -299,11 +303,12 @@ def describe(finding: Finding) -> str:
     if finding.channel:
         where += f" channel {finding.channel!r}"
     offsets = ", ".join(f"{first} to {end - 1}" for first, end in finding.stretches if end > first)
+    messages = _many(finding.count, "message", "messages")
     told = {
-        "lost": f"LOST: {finding.count:,} messages of {where}, offsets {offsets}",
-        "finish": f"LOST: {finding.count:,} finish records of {where}"
+        "lost": f"LOST: {messages} of {where}, offsets {offsets}",
+        "finish": f"LOST: {_many(finding.count, 'finish record', 'finish records')} of {where}"
         + (f", of offsets {offsets} and older ones" if offsets else ""),
-        "doubled": f"DOUBLED: {finding.count:,} messages of {where}, offsets {offsets}",
+        "doubled": f"DOUBLED: {messages} of {where}, offsets {offsets}",
         "damage": f"DAMAGED: {where}",
     }[finding.kind]
     lines = [told]
@@ -338,3 +343,7 @@ def _finding_fields(finding: Finding) -> dict[str, Any]:
 def hours_of(lines: Iterable[Line]) -> list[int]:
     """All hours that some lines are of, rising, without what came earlier."""
     return sorted({line.hour for line in lines if line.hour != EARLIER})
+
+
+def _many(count: int, one: str, more: str) -> str:
+    return counted(count, one, more, form=",")

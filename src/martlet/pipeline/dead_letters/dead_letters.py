@@ -12,6 +12,7 @@ from martlet.pipeline.dead_letters.act import Done, act
 from martlet.pipeline.dead_letters.letters import Keeper, keepers, letters
 from martlet.pipeline.fields import with_fields
 from martlet.pipeline.job import FAILED, OK, Job, Run, session, told_as
+from martlet.plural import counted
 from martlet.spark.brokers import Brokers
 from martlet.spark.options import ReadOptions
 
@@ -127,10 +128,10 @@ def _work(options: DeadLetterJobOptions, run: Run) -> int:
         run.say(f"these are the {_MOST_GROUPS:,} largest groups; --by=reason,topic makes fewer")
     if options.action == "list" or options.dry_run:
         verb = f" would be {_PAST[options.action]}" if options.dry_run else ""
-        run.say(f"{found.count:,} dead letters{verb}")
+        run.say(f"{counted(found.count, 'dead letter', form=',')}{verb}")
         return OK
     assert found.done is not None
-    run.say(f"{found.done.count:,} dead letters {_PAST[options.action]}")
+    run.say(f"{counted(found.done.count, 'dead letter', form=',')} {_PAST[options.action]}")
     for why, number in found.done.kept.items():
         run.say(f"{number:,} stay: {why}")
     if found.done.gone:
