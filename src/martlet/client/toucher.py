@@ -17,7 +17,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 
 from martlet.client.answers import Answers
 from martlet.client.batch import Batch
@@ -48,6 +48,8 @@ class Toucher:
         self._seen: dict[Worker, tuple[Message, float]] = {}
         self._batches: deque[ReferenceType[Batch]] = deque()
         self._taken_s: WeakKeyDictionary[Batch, float] = WeakKeyDictionary()
+        self._overdue: WeakSet[Message | Batch] = WeakSet()
+        """Of these it was said that touches do not help any more."""
         self._timer: asyncio.TimerHandle | None = None
         self._pause_s = float("inf")
 
@@ -116,13 +118,13 @@ class Toucher:
             if seen is not message:
                 since_s = now_s
                 self._seen[worker] = message, now_s
-            if self._may_touch(answers, now_s - since_s, repr(message)):
+            if self._may_touch(answers, now_s - since_s, message):
                 message.touch()
         held = self.held()
         self._batches = deque(ref(batch) for batch in held)
         for batch in held:
             since_s = self._taken_s.setdefault(batch, now_s)
-            if self._may_touch(batch.answers, now_s - since_s, repr(batch)):
+            if self._may_touch(batch.answers, now_s - since_s, batch):
                 batch.touch_soon()
         self._touch_lent(now_s)
         self._begin_again()
@@ -133,15 +135,16 @@ class Toucher:
             if answers is None:
                 continue  # Another thread has answered it meanwhile.
             since_s = self._lent_since_s.setdefault(message, now_s)
-            if self._may_touch(answers, now_s - since_s, repr(message)):
+            if self._may_touch(answers, now_s - since_s, message):
                 answers.touch(message.id)
 
-    def _may_touch(self, answers: Answers, at_work_s: float, what: str) -> bool:
+    def _may_touch(self, answers: Answers, at_work_s: float, what: Message | Batch) -> bool:
         """Whether the broker would heed it; says once when it no longer does."""
         left_s = answers.max_message_timeout_s - at_work_s
-        if -self._pause_s < left_s <= 0:
+        if left_s <= 0 and what not in self._overdue:
+            self._overdue.add(what)
             logger.error(
-                "%s has been worked on for %.3g s, and the broker delivers it again: that is its"
+                "%r has been worked on for %.3g s, and the broker delivers it again: that is its"
                 " --max-msg-timeout",
                 what,
                 at_work_s,

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import time
 
 import pytest
 from tests.unit.client.scripted_broker import ScriptedBroker, eventually
@@ -100,19 +101,36 @@ async def test_what_iterating_has_handed_out_is_touched_as_long_as_it_is_held(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with (
-        ScriptedBroker(msg_timeout=120, max_msg_timeout=600) as broker,
+        ScriptedBroker(msg_timeout=60_000, max_msg_timeout=600) as broker,
         Consumer("t", "c", broker.address) as consumer,
     ):
+        consumer._toucher.connected(0.08)  # as if a broker gave messages so little time
         broker.deliver(1, 2, 3)
         messages = [await anext(consumer) for _ in range(3)]
         messages.pop().finish()
         del messages[0]  # Nobody can answer it any more.
-        await broker.until(lambda: len(broker.answered("TOUCH")) >= 8)
-        assert set(broker.answered("TOUCH")) == {2}
+        await broker.until(lambda: broker.answered("TOUCH"))
         await eventually(lambda: "delivers it again" in caplog.text)
+        assert set(broker.answered("TOUCH")) == {2}
         assert not messages[0].is_answered
     assert caplog.text.count("--max-msg-timeout") == 1
     assert broker.answered("REQ") == [2]
+
+
+async def test_that_touches_do_not_help_any_more_is_told_however_late_that_is_seen(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with (
+        ScriptedBroker(msg_timeout=60_000, max_msg_timeout=200) as broker,
+        Consumer("t", "c", broker.address) as consumer,
+    ):
+        consumer._toucher.connected(0.08)
+        broker.deliver(1)
+        message = await anext(consumer)
+        await broker.until(lambda: broker.answered("TOUCH"))
+        time.sleep(0.3)  # noqa: ASYNC251, the application holds the event loop up
+        await eventually(lambda: "delivers it again" in caplog.text)
+        message.finish()
 
 
 async def test_what_is_forgotten_is_given_back_at_the_end_where_that_is_near() -> None:
@@ -131,11 +149,13 @@ async def test_a_message_that_has_waited_is_touched_when_iterating_hands_it_out(
         Consumer("t", "c", broker.address) as consumer,
     ):
         broker.deliver(1, 2)
-        await anext(consumer)
-        consumer._inbox.touch_at_s = 0.0
-        message = await anext(consumer)
-        await broker.until(lambda: broker.answered("TOUCH") == [2])
-        message.finish()
+        await eventually(lambda: consumer.counts.received == 2)
+        (subscription,) = consumer._brokers.subscriptions
+        assert subscription._answers is not None
+        subscription._answers.touch_before_s = 61.0  # all have waited for long
+        messages = [await anext(consumer) for _ in range(2)]
+        await broker.until(lambda: broker.answered("TOUCH") == [1, 2])
+        assert not any(message.is_answered for message in messages)
 
 
 async def test_nothing_that_iterating_has_handed_out_is_touched_where_it_is_not_wanted() -> None:
