@@ -227,7 +227,7 @@ def test_without_pyopenssl_the_policy_require_is_refused_at_the_start(
     )
     assert done.returncode == 1
     assert "--tls-client-auth-policy=require needs the package pyOpenSSL" in done.stderr
-    assert "pip install" in done.stderr
+    assert "pip install '.[pyopenssl]' in a clone" in done.stderr
 
 
 async def test_the_door_may_be_a_unix_socket(certificates: Certificates, tmp_path: Path) -> None:

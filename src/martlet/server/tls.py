@@ -20,6 +20,7 @@ from __future__ import annotations
 import ssl
 import warnings
 
+from martlet.extras import how_to_install
 from martlet.options import BrokerOptions
 
 HANDSHAKE_S = 5.0
@@ -106,8 +107,8 @@ def _context_class(policy: str) -> type[ssl.SSLContext]:
     except ImportError as error:
         raise OSError(
             "failed to build TLS config: --tls-client-auth-policy=require needs the package"
-            " pyOpenSSL, since Python's ssl takes no certificate that it cannot verify. Install it"
-            " with: pip install 'pyopenssl>=25.1' (./run has it), or say require-verify"
+            " pyOpenSSL, since Python's ssl takes no certificate that it cannot verify:"
+            f" {how_to_install('pyopenssl')}; or say require-verify"
         ) from error
     return AnyCertificateContext
 
