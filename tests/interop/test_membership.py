@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from tests.interop.test_pull import LIMIT_S, call, limited, member, put, until, with_queues
@@ -111,6 +111,33 @@ async def test_a_member_that_is_dismissed_often_is_kept_in_mind_once(broker: Bro
             assert present.is_gone
         kept = [len(each.when_gone) for each in broker.server.connections]
         assert sum(kept) == 1
+
+
+async def test_a_consumer_that_leaves_is_given_no_more_queues(broker: Broker) -> None:
+    told: list[tuple[str, int]] = []
+    is_leaving, may_leave = asyncio.Event(), asyncio.Event()
+
+    async def revoked(places: Sequence[Place]) -> None:
+        told.extend(("revoked", place.queue) for place in places)
+        is_leaving.set()
+        await may_leave.wait()
+
+    def assigned(places: Sequence[Place]) -> None:
+        told.extend(("assigned", place.queue) for place in places)
+
+    put(broker, [b"one"])
+    async with member(broker, on_assigned=assigned, on_revoked=revoked) as consumer:
+        group = broker.server.broker.find_topic("t").find_channel("g").group
+        assert group is not None
+        post = consumer._brokers.subscriptions[0]
+        assert isinstance(post, Membership)
+        closing = asyncio.create_task(consumer.close())
+        await is_leaving.wait()
+        broker.server.broker.set_queues("t", 2)
+        await until(lambda: post._generation == group.members.generation)
+        may_leave.set()
+        await closing
+    assert told == [("assigned", 0), ("revoked", 0)]
 
 
 async def test_the_end_does_not_wait_for_who_is_told_of_queues_for_ever(broker: Broker) -> None:

@@ -300,3 +300,34 @@ def test_who_loses_a_queue_when_another_member_goes_is_told() -> None:
     assert silent.is_gone
     assert list(newcomer.held) == [0]
     assert told == ["holder"]
+
+
+def test_a_leader_that_does_not_plan_is_passed_over() -> None:
+    clock, schedule = SimulatedClock(), Schedule()
+    membership = Membership("t", clock, schedule)
+    membership.resize(Place("t", "", "", 4))
+    one, two, three = (membership.join(name, lease_ns=100 * SECOND_NS) for name in "abc")
+
+    def pass_time(seconds: int) -> None:
+        clock.advance(seconds * SECOND_NS)
+        schedule.run(clock())
+
+    def leader() -> Member | None:
+        return membership.leader
+
+    membership.volunteer(two, "x", 2)
+    membership.volunteer(three, "y", 2)
+    assert leader() is two
+    membership.plan(two, membership.roster, 4, {"a": [0, 1, 2, 3]})
+    pass_time(11)
+    assert leader() is two, "it has planned"
+    membership.leave(one)
+    pass_time(2)
+    assert sorted(membership.targets) == [0, 1, 2, 3], "they wait for a second at most"
+    pass_time(9)
+    assert leader() is three
+    pass_time(11)
+    assert leader() is None
+    assert [len(member.held) for member in (two, three)] == [2, 2], "the broker's own allocation"
+    membership.volunteer(two, "x", 2)
+    assert leader() is two, "it is there again"

@@ -174,6 +174,8 @@ class Membership(Outpost):
     async def _heed(self, connection: Connection, told: Mapping[str, Any]) -> None:
         """Have the queues that we were told are ours, and no others."""
         self._generation = int(told["generation"])
+        if self._closing.is_set():
+            return  # All of them are given up.
         before, self.roster = self.roster, told.get("roster")
         if self.roster not in (None, before):
             self._planner.wake()
@@ -207,6 +209,10 @@ class Membership(Outpost):
         if unused := {number: fresh.pop(number) for number in revoked & fresh.keys()}:
             await self._release(connection, unused)
         taken = await self._take(connection, fresh)
+        if self._closing.is_set():
+            for held in taken:
+                self._drop(held)  # Nothing was told of them.
+            return
         for held in taken:
             told_of = ours[held.place.queue]
             self._since[held.place.queue] = told_of["since"]
@@ -233,7 +239,7 @@ class Membership(Outpost):
             )
         number = held.place.queue
         task = self._leaving.pop(held)
-        if self.held.get(number) is not held:
+        if self.held.get(number) is not held or self._closing.is_set():
             return
         # From here on it cannot stay; should it be ours again, we are told so anew.
         self._errands.add(task)
@@ -349,7 +355,7 @@ class Membership(Outpost):
         connection, member = self.connection, self._member
         if connection is None or member is None:
             return
-        places = [held.place for held in self.held.values()]
+        places = [held.place for n, held in self.held.items() if n not in self._releasing]
         for held in self.held.values():
             held.begin_leaving()
         try:
