@@ -132,7 +132,7 @@ def test_warns_of_what_has_no_effect_and_of_unknown_keys(
     config = tmp_path / "nsqd.cfg"
     config.write_text(
         f'tcp_address = "127.0.0.1:0"\nhttp_address = "127.0.0.1:0"\ndata_path = "{tmp_path}"\n'
-        'mem_queue_size = 0\nlog_level = "error"\nmax_rdy_counts = 3\n',
+        'queue_scan_worker_pool_max = 2\nlog_level = "error"\nmax_rdy_counts = 3\n',
         encoding="utf-8",
     )
     command = start("-config", str(config), "--log-level=warn")
@@ -141,7 +141,7 @@ def test_warns_of_what_has_no_effect_and_of_unknown_keys(
         "there is no option max_rdy_counts, it is ignored; did you mean max_rdy_count?"
         in (warnings[0])
     )
-    assert "--mem-queue-size=0 has no effect: every message goes to the log" in warnings[1]
+    assert "--queue-scan-worker-pool-max=2 has no effect: nothing is scanned" in warnings[1]
 
 
 def test_imports_nothing_heavy_before_it_listens() -> None:

@@ -213,8 +213,8 @@ def test_help_says_what_a_flag_without_meaning_does_instead(
         read("-help")
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "--mem-queue-size N" in text
-    assert "accepted without effect: every message goes to the log" in text
+    assert "--queue-scan-worker-pool-max N" in text
+    assert "accepted without effect: nothing is scanned" in text
     assert "prefix of statsd keys, %s being the host" in text
     assert "(default: 1m0s)" in text
 

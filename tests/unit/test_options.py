@@ -139,9 +139,9 @@ def test_refuses_what_cannot_be(wrong: dict[str, Any], message: str) -> None:
 
 def test_tells_what_has_no_effect_only_when_it_was_set() -> None:
     assert BrokerOptions().without_effect() == []
-    (told,) = BrokerOptions(mem_queue_size=0).without_effect()
-    assert told[0].name == "mem-queue-size"
-    assert told[1] == 0
+    (told,) = BrokerOptions(queue_scan_worker_pool_max=2).without_effect()
+    assert told[0].name == "queue-scan-worker-pool-max"
+    assert told[1] == 2
 
 
 def test_a_segment_is_whole_pages() -> None:

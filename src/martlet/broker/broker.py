@@ -67,6 +67,7 @@ class Broker:
         watermarks: how full the disk may be before history is spared less.
         transactions: the limits of transactions, where they are not the usual ones.
         most_delayed: so many delayed messages may wait; 0 for no limit.
+        max_ephemeral: so many messages wait in an ephemeral topic or channel; the oldest go.
         traces: whether the log says what has become of messages whose topic's policy says nothing
             of that.
         on_put_off: told of a channel that can not read its messages at the moment: topic, channel,
@@ -91,6 +92,7 @@ class Broker:
         watermarks: Watermarks = WATERMARKS,
         transactions: TransactionLimits | None = None,
         most_delayed: int = 0,
+        max_ephemeral: int = 10_000,
         traces: bool = False,
         on_put_off: Callable[[str, str, OSError], None] = lambda *_: None,
         on_lost: Callable[[str, str, int, int, str], None] = lambda *_: None,
@@ -106,6 +108,7 @@ class Broker:
         self.latency_window_ns = latency_window_ns
         self.retention = retention
         self.watermarks = watermarks
+        self.max_ephemeral = max_ephemeral
         self.traces = traces
         self.lost = on_lost
         self._on_put_off = on_put_off

@@ -385,6 +385,11 @@ class Channel(Failures):
                 owner.in_flight_count -= 1
             stragglers.remove(offset)
 
+    def drop(self, count: int) -> None:
+        """So many were given up."""
+        self.dropped_count += count
+        self._changed()
+
     def _straggling(self) -> Offsets:
         by_offset = self.cursor.stragglers.by_offset
         return np.fromiter(by_offset, np.int64, len(by_offset))

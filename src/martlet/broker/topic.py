@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from crc32c import crc32c
 
+from martlet.broker.bound import keep_within
 from martlet.broker.channel import Channel
 from martlet.broker.cursor import Cursor
 from martlet.broker.dead_letter_topic import check_dead_letter_topic
@@ -50,6 +51,7 @@ class TopicSurroundings(Surroundings, Protocol):
     most_channels: int
     max_timeout_ns: int
     latency_window_ns: int
+    max_ephemeral: int
     traces: bool
 
     def on_channel(self, topic: Topic, channel: Channel, /) -> None:
@@ -85,7 +87,7 @@ class Topic(Part):
         super().__init__(queue)
         self.id = id
         self.name = name
-        self.ephemeral = is_ephemeral(name)
+        self.ephemeral = self.bounded = is_ephemeral(name)
         self.parts: list[Topic] = [self]
         """The topic at each of its queues, by number."""
         self.several = False
@@ -241,12 +243,19 @@ class Topic(Part):
         end = self.queue.end_offset
         self.message_count += end - first
         if self.paused_at is not None:
+            if self.bounded:
+                self._keep_within_bounds()
             return
         if deferred:
             for channel in self.channels.values():
                 channel.schedule(first, end)
         for waiting in list(self.awaiting):
             waiting.pump()
+        if self.bounded:
+            self._keep_within_bounds()
+
+    def _keep_within_bounds(self) -> None:
+        keep_within(self, max(0, self._around.max_ephemeral) // len(self.parts))
 
     def stored_lone(self, offset: int, frame: memoryview) -> None:
         """A message was appended by itself: hand it to the channels."""
@@ -254,6 +263,8 @@ class Topic(Part):
         if self.paused_at is None and self.awaiting:
             for waiting in list(self.awaiting):
                 waiting.pump_lone(offset, frame)
+        if self.bounded:
+            self._keep_within_bounds()
 
     # channels
 
@@ -365,6 +376,7 @@ class Topic(Part):
         channel.voids = voids
         self.trace(channel)
         self.channels[name] = channel
+        self.bounded = self.bounded or channel.ephemeral
         return channel
 
     def journal_channel(self, name: str, **fields: object) -> None:
@@ -397,6 +409,7 @@ class Topic(Part):
         for part, offset in zip(self.parts, offsets, strict=True):
             part.backlog_offset = offset
             part.channels.pop(name).close()
+            part.bounded = self.ephemeral or any(c.ephemeral for c in part.channels.values())
         self._around.on_channel(self, channel)
 
     # what the operator does

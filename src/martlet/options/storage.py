@@ -178,8 +178,8 @@ class StorageOptions(Options):
         "mem-queue-size",
         Kind.INT,
         10000,
-        "messages to keep in memory",
-        instead="every message goes to the log, and none is in memory alone",
+        "how many messages wait in an #ephemeral topic or channel; beyond that the oldest go, and"
+        " are counted as dropped (all others are in the log and have no such limit)",
     )
     queue_scan_selection_count: int = option(
         "queue-scan-selection-count",

@@ -75,7 +75,8 @@ TOPIC_METRICS = (
     Metric(
         "martlet_topic_dropped_messages_total",
         "counter",
-        "Messages given up, to make room, before every channel had finished them.",
+        "Messages given up before every channel had finished them: to make room, or since an"
+        " ephemeral topic keeps no more.",
         attrgetter("dropped_count"),
     ),
     Metric(
@@ -127,7 +128,8 @@ CHANNEL_METRICS = (
     Metric(
         "martlet_channel_dropped_messages_total",
         "counter",
-        "Messages given up, to make room, before they were finished.",
+        "Messages given up before they were finished: to make room, or since an ephemeral channel"
+        " keeps no more.",
         attrgetter("dropped_count"),
     ),
     Metric(

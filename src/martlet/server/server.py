@@ -182,6 +182,7 @@ class Server:
                 transactions=transaction_limits(options),
                 watermarks=Watermarks(options.disk_clean_percent, options.disk_force_percent),
                 most_delayed=options.max_delayed_messages,
+                max_ephemeral=options.mem_queue_size,
                 traces=options.trace,
                 on_lost=self._lost,
                 on_put_off=self._put_off,
