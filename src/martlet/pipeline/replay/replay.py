@@ -19,6 +19,7 @@ from martlet.pipeline.fields import with_fields
 from martlet.pipeline.job import OK, Job, Run, session, told_as
 from martlet.pipeline.replay.ledger import Ledger, Plan, Progress, Step
 from martlet.pipeline.replay.past import Past, Position, left, sent_columns
+from martlet.plural import counted
 from martlet.spark import offsets
 from martlet.spark.bound import parse_bound
 
@@ -95,7 +96,7 @@ class Replay:
             ledger.note(Progress(step, True, before + sent))
             self._run.meter.batch(count, seconds, lag=lag)
             self._run.say(
-                f"step {step.number}: {count:,} of {size:,} messages sent again,"
+                f"step {step.number}: {count:,} of {counted(size, 'message', form=',')} sent again,"
                 f" {size / max(seconds, 1e-9):,.0f} a second, {lag:,} to go"
             )
         return Replayed(read, sent, left(reached, plan.end), before)
@@ -193,15 +194,16 @@ def _terms(options: ReplayJobOptions) -> dict[str, object]:
 def _work(options: ReplayJobOptions, run: Run) -> int:
     done = Replay(options, run).run()
     if not (options.dry_run or done.read_count or done.left_count):
+        before = counted(done.sent_before_count, "message was", "messages were", form=",")
         run.say(
-            f"nothing to do: {done.sent_before_count:,} messages were replayed before;"
-            " another replay needs another --checkpoint"
+            f"nothing to do: {before} replayed before; another replay needs another --checkpoint"
         )
         return OK
-    verb = "would be" if options.dry_run else "were"
-    run.say(f"{done.sent_count:,} of {done.read_count:,} messages {verb} sent again")
+    read = counted(done.read_count, "message", form=",")
+    verb = "would be" if options.dry_run else "was" if done.sent_count == 1 else "were"
+    run.say(f"{done.sent_count:,} of {read} {verb} sent again")
     if done.left_count and not options.dry_run:
-        run.say(f"{done.left_count:,} are left: the same command goes on")
+        run.say(f"{counted(done.left_count, 'is', 'are', form=',')} left: the same command goes on")
     return OK
 
 
