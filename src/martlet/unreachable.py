@@ -39,6 +39,13 @@ def reason(error: OSError, server: str = "broker") -> str:
     return told
 
 
+def loss(error: Exception | None) -> str:
+    """Why a connection that stood is gone, None where the server has closed it."""
+    if error is None:
+        return "the connection was closed"
+    return reason(error) if isinstance(error, OSError) else str(error) or type(error).__name__
+
+
 def not_http(error: BaseException) -> str:
     """What is wrong where something answered an HTTP request with anything but HTTP."""
     if is_tcp_port(error):

@@ -253,6 +253,18 @@ def test_a_closed_port_is_told_by_each_tool(tool: Tool) -> None:
         assert "connection refused; is a lookup daemon running there?\n" in said.err
 
 
+def test_lookup_daemons_that_know_no_broker_say_so(tool: Tool) -> None:
+    with LookupProcess() as lookup:
+        where = f"--lookupd-http-address={lookup.http_address}"
+        for words in (("topic", "create", "t"), ("topic", "list")):
+            said = tool(*words, where)
+            told = f"http://{lookup.http_address}: no broker is known there\n"
+            assert (said.code, told in said.err) == (1, True)
+        assert tool("nodes", where).code == 0
+        said = tool("channel", "pause", "t", "c", where)
+        assert "no broker with topic 't' is known there\n" in said.err
+
+
 @pytest.mark.parametrize(
     ("line", "text"),
     [

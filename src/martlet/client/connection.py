@@ -282,7 +282,7 @@ class Connection(asyncio.BufferedProtocol):
             self._watch.cancel()
         error = self._error
         if error is None:
-            error = ConnectionLost(f"{self.address}: {exc or 'the connection was closed'}")
+            error = ConnectionLost(f"{self.address}: {unreachable.loss(exc)}")
             error.__cause__ = exc
         self._error = error
         self._can_write.set()

@@ -21,6 +21,7 @@ import ssl
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from martlet import unreachable
 from martlet.address import Address
 from martlet.client.errors import AuthRefused, ConnectionLost, ConnectRefused, Refused
 from martlet.client.identity import Features, Identity
@@ -274,7 +275,7 @@ class Handshake(asyncio.BufferedProtocol):
             self._news.set_result(None)
 
     def _loss(self) -> ConnectionLost:
-        return ConnectionLost(f"{self._address}: {self._lost}")
+        return ConnectionLost(f"{self._address}: {unreachable.loss(self._lost)}")
 
     def _take_waiting(self) -> bytes:
         waiting = bytes(self._waiting)

@@ -93,7 +93,8 @@ class Doors:
         for error in told:
             if isinstance(error, BaseException):
                 raise error
-        raise NoAnswer(", ".join(daemons), f"no broker with topic {topic!r} is known there", 404)
+        what = f"broker with topic {topic!r}" if topic else "broker"
+        raise NoAnswer(", ".join(daemons), f"no {what} is known there", 404)
 
     def daemons(self) -> list[str]:
         """The URLs of the lookup daemons that are named."""

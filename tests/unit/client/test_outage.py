@@ -18,7 +18,7 @@ from martlet.client.discovery import Discovery
 from martlet.client.identity import Identity
 from martlet.client.outage import MAX_REASONS, Outage
 from martlet.protocol.frames import BadFrame, FrameSplitter
-from martlet.unreachable import is_tcp_port, reason
+from martlet.unreachable import is_tcp_port, loss, reason
 
 QUICK = Backoff(first_s=0.001, max_s=0.001)
 
@@ -135,6 +135,13 @@ def test_the_answer_of_an_http_server_is_told_as_that() -> None:
     splitter.space()[: len(answer)] = answer
     with pytest.raises(BadFrame, match="that is an HTTP port; give the broker's TCP address"):
         splitter.received(len(answer))
+
+
+def test_losses_are_words() -> None:
+    assert loss(None) == "the connection was closed"
+    assert loss(ConnectionResetError("the connection was closed")) == "the connection was closed"
+    assert loss(ConnectionResetError(104, "Connection reset by peer")) == "connection reset by peer"
+    assert loss(ValueError()) == "ValueError"
 
 
 def test_reasons_are_words() -> None:
