@@ -451,7 +451,7 @@ def test_a_damaged_file_that_was_given_up_counts_as_not_read(source: Path, data:
     (source / "t:a.diskqueue.000001.dat.bad").write_bytes(message(5).record() + b"\0\0\0\x7f half")
     outcome = imported(source, data)
     assert not outcome.entry.complete
-    assert "it holds 1 messages that can be read" in outcome.entry.report[0]
+    assert "it holds 1 message that can be read" in outcome.entry.report[0]
 
 
 @pytest.mark.parametrize("sign", ["no meta", "older meta"])

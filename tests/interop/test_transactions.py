@@ -143,7 +143,7 @@ async def test_what_is_refused_says_why(broker: Broker) -> None:
     assert (await add(connection, "t", 1, "orders", b"x", deliver_at_ms=5))["status"] == (
         "BAD_ARGUMENT"
     )
-    with pytest.raises(CallRefused, match="has 1 messages, 2 were added") as refused:
+    with pytest.raises(CallRefused, match="has 1 message, and the commit says 2") as refused:
         await connection.call("transaction.commit", id="t", branches={"b": 2})
     assert refused.value.code == "INCOMPLETE"
     await connection.call("transaction.commit", id="t")

@@ -23,6 +23,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from martlet.broker.transaction import Event, State, Transaction, after
+from martlet.plural import counted
 
 if TYPE_CHECKING:
     from martlet.broker.schedule import Schedule
@@ -164,7 +165,9 @@ class CheckBack:
             silent_s = transaction.check_after_ns // 10**9
             return f"nothing was heard of it for {silent_s} s, so its producer does it all again"
         if transaction.checks >= limits.most_checks:
-            return f"its producers were asked {transaction.checks} times, and did not tell"
+            return (
+                f"its producers were asked {counted(transaction.checks, 'time')}, and did not tell"
+            )
         if transaction.state not in _ASKED:
             return ""
         if not transaction.group:

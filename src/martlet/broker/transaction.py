@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 from martlet.broker.errors import BrokerError, NotFound
 from martlet.broker.series import LONGEST_NAME, MOST_NUMBER, InSeries
+from martlet.plural import counted
 
 LONGEST_ID = 255
 LONGEST_GROUP = 255
@@ -311,8 +312,9 @@ class Transaction:
         branch = self.branches.get(name) or Branch()
         if branch.message_count != message_count:
             raise TransactionRefused(
-                f"branch {name!r} of transaction {self.id!r} has {branch.message_count} messages,"
-                f" {message_count} were added by what is said: roll it back",
+                f"branch {name!r} of transaction {self.id!r} has"
+                f" {counted(branch.message_count, 'message')}, and the commit says"
+                f" {message_count}: roll it back",
                 self.state,
                 is_incomplete=True,
             )

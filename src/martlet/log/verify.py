@@ -44,6 +44,7 @@ from martlet.log.record import (
 )
 from martlet.log.recovery import Report, scan
 from martlet.log.storage import Segment
+from martlet.plural import counted
 
 _FRAME_TYPE_MESSAGE = 2
 _LONE_HEAD = struct.Struct(">II10x16s")
@@ -423,8 +424,9 @@ def _index_rows(index: _StoredIndex, segments: list[Segment], found: Found) -> N
                 )
     missing = rows[~held & _is_needed(rows, index.needed)]
     if len(missing):
+        needed = counted(int(missing["count"].sum()), "message")
         found.add_damage(
-            f"the index {index.name}: {int(missing['count'].sum())} messages that channels need,"
+            f"the index {index.name}: {needed} that channels need,"
             f" offsets {missing['first_offset'][0]} to"
             f" {missing['first_offset'][-1] + missing['count'][-1] - 1}, are in no segment"
         )

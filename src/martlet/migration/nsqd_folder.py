@@ -30,6 +30,7 @@ from typing import Any
 from martlet.migration.diskqueue import DiskQueue, QueueFile, open_queue
 from martlet.migration.findings import Findings
 from martlet.name import is_ephemeral, is_valid_name
+from martlet.plural import counted
 
 _FILE = re.compile(r"(?P<queue>.+)\.diskqueue\.(?:(?P<number>\d{6,})|meta)\.dat(?P<bad>\.bad)?")
 _OLD_METADATA = re.compile(r"nsqd\.\d+\.dat")
@@ -291,8 +292,8 @@ class NsqdFolder:
             else:
                 count, is_damaged = _look_over(file)
                 text = (
-                    f"{name} was given up by nsqd; it holds {count} messages that can be read, and"
-                    " --with-bad takes them all"
+                    f"{name} was given up by nsqd; it holds {counted(count, 'message')} that can be"
+                    " read, and --with-bad takes all"
                 )
                 if is_damaged:
                     self.findings.unreadable(f"{text}; some of them may have been consumed")

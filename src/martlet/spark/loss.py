@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from enum import Enum
 
+from martlet.plural import counted
 from martlet.spark.offsets import QueueKey
 
 _LOG = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ def tell_loss(
         DataLossError: `fail` is set.
     """
     if there > wanted:
-        first = f"but the first one there is {there} ({there - wanted} offsets have gone)"
+        first = f"but the first one there is {there} ({counted(there - wanted, 'offset')} gone)"
     elif there < wanted:
         first = f"but the queue ends at {there}"
     else:

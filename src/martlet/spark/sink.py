@@ -28,6 +28,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from martlet.plural import counted
 from martlet.spark.home import NoDoor, home_of
 from martlet.spark.staged import Place, Staged, WriteFailed, branches_of
 from martlet.spark.write_options import WriteOptions
@@ -156,7 +157,9 @@ def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa
 def _commit(options: WriteOptions, messages: Messages) -> None:
     staged = [each for each in messages if isinstance(each, Staged)]
     if len(staged) < len(messages):
-        raise WriteFailed(f"{len(messages) - len(staged)} tasks have told nothing of their rows")
+        raise WriteFailed(
+            f"no news from {counted(len(messages) - len(staged), 'task')} of the rows written"
+        )
     filled = [each for each in staged if each.message_count or each.is_repeated]
     if not filled:
         return

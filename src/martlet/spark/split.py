@@ -15,6 +15,7 @@ import numpy as np
 from pyspark.sql.datasource import InputPartition
 
 from martlet.log.index import Rows
+from martlet.plural import counted
 from martlet.spark.address import Tls
 from martlet.spark.brokers import Brokers
 from martlet.spark.endpoint import PLAIN, Place, QueueRange
@@ -66,9 +67,10 @@ class Split:
         loss, detail = Loss.RETENTION, ""
         if any(first <= wanted and there <= end for first, end in self.holes):
             loss = Loss.CORRUPTION
+            missing = counted(there - wanted, "message")
             detail = (
-                f"{there - wanted} messages are missing in the log, though nothing around them was"
-                " let go of: their record was damaged when the broker was started, or had been lost"
+                f"the log misses {missing}, though nothing around them was let go of: their record"
+                " was damaged when the broker was started, or had been lost"
             )
         return tell_loss(self.fail_on_data_loss, self.key, wanted, there, loss, detail)
 

@@ -141,7 +141,9 @@ def test_a_commit_takes_the_branches_that_it_names(core: Core) -> None:
     transactions.add("t", "task 1", 0, "orders", [b"a", b"b"])
     transactions.add("t", "task 1, tried in vain", 0, "orders", [b"a"])
     transactions.add("t", "task 2", 0, "orders", [b"c"])
-    with pytest.raises(TransactionRefused, match="has 2 messages, 3 were added") as refused:
+    with pytest.raises(
+        TransactionRefused, match="has 2 messages, and the commit says 3"
+    ) as refused:
         transactions.commit("t", {"task 1": 3, "task 2": 1})
     assert refused.value.is_incomplete
     transactions.commit("t", {"task 1": 2, "task 2": 1, "task 3": 0})
