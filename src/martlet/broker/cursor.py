@@ -33,6 +33,7 @@ from martlet.log.record import (
 from martlet.property_block import Block, entry_of, frame
 
 if TYPE_CHECKING:
+    from martlet.broker.charges import Charges
     from martlet.log.index import Rows
 
 _ATTEMPTS_AT = 16
@@ -64,6 +65,8 @@ class Cursor:
         """How many messages from `next` on are deferred ones, which do not come from there."""
         self.journal_number = 0
         """The number of the last entry in the journal."""
+        self.charges: Charges | None = None
+        """Of a group; None where there never were any."""
         self.own_mark = 0
         """Batches that have this in place of a time come from here."""
         self.on_lost: Callable[[int, int, str], None] = lambda first, end, why: None

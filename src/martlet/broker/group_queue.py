@@ -18,18 +18,22 @@ was committed within the journal's interval may come again (RocketMQ writes its 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from martlet.broker.charges import Charges
 from martlet.broker.errors import WritesRefused
 from martlet.broker.membership import Membership
 from martlet.broker.policy import BadPolicy
+from martlet.broker.retry import Retry
 from martlet.broker.trail import Step
 from martlet.broker.transfer import Transfer
 from martlet.properties import BadProperties, Properties
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
+    from martlet.broker.charges import Started
     from martlet.broker.delivery import Surroundings, Waiting
     from martlet.broker.fetch import Fetched
     from martlet.broker.member import Member
@@ -49,6 +53,7 @@ class GroupQueue:
         self._channel = channel
         self._around = around
         self.members = Membership(channel.topic, around.clock, around.schedule)
+        self.members.on_lost = self._charge_all
         """Those of the whole group, at number 0."""
         self.waiting: dict[Waiting, None] = {}
         """Who waits until it is paused no more."""
@@ -118,6 +123,8 @@ class GroupQueue:
                 channel.committed_count += sum(own)
             self._trace(Step.COMMITTED, cursor.next, offset, member)
             cursor.skip_to(offset, cursor.deferred_ahead - deferred)
+            if cursor.charges is not None:
+                cursor.charges.drop_below(offset)
             channel.moved()
         return cursor.next
 
@@ -139,6 +146,8 @@ class GroupQueue:
         """
         channel = self._channel
         before = channel.cursor.next
+        if member is None and channel.cursor.charges is not None:
+            channel.cursor.charges = Charges()
         self.move(offset)
         try:
             self._around.write_cursor(channel)
@@ -147,6 +156,53 @@ class GroupQueue:
             raise
         self._trace(Step.SET_BACK, offset, before, member)
         self._trace(Step.SET_FORWARD, before, offset, member)
+
+    # members that are lost
+
+    def _charge_all(self, member: Member) -> None:
+        """A member of the whole group is lost: what it had started has failed."""
+        for queue, started in member.started.items():
+            group = self._channel.parts[queue].group
+            if group is not None and queue in member.held:
+                group.charge(started, member)
+
+    def charge(self, started: Started, member: Member) -> None:
+        """What a member had started here, and not committed, has failed. It is written down at
+        once: losses are few, and a broker that is killed is to know of them.
+        """
+        channel = self._channel
+        cursor, retry = channel.cursor, Retry.of(channel.policy)
+        offsets = sorted(set(started.between(cursor.next, channel.source.limit)))
+        if retry is None or not offsets:
+            return
+        if cursor.charges is None:
+            cursor.charges = Charges()
+        now_ns = self._around.clock()
+        cursor.charges.add(offsets, alone=started.alone, retry=retry, now_ns=now_ns)
+        for offset in offsets:
+            self._trace(Step.GIVEN_BACK, offset, offset + 1, member)
+        channel.moved()
+        with suppress(WritesRefused):  # Then it is written with all others.
+            self._around.write_cursor(channel)
+
+    def charges_between(self, first: int, end: int) -> list[tuple[int, int, int, bool]]:
+        """Of messages that were charged: offset, failures, how many milliseconds it is to wait, and
+        whether it is to be a dead letter.
+        """
+        charges = self._channel.cursor.charges
+        if charges is None:
+            return []
+        now_ns = self._around.clock()
+        return [
+            (
+                offset,
+                charge.failures,
+                max(0, -(-(charge.due_ns - now_ns) // 1_000_000)),
+                charge.is_over,
+            )
+            for offset, charge in sorted(charges.by_offset.items())
+            if first <= offset < end
+        ]
 
     def move(self, offset: int) -> None:
         """Go on at an offset, before or behind the present one. What is deferred stays so."""

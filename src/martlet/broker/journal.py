@@ -26,17 +26,19 @@ What entries of transactions say stands in `martlet.broker.transactions`.
 
 A cursor entry is binary, little-endian::
 
-     0 channel u32 | 4 flags u32 (1 = full) | 8 next u64 | 16 scheduled end u64
+     0 channel u32 | 4 flags u32 (1 = full, 2 = charges) | 8 next u64 | 16 scheduled end u64
     24 ranges u32  | 28 changed u32 | 32 removed u32 | 36 number u32
     40 ranges x (first u64, end u64)      unfinished in the window
      . changed x (offset u64, due i64 ns, attempts u32, failures + 1 u32)
      . removed x offset u64
+     . with charges: count u64, count x (offset u64, due i64 ns, failures u32, is over u32)
      . errors, up to the end: offset u64, lengths of first and last u32, u32, first, last
 
 A full entry replaces what was known of the stragglers, another one is laid over it.  Those are
 numbered, and a full one has the number of the last one before it: where one is missing, because the
 log was damaged there, those behind it say nothing, until a full one comes.  An older state costs
 messages that are delivered again; half of a newer one would cost messages.
+Where charges are told (see `martlet.broker.charges`), they replace what was known of them.
 What is in flight is written as due at once, since no flight outlives the broker.  Where failures
 are not told (0), as by earlier versions, each delivery counts as one, but for the last one of what
 is due at once, which was in flight.
@@ -58,6 +60,7 @@ from typing import Any
 
 import numpy as np
 
+from martlet.broker.charges import Charge, Charges
 from martlet.broker.cursor import Cursor
 from martlet.broker.marks import Marks
 from martlet.log.checkpoint import Checkpoint, Needed
@@ -67,11 +70,14 @@ from martlet.log.recovery import Damage
 _CURSOR = struct.Struct("<IIQQIIII")
 _ERRORS = struct.Struct("<QII")
 _FULL = 1
+_CHARGED = 2
 _NUMBER_MASK = 0xFFFF_FFFF
 _MOST_PASSED = 1000
 _CHANGED = np.dtype(
     [("offset", "<u8"), ("due_ns", "<i8"), ("attempts", "<u4"), ("told_failures", "<u4")]
 )
+_COUNT = struct.Struct("<Q")
+_CHARGES = np.dtype([("offset", "<u8"), ("due_ns", "<i8"), ("failures", "<u4"), ("is_over", "<u4")])
 _MOST_U32 = (1 << 32) - 1
 
 SEPARATOR = b"\0"
@@ -127,7 +133,7 @@ def pack_cursor(channel: int, cursor: Cursor, scheduled_end: int, *, full: bool)
     ]
     head = _CURSOR.pack(
         channel,
-        _FULL if full else 0,
+        (_FULL if full else 0) | (_CHARGED if cursor.charges is not None else 0),
         cursor.next,
         scheduled_end,
         len(ranges),
@@ -141,9 +147,28 @@ def pack_cursor(channel: int, cursor: Cursor, scheduled_end: int, *, full: bool)
         head += np.array(changed, _CHANGED).tobytes()
     if removed:
         head += np.array(removed, "<u8").tobytes()
+    if cursor.charges is not None:
+        head += _pack_charges(cursor.charges)
     if stragglers.errors:
         head += _pack_errors(stragglers.errors, offsets)
     return head
+
+
+def _pack_charges(charges: Charges) -> bytes:
+    rows = [
+        (offset, charge.due_ns, min(charge.failures, _MOST_U32), charge.is_over)
+        for offset, charge in charges.by_offset.items()
+    ]
+    return _COUNT.pack(len(rows)) + np.array(rows, _CHARGES).tobytes()
+
+
+def _read_charges(entry: bytes, at: int) -> tuple[dict[int, Charge], int]:
+    """The charges of an entry, and where they end."""
+    (count,) = _COUNT.unpack_from(entry, at)
+    at += _COUNT.size
+    rows = np.frombuffer(entry, _CHARGES, count, at).tolist()
+    charges = {offset: Charge(failures, due, bool(over)) for offset, due, failures, over in rows}
+    return charges, at + _CHARGES.itemsize * count
 
 
 def _pack_errors(errors: dict[int, tuple[str, str]], offsets: Collection[int]) -> bytes:
@@ -175,6 +200,7 @@ class CursorState:
     """offset: (attempts, due_ns, failures)"""
     errors: dict[int, tuple[str, str]] = field(default_factory=dict)
     """offset: what was said when it failed first and last"""
+    charges: dict[int, Charge] = field(default_factory=dict)
     number: int = 0
     """The last entry's."""
     limit: int = 0
@@ -192,7 +218,7 @@ class CursorState:
         self.ranges = [(first, end) for first, end in rows.tolist()]
         at += 16 * ranges
         if flags & _FULL:
-            self.stragglers, self.errors = {}, {}
+            self.stragglers, self.errors, self.charges = {}, {}, {}
         for offset, due_ns, attempts, told in np.frombuffer(entry, _CHANGED, changed, at).tolist():
             failures = told - 1 if told else max(0, attempts - (not due_ns))
             self.stragglers[offset] = (attempts, due_ns, failures)
@@ -200,7 +226,10 @@ class CursorState:
         for offset in np.frombuffer(entry, "<u8", removed, at).tolist():
             self.stragglers.pop(offset, None)
             self.errors.pop(offset, None)
-        self.errors.update(_read_errors(entry, at + 8 * removed))
+        at += 8 * removed
+        if flags & _CHARGED:
+            self.charges, at = _read_charges(entry, at)
+        self.errors.update(_read_errors(entry, at))
         return True
 
     def go_back(self, offset: int) -> None:
@@ -213,6 +242,7 @@ class CursorState:
         self.ranges = [(first, min(end, offset)) for first, end in self.ranges if first < offset]
         self.stragglers = {o: told for o, told in self.stragglers.items() if o < offset}
         self.errors = {o: told for o, told in self.errors.items() if o < offset}
+        self.charges = {o: told for o, told in self.charges.items() if o < offset}
 
     def restore(self, cursor: Cursor, now_ns: int) -> None:
         """Bring a fresh cursor into this state."""
@@ -228,6 +258,8 @@ class CursorState:
         for offset, (first_error, last_error) in self.errors.items():
             if offset in self.stragglers:
                 cursor.stragglers.keep_errors(offset, first_error, last_error)
+        if self.charges:
+            cursor.charges = Charges(dict(self.charges))
 
 
 def channel_of(entry: bytes) -> tuple[int, bool]:

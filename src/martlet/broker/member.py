@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from martlet.broker.charges import Started
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +30,7 @@ class Member:
         is_gone: whether that is so.
         name: what it is called at all brokers; empty where it did not tell.
         brokers: at how many it is, where it volunteers to lead; 0 where it does not.
+        started: what it has started to handle, by queue, where it says that.
     """
 
     id: str
@@ -43,6 +48,7 @@ class Member:
     is_gone: bool = False
     name: str = ""
     brokers: int = 0
+    started: dict[int, Started] = field(default_factory=dict)
 
     @property
     def revoked(self) -> list[int]:

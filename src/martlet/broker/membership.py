@@ -104,6 +104,8 @@ class Membership:
         """When the leader is passed over."""
         self._orphans_due_ns: int | None = None
         """When queues that wait for a plan are allocated."""
+        self.on_lost: Callable[[Member], None] = lambda member: None
+        """Told of a member that goes without leaving, while it still has its queues."""
         self._concerned: dict[Member, None] = {}
         """Those who are to be told of changes."""
         self._clock = clock
@@ -235,6 +237,12 @@ class Membership:
         if self._remove(member):
             self._begin_roster()
 
+    def lose(self, member: Member) -> None:
+        """It has gone without leaving."""
+        if not member.is_gone:
+            self.on_lost(member)
+            self.leave(member)
+
     # what happens to them
 
     def resize(self, place: Place) -> None:
@@ -255,6 +263,7 @@ class Membership:
         """See whose time is over. Returns when to look again."""
         gone = [m for m in self.members.values() if m.lease_until_ns <= now_ns]
         for member in gone:
+            self.on_lost(member)
             self._remove(member)
         late = [q for q, one in self.holders.items() if one.until_ns and one.until_ns <= now_ns]
         if late:
@@ -379,6 +388,7 @@ class Membership:
         for queue in queues:
             member = self.holders.pop(queue).member
             del member.held[queue]
+            member.started.pop(queue, None)
             self._concern(member)
 
     def _grant(self, queues: Iterable[int]) -> None:

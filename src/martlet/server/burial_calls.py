@@ -1,10 +1,10 @@
 """The call by which a member of a group gives up a message that it cannot handle.
 
 ``group.dead`` copies the message at ``offset`` of a ``queue`` that the member has to the group's
-dead-letter topic, with ``reason`` (``max_attempts`` or ``rejected``), ``attempts``, ``first_error``
-and ``last_error``, and answers with that ``dead_letter_topic`` once it is as safe there as a
-publish that was answered OK.  Only then may the member commit beyond it; so a crash may double the
-dead letter, and never loses the message.
+dead-letter topic, with ``reason`` (``max_attempts``, ``rejected`` or ``disconnected``),
+``attempts``, ``first_error`` and ``last_error``, and answers with that ``dead_letter_topic`` once
+it is as safe there as a publish that was answered OK.  Only then may the member commit beyond it;
+so a crash may double the dead letter, and never loses the message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from martlet.server.calls import Answer, Caller, Methods
     from martlet.server.server import Server
 
-_REASONS = (Reason.MAX_ATTEMPTS, Reason.REJECTED)
+_REASONS = (Reason.MAX_ATTEMPTS, Reason.REJECTED, Reason.DISCONNECTED)
 _MOST_ERROR = 100 * LONGEST_ERROR
 """No client has to count: what is longer than what is kept is cut."""
 _STORED_AT = 8

@@ -14,6 +14,7 @@ from martlet.server.fetch_calls import FetchCalls
 from martlet.server.follow_calls import FollowCalls
 from martlet.server.group_calls import GroupCalls
 from martlet.server.message_calls import MessageCalls
+from martlet.server.start_calls import StartCalls
 from martlet.server.topic_calls import TopicCalls
 from martlet.server.trace_calls import TraceCalls
 from martlet.server.transaction_calls import TransactionCalls
@@ -33,6 +34,7 @@ def broker_methods(server: Server) -> Methods:
         **FollowCalls(server).methods(),
         **GroupCalls(server).methods(),
         **MessageCalls(server).methods(),
+        **StartCalls(server).methods(),
         **TopicCalls(server).methods(),
         **TransactionCalls(server).methods(),
         **TraceCalls(server).methods(),

@@ -12,8 +12,11 @@
 
 A fetch answers ``queue``, ``offset`` (as asked), ``next_offset``, ``start_offset``, ``end_offset``,
 ``count`` and ``status`` (see `martlet.broker.fetch.Status`), and as its bytes the frames that a
-consumer gets, messages' properties before them.  What no channel was made for when it was deferred
-by DPUB is not there for ``topic.fetch``; what is delayed by its producer comes at its time.
+consumer gets, messages' properties before them.  A member of a group with a retry policy is told
+``failures`` too: of messages that members were lost by the offset, how many, in how many
+milliseconds it may be handled, and whether it is to be a dead letter.  What no channel was made for
+when it was deferred by DPUB is not there for ``topic.fetch``; what is delayed by its producer comes
+at its time.
 """
 
 from __future__ import annotations
@@ -106,7 +109,7 @@ class FetchCalls:
                 if not poll.is_waiting:
                     _enter(undo, poll, part, channel, member)
                 await poll.wait()
-        told = {
+        told: dict[str, object] = {
             "queue": part.number,
             "offset": asked,
             "next_offset": offset,
@@ -116,6 +119,8 @@ class FetchCalls:
             "status": status,
         }
         if channel is not None and channel.group is not None and member is not None:
+            if channel.retries:
+                told["failures"] = channel.group.charges_between(asked, offset)
             channel.group.count(found, member)
         return told, b"".join(found.parts)
 

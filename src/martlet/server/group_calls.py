@@ -44,6 +44,7 @@ from martlet.server.arguments import Arguments, CallError
 from martlet.server.fetch_calls import LONGEST_WAIT_MS, group_of, patience_ms
 from martlet.server.long_poll import LongPoll
 from martlet.server.settled import written_down
+from martlet.server.start_calls import failures_of
 
 if TYPE_CHECKING:
     from martlet.broker.channel import Channel
@@ -110,7 +111,7 @@ class GroupCalls:
             leave = caller.connection.when_gone
             for known in [each for each in leave if isinstance(each, Member) and each.is_gone]:
                 del leave[known]
-            leave[member] = lambda: members.leave(member)
+            leave[member] = lambda: self._gone(members, member)
         self._server.log.info(
             "GROUP %s:%s: %s joins from %s, generation %d",
             topic.name, channel.name, member.id, member.address, members.generation,
@@ -120,6 +121,13 @@ class GroupCalls:
             **_assigned(channel, members, member),
             "lease_ms": lease_ms,
         }
+
+    def _gone(self, members: Membership, member: Member) -> None:
+        """A member's connection has ended; it is lost, but where the broker hangs up to stop."""
+        if self._server.is_stopping:
+            members.leave(member)
+        else:
+            members.lose(member)
 
     async def _begin(self, caller: Caller, arguments: Arguments) -> tuple[Topic, Channel]:
         """The group, made where it is missing. Raises CallError."""
@@ -351,6 +359,7 @@ def _described(topic: Topic, channel: Channel, members: Membership) -> dict[str,
                 "end_offset": part.source.limit,
                 "lag": part.depth,
                 "deferred": part.deferred_count,
+                "failures": dict(failures_of(part)),
             }
         )
     return {

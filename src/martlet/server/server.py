@@ -87,6 +87,8 @@ class Server:
         """Where layers receive what is still encrypted or compressed."""
         self.tls: ssl.SSLContext | None = None
         self._staged: dict[Connection, None] = {}
+        self.is_stopping = False
+        """Whether it hangs up: no client is lost by that."""
         self._awaiting: dict[Connection, None] = {}
         self._settled: list[tuple[Receipt, asyncio.Future[None]]] = []
         self._sync = options.flush == "sync"
@@ -233,6 +235,7 @@ class Server:
         self._turn()
         if self._sync and self.broker.log.failed is None:
             self.disk.flush()
+        self.is_stopping = True
         for connection in list(self.connections):
             connection.close()
         await asyncio.sleep(0)

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 
 from martlet.client.backoff import Backoff
+from martlet.client.errors import HandlerFailed
 from martlet.client.failure_policy import Delay, Reject, Requeue, told
 from martlet.client.pull.message import PulledMessage, Stage
 from martlet.plural import counted
@@ -75,6 +76,12 @@ class PullFailures:
             return
         delay_s = self._put_off(message)
         logger.error("handler failed for %r; again in %.3g s", message, delay_s, exc_info=error)
+
+    async def lost_often(self, message: PulledMessage, count: int) -> None:
+        """So many members of its group were lost while they handled it: no handler gets it."""
+        said = f"{count} members of the group were lost while they handled it"
+        message.errors, message.is_lost = (said, said), True
+        await self._give_up(message, HandlerFailed(said))
 
     async def _give_up(self, message: PulledMessage, error: BaseException) -> None:
         try:

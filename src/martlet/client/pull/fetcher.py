@@ -106,6 +106,8 @@ class Fetcher:
             self.on_lost(held)
             return False
         held.end_offset = int(fields["end_offset"])
+        if "failures" in fields or held.starts is not None:
+            held.learn(fields.get("failures"))
         next_offset = int(fields["next_offset"])
         if status == "OFFSET_MOVED":
             self._move(asked, next_offset)

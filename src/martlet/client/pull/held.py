@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from heapq import heapify, heappop, heappush
+from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING
 
 from martlet.client.pull.batch import PulledBatch
@@ -27,12 +28,16 @@ from martlet.client.pull.message import PulledMessage, Stage
 from martlet.client.pull.piece import Piece, joined
 from martlet.client.pull.place import Place
 from martlet.client.pull.progress import Progress
+from martlet.client.pull.starts import Say, Starts
 from martlet.client.pull.stats import QueueStats
 from martlet.client.pull.tally import Tally
 from martlet.protocol.message_run import FRAME_HEADER_BYTES, MessageRun
 
 if TYPE_CHECKING:
     from martlet.client.pull.line import Line
+
+
+SHORT_WAIT_S = 0.001
 
 
 class Hold(Enum):
@@ -70,6 +75,8 @@ class HeldQueue:
         is_paused: whether the application wants nothing of it now.
         is_busy: whether a handler is at work on it beside which there must be no other.
         is_in_line: whether it is in the line.
+        starts: what is started, where the broker wants to know it.
+        say_started: tells the broker.
         on_settled: called when something of it was finished or put off, where that is to be told.
     """
 
@@ -90,6 +97,8 @@ class HeldQueue:
         self.fetch_offset = self.committed = self.end_offset = offset
         self.count = self.size_bytes = self.at_work = 0
         self.is_set_back = self.is_paused = self.is_busy = self.is_in_line = False
+        self.starts: Starts | None = None
+        self.say_started: Say | None = None
         self.on_settled: Callable[[], None] | None = None
         self._limits = limits
         self._line = line
@@ -100,6 +109,8 @@ class HeldQueue:
         self._pieces: deque[Piece] = deque()
         self._progress = Progress()
         self._changed = asyncio.Event()
+        self._newest = -1
+        """The highest offset that was handed out by itself."""
 
     # how it stands
 
@@ -191,6 +202,17 @@ class HeldQueue:
         self.fetch_offset = next_offset
         self._line.add(self)
 
+    def learn(self, failures: Iterable[Sequence[int]] | None) -> None:
+        """The broker tells of messages that members were lost by, and wants to know what is
+        started; with None it does not.
+        """
+        if failures is None:
+            self.starts = None
+        elif self.say_started is not None:
+            if self.starts is None:
+                self.starts = Starts(self.say_started)
+            self.starts.learn(failures)
+
     # what goes out
 
     def take(self) -> PulledMessage:
@@ -201,11 +223,61 @@ class HeldQueue:
             if not self._ready:
                 self._make_ready()
             message = self._ready.popleft()
+            self._newest = message.offset
             self._progress.begin(message.offset)
         message._stage = Stage.OUT
         message.attempts += 1
         self.at_work += 1
+        self._line.at_work += 1
         return message
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether the next message is to be handled while nothing else is."""
+        return self.starts is not None and self.starts.is_alone(self.position)
+
+    @property
+    def has_charged(self) -> bool:
+        """Whether the next message was charged."""
+        return self.starts is not None and self.position in self.starts.charged
+
+    def start(self, message: PulledMessage) -> None:
+        """It is to be handled now: tell the broker."""
+        if self.starts is not None:
+            offset = message.offset
+            fetched_end = self.fetch_offset if offset == self._newest else offset + 1
+            self.starts.begin(offset, offset + 1, fetched_end)
+
+    def withhold(self, message: PulledMessage, *, alone: bool) -> bool:
+        """Whether a message that was taken is not to be handled now: it waits for its time, or is
+        a dead letter.
+
+        Args:
+            message: which.
+            alone: whether nothing else is handled, and it may be handled if it was charged.
+        """
+        charge = self.starts.charged.get(message.offset) if self.starts is not None else None
+        if charge is None:
+            return False
+        if charge.is_over:
+            message.attempts = charge.failures
+            self._line.on_lost_often(message, charge.failures)
+            return True
+        message.attempts = max(message.attempts, charge.failures + 1)
+        if alone:
+            return False
+        message.attempts -= 1
+        self.put_off(message)
+        wait_s = max(charge.wait_s(), SHORT_WAIT_S)
+        asyncio.get_running_loop().call_later(wait_s, self.put_back, message)
+        return True
+
+    def _end_work(self) -> None:
+        line = self._line
+        self.at_work -= 1
+        line.at_work -= 1
+        if line.is_held_back and not line.at_work:
+            line.look_again()
 
     def _make_ready(self) -> None:
         piece = self._pieces.popleft()
@@ -217,9 +289,39 @@ class HeldQueue:
             )
         )
 
+    def batch_of(self, message: PulledMessage) -> PulledBatch:
+        """A batch of one message that was taken."""
+        message._stage = Stage.DONE  # It is the batch that is to be finished now.
+        self.start(message)
+        return PulledBatch(self, Piece.again([message]), (message.offset,))
+
+    def _before_charged(self, most: int) -> int:
+        """How many messages are to be handed out before one that was charged, up to so many."""
+        if self.starts is None or not self.starts.charged:
+            return most
+        if self._again:
+            ahead: Iterable[int] = sorted(message.offset for message in self._again)
+        else:
+            fetched = chain.from_iterable(piece.offsets() for piece in self._pieces)
+            ahead = chain((message.offset for message in self._ready), fetched)
+        charged = self.starts.charged
+        return sum(1 for _ in takewhile(lambda offset: offset not in charged, islice(ahead, most)))
+
     def take_batch(self, most: int) -> PulledBatch:
-        """The next messages, of which there are some, up to so many."""
+        """The next messages, of which there are some, up to so many, none of which was charged."""
+        most = self._before_charged(most)
+        batch = self._take_batch(most)
+        if self.starts is not None:
+            for key in batch.keys[1:]:
+                self.starts.at_work[key] = key + 1
+            first = batch.keys[0]
+            end = first + 1 if len(batch.keys) > 1 else batch.piece.last + 1
+            self.starts.begin(first, end, end)
+        return batch
+
+    def _take_batch(self, most: int) -> PulledBatch:
         self.at_work += 1
+        self._line.at_work += 1
         if self._again:
             messages = [heappop(self._again) for _ in range(min(most, len(self._again)))]
             for message in messages:
@@ -246,12 +348,14 @@ class HeldQueue:
     def finish(self, message: PulledMessage) -> None:
         """It is done."""
         if message._stage is Stage.OUT:
-            self.at_work -= 1
+            self._end(message)
         elif message in self._again:
             self._again.remove(message)
             heapify(self._again)
         message._stage = Stage.DONE
         self._progress.end(message.offset)
+        if self.starts is not None:
+            self.starts.charged.pop(message.offset, None)
         self.tally.finished += 1
         self.count -= 1
         self.size_bytes -= len(message.body) + FRAME_HEADER_BYTES
@@ -260,9 +364,10 @@ class HeldQueue:
     def finish_batch(self, batch: PulledBatch) -> None:
         """They are done."""
         batch.is_finished = True
-        self.at_work -= 1
-        for key in batch.keys:
-            self._progress.end(key)
+        self._end_batch(batch)
+        if self.starts is not None:
+            for key in batch.keys:
+                self.starts.charged.pop(key, None)
         self.tally.finished += batch.count
         self.count -= batch.count
         self.size_bytes -= len(batch.piece.run.raw)
@@ -272,7 +377,7 @@ class HeldQueue:
         """Nobody is at work on it any more; it is not done, and waits for its time."""
         message._stage = Stage.WAITING
         self.tally.requeued += 1
-        self.at_work -= 1
+        self._end(message)
         self._changed.set()
         if self.on_settled is not None:
             self.on_settled()
@@ -290,10 +395,8 @@ class HeldQueue:
     def put_back_batch(self, batch: PulledBatch) -> None:
         """They are to be handed out again."""
         batch.is_finished = True
-        self.at_work -= 1
+        self._end_batch(batch)
         piece = batch.piece
-        for key in batch.keys:
-            self._progress.end(key)
         self._pieces.appendleft(piece)
         ready, self._ready = self._ready, deque()
         self._make_ready()
@@ -302,6 +405,18 @@ class HeldQueue:
             self._progress.begin(message.offset)
             heappush(self._again, message)
         self._settled()
+
+    def _end(self, message: PulledMessage) -> None:
+        if self.starts is not None:
+            self.starts.end(message.offset)
+        self._end_work()
+
+    def _end_batch(self, batch: PulledBatch) -> None:
+        for key in batch.keys:
+            self._progress.end(key)
+            if self.starts is not None:
+                self.starts.end(key)
+        self._end_work()
 
     def _settled(self) -> None:
         if self.on_settled is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from martlet.client.takers import Takers
@@ -24,7 +25,15 @@ class Line(Takers):
 
     def __init__(self) -> None:
         super().__init__()
+        self.at_work = 0
+        """How many messages or batches are handed out, of all queues."""
+        self.on_lost_often: Callable[[PulledMessage, int], object] = lambda _message, _count: None
+        """Gets messages, with how many members were lost by them, that are to be dead letters."""
         self._queues: deque[HeldQueue] = deque()
+        self._is_alone = False
+        """Whether what is handed out was charged before."""
+        self.is_held_back = False
+        """Whether others wait until nothing is handed out."""
 
     def add(self, held: HeldQueue) -> None:
         """There may be something of it to be handled."""
@@ -55,13 +64,26 @@ class Line(Takers):
 
     def _taken(self, in_order: bool) -> PulledMessage | None:
         """The next message, whatever the time.  None where a later one wakes those who wait."""
-        held = self._next(in_order)
-        if held is None:
-            return None
-        message = held.take()
-        held.is_busy = in_order
-        self._back(held, in_order)
-        return message
+        while (held := self._next(in_order)) is not None:
+            if held.starts is None:
+                message = held.take()
+                is_withheld = False
+            else:
+                self._is_alone = self.is_held_back = held.is_charged and not self.at_work
+                message = held.take()
+                is_withheld = held.withhold(message, alone=self._is_alone)
+                if not is_withheld:
+                    held.start(message)
+            held.is_busy = in_order
+            self._back(held, in_order)
+            if not is_withheld:
+                return message
+        return None
+
+    def look_again(self) -> None:
+        """Nothing is handled any more, which others have waited for."""
+        self._is_alone = self.is_held_back = False
+        self._wake(1)
 
     async def batch(self, most: int, wait_s: float = 0.0) -> PulledBatch | None:
         """The next messages of one queue, as many as are here up to so many; None at the end.
@@ -78,19 +100,35 @@ class Line(Takers):
                 await asyncio.sleep(wait_s)
                 wait_s = 0.0
                 continue
-            batch = held.take_batch(most)
+            batch = self._batch_of(held, most)
             self._back(held, False)
-            return batch
+            if batch is not None:
+                return batch
         return None
+
+    def _batch_of(self, held: HeldQueue, most: int) -> PulledBatch | None:
+        """The next messages of a queue; None where the next one is withheld."""
+        if not held.has_charged:
+            return held.take_batch(most)
+        self._is_alone = self.is_held_back = alone = held.is_charged and not self.at_work
+        message = held.take()
+        return None if held.withhold(message, alone=alone) else held.batch_of(message)
 
     def _next(self, in_order: bool) -> HeldQueue | None:
         """The queue whose turn it is."""
         queues = self._queues
+        if self._is_alone:
+            return None
         while queues:
             held = queues.popleft()
             held.is_in_line = False
-            if held.is_ready and not (in_order and held.is_busy):
-                return held
+            if not held.is_ready or (in_order and held.is_busy):
+                continue
+            if held.starts is not None and self.at_work and held.is_charged:
+                held.is_in_line = self.is_held_back = True
+                queues.appendleft(held)
+                return None
+            return held
         return None
 
     def _back(self, held: HeldQueue, in_order: bool) -> None:

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from martlet.address import Address
@@ -220,6 +221,20 @@ class Membership(Outpost):
         await self.settings.watcher.assigned([held.place for held in taken])
         self._begin(connection, [self.held[number] for number in fresh if number in self.held])
 
+    def _prepare(self, held: HeldQueue) -> None:
+        """The broker is told what of a queue is started, where the group has a retry policy."""
+        held.say_started = partial(self._say_started, held)
+
+    def _say_started(self, held: HeldQueue, runs: Sequence[tuple[int, int]], alone: bool) -> None:
+        """It is written before the handler begins; nobody waits for the answer."""
+        connection, member = self.connection, self._member
+        number = held.place.queue
+        if connection is None or member is None or self.held.get(number) is not held:
+            return
+        connection.write(
+            connection.unanswered("group.start", **member, queue=number, runs=runs, alone=alone)
+        )
+
     # queues that go
 
     def _stay(self, held: HeldQueue) -> None:
@@ -388,12 +403,19 @@ class Membership(Outpost):
             generation=self._generation,
             queue=message.queue,
             offset=message.offset,
-            reason="rejected" if message.is_rejected else "max_attempts",
+            reason=_reason(message),
             attempts=message.attempts,
             first_error=first,
             last_error=last,
         )
         return str(told.fields["dead_letter_topic"])
+
+
+def _reason(message: PulledMessage) -> str:
+    """Why it is given up."""
+    if message.is_lost:
+        return "disconnected"
+    return "rejected" if message.is_rejected else "max_attempts"
 
 
 def _has_moved(held: HeldQueue) -> bool:

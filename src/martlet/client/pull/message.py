@@ -34,6 +34,7 @@ class PulledMessage:
         body: what was published.
         errors: what was said when it failed first and last.
         is_rejected: whether its handler has said that there is no use in trying again.
+        is_lost: whether it is given up since members of its group were lost while they handled it.
     """
 
     __slots__ = (
@@ -44,6 +45,7 @@ class PulledMessage:
         "body",
         "errors",
         "id",
+        "is_lost",
         "is_rejected",
         "offset",
         "timestamp_ns",
@@ -57,7 +59,7 @@ class PulledMessage:
         self._stage = Stage.WAITING
         self.attempts = 0
         self.errors = ("", "")
-        self.is_rejected = False
+        self.is_rejected = self.is_lost = False
         self.offset = offset
         self.timestamp_ns = timestamp_ns
         self.id = id

@@ -268,9 +268,14 @@ class Outpost(ABC):
             )
             if self.settings.hooks.has_settling:
                 held.on_settled = self._settled
+            self._prepare(held)
             self.held[number] = held
             taken.append(held)
         return taken
+
+    def _prepare(self, held: HeldQueue) -> None:
+        """A queue is had from now on."""
+        held.say_started = None  # Nobody wants to know what is started.
 
     def _begin(self, connection: Connection, taken: Iterable[HeldQueue]) -> None:
         """Fetch from these, those that are still had."""

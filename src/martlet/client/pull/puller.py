@@ -87,6 +87,8 @@ class Puller(ABC, Generic[PostT]):
         bury = self._bury if on_giving_up is None else kept_by(on_giving_up)
         self._failures = PullFailures(retry, max_attempts, bury)
         self._crew = PullCrew(self._line, self._failures)
+        self._line.on_lost_often = self._lost_often
+        self._errands: set[asyncio.Task[None]] = set()
         if self._hooks.has_handling:
             self._crew.wrap = partial(self._hooks.handler, topic, group)
         if addresses is None and lookup is None:
@@ -216,6 +218,12 @@ class Puller(ABC, Generic[PostT]):
     def _check_entered(self) -> None:
         if not self._entered:
             raise Closed(f"use 'async with {type(self).__name__}(...)'")
+
+    def _lost_often(self, message: PulledMessage, count: int) -> None:
+        """Give up a message that members were lost by."""
+        task = asyncio.create_task(self._failures.lost_often(message, count))
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
 
     async def _bury(self, message: PulledMessage) -> str | None:
         for post in self._brokers.subscriptions:
@@ -366,6 +374,8 @@ class Puller(ABC, Generic[PostT]):
         ends_at_s = time.monotonic() + self._close_timeout_s
         goodbye_s = min(GOODBYE_S, self._close_timeout_s / 4)
         try:
+            for errand in self._errands:
+                errand.cancel()
             await self._crew.end(self._close_timeout_s - 2 * goodbye_s, besides)
             left_s = ends_at_s - goodbye_s - time.monotonic()
             await self._brokers.leave(max(goodbye_s, left_s))

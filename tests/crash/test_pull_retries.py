@@ -1,0 +1,195 @@
+"""Groups with a retry policy: what kills its members becomes a dead letter, and nothing beside.
+
+Members are processes of their own; all of them write down which messages they begin with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from martlet.address import Address
+from martlet.client import Identity, Producer
+from martlet.client.connection import Connection
+from martlet.testing import BrokerProcess
+
+pytestmark = pytest.mark.crash
+
+_PROGRAM = Path(__file__).with_name("poisoned_member.py")
+_LIMIT_S = 60.0
+_GOOD = [b"good %d" % n for n in range(100)]
+
+
+class Scene:
+    """A broker with a group that has a retry policy, and the group's members."""
+
+    def __init__(self, broker: BrokerProcess, path: Path) -> None:
+        self.broker = broker
+        self.ledger = path / "ledger"
+        self.ledger.touch()
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    async def call(self, method: str, **fields: Any) -> dict[str, Any]:
+        connection = await Connection.open(Address.parse(self.broker.tcp_address), Identity())
+        try:
+            return dict((await connection.call(method, **fields)).fields)
+        finally:
+            connection.close()
+            await connection.wait_lost()
+
+    async def begin(self, bodies: list[bytes], **policy: Any) -> None:
+        """Publish messages for a group that has that policy."""
+        await self.call("topic.create", topic="work")
+        await self.call("group.join", topic="work", group="g", client_id="first", start="first")
+        await self.call(
+            "channel.configure",
+            topic="work",
+            channel="g",
+            policy={"retry_delays_ms": [100], **policy},
+        )
+        async with Producer(self.broker.tcp_address) as producer:
+            await producer.publish_many("work", bodies)
+
+    def member(
+        self, concurrency: int = 1, handling_s: float = 0.0, how: str = "run"
+    ) -> subprocess.Popen[bytes]:
+        arguments = [self.broker.tcp_address, self.ledger, concurrency, handling_s, how]
+        process = subprocess.Popen([sys.executable, _PROGRAM, *map(str, arguments)])
+        self.processes.append(process)
+        return process
+
+    def begun(self) -> Counter[bytes]:
+        """How often each message was begun with."""
+        return Counter(self.ledger.read_bytes().splitlines())
+
+    async def killed(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait until a message has killed a member."""
+        async with asyncio.timeout(_LIMIT_S):
+            assert await asyncio.to_thread(process.wait) == 9
+
+    async def stopped(self, process: subprocess.Popen[bytes]) -> None:
+        """Have a member end as it should."""
+        process.terminate()
+        async with asyncio.timeout(_LIMIT_S):
+            assert await asyncio.to_thread(process.wait) == 0
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        ends_s = time.monotonic() + _LIMIT_S
+        while not condition():
+            assert time.monotonic() < ends_s, self.begun()
+            await asyncio.sleep(0.02)
+
+    async def done(self) -> None:
+        """Wait until everything is committed."""
+        ends_s = time.monotonic() + _LIMIT_S
+        while (told := await self.queue())["lag"]:
+            assert time.monotonic() < ends_s, told
+            await asyncio.sleep(0.02)
+
+    async def queue(self) -> dict[str, Any]:
+        described = await self.call("group.describe", topic="work", group="g")
+        return dict(described["queues"][0])
+
+    async def dead(self) -> list[dict[str, Any]]:
+        listed = await self.call("dead_letters.list")
+        if not listed["dead_letter_topics"]:
+            return []
+        shown = await self.call("dead_letters.show", topic="work", channel="g")
+        return list(shown["messages"])
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    with opened(tmp_path) as scene:
+        yield scene
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Scene]:
+    with BrokerProcess(path / "data") as broker:
+        scene = Scene(broker, path)
+        try:
+            yield scene
+        finally:
+            for process in scene.processes:
+                process.kill()
+                process.wait()
+
+
+async def test_a_slow_handler_with_many_prefetched_messages_buries_none(scene: Scene) -> None:
+    await scene.begin(_GOOD[:40], max_attempts=1)
+    scene.member(handling_s=0.05)
+    await scene.done()
+    assert scene.begun() == dict.fromkeys(_GOOD[:40], 1)
+    assert await scene.dead() == []
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "handling_s", "how"),
+    [(1, 0.0, "run"), (1, 0.005, "run"), (8, 0.005, "run"), (1, 0.0, "batches")],
+)
+async def test_a_message_that_kills_its_member_is_dead_after_three_and_its_neighbours_never(
+    scene: Scene, concurrency: int, handling_s: float, how: str
+) -> None:
+    await scene.begin([*_GOOD[:50], b"poison", *_GOOD[50:]], max_attempts=3)
+    for _ in range(3):
+        await scene.killed(scene.member(concurrency, handling_s, how))
+        assert await scene.dead() == []
+    last = scene.member(concurrency, handling_s, how)
+    await scene.done()
+    assert last.poll() is None
+    (letter,) = await scene.dead()
+    assert letter["reason"] == "disconnected"
+    begun = scene.begun()
+    assert begun[b"poison"] == 3
+    assert begun.keys() == {b"poison", *_GOOD}
+    assert (await scene.queue())["failures"] == {}
+
+
+async def test_what_a_crash_has_charged_is_what_was_started(scene: Scene) -> None:
+    await scene.begin([b"good 0", b"good 1", b"poison", *_GOOD[2:]], max_attempts=3)
+    await scene.killed(scene.member(handling_s=0.02))
+    assert (await scene.queue())["failures"] == {"2": 1}
+
+
+async def test_failures_outlive_a_broker_that_is_killed(scene: Scene) -> None:
+    await scene.begin([*_GOOD[:5], b"poison", *_GOOD[5:]], max_attempts=3)
+    for count in (1, 2, 3):
+        await scene.killed(scene.member(handling_s=0.01))
+        failures = (await scene.queue())["failures"]
+        assert failures["5"] == count
+        await asyncio.to_thread(scene.broker.kill)
+        await asyncio.to_thread(scene.broker.restart)
+        assert (await scene.queue())["failures"] == failures
+    scene.member()
+    await scene.done()
+    assert len(await scene.dead()) == 1
+    assert scene.begun()[b"poison"] == 3
+
+
+async def test_clean_stops_charge_nothing_and_delay_nothing(scene: Scene) -> None:
+    """Neither of members nor of the broker."""
+    await scene.begin(_GOOD[:50], max_attempts=2, retry_delays_ms=[3_600_000])
+    for count in (1, 2, 3):
+        process = scene.member(concurrency=4, handling_s=0.05)
+        await scene.until(lambda count=count: len(scene.begun()) >= 4 * count)  # type: ignore[misc]
+        await scene.stopped(process)
+        assert (await scene.queue())["failures"] == {}
+    member = scene.member(concurrency=4, handling_s=0.05)
+    await scene.until(lambda: len(scene.begun()) >= 20)
+    await asyncio.to_thread(scene.broker.stop)
+    await asyncio.to_thread(scene.broker.restart)
+    await scene.done()
+    assert member.poll() is None
+    assert (await scene.queue())["failures"] == {}
+    assert await scene.dead() == []
+    assert scene.begun().keys() == set(_GOOD[:50])
