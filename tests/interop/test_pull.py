@@ -366,7 +366,7 @@ async def test_a_group_that_was_reset_while_nobody_was_there(broker: Broker) -> 
     await call(broker, "group.reset", topic="t", group="g", to="offset", offset=6)
     async with member(broker) as consumer:
         assert [m.offset async for m in limited(consumer, 4)] == [6, 7, 8, 9]
-        with pytest.raises(CallRefused, match="members"):
+        with pytest.raises(CallRefused, match="has 1 member, "):
             await call(broker, "group.reset", topic="t", group="g", to="first")
         await call(broker, "group.reset", topic="t", group="g", to="first", force=True)
         assert [m.offset async for m in limited(consumer, 3)] == [0, 1, 2]
