@@ -79,4 +79,4 @@ async def test_refusing_is_told_and_counted_and_ends_once_consumers_have_finishe
             return bool(ends())
 
         await until(ended)
-        assert "writes were refused in" in ends()[0]
+        assert "writes had been refused in" in ends()[0]

@@ -173,10 +173,10 @@ class EventLog:
             self._refusing_since_ns = self._broker.clock()
             self._refused_before = log.refused_count - 1
             self._log.error(
-                "LOG: messages are refused: %s (the log has %d segments of %d bytes, a new one"
+                "LOG: messages are refused: %s (the log has %s of %d bytes, a new one"
                 " needs %d bytes, and %s are free on the disk)",
                 reason,
-                len(log.segments),
+                counted(len(log.segments), "segment"),
                 sum(segment.capacity for segment in log.segments),
                 log.segment_bytes,
                 self._free_bytes(),
@@ -194,11 +194,9 @@ class EventLog:
         if self._refusing_since_ns is not None and log.full is None and log.failed is None:
             refused_s = (self._broker.clock() - self._refusing_since_ns) / SECOND_NS
             self._refusing_since_ns = None
-            count = log.refused_count - self._refused_before
             self._log.info(
-                "LOG: messages are taken again: %d %s refused in %.1f s",
-                count,
-                "write was" if count == 1 else "writes were",
+                "LOG: messages are taken again: %s had been refused in %.1f s",
+                counted(log.refused_count - self._refused_before, "write"),
                 refused_s,
             )
 

@@ -22,7 +22,6 @@ from martlet.broker.history import Retention, Watermarks
 from martlet.broker.queue import Receipt
 from martlet.broker.relief import Relief
 from martlet.broker.restore import Restored, restore
-from martlet.broker.upkeep import allow_spares
 from martlet.layer.layer import SPACE_BYTES
 from martlet.options import BrokerOptions
 from martlet.plural import counted
@@ -39,6 +38,7 @@ from martlet.server.event_log import EventLog
 from martlet.server.journal_writer import JournalWriter
 from martlet.server.late_flushes import LateFlushes
 from martlet.server.lookup_peer import LookupPeers
+from martlet.server.room import LOOK_NS, LOOK_WHILE_FULL_NS, Room
 from martlet.server.start_warnings import warn
 from martlet.server.statsd import expand_prefix, push
 from martlet.server.tls import server_context
@@ -54,13 +54,6 @@ if TYPE_CHECKING:
     from martlet.server.http import Routes
 
 RECEIVE_BYTES = 1 << 18
-_LOOK_FOR_ROOM_NS = 1_000_000_000
-_LOOK_WHILE_FULL_NS = 100_000_000
-_TIGHT_S = 10
-_LOOKING_RESTS = 9
-"""A full log rests for so many times as long as it took to look for room."""
-_MANY_SEGMENTS = 3
-_MANY_BYTES = 64 << 20
 
 
 class Server:
@@ -96,7 +89,6 @@ class Server:
         """Whether what is written may be answered, with no flush to wait for."""
         self._alarm: asyncio.TimerHandle | None = None
         self._flushed_count = 0
-        self._tight_until_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._auth_servers = AuthServers(options) if options.auth_http_addresses else None
         self._empty: asyncio.Event | None = None
@@ -156,9 +148,10 @@ class Server:
         await self.lookups.set_addresses(options.lookupd_tcp_addresses)
         self._tasks.append(self.loop.create_task(warn(options, self.log)))
         self._every(options.journal_interval_ns, self._keep_journal, steady=True)
-        self._every(options.checkpoint_interval_ns, self._keep_checkpoint)
-        self._every(_LOOK_FOR_ROOM_NS, self._look_for_room)
-        self._every(_LOOK_WHILE_FULL_NS, self._look_while_full)
+        room = Room(self.broker, self.disk, self.relief, self.events)
+        self._every(options.checkpoint_interval_ns, room.keep_checkpoint)
+        self._every(LOOK_NS, room.look)
+        self._every(LOOK_WHILE_FULL_NS, room.look_while_full)
         self._every(options.sync_timeout_ns, self._keep_flushed)
 
     def _open_log(self) -> None:
@@ -192,7 +185,6 @@ class Server:
         except OSError as error:
             raise refusal(self.data_path, error) from error
         self.broker.log.refuse_percent = options.disk_refuse_percent
-        self._start_position = self.broker.log.position
         self._tell(restored)
 
     def _tell(self, restored: Restored) -> None:
@@ -450,40 +442,6 @@ class Server:
         if not self.disk.flushing:
             self._flushed_count = self.broker.stored_count
             self.disk.flush()
-
-    async def _look_for_room(self) -> None:
-        """Under much load, let go of segments while their pages are still in memory, to be
-        written again: fresh ones cost several times as much.
-        """
-        if self.broker.log.full is not None:
-            self.relief.relieve()
-        self.events.look_for_room()
-        written = self.broker.log.position - max(
-            self.disk.checkpoint_position, self._start_position
-        )
-        if written >= max(_MANY_SEGMENTS * self.options.segment_bytes, _MANY_BYTES):
-            await self.disk.checkpoint()
-
-    async def _look_while_full(self) -> None:
-        """Let go of segments as soon as consumers have finished what is in them.
-
-        That goes on for a while once there is some room: more is to come, as a rule.
-        """
-        began_s = self.loop.time()
-        if self.broker.log.full is not None:
-            self._tight_until_s = began_s + _TIGHT_S
-        if began_s < self._tight_until_s:
-            await self.disk.free_room()
-            await asyncio.sleep(_LOOKING_RESTS * (self.loop.time() - began_s))
-
-    async def _keep_checkpoint(self) -> None:
-        log = self.broker.log
-        # A full log may not move at all; then only a checkpoint can free segments.
-        moved = log.position != self.disk.checkpoint_position
-        if moved or log.full is not None or await self.disk.find_room():
-            await self.disk.checkpoint()
-        else:
-            allow_spares(self.broker)
 
 
 def _allow_many_files() -> None:
