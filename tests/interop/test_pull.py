@@ -623,7 +623,7 @@ async def test_a_span_of_offsets_holds_up_fetching(broker: Broker) -> None:
         await running
 
 
-async def test_several_brokers_each_share_out_their_own_queues(broker: Broker) -> None:
+async def test_a_member_alone_has_the_queues_of_all_brokers(broker: Broker) -> None:
     async with Broker() as second:
         addresses = [broker.tcp_address, second.tcp_address]
         for each in (broker, second):
