@@ -133,6 +133,8 @@ class _Client:
     def channel_closed(self) -> None:
         raise AssertionError("a channel was closed")
 
+    def failures_counted(self, max_attempts: int) -> None: ...
+
     def channel_grown(self, channel: object, consumer: object) -> None:
         raise AssertionError("a channel has grown")
 

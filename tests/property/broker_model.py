@@ -90,6 +90,8 @@ class ModelConsumer:
         """The channel was deleted."""
         self.closed = True
 
+    def failures_counted(self, max_attempts: int) -> None: ...
+
     def channel_grown(self, channel: WholeChannel, consumer: Subscriber) -> None:
         """It has several queues now."""
         self.grown = consumer

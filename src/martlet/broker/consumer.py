@@ -28,6 +28,11 @@ class Client(Protocol):
     def channel_grown(self, channel: WholeChannel, consumer: Subscriber) -> None:
         """The channel has several queues from now on: answer to this one, as this one."""
 
+    def failures_counted(self, max_attempts: int) -> None:
+        """So many failures a message may have from now on, -1 for any number; 0 where they are not
+        counted. Only who says what it starts is told.
+        """
+
 
 class _Nobody:
     def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
@@ -38,6 +43,9 @@ class _Nobody:
         """Nobody is told."""
 
     def channel_grown(self, channel: WholeChannel, subscriber: Subscriber) -> None:
+        """Nobody is told."""
+
+    def failures_counted(self, max_attempts: int) -> None:
         """Nobody is told."""
 
 

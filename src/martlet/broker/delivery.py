@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from martlet.broker.consumer import Consumer, Lease
 from martlet.broker.cursor import Cursor
 from martlet.broker.nearness import NearLine
-from martlet.broker.progress import next_rank
+from martlet.broker.progress import next_rank, notes_of
 from martlet.broker.schedule import Alarm, Schedule
 from martlet.broker.stretch import merged
 from martlet.broker.trail import Step
@@ -128,6 +128,8 @@ class Delivery(ABC):
         """Which messages it gets; None for all."""
         self.trail: Trail | None = None
         """What becomes of its messages, where that is traced."""
+        self.counts_failures = False
+        """Whether a policy decides about messages that fail."""
         self.order: Order | GroupQueue | None = None
         """In which order messages go out; None for NSQ's."""
         self._by_number: dict[int, Consumer] = {}
@@ -351,13 +353,15 @@ class Delivery(ABC):
         deadline_ns = now_ns + consumer.timeout_ns
         stragglers = self.cursor.stragglers
         known = stragglers.by_offset.get(offset)
-        failures, asked_rank = 0, 0
+        failures, asked_rank, is_suspect = 0, 0, False
         if known is not None:
-            failures = known.failures
+            failures, is_suspect = known.failures, known.is_suspect
             asked_rank = known.asked_rank if known.last_owner is consumer else 0
+            if failures and self.counts_failures and consumer.progress.says_started:
+                properties += notes_of(failures, is_suspect=is_suspect)
         stragglers.hold(
             offset, attempts, consumer, now_ns, deadline_ns, failures, next_rank(), asked_rank
-        )
+        ).is_suspect = is_suspect
         if attempts > 1:
             self.retry_count += 1
         if self.trail is not None:

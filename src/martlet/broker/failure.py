@@ -9,7 +9,7 @@ consumer with the number 0, has in flight.  A restart finds them due.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from martlet.broker.consumer import NOBODY, Consumer
@@ -73,6 +73,11 @@ class Failures(Delivery):
         return self._retry is not None
 
     @property
+    def max_attempts(self) -> int:
+        """How often a message may fail; -1 for ever, 0 where failures are not counted."""
+        return 0 if self._retry is None else self._retry.max_attempts or -1
+
+    @property
     def policy(self) -> ChannelPolicy:
         """What is set for it."""
         return self._policy
@@ -81,6 +86,7 @@ class Failures(Delivery):
     def policy(self, policy: ChannelPolicy) -> None:
         self._policy = policy
         self._retry = Retry.of(policy)
+        self.counts_failures = self._retry is not None
 
     # what consumers answer
 
@@ -113,6 +119,29 @@ class Failures(Delivery):
         self.resume(consumer)
         self.pump()
 
+    def give_back(self, consumer: Consumer, offsets: Iterable[int]) -> int:
+        """A client has not tried these: they come again at once, with no attempt more than before.
+        Returns how many of them were in flight.
+        """
+        now_ns, count = self._around.clock(), 0
+        for offset in offsets:
+            try:
+                held = self._let_go(consumer, offset)
+            except NotInFlight:
+                continue  # Its time was over: others have it already.
+            held.attempts -= 1
+            if not held.attempts:
+                self.retry_count += 1  # It shows no other way that it is delivered again.
+            self._again(offset, held, now_ns, Cause.GIVEN_BACK, failed=False, consumer=consumer)
+            count += 1
+        consumer.in_flight_count -= count
+        consumer.requeue_count += count
+        self.requeue_count += count
+        self._changed()
+        self.resume(consumer)
+        self.pump()
+        return count
+
     def reject(self, consumer: Consumer, offset: int, reason: Reason, error: str = "") -> None:
         """A consumer says that a message should not come again: it becomes a dead letter.
 
@@ -144,7 +173,7 @@ class Failures(Delivery):
             held.failures,
             held.rank,
             held.asked_rank,
-        )
+        ).is_suspect = held.is_suspect
         consumer.settle_progress()
         consumer.progress.touched(held.rank, offset, deadline_ns)
         self._alarm.at(deadline_ns)
@@ -277,6 +306,7 @@ class Failures(Delivery):
             self._bury(offset, attempts, failures, cause.value)
             return None
         again = self.cursor.stragglers.wait(offset, attempts, now_ns + delay_ns, now_ns, failures)
+        again.is_suspect = cause is Cause.GIVEN_BACK if failed else held.is_suspect
         if delay_ns:
             self._alarm.at(now_ns + delay_ns)
         return again

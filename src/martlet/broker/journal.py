@@ -29,7 +29,8 @@ A cursor entry is binary, little-endian::
      0 channel u32 | 4 flags u32 (1 = full, 2 = charges) | 8 next u64 | 16 scheduled end u64
     24 ranges u32  | 28 changed u32 | 32 removed u32 | 36 number u32
     40 ranges x (first u64, end u64)      unfinished in the window
-     . changed x (offset u64, due i64 ns, attempts u32, failures + 1 u32)
+     . changed x (offset u64, due i64 ns, attempts u32, failures u32)
+     .                                    failures: 31 bits, 1 more than it has; 1 bit, suspect
      . removed x offset u64
      . with charges: count u64, count x (offset u64, due i64 ns, failures u32, is over u32)
      . errors, up to the end: offset u64, lengths of first and last u32, u32, first, last
@@ -79,6 +80,7 @@ _CHANGED = np.dtype(
 _COUNT = struct.Struct("<Q")
 _CHARGES = np.dtype([("offset", "<u8"), ("due_ns", "<i8"), ("failures", "<u4"), ("is_over", "<u4")])
 _MOST_U32 = (1 << 32) - 1
+_SUSPECT = 1 << 31
 
 SEPARATOR = b"\0"
 """Stands between the JSON of an entry of transactions and packed outcomes."""
@@ -126,7 +128,7 @@ def pack_cursor(channel: int, cursor: Cursor, scheduled_end: int, *, full: bool)
             offset,
             s.due_ns if s.owner is None else 0,
             min(s.attempts, _MOST_U32),
-            min(s.failures + 1, _MOST_U32),
+            min(s.failures + 1, _SUSPECT - 1) | _SUSPECT * s.is_suspect,
         )
         for offset in sorted(offsets)
         for s in (stragglers.by_offset[offset],)
@@ -198,6 +200,8 @@ class CursorState:
     ranges: list[tuple[int, int]] = field(default_factory=list)
     stragglers: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     """offset: (attempts, due_ns, failures)"""
+    suspects: set[int] = field(default_factory=set)
+    """Those whose last failure was a lost connection."""
     errors: dict[int, tuple[str, str]] = field(default_factory=dict)
     """offset: what was said when it failed first and last"""
     charges: dict[int, Charge] = field(default_factory=dict)
@@ -218,13 +222,16 @@ class CursorState:
         self.ranges = [(first, end) for first, end in rows.tolist()]
         at += 16 * ranges
         if flags & _FULL:
-            self.stragglers, self.errors, self.charges = {}, {}, {}
+            self.stragglers, self.suspects = {}, set()
+            self.errors, self.charges = {}, {}
         for offset, due_ns, attempts, told in np.frombuffer(entry, _CHANGED, changed, at).tolist():
-            failures = told - 1 if told else max(0, attempts - (not due_ns))
+            failures = told % _SUSPECT - 1 if told else max(0, attempts - (not due_ns))
             self.stragglers[offset] = (attempts, due_ns, failures)
+            (self.suspects.add if told >= _SUSPECT else self.suspects.discard)(offset)
         at += _CHANGED.itemsize * changed
         for offset in np.frombuffer(entry, "<u8", removed, at).tolist():
             self.stragglers.pop(offset, None)
+            self.suspects.discard(offset)
             self.errors.pop(offset, None)
         at += 8 * removed
         if flags & _CHARGED:
@@ -254,7 +261,8 @@ class CursorState:
                     cursor.stragglers.wait(offset, 1, 0, now_ns)
         for offset in sorted(self.stragglers):
             attempts, due_ns, failures = self.stragglers[offset]
-            cursor.stragglers.wait(offset, attempts, due_ns, now_ns, failures)
+            straggler = cursor.stragglers.wait(offset, attempts, due_ns, now_ns, failures)
+            straggler.is_suspect = offset in self.suspects
         for offset, (first_error, last_error) in self.errors.items():
             if offset in self.stragglers:
                 cursor.stragglers.keep_errors(offset, first_error, last_error)

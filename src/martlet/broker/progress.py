@@ -23,11 +23,21 @@ from __future__ import annotations
 
 from itertools import count
 
+from martlet.properties import Properties
+
 Rank = tuple[int, int]
 """Rank and offset of a message: the order of delivery to a client."""
 NOTHING: Rank = (0, -1)
 
 next_rank = count(1).__next__
+
+
+def notes_of(failures: int, *, is_suspect: bool) -> bytes:
+    """What a client that says what it starts is told of a message that has failed before, packed
+    as properties: ``failures``, and ``suspect`` where the last one was a lost connection.
+    """
+    suspect = {"suspect": "1"} if is_suspect else {}
+    return Properties(system={"failures": str(failures), **suspect}).pack()
 
 
 class Progress:

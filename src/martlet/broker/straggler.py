@@ -36,6 +36,8 @@ class Straggler(Generic[OwnerT]):
         asked_rank: of the first of several deliveries to the same owner, who has not answered one;
             an answer may be to that.
         last_owner: who had it in flight when its time ran out, and may answer it yet.
+        is_suspect: whether its last failure was that the connection was lost: it may be what
+            brought the client down.
     """
 
     attempts: int
@@ -46,6 +48,7 @@ class Straggler(Generic[OwnerT]):
     rank: int = 0
     asked_rank: int = 0
     last_owner: OwnerT | None = None
+    is_suspect: bool = False
 
 
 class Stragglers(Generic[OwnerT]):
@@ -126,16 +129,17 @@ class Stragglers(Generic[OwnerT]):
         failures: int = 0,
         rank: int = 0,
         asked_rank: int = 0,
-    ) -> None:
+    ) -> Straggler[OwnerT]:
         """A message is in flight to an owner until a deadline."""
         self._leave(offset)
-        self.by_offset[offset] = Straggler(
+        straggler = self.by_offset[offset] = Straggler(
             attempts, deadline_ns, delivered_at_ns, owner, failures, rank, asked_rank or rank
         )
         self.in_flight_count += 1
         self.changed.add(offset)
         self.removed.discard(offset)
         self._at(deadline_ns, offset)
+        return straggler
 
     def _at(self, due_ns: int, offset: int) -> None:
         if len(self._times) > 2 * len(self.by_offset) + 64:

@@ -154,9 +154,14 @@ class Topic(Part):
         check_dead_letter_topic(policy.dead_letter_topic, self.name)
         check_kind(channel, policy)
         self.journal_channel(name, policy=policy.told())
+        before = channel.max_attempts
         for part in channel.parts:
             part.configure(policy)
             part.pump()
+        if channel.max_attempts != before:
+            for consumer in channel.consumers:
+                if consumer.progress.says_started:
+                    consumer.client.failures_counted(channel.max_attempts)
 
     def _change(self, changes: Sequence[Description]) -> None:
         """Write down what changes of each part, and then change it: all stays as it is where that

@@ -14,7 +14,7 @@ so an id leads to both without a table, and a run of them by two operations on a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -119,6 +119,23 @@ class WholeChannel:
             lambda part, share, offset: part.requeue(share, offset, delay_ns, error, cause),
         )
 
+    def give_back(self, subscriber: Subscriber, places: Iterable[int]) -> int:
+        """These were not tried. Returns how many of them were in flight."""
+        offsets: dict[int, list[int]] = {}
+        for place in places:
+            number = (place & ID_MASK) >> OFFSET_BITS
+            offsets.setdefault(number, []).append(place & OFFSET_MASK)
+        subscriber.held = True
+        try:
+            return sum(
+                self.parts[number].give_back(subscriber.shares[number], some)
+                for number, some in offsets.items()
+                if number < len(subscriber.shares)
+            )
+        finally:
+            subscriber.held = False
+            subscriber.go_on()
+
     def reject(self, subscriber: Subscriber, place: int, reason: Reason, error: str = "") -> None:
         """The message becomes a dead letter. Raises NotInFlight."""
         self._answer(
@@ -191,6 +208,11 @@ class WholeChannel:
     def retries(self) -> bool:
         """Whether the broker decides about messages that fail."""
         return self.parts[0].retries
+
+    @property
+    def max_attempts(self) -> int:
+        """How often a message may fail; -1 for ever, 0 where failures are not counted."""
+        return self.parts[0].max_attempts
 
     @property
     def depth(self) -> int:

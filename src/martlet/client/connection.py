@@ -9,6 +9,7 @@ that came too late); after any other the broker hangs up, and so does the client
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, cast
@@ -34,6 +35,7 @@ from martlet.protocol.frames import (
     BadFrame,
     CallAnswer,
     Carried,
+    ChannelNews,
     ErrorReply,
     FrameSplitter,
     Response,
@@ -102,6 +104,8 @@ class Connection(asyncio.BufferedProtocol):
         on_run: called with each run of messages, as soon as it is received.
         on_refusal: called when a finish, requeue or touch came too late.
         on_writable: called when more may be written, after it could not.
+        max_attempts: how often a message of the channel may fail, -1 for ever; 0 where the broker
+            does not count failures.
     """
 
     def __init__(
@@ -110,6 +114,7 @@ class Connection(asyncio.BufferedProtocol):
         loop = asyncio.get_running_loop()
         self.address = address
         self.features = Features()
+        self.max_attempts = 0
         self.lost: asyncio.Future[ConnectionLost] = loop.create_future()
         self.on_run: Callable[[MessageRun], None] = _ignore_run
         self.on_refusal: Callable[[Refused], None] = _ignore_refusal
@@ -264,6 +269,8 @@ class Connection(asyncio.BufferedProtocol):
                     self._carried, self._carried_from = Block(piece.data), 0
                 elif type(piece) is CallAnswer:
                     self._calls.answered(piece.data)
+                elif type(piece) is ChannelNews:
+                    self._learn(piece)
         except (BadFrame, BadProperties) as error:
             self.abort(ConnectionLost(f"{self.address}: {error}"))
 
@@ -292,6 +299,12 @@ class Connection(asyncio.BufferedProtocol):
         self._calls.lost(error)
 
     # What came.
+
+    def _learn(self, news: ChannelNews) -> None:
+        try:
+            self.max_attempts = int(json.loads(news.data)["max_attempts"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadFrame(f"what it says of the channel cannot be read: {error}") from None
 
     def _carry(self, run: MessageRun, block: Block) -> None:
         """Give messages the properties that came before them."""

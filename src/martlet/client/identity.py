@@ -127,6 +127,7 @@ class Identity:
             "deflate": self.compression == "deflate",
             "snappy": self.compression == "snappy",
             "martlet": True,
+            "martlet_started": True,
         }
         if self.compression == "deflate":
             fields["deflate_level"] = self.deflate_level

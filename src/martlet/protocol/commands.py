@@ -13,6 +13,7 @@ and to a broker that speaks more than NSQ's protocol (see `martlet.protocol.nsq_
     SEND topic\n size u32 | options size u32 | JSON | properties size u32 | properties |
         count u32 | count x (size u32 | body)
     CALL number method\n size u32 | JSON
+    STARTED id\n
 
 Names and numbers are the caller's to check: a name with a space in it would be another command.
 """
@@ -141,6 +142,11 @@ def requeue(message_id: bytes, delay_ms: int) -> bytes:
 def touch(message_id: bytes) -> bytes:
     """Have a message's time start anew."""
     return b"TOUCH %b\n" % message_id
+
+
+def started(message_id: bytes) -> bytes:
+    """Say that the message is handled from now on, and all that came before it were."""
+    return b"STARTED %b\n" % message_id
 
 
 def finish_array(ids: NDArray[np.void]) -> bytes:

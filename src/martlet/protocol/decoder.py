@@ -36,6 +36,7 @@ from martlet.protocol.nsq_v2 import (
     Ready,
     Requeue,
     Send,
+    Started,
     State,
     Subscribe,
     Touch,
@@ -159,6 +160,9 @@ class Decoder:
             return Touch(_message_id(words[1]))
         if verb == b"CLS":
             return _CLOSE
+        if verb == b"STARTED":
+            _at_least(words, 2, "STARTED insufficient number of params")
+            return Started(_message_id(words[1]))
         _at_least(words, 3, "SUB insufficient number of parameters")
         for word, what, code in ((words[1], "topic", "TOPIC"), (words[2], "channel", "CHANNEL")):
             if not self._is_valid_name(_text(word)):

@@ -4,7 +4,8 @@ Everything that an NSQ broker sends is a frame, big-endian::
 
     size u32 | type u32 | data            size counts the type and the data
                0 = response, 1 = error, 2 = message; of Martlet's brokers alone, where a client
-               has asked for that: 16 = properties of the messages behind it, 17 = answer to a call
+               has asked for that: 16 = properties of the messages behind it, 17 = answer to a call,
+               18 = what a consumer has to know of its channel
 
 and a message frame's data is::
 
@@ -29,8 +30,8 @@ from martlet.protocol.message_run import FRAME_HEADER_BYTES, FRAME_SIZE_EXTRA, M
 from martlet.unreachable import TCP_WANTED
 
 RESPONSE, ERROR, MESSAGE = range(3)
-PROPERTIES, ANSWER = 16, 17
-_KNOWN = frozenset({RESPONSE, ERROR, MESSAGE, PROPERTIES, ANSWER})
+PROPERTIES, ANSWER, CHANNEL = 16, 17, 18
+_KNOWN = frozenset({RESPONSE, ERROR, MESSAGE, PROPERTIES, ANSWER, CHANNEL})
 HEADER_BYTES = 8
 SPACE_BYTES = 256 * 1024
 """What a splitter offers to be received into, unless a frame needs more."""
@@ -89,12 +90,20 @@ class CallAnswer:
     data: bytes
 
 
-Piece = Response | ErrorReply | MessageRun | Carried | CallAnswer
-_PIECES: dict[int, type[Response | ErrorReply | Carried | CallAnswer]] = {
+@dataclass(frozen=True, slots=True)
+class ChannelNews:
+    """What a consumer has to know of its channel: JSON."""
+
+    data: bytes
+
+
+Piece = Response | ErrorReply | MessageRun | Carried | CallAnswer | ChannelNews
+_PIECES: dict[int, type[Response | ErrorReply | Carried | CallAnswer | ChannelNews]] = {
     RESPONSE: Response,
     ERROR: ErrorReply,
     PROPERTIES: Carried,
     ANSWER: CallAnswer,
+    CHANNEL: ChannelNews,
 }
 
 

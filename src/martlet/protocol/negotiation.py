@@ -27,7 +27,7 @@ _INTEGERS = (
     "sample_rate",
     "msg_timeout",
 )
-_BOOLEANS = ("feature_negotiation", "tls_v1", "deflate", "snappy", "martlet")
+_BOOLEANS = ("feature_negotiation", "tls_v1", "deflate", "snappy", "martlet", "martlet_started")
 
 
 @dataclass
@@ -46,6 +46,8 @@ class Identity:
     sample_rate: int = 0
     extended: bool = False
     """Whether it speaks more than NSQ's protocol."""
+    says_started: bool = False
+    """Whether it says which messages it starts to handle."""
 
 
 def default_identity(options: BrokerOptions, address: str) -> Identity:
@@ -148,6 +150,7 @@ def negotiate(
             "topology_zone": options.topology_zone,
         }
     identity.extended = bool(told["martlet"])
+    identity.says_started = identity.extended and bool(told["martlet_started"])
     extensions = {"martlet": _extensions(options)} if identity.extended else {}
     answer = json.dumps(
         {

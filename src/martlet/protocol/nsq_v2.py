@@ -17,9 +17,17 @@ A client that has said ``"martlet": true`` in IDENTIFY may also say::
     SEND topic\n | size u32 | options size u32 | JSON | properties size u32 | properties |
         count u32 | count x (size u32 | body)
     CALL number method\n | size u32 | JSON
+    STARTED id\n
 
 and gets frames of two more types: properties (see `martlet.properties`) before the messages that
 have them, and the answers to its calls, ``number u32 | JSON size u32 | JSON | data``.
+
+One that has said ``"martlet_started": true`` too is told, by a frame of the type CHANNEL, whether
+its channel counts failures (``{"max_attempts": n}``, -1 for no limit, 0 where it does not), behind
+the answer to SUB where it does and whenever that changes.  As long as it does, the client says
+STARTED before it begins to handle messages: that one and all that were delivered to it before are
+started.  Should it be lost, or their time run out, those have failed, and no others; what has
+failed before comes with properties of the broker's, ``failures`` and ``suspect``.
 
 What is sent back is a frame, ``size u32 | type u32 | data``, size counting the type too.
 What a connection may say, and when, is the table `ALLOWED`.
@@ -56,6 +64,8 @@ class FrameType(IntEnum):
     """What the messages right behind it carry."""
     ANSWER = 17
     """To a call."""
+    CHANNEL = 18
+    """What a consumer has to know of its channel."""
 
 
 def frame(type: FrameType, data: bytes) -> bytes:
@@ -91,10 +101,12 @@ ALLOWED: dict[bytes, frozenset[State]] = {
     b"DPUB": frozenset(State),
     b"SEND": frozenset(State),
     b"CALL": frozenset(State),
+    b"STARTED": frozenset({State.SUBSCRIBED, State.CLOSING}),
 }
-EXTENSIONS = frozenset({b"SEND", b"CALL"})
+EXTENSIONS = frozenset({b"SEND", b"CALL", b"STARTED"})
 """Commands of Martlet's own clients."""
-EXTENSION_VERSION = 1
+EXTENSION_VERSION = 2
+"""2: STARTED."""
 
 
 class ProtocolError(Exception):
@@ -169,6 +181,12 @@ class Touch(NamedTuple):
     id: bytes
 
 
+class Started(NamedTuple):
+    """STARTED."""
+
+    id: bytes
+
+
 class Publish(NamedTuple):
     """PUB, MPUB or DPUB, or a run of PUBs.
 
@@ -225,7 +243,7 @@ class Nop(NamedTuple):
     """NOP."""
 
 
-Answer = Finish | FinishRun | Requeue | Touch
+Answer = Finish | FinishRun | Requeue | Touch | Started
 Command = Identify | Auth | Subscribe | Ready | Answer | Publish | Send | Call | Close | Nop
 
 

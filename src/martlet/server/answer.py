@@ -1,4 +1,4 @@
-"""Answers of consumers to the messages that they hold: FIN, REQ and TOUCH.
+"""Answers of consumers to the messages that they hold: FIN, REQ, TOUCH and STARTED.
 
 An id less the first queue's base is an offset, or of a topic of several queues a place (see
 `martlet.broker.whole`).
@@ -75,6 +75,15 @@ def touch(connection: Connection, command: v2.Touch) -> None:
         channel.touch(consumer, channel.queue.offset_of(command.id))
     except (NotInFlight, ValueError) as error:
         connection.refuse(_not_done("TOUCH", command.id, error))
+
+
+def started(connection: Connection, command: v2.Started) -> None:
+    """STARTED."""
+    channel, consumer = connection.subscription()
+    try:
+        channel.started(consumer, channel.queue.offset_of(command.id))
+    except (NotInFlight, ValueError):
+        return  # Its time was over, as was that of all before it.
 
 
 def _not_done(verb: str, id: bytes, error: Exception) -> v2.ProtocolError:

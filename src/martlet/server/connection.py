@@ -411,6 +411,11 @@ class Connection(asyncio.BufferedProtocol):
         """The channel has several queues from now on."""
         self.channel, self.consumer = channel, consumer
 
+    def failures_counted(self, max_attempts: int) -> None:
+        """The channel counts failures from now on, or no longer does."""
+        told = b'{"max_attempts":%d}' % max_attempts
+        self.reply(v2.frame(v2.FrameType.CHANNEL, told))
+
     def pause_writing(self) -> None:
         """The client does not read as fast as it is sent to: its output queue is full."""
         self.brief = False
@@ -442,6 +447,7 @@ _HANDLERS: dict[type, Callable[[Connection, Any], None]] = {
     v2.Finish: answer.finish,
     v2.Requeue: answer.requeue,
     v2.Touch: answer.touch,
+    v2.Started: answer.started,
     v2.Publish: publish,
     v2.Send: send,
     v2.Call: call,

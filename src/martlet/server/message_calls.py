@@ -7,7 +7,8 @@
                         wrong
 ``message.dead``        the message goes to the channel's dead-letter topic; ``reason`` is
                         ``rejected`` or ``given_up``, ``error`` says what went wrong
-``message.give_back``   nothing was tried with the messages ``ids``: they go to others at once
+``message.give_back``   nothing was tried with the messages ``ids``: they go to others at once, and
+                        this delivery does not count
 ======================  ============================================================================
 
 ``message.dead`` is answered when the broker has taken it on: from then on the message is on its way
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from martlet.broker.dead_letter_topic import LONGEST_ERROR, Reason
 from martlet.broker.errors import NotInFlight
-from martlet.broker.retry import DELAY_LEVELS_MS, MILLISECOND_NS, Cause, level_ms
+from martlet.broker.retry import DELAY_LEVELS_MS, MILLISECOND_NS, level_ms
 from martlet.server.arguments import CallError
 
 if TYPE_CHECKING:
@@ -94,15 +95,8 @@ class MessageCalls:
         """Have messages delivered to others. Answers how many were in flight."""
         arguments.only("ids")
         channel, consumer = _subscription(caller)
-        count = 0
-        for id in arguments.sequence("ids", most=_MOST_IDS):
-            try:
-                offset = _offset(channel, id)
-                channel.requeue(consumer, offset, 0, cause=Cause.GIVEN_BACK)
-            except NotInFlight:
-                continue  # Its time was over: others have it already.
-            count += 1
-        return {"count": count}
+        offsets = [_offset(channel, id) for id in arguments.sequence("ids", most=_MOST_IDS)]
+        return {"count": channel.give_back(consumer, offsets)}
 
 
 def _subscription(caller: Caller) -> tuple[Channel | WholeChannel, Any]:

@@ -63,6 +63,7 @@ def subscribe(connection: Connection, command: v2.Subscribe) -> None:
                 (server.options.topology_zone, server.options.topology_region),
                 (connection.identity.topology_zone, connection.identity.topology_region),
             ),
+            says_started=connection.identity.says_started,
         )
     except Conflict as error:
         # Another attempt would get no other answer, which is what this code tells clients.
@@ -71,6 +72,8 @@ def subscribe(connection: Connection, command: v2.Subscribe) -> None:
         raise v2.ProtocolError("E_SUB_FAILED", f"SUB failed {error}") from error
     connection.decoder.state = v2.State.SUBSCRIBED
     connection.reply(v2.OK)
+    if connection.channel.max_attempts and connection.identity.says_started:
+        connection.failures_counted(connection.channel.max_attempts)
 
 
 def ready(connection: Connection, command: v2.Ready) -> None:

@@ -81,6 +81,8 @@ class Client:
     def channel_closed(self) -> None:
         self.closed = True
 
+    def failures_counted(self, max_attempts: int) -> None: ...
+
     def channel_grown(self, channel: WholeChannel, consumer: Subscriber) -> None:
         self.grown = channel, consumer
 

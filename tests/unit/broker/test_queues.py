@@ -40,6 +40,8 @@ class Client:
     def channel_closed(self) -> None:
         self.closed += 1
 
+    def failures_counted(self, max_attempts: int) -> None: ...
+
     def channel_grown(self, channel: WholeChannel, consumer: Subscriber) -> None:
         self.channel, self.consumer = channel, consumer
 
