@@ -134,6 +134,18 @@ class Answers:
         self.requeued += 1
         self._call("message.give_back", ids=[message_id.decode()])
 
+    @property
+    def max_attempts(self) -> int:
+        """How often a message may fail, -1 for ever; 0 where the broker does not count failures."""
+        return self._connection.max_attempts
+
+    def started(self, message_id: bytes) -> None:
+        """Tell at once that the message, and all that came before it, are being dealt with; what is
+        answered is told before that. It is on its way when the event loop has come round.
+        """
+        self.flush()
+        self._connection.write(commands.started(message_id))
+
     def touch(self, message_id: bytes) -> None:
         """Ask for more time for the message."""
         self._others.append(commands.touch(message_id))

@@ -76,6 +76,13 @@ class Batch(Decoded):
         """The same, without waiting until the broker has read it."""
         self.answers.touch_array(self._run.ids()[self._open])
 
+    def start(self) -> bool:
+        """Tell the broker that the messages are being dealt with, if it wants to know that."""
+        if not self.answers.max_attempts:
+            return False
+        self.answers.started(self._run.ids()[-1].tobytes())
+        return True
+
     def give_back(self) -> None:
         """Have the broker deliver what is not answered to others, without waiting."""
         if self.is_open:

@@ -28,6 +28,7 @@ from martlet.client.identity import Compression, Identity, TlsChoice
 from martlet.client.name import check_name, check_tags
 from martlet.client.readiness import Rotation
 from martlet.client.receiver import Receiver
+from martlet.client.returner import Returner
 from martlet.client.subscription import Subscription
 from martlet.client.watchdog import Sight, Watchdog
 
@@ -156,6 +157,8 @@ class Consumer(Receiver):
         self._identity = (identity or Identity()).secured(tls, compression, auth_secret)
         self._losses = Losses()
         self._inbox.on_expired = self._losses.on_expired
+        self._returner = Returner(self._inbox)
+        self._returner.hold, self._returner.go_on = self._hold, self._go_on
         self._flow = Flow(
             max_in_flight,
             rotation or Rotation(),
@@ -269,7 +272,7 @@ class Consumer(Receiver):
             is_held_back=flow.is_paused or not flow.max_in_flight,
             backoff=flow.state,
             trial_at_s=flow.trial_at_s,
-            waiting=inbox.count(),
+            waiting=inbox.count() + self._returner.returned_count,
             progress=(
                 counts.finished,
                 counts.requeued,
@@ -323,7 +326,17 @@ class Consumer(Receiver):
 
     def _on_ready(self, subscription: Subscription) -> None:
         self._toucher.connected(subscription.message_timeout_s)
+        self._returner.connected(subscription.message_timeout_s)
         self._flow.add(subscription)
+
+    def _hold(self, answers: Answers) -> None:
+        for subscription in self._brokers.subscriptions:
+            if subscription.is_answered_by(answers):
+                subscription.hold()
+
+    def _go_on(self) -> None:
+        for subscription in self._brokers.subscriptions:
+            subscription.go_on()
 
     def _on_lost(self, subscription: Subscription, answers: Answers) -> None:
         self._inbox.forget(answers)
@@ -362,5 +375,6 @@ class Consumer(Receiver):
     async def _hang_up(self, timeout_s: float = GOODBYE_S) -> None:
         self._flow.stop()
         self._toucher.close()
+        self._returner.close()
         self._watchdog.end()
         await self._brokers.close(timeout_s)

@@ -72,6 +72,7 @@ class Crew:
         handler = self.wrap(handler)
         workers = [Worker(self._inbox, handler, self._failures) for _ in range(concurrency)]
         self._toucher.begin(workers)
+        self._inbox.worker_count += concurrency
         try:
             async with asyncio.TaskGroup() as group:
                 for number, worker in enumerate(workers):
@@ -80,6 +81,7 @@ class Crew:
                     task.add_done_callback(self._workers.pop)
         finally:
             self._toucher.end(workers)
+            self._inbox.worker_count -= concurrency
 
     async def end(self, timeout_s: float, besides: Iterable[asyncio.Task[object]] = ()) -> None:
         """Wait until the handlers are done, no longer than so; cancel the others.

@@ -85,8 +85,10 @@ class FailurePolicy:
     """Deals with messages that were not handled.
 
     Args:
-        retry: how long a message waits, by its attempts.
+        retry: how long a message waits, by how often it was tried.
         max_attempts: a message that comes for more than so many times is given up; 0 for none.
+            Where a Martlet broker counts failures (its channel has a retry policy), those count,
+            and not the times that it came and was not handled.
         on_giving_up: gets it, before it is finished.
     """
 
@@ -116,7 +118,7 @@ class FailurePolicy:
         logger.error(
             "handler failed for message %s, attempt %d; %s",
             message.id.decode("ascii", "replace"),
-            message.attempts,
+            message.tries,
             "it had answered it" if message.is_answered else again,
             exc_info=error,
         )
@@ -149,7 +151,7 @@ class FailurePolicy:
         logger.error(
             "giving up message %s: it has come %s, max_attempts is %d%s",
             message.id.decode("ascii", "replace"),
-            counted(message.attempts, "time"),
+            counted(message.tries, "time"),
             self.attempt_limit,
             "" if self._on_giving_up else where,
         )
@@ -188,4 +190,4 @@ class FailurePolicy:
             message.give_back()
 
     def _delay_ms(self, message: Message) -> int:
-        return round(1000 * self._retry.delay_s(message.attempts))
+        return round(1000 * self._retry.delay_s(message.tries))

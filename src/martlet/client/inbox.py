@@ -2,6 +2,17 @@
 
 Runs of messages stay as they came until somebody takes a message, which makes message objects of
 one run, or a batch, which makes none.
+
+Where a broker counts failures it is told which messages are started before they are handed out, and
+that has to be on its way before a handler can end the process.  So there what is ready comes in
+runs that are told at once, a turn of the event loop before: as many messages as are handled in one
+turn, or as there are idle workers; one where handlers take long::
+
+    came      | rest: not started | told, on its way | ready: started | handed out
+                                  1 turn             ^ to be taken from the left
+
+A message that has failed before has a run of its own, and one that was with a client when that was
+lost is handled while nothing else is: so if it ends this process too, it is found alone.
 """
 
 from __future__ import annotations
@@ -11,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +30,12 @@ from numpy.typing import NDArray
 from martlet.client.answers import Answers
 from martlet.client.batch import Batch
 from martlet.client.message import Message
-from martlet.client.takers import Takers
+from martlet.client.takers import TURN_S, Takers
+from martlet.properties import Properties
 from martlet.protocol.message_run import MessageRun
+
+_LONGEST_RUN = 1024
+"""So many messages are told of as started at once."""
 
 
 @dataclass(slots=True)
@@ -48,6 +64,8 @@ class Inbox(Takers):
             than the broker's message timeout; the broker delivers them again, so that handling
             them here would be for nothing.
         taken: how many runs of messages were begun or handed out.
+        worker_count: how many workers take messages from here.
+        on_hungry: called when somebody waits for a message after `take_late` found some.
     """
 
     def __init__(self) -> None:
@@ -57,6 +75,18 @@ class Inbox(Takers):
         self.touch_at_s = 0.0
         self.on_expired: Callable[[int], None] = lambda _count: None
         self.taken = 0
+        self.worker_count = 0
+        self.on_hungry: Callable[[], None] | None = None
+        self._rest: deque[Message] = deque()
+        """What follows in the current delivery, and is not started."""
+        self._told: list[Message] = []
+        """What the broker is told of as started, and is ready in the next turn."""
+        self._run_size = 1
+        self._run_began_s = 0.0
+        self._waits_for_idle = False
+        """The next one is to be handled alone, and other handlers are at work."""
+        self._alone: Message | None = None
+        """A suspect, while it is handled with nothing else beside it."""
         self._current: Delivery | None = None
         self._deliveries: deque[Delivery] = deque()
         self._delivered = 0
@@ -73,7 +103,11 @@ class Inbox(Takers):
 
     async def arrival(self) -> None:
         """Wait until there may be something, or the inbox is closed."""
-        if not (self.ready or self._deliveries or self.is_closed):
+        if self.is_closed or self.ready:
+            return
+        if self._is_held_up or self._waits_for_idle or not (self._rest or self._deliveries):
+            if self.on_hungry is not None:
+                self.on_hungry()
             await self._wait()
 
     async def fill(self, count: int, wait_s: float) -> None:
@@ -90,6 +124,10 @@ class Inbox(Takers):
         """Make sure that ``ready`` has messages; False if there are none."""
         if self.ready:
             return True
+        if self._is_held_up:
+            return False
+        if self._rest:
+            return self._start(idle_count=len(self._waiters) + 1)
         delivery = self._next_delivery()
         if delivery is None:
             return False
@@ -101,14 +139,97 @@ class Inbox(Takers):
         messages = [Message(answers, *fields) for fields in run.fields()]
         for place, packed in run.properties.items():
             messages[place].carries(packed)
+        if answers.max_attempts:
+            self._rest.extend(messages)
+            return self._start(idle_count=len(self._waiters) + 1)
         self.ready.extend(messages)
         return True
+
+    # what is started
+
+    @property
+    def _is_held_up(self) -> bool:
+        """Whether nothing may be taken just now, though there may be something."""
+        if self._alone is not None and self._alone.is_answered:
+            self._alone = None
+        return bool(self._told) or self._alone is not None
+
+    def _start(self, *, idle_count: int) -> bool:
+        """Tell the broker of the next messages as started. True where they are ready already."""
+        rest, current = self._rest, self._current
+        assert current is not None
+        if not current.answers.max_attempts:
+            self.ready.extend(rest)  # It does not want to know any more.
+            rest.clear()
+            return True
+        first = rest[0]
+        self._waits_for_idle = False
+        if first.attempts > 1 and first.is_suspect and self.worker_count > 1:
+            if idle_count < self.worker_count:
+                self._waits_for_idle = True  # The last one that becomes idle begins it.
+                return False
+            self._alone = first
+            loop = asyncio.get_running_loop()
+            loop.call_later(current.answers.message_timeout_s, self._no_longer_alone, first)
+        count = self._count_to_start(idle_count, current.answers.max_attempts)
+        self._told = [rest.popleft() for _ in range(count)]
+        current.answers.started(self._told[-1].id)
+        asyncio.get_running_loop().call_soon(self._have_told)
+        return False
+
+    def _count_to_start(self, idle_count: int, max_attempts: int) -> int:
+        """How many of the next messages are handled at once, as far as that can be foreseen."""
+        took_s = time.monotonic() - self._run_began_s
+        size = self._run_size
+        size = 2 * size if took_s < TURN_S else max(1, int(size * TURN_S / took_s))
+        self._run_size = size = min(size, _LONGEST_RUN)
+        if max_attempts == 1:
+            return 1
+        count = 0
+        for message in islice(self._rest, max(size, idle_count)):
+            if message.attempts > 1 and message.failures:
+                return count or 1
+            count += 1
+        return count
+
+    def _have_told(self) -> None:
+        """The broker knows: hand them out."""
+        told, self._told = self._told, []
+        self.ready.extend(told)
+        self._run_began_s = time.monotonic()
+        self._begin_turn()
+        self._wake(len(told))
+        if self._waiters and self._rest and not self._is_held_up:
+            self._start(idle_count=len(self._waiters))
+
+    def _no_longer_alone(self, message: Message) -> None:
+        """Others wait no longer for one that takes very long."""
+        if self._alone is message:
+            self._alone = None
+            self._wake(1)
+
+    def take_late(self, until_s: float) -> list[tuple[Answers, NDArray[np.void]]]:
+        """Take out what a Martlet broker sent, nobody handles, and has its time run out by then."""
+        late: list[tuple[Answers, NDArray[np.void]]] = []
+        current = self._current
+        if (
+            current is not None
+            and not self._told
+            and current.expires_at_s < until_s
+            and current.answers.are_extended
+        ):
+            self._unready()
+        while self._deliveries and self._deliveries[0].expires_at_s < until_s:
+            if not self._deliveries[0].answers.are_extended:
+                break
+            delivery = self._pop()
+            late.append((delivery.answers, delivery.run.ids()))
+        return late
 
     def forget(self, answers: Answers) -> None:
         """The connection of these is lost: what it delivered comes again, from another."""
         if self._current is not None and self._current.answers is answers:
-            self.ready.clear()
-            self._current = None
+            self._forget_current()
         kept = [each for each in self._deliveries if each.answers is not answers]
         self._deliveries.clear()
         self._deliveries.extend(kept)
@@ -116,11 +237,22 @@ class Inbox(Takers):
 
     def drop_ready(self) -> None:
         """Drop the messages of ``ready``, which have expired."""
-        count = len(self.ready)
-        self.ready.clear()
+        count = self._current_count
         if self._current is not None:
             self._current.answers.dropped += count
+        self._forget_current()
         self.on_expired(count)
+
+    @property
+    def _current_count(self) -> int:
+        return len(self.ready) + len(self._told) + len(self._rest)
+
+    def _forget_current(self) -> None:
+        self.ready.clear()
+        self._told.clear()
+        self._rest.clear()
+        self._waits_for_idle = False
+        self._current = None
 
     def next_batch(self, max_messages: int) -> Batch | None:
         """The oldest messages, as many as one connection gave and no more than so many."""
@@ -130,9 +262,12 @@ class Inbox(Takers):
             return None
         runs = [delivery.run]
         left = max_messages - delivery.run.count
-        while left > 0 and self._deliveries:
+        suspect_at = _suspect_at(delivery.run) if delivery.answers.max_attempts else None
+        if suspect_at is not None:
+            left = min(left, max(1, suspect_at) - delivery.run.count)
+        while left > 0 and self._deliveries and suspect_at is None:
             following = self._deliveries[0]
-            if following.answers is not delivery.answers:
+            if following.answers is not delivery.answers or _suspect_at(following.run) is not None:
                 break
             runs.append(following.run)
             left -= following.run.count
@@ -147,7 +282,7 @@ class Inbox(Takers):
 
     def count(self) -> int:
         """How many messages wait here."""
-        return len(self.ready) + self._delivered
+        return self._current_count + self._delivered
 
     def drain(self) -> list[tuple[Answers, NDArray[np.void]]]:
         """Take everything out: the ids of what was never handed out."""
@@ -159,13 +294,12 @@ class Inbox(Takers):
 
     def _unready(self) -> None:
         """Make a delivery again of the messages that are ready and that nobody took."""
-        count = len(self.ready)
+        count = self._current_count
         current = self._current
         if count and current is not None:
             run = current.run if count == current.run.count else current.run.split(-count)[1]
             self._put_back(Delivery(current.answers, run, current.expires_at_s))
-        self.ready.clear()
-        self._current = None
+        self._forget_current()
 
     def _next_delivery(self) -> Delivery | None:
         now_s = time.monotonic()
@@ -186,3 +320,11 @@ class Inbox(Takers):
     def _put_back(self, delivery: Delivery) -> None:
         self._deliveries.appendleft(delivery)
         self._delivered += delivery.run.count
+
+
+def _suspect_at(run: MessageRun) -> int | None:
+    """Where in a run the first message stands that was with a client when that was lost."""
+    for place, packed in run.properties.items():
+        if Properties.unpack(packed).system.get("suspect"):
+            return place
+    return None

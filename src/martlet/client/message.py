@@ -53,6 +53,29 @@ class Message:
         """Its tag, keys, headers and whatever else was published beside the body."""
         return Properties.unpack(self._packed) if self._packed else NONE
 
+    @property
+    def failures(self) -> int:
+        """How often it has failed before, where a Martlet broker counts that: where its channel has
+        a retry policy. 0 elsewhere.
+        """
+        return int(self._noted("failures") or 0)
+
+    @property
+    def tries(self) -> int:
+        """How often it has been tried, this time included: one more than its failures where the
+        broker counts those, else its attempts, of which it may not have been handled at each.
+        """
+        answers = self._answers
+        return self.failures + 1 if answers and answers.max_attempts else self.attempts
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether its last failure was a lost connection, so that it may be what ends programs."""
+        return bool(self._noted("suspect"))
+
+    def _noted(self, name: str) -> str:
+        return self.properties.system.get(name, "") if self._packed else ""
+
     def carries(self, packed: bytes) -> None:
         """These are its properties."""
         self._packed = packed

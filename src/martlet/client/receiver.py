@@ -102,6 +102,8 @@ class Receiver(ABC):
                 await inbox.arrival()
             else:
                 self._toucher.take(batch)
+                if batch.start():
+                    await asyncio.sleep(0)  # The broker is told before anything is done with it.
                 yield batch
         inbox.check()
 

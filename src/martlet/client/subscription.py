@@ -89,6 +89,8 @@ class Subscription:
         self._finished = 0
         self._requeued = 0
         self._is_closing = False
+        self._ready_count = 0
+        self._is_held = False
 
     @property
     def is_connected(self) -> bool:
@@ -196,6 +198,7 @@ class Subscription:
         connection.on_run = on_run
         connection.on_refusal = self.on_late
         self.connection = connection
+        self._is_held = False
         self._answers = answers
         self.on_ready(self)
         self.mark_attempted()
@@ -239,8 +242,25 @@ class Subscription:
 
     def ready(self, count: int) -> None:
         """Let the broker have so many messages in flight to us."""
-        if self.connection is not None:
+        self._ready_count = count
+        if self.connection is not None and not self._is_held:
             self.connection.write(commands.ready(count))
+
+    def hold(self) -> None:
+        """Have the broker send nothing for now, whatever the ready count is."""
+        if self.connection is not None and not self._is_held:
+            self._is_held = True
+            self.connection.write(commands.ready(0))
+
+    def go_on(self) -> None:
+        """Have it send again."""
+        if self._is_held:
+            self._is_held = False
+            self.ready(self._ready_count)
+
+    def is_answered_by(self, answers: Answers) -> bool:
+        """Whether messages of the present connection are answered so."""
+        return self._answers is answers
 
     async def close(self, timeout_s: float) -> None:
         """Hang up for good once everything written is sent, or the broker did not read it."""

@@ -61,7 +61,7 @@ class Worker:
                     continue
                 ready[0].touch()
             self.message = message = ready.popleft()
-            if message.attempts > attempt_limit:
+            if message.attempts > attempt_limit and message.tries > attempt_limit:
                 await self._failures.give_up(message)
                 continue
             try:

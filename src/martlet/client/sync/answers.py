@@ -61,6 +61,11 @@ class PostedAnswers:
         self._thread.check()
         self._thread.post(self.answers.reject, message_id, reason, error)
 
+    @property
+    def max_attempts(self) -> int:
+        """How often a message may fail; 0 where the broker does not count failures."""
+        return self.answers.max_attempts
+
     def give_back_one(self, message_id: bytes) -> None:
         """Ask for a message again that nobody tried to deal with."""
         if self._thread.is_current:

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import numpy as np
+
 from martlet.client import consumer as asynchronous
 from martlet.client.consumer_stats import ConsumerStats, Counts
 from martlet.client.message import Message
@@ -20,7 +22,9 @@ from martlet.client.sync.likeness import like
 from martlet.client.sync.loop_thread import LoopThread
 
 if TYPE_CHECKING:
+    from martlet.client.answers import Answers
     from martlet.client.handler_pool import Place
+    from martlet.client.returner import Late
 
 T = TypeVar("T")
 
@@ -45,6 +49,7 @@ class Consumer(Face):
         self._consumer = asynchronous.Consumer(*arguments, **settings)
         self._ready: deque[Message] = deque()
         """Taken out of the loop, and not handed out."""
+        self._consumer._returner.besides = self._take_late
         self._expires_at_s = self._touch_at_s = 0.0
         self._refilling = threading.Lock()
 
@@ -208,7 +213,7 @@ class Consumer(Face):
         """Let others have what is ready here and was not handed out."""
         with self._refilling:
             while self._ready:
-                self._ready.popleft().requeue(backoff=False)
+                self._ready.popleft().give_back()
 
     def _refill(self, thread: LoopThread) -> None:
         """Take more messages out of the loop, as soon as there are some."""
@@ -233,6 +238,22 @@ class Consumer(Face):
                     self._consumer._lent.add(message)
                 self._ready.extend(messages)
                 return
+
+    def _take_late(self, until_s: float) -> Late:
+        """In the loop: take out what is ready here and has its time run out by then."""
+        late: dict[Answers, list[bytes]] = {}
+        while self._ready and self._expires_at_s < until_s:
+            try:
+                message = self._ready.pop()
+            except IndexError:
+                break  # It was handed out meanwhile.
+            answers = cast(PostedAnswers, message._answers).answers
+            if not answers.are_extended:
+                self._ready.append(message)
+                break
+            message._answers = None
+            late.setdefault(answers, []).append(message.id)
+        return [(answers, np.array(ids, "S16").view("V16")) for answers, ids in late.items()]
 
     def _drop(self, thread: LoopThread) -> None:
         """The time of what is ready has run out: the broker delivers it again."""

@@ -97,7 +97,7 @@ class Handlers:
                 # Ctrl-C: no more come, and this one is for somebody else.
                 self._thread.post(self._consumer.stop)
                 if not message.is_answered:
-                    message.requeue(backoff=False)
+                    message.give_back()
                 self._settle(outcome, None)
                 raise
             else:

@@ -1,0 +1,114 @@
+"""A consumer whose process ends at once when it handles b"poison", as a crash of it would.
+
+Its arguments: how it consumes, the broker's address, how many handlers run at once, and how many
+seconds each takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from typing import Any
+
+CRASHED = 17
+
+
+async def handle(message: Any) -> None:
+    if message.body == b"poison":
+        os._exit(CRASHED)
+    if seconds_each:
+        await asyncio.sleep(seconds_each)
+
+
+def handle_here(message: Any) -> None:
+    if message.body == b"poison":
+        os._exit(CRASHED)
+    if seconds_each:
+        time.sleep(seconds_each)
+
+
+async def use_run(address: str, concurrency: int) -> None:
+    from martlet.client import Consumer
+
+    async with Consumer("work", "main", address) as consumer:
+        await consumer.run(handle, concurrency=concurrency)
+
+
+async def use_threads(address: str, concurrency: int) -> None:
+    from martlet.client import Consumer
+
+    async with Consumer("work", "main", address) as consumer:
+        await consumer.run(handle_here, concurrency=concurrency, on="threads")
+
+
+async def use_iteration(address: str, concurrency: int) -> None:
+    from martlet.client import Consumer
+
+    async with Consumer("work", "main", address) as consumer:
+        async for message in consumer:
+            await handle(message)
+            message.finish()
+
+
+async def use_batches(address: str, concurrency: int) -> None:
+    from martlet.client import Consumer
+
+    async with Consumer("work", "main", address) as consumer:
+        async for batch in consumer.batches(max_messages=concurrency):
+            if b"poison" in batch.bodies:
+                os._exit(CRASHED)
+            await batch.finish()
+
+
+def use_sync(address: str, concurrency: int) -> None:
+    from martlet.client.sync import Consumer
+
+    with Consumer("work", "main", address) as consumer:
+        for message in consumer:
+            handle_here(message)
+            message.finish()
+
+
+def use_sync_run(address: str, concurrency: int) -> None:
+    from martlet.client.sync import Consumer
+
+    with Consumer("work", "main", address) as consumer:
+        consumer.run(handle_here, concurrency=concurrency)
+
+
+async def use_pynsq(address: str, concurrency: int) -> None:
+    import nsq
+
+    def work(message: Any) -> bool:
+        handle_here(message)
+        return True
+
+    nsq.Reader(
+        topic="work",
+        channel="main",
+        nsqd_tcp_addresses=[address],
+        message_handler=work,
+        max_in_flight=40,
+        max_tries=0,
+    )
+    await asyncio.Event().wait()
+
+
+async def use_ansq(address: str, concurrency: int) -> None:
+    import ansq
+
+    reader = await ansq.create_reader("work", "main", nsqd_tcp_addresses=[address])
+    async for message in reader.messages():
+        await handle(message)
+        await message.fin()
+
+
+how, address, concurrency = sys.argv[1], sys.argv[2], int(sys.argv[3])
+seconds_each = float(sys.argv[4])
+
+if __name__ == "__main__":
+    work = globals()[f"use_{how}"](address, concurrency)
+    if asyncio.iscoroutine(work):
+        asyncio.run(work)
