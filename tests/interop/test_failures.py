@@ -134,6 +134,17 @@ async def test_of_nsqs_clients_the_first_unanswered_one_is_the_one(
     assert dead(broker) == [b"poison"]
 
 
+@pytest.mark.parametrize("how", ["pynsq", "ansq"])
+async def test_a_slow_client_of_nsq_makes_no_dead_letters_of_what_it_prefetched(
+    broker: Broker, how: str
+) -> None:
+    channel = configure(broker, max_attempts=3, retry_delays_ms=[100])
+    await publish(broker, *GOOD[:40])
+    await crash_until_all_is_done(broker, channel, how, 1, 0.16)
+    assert channel.timeout_count or how == "ansq"  # which has one message at a time
+    assert dead(broker) == []
+
+
 def quick(broker: Broker, **settings: Any) -> Consumer:
     identity = Identity(message_timeout_ms=1000)
     return Consumer("work", "main", broker.tcp_address, identity=identity, **settings)
@@ -239,5 +250,5 @@ async def test_a_consumer_learns_when_failures_begin_to_count(broker: Broker) ->
         assert (again.body, again.tries, again.failures) == (b"1", 2, 1)
         (held,) = channel.cursor.stragglers.by_offset.values()
         assert held.owner is not None
-        assert held.owner.progress.charges(held.rank, 0, channel.now_ns())
+        assert held.owner.progress.charges(held.rank, 0, 0, channel.now_ns())
         again.finish()

@@ -208,7 +208,7 @@ class Retried:
         self.check()
         self.core.wait(self.random.choice([0, SECOND_NS, SECOND_NS, TIMEOUT_NS]))
         for client, line in self.lines.items():
-            held = {offset for _, offset in self.channel.held_by(client.consumer)}
+            held = {offset for (_, offset), _ in self.channel.held_by(client.consumer)}
             late = [offset for offset in line if offset not in held]
             if late:
                 self.timed_out.add(client)

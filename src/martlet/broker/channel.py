@@ -265,8 +265,10 @@ class Channel(Failures):
         else:
             straggler = cursor.stragglers.get(offset, consumer)
             if straggler is None:
-                raise self._not_in_flight(offset)
+                raise self._not_in_flight(consumer, offset)
             consumer.progress.answered(straggler.asked_rank, offset)
+            if straggler.asked_rank < straggler.rank:
+                consumer.progress.answered_late(self._around.clock(), used_up=False)
             cursor.stragglers.remove(offset)
         self.finishes.note(offset)
         if self.trail is not None:

@@ -188,7 +188,7 @@ class Failures(Delivery):
         elif (straggler := self.cursor.stragglers.get(offset, consumer)) is not None:
             rank = straggler.rank
         else:
-            raise self._not_in_flight(offset)
+            raise self._not_in_flight(consumer, offset)
         consumer.progress.started(rank, offset)
 
     def _let_go(self, consumer: Consumer, offset: int) -> Straggler[Consumer]:
@@ -202,13 +202,14 @@ class Failures(Delivery):
             return _leased(consumer, lease)
         straggler = cursor.stragglers.get(offset, consumer)
         if straggler is None:
-            raise self._not_in_flight(offset)
+            raise self._not_in_flight(consumer, offset)
         return straggler
 
     def _note_answer(self, consumer: Consumer, offset: int, held: Straggler[Consumer]) -> None:
         consumer.progress.answered(held.asked_rank, offset)
 
-    def _not_in_flight(self, offset: int) -> NotInFlight:
+    def _not_in_flight(self, consumer: Consumer, offset: int) -> NotInFlight:
+        consumer.progress.answered_late(self._around.clock())
         straggler = self.cursor.stragglers.by_offset.get(offset)
         owner = straggler and straggler.owner
         if self.cursor.window.is_held(offset) or (owner and owner is not self._aside):
@@ -221,16 +222,16 @@ class Failures(Delivery):
         """The offsets of what a client that is lost held and may have started to handle."""
         return charged_of([(self, consumer)])[0]
 
-    def held_by(self, consumer: Consumer) -> list[Rank]:
-        """What a consumer holds."""
+    def held_by(self, consumer: Consumer) -> list[tuple[Rank, int]]:
+        """What a consumer holds, and since when."""
         window = self.cursor.window
         ranks = [
-            (lease.rank, offset)
+            ((lease.rank, offset), lease.deadline_ns - consumer.timeout_ns)
             for lease in consumer.leases
             for offset in window.held_by(consumer.number, lease.first, lease.end)
         ]
         owned = self.cursor.stragglers.owned_by(consumer)
-        return ranks + [(straggler.rank, offset) for offset, straggler in owned]
+        return ranks + [((each.rank, offset), each.delivered_at_ns) for offset, each in owned]
 
     def _take_back(self, consumer: Consumer, charged: Collection[int]) -> None:
         """What a consumer holds is delivered to others; these have failed."""
@@ -266,7 +267,8 @@ class Failures(Delivery):
             owner = held.owner
             assert owner is not None
             owner.in_flight_count -= 1
-            failed = owner.progress.charges(rank, offset, now_ns)
+            failed = owner.progress.charges(rank, offset, held.delivered_at_ns, now_ns)
+            owner.progress.timed_out()
             again = self._again(
                 offset, held, now_ns, Cause.TIMED_OUT, failed=failed, consumer=owner
             )
@@ -388,13 +390,13 @@ def charged_of(held: Sequence[tuple[Failures, Consumer]]) -> list[set[int]]:
         return charged
     held[0][1].settle_progress()
     ranks = [
-        (rank, number)
+        (rank, number, delivered_at_ns)
         for number, (channel, consumer) in enumerate(held)
-        for rank in channel.held_by(consumer)
+        for rank, delivered_at_ns in channel.held_by(consumer)
     ]
     now_ns = held[0][0].now_ns()
-    for (rank, offset), number in sorted(ranks):
-        if progress.charges(rank, offset, now_ns):
+    for (rank, offset), number, delivered_at_ns in sorted(ranks):
+        if progress.charges(rank, offset, delivered_at_ns, now_ns):
             charged[number].add(offset)
     return charged
 

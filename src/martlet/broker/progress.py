@@ -15,8 +15,9 @@ which cannot, it is inferred from the order, as clients handle messages in the o
 What was answered or touched was started, and all that was delivered before it; behind that, the
 first message may be in a handler, unless a touched one is known to be.  The first one behind is
 charged once for each round of deliveries: what was delivered before it was charged, and is still
-unanswered, waited behind it.  So whatever happens, something is charged as long as anything is left
-unanswered, and nothing can come back for ever without being charged.
+unanswered, waited behind it.  A slow client also has copies of what timed out, which it handles
+before what came since: as long as it answers those, it has not come to the first one behind.  Each
+such answer uses one of them up; so nothing can come back for ever without being charged.
 """
 
 from __future__ import annotations
@@ -47,8 +48,16 @@ class Progress:
         says_started: whether the client says which messages it starts.
     """
 
-    __slots__ = ("_charged_rank", "_reached", "_touched", "_touched_until_ns", "says_started",
-                 "takes_no_more")  # fmt: skip
+    __slots__ = (
+        "_charged_rank",
+        "_late_ns",
+        "_reached",
+        "_stale_count",
+        "_touched",
+        "_touched_until_ns",
+        "says_started",
+        "takes_no_more",
+    )
 
     def __init__(self, *, says_started: bool = False) -> None:
         self.says_started = says_started
@@ -59,6 +68,10 @@ class Progress:
         self._touched_until_ns = 0
         self._charged_rank = 0
         """What has a lower rank was delivered before the last one was charged as the first."""
+        self._stale_count = 0
+        """Copies of messages that timed out, which the client has yet to come to."""
+        self._late_ns = 0
+        """When it last answered one of those."""
 
     def started(self, rank: int, offset: int) -> None:
         """The client says that it starts this one, and all that was delivered before it."""
@@ -80,7 +93,19 @@ class Progress:
             self._touched, self._touched_until_ns = (rank, offset), until_ns
         self._reached = max(self._reached, (rank, offset))
 
-    def charges(self, rank: int, offset: int, now_ns: int) -> bool:
+    def timed_out(self) -> None:
+        """The client has a copy of a message that is not its own any more."""
+        self._stale_count += 1
+
+    def answered_late(self, now_ns: int, *, used_up: bool = True) -> None:
+        """The client has answered such a copy; it has another one of the message where that is not
+        used up.
+        """
+        if self._stale_count:
+            self._stale_count -= used_up
+            self._late_ns = now_ns
+
+    def charges(self, rank: int, offset: int, delivered_at_ns: int, now_ns: int) -> bool:
         """Whether a message that the client lost, or let time out, is charged with a failure.
 
         To be asked in the order of delivery.
@@ -91,6 +116,8 @@ class Progress:
                 self._charged_rank = next_rank()
             return True
         if self.says_started or rank < self._charged_rank or now_ns < self._touched_until_ns:
+            return False
+        if self._stale_count and self._late_ns > delivered_at_ns:
             return False
         self._charged_rank = next_rank()
         return True

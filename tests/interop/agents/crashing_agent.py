@@ -13,6 +13,9 @@ import time
 from typing import Any
 
 CRASHED = 17
+MESSAGE_TIMEOUT_S = 1
+"""Of a client of NSQ whose handler is slow beside that."""
+SLOW_S = 0.1
 
 
 async def handle(message: Any) -> None:
@@ -92,6 +95,7 @@ async def use_pynsq(address: str, concurrency: int) -> None:
         message_handler=work,
         max_in_flight=40,
         max_tries=0,
+        msg_timeout=message_timeout_s,
     )
     await asyncio.Event().wait()
 
@@ -99,7 +103,11 @@ async def use_pynsq(address: str, concurrency: int) -> None:
 async def use_ansq(address: str, concurrency: int) -> None:
     import ansq
 
-    reader = await ansq.create_reader("work", "main", nsqd_tcp_addresses=[address])
+    features = ansq.ConnectionFeatures(msg_timeout=1000 * message_timeout_s)
+    options = ansq.ConnectionOptions(features=features)
+    reader = await ansq.create_reader(
+        "work", "main", nsqd_tcp_addresses=[address], connection_options=options
+    )
     async for message in reader.messages():
         await handle(message)
         await message.fin()
@@ -107,6 +115,7 @@ async def use_ansq(address: str, concurrency: int) -> None:
 
 how, address, concurrency = sys.argv[1], sys.argv[2], int(sys.argv[3])
 seconds_each = float(sys.argv[4])
+message_timeout_s = MESSAGE_TIMEOUT_S if seconds_each > SLOW_S else 60
 
 if __name__ == "__main__":
     work = globals()[f"use_{how}"](address, concurrency)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 
 import pytest
 from tests.unit.broker.core import SECOND_NS, Client, Core
@@ -150,6 +151,8 @@ def test_an_answer_may_be_to_an_earlier_delivery_and_is_no_progress_then() -> No
     assert client.bodies[6:] == [b"1", b"2", b"3", b"4", b"5", b"0"]
     client.finish(0)
     core.wait(SECOND_NS)
+    assert failures(client) == [0, 0, 0, 0, 0, 0]
+    core.wait(SECOND_NS)
     assert failures(client) == [0, 1, 0, 0, 0, 0]
 
 
@@ -252,3 +255,19 @@ def test_where_an_earlier_version_told_no_failures_deliveries_count() -> None:
     state = CursorState(0, 0)
     assert state.apply(head + b"".join(struct.pack("<QqQ", *row) for row in rows))
     assert state.stragglers == {1: (3, 5, 3), 2: (3, 0, 2), 3: (0, 0, 0)}
+
+
+def test_a_client_that_still_answers_copies_has_not_come_to_what_came_since() -> None:
+    core = Core()
+    client = begin(core, max_attempts=2)
+    for number in range(6):  # Each takes nearly the timeout, and what came first is handled first.
+        core.wait(SECOND_NS - 1)
+        client.finish(number)
+        core.wait(1)
+    for number in range(6, len(client.got)):
+        core.wait(SECOND_NS - 1)
+        with suppress(NotInFlight):
+            client.finish(number)
+    core.wait(SECOND_NS)
+    assert list(core.broker.topics) == ["t"]
+    assert client.channel.depth == client.channel.in_flight_count == 0

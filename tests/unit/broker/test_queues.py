@@ -507,3 +507,19 @@ def test_an_ordered_queue_goes_on_when_another_one_makes_room() -> None:
         client.finish(client.got[-1])
     assert sorted(client.bodies) == [b"a", b"b", b"c", b"d"]
     assert [body for body in client.bodies if body != b"b"] == [b"a", b"c", b"d"]
+
+
+def test_what_a_client_may_have_started_is_found_over_all_queues() -> None:
+    core = four()
+    client = Client(core).ready(6)
+    for queue in (0, 1, 2, 0, 1, 2):
+        publish(core.broker, "t", queue, b"%d" % queue)
+    client.finish(client.got[1])
+    client.leave()
+    failures = {
+        client.channel.queue.message_id((queue << 54) + offset): straggler.failures
+        for queue, part in enumerate(client.channel.parts)
+        for offset, straggler in part.cursor.stragglers.by_offset.items()
+    }
+    told = [failures.get(got.id) for got in client.got]
+    assert told == [1, None, 1, 0, 0, 0]
