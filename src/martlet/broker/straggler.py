@@ -113,8 +113,7 @@ class Stragglers(Generic[OwnerT]):
         self.changed.add(offset)
         self.removed.discard(offset)
         if due_ns <= now_ns:
-            self._ready_set.add(offset)
-            self.ready.append(offset)
+            self._line_up(offset)
         else:
             self._at(due_ns, offset)
         return straggler
@@ -150,6 +149,14 @@ class Stragglers(Generic[OwnerT]):
             ]
             heapify(self._times)
         heappush(self._times, (due_ns, offset))
+
+    def _line_up(self, offset: int) -> None:
+        """One may be delivered from now on."""
+        if len(self.ready) > 2 * len(self._ready_set) + 64:
+            # Without those that were removed from the middle of the line.
+            self.ready = deque(known for known in self.ready if known in self._ready_set)
+        self._ready_set.add(offset)
+        self.ready.append(offset)
 
     def next_ready(self) -> int | None:
         """The offset of the next one to be delivered; it stays ready until it is held."""
@@ -238,8 +245,7 @@ class Stragglers(Generic[OwnerT]):
             _, offset = heappop(self._times)
             straggler = self.by_offset[offset]
             if straggler.owner is None:
-                self._ready_set.add(offset)
-                self.ready.append(offset)
+                self._line_up(offset)
             else:
                 overdue[offset] = straggler
         return list(overdue.items())

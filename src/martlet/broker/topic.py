@@ -260,7 +260,7 @@ class Topic(Part):
             self._keep_within_bounds()
 
     def _keep_within_bounds(self) -> None:
-        keep_within(self, max(0, self._around.max_ephemeral) // len(self.parts))
+        keep_within(self, -(-max(0, self._around.max_ephemeral) // len(self.parts)))
 
     def stored_lone(self, offset: int, frame: memoryview) -> None:
         """A message was appended by itself: hand it to the channels."""

@@ -111,6 +111,15 @@ def test_queues_share_the_bound() -> None:
     assert channel.whole.depth == MAX
 
 
+def test_each_queue_keeps_a_message_though_there_are_more_queues_than_messages() -> None:
+    core = Core(max_ephemeral=3)
+    core.broker.set_queues("t", 8)
+    channel = core.channel("t", "c#ephemeral")
+    core.broker.topic("t").part(5).stage([b"one", b"two"])
+    core.broker.commit()
+    assert channel.whole.depth == 1
+
+
 def test_no_bound_is_left_where_nothing_ephemeral_is() -> None:
     core = Core(max_ephemeral=MAX)
     core.channel("t", "kept")

@@ -120,3 +120,14 @@ def test_the_heap_does_not_grow_with_what_was_touched() -> None:
         stragglers.hold(2, 1, "me", 0, (1 << 30) - time_ns)
     assert len(stragglers._times) < 100
     assert stragglers.earliest_ns() == (1 << 30) - 9_999
+
+
+def test_the_line_does_not_grow_with_what_is_removed_from_its_middle() -> None:
+    stragglers: Stragglers[str] = Stragglers()
+    stragglers.wait(0, 1, 0, 0)
+    for offset in range(1, 10_000):
+        stragglers.wait(offset, 1, 0, 0)
+        stragglers.remove(offset)
+    assert len(stragglers.ready) < 100
+    stragglers.wait(5, 1, 0, 0)
+    assert stragglers.take_ready() == [0, 5]
