@@ -653,6 +653,7 @@ async def test_what_a_broker_will_not_have_is_told(broker: Broker) -> None:
         ({"start": datetime.now()}, "time zone"),
         ({"strategy": "by-config"}, "by-config needs the queues"),
         ({"queues": [1]}, "no other strategy takes any"),
+        ({"strategy": "by-config", "queues": [1], "rooms": object()}, "by-config goes by no rooms"),
         ({"start": -1}, "0 is the least"),
         ({"max_messages": 0}, "max_messages=0"),
         ({"fetch_bytes": 1 << 30}, "is the most"),

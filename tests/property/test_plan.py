@@ -398,3 +398,15 @@ def test_the_rooms_of_a_resolver_count() -> None:
     )
     there = {"a there": [0, 1]}, {"b there": [0], "c there": [1]}
     assert found == {"x": there[0], "y": there[1], "z": {}}
+
+
+def test_what_a_strategy_of_ones_own_returns_is_taken_as_the_queues_that_it_equals() -> None:
+    def plain(
+        member: GroupMember, members: Sequence[GroupMember], queues: Sequence[TopicQueue]
+    ) -> Any:
+        unknown = TopicQueue("x", 7)
+        return [(q.broker, float(q.number), q.room) for q in (*queues, *queues, unknown)]
+
+    found = plan("t", Choice("custom:x", plain), pictures({"x": 3}, ["a", "b"]), [], {"x"})
+    assert found == {"x": {"a there": [0, 1, 2]}}
+    assert all(type(number) is int for number in found["x"]["a there"])

@@ -146,6 +146,10 @@ class PullConsumer(Puller[Membership]):
                 f"strategy={strategy!r} with queues={list(queues)}: by-config needs the queues that"
                 " this member wants, and no other strategy takes any"
             )
+        if strategy == "by-config" and rooms is not None:
+            raise ValueError(
+                "by-config goes by no rooms: leave out rooms, or take another strategy"
+            )
         choice = _chosen(strategy, rooms)
         identity = (identity or Identity()).secured(tls, compression, auth_secret)
         self._group = check_name(group, "channel")

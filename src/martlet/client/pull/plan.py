@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from martlet.allocation import Assignment, GroupMember, TopicQueue, allocate, complete
+from martlet.plural import counted
 
 logger = logging.getLogger("martlet.client")
 
@@ -174,14 +175,15 @@ def _by_choice(
     free = set(queues)
     found: Assignment = {}
     for member in members:
-        mine = sorted(free.intersection(choice.strategy(member, members, queues)))
+        wanted = set(choice.strategy(member, members, queues))
+        mine = [queue for queue in queues if queue in free and queue in wanted]
         free.difference_update(mine)
         found[member.id] = mine
     if left := complete(found, queues, members):
         logger.warning(
-            "%s gives %d queues of %s to no member that reaches them, such as %d at %s: they go to"
+            "%s gives %s of %s to no member that reaches them, such as %d at %s: they go to"
             " members that have least",
-            *(choice.name, len(left), topic, left[0].number, left[0].broker),
+            *(choice.name, counted(len(left), "queue"), topic, left[0].number, left[0].broker),
         )
     return found
 

@@ -74,6 +74,9 @@ class Planner:
         """It has become a member there."""
         self._told.pop(post, None)
         self._alone.discard(post)
+        for known in [each for each in self._seen_s if each.address == post.address]:
+            if known is not post:
+                self._forget(known)  # It was left, and found anew by a lookup daemon.
         self._seen_s[post] = asyncio.get_running_loop().time()
         self.wake()
 
@@ -122,11 +125,14 @@ class Planner:
         now_s = asyncio.get_running_loop().time()
         for post, seen_s in list(self._seen_s.items()):
             if not post.is_member and now_s - seen_s >= ABSENT_S:
-                del self._seen_s[post]
-                self._told.pop(post, None)
-                self._alone.discard(post)
-                self._pictures.pop(post, None)
+                self._forget(post)
         return [post for post in self._seen_s if post.is_member]
+
+    def _forget(self, post: Membership) -> None:
+        del self._seen_s[post]
+        self._told.pop(post, None)
+        self._alone.discard(post)
+        self._pictures.pop(post, None)
 
     async def _volunteer(self, posts: Sequence[Membership], is_again: bool) -> None:
         """Tell brokers at how many of them we are, where they do not know; or all of them, since
