@@ -14,7 +14,7 @@ from martlet.server.identity import NAME as IDENTITY_NAME
 from martlet.server.identity import broker_identity
 
 _FLAG = "--data-path"
-_OF_NSQD = ("nsqd.dat", "*.diskqueue.*.dat")
+_OF_NSQD = ("nsqd.dat", "*.diskqueue.*.dat*")
 _NO_FOLDER = f"a file is where a folder has to be: move it away, or give another {_FLAG}"
 _NOT_ALLOWED = (
     f"let the user that runs the broker write there (chown, chmod), or give another {_FLAG}"

@@ -96,7 +96,15 @@ async def test_what_a_start_meets_in_the_log_is_told_with_the_folder(
     DiskStorage(tmp_path).close()  # it was let go
 
 
-@pytest.mark.parametrize("name", ["nsqd.dat", "t.diskqueue.meta.dat", "t:c.diskqueue.000003.dat"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nsqd.dat",
+        "t.diskqueue.meta.dat",
+        "t:c.diskqueue.000003.dat",
+        "t.diskqueue.000004.dat.bad",
+    ],
+)
 def test_a_folder_of_nsqds_is_refused_and_stays_as_it_was(tmp_path: Path, name: str) -> None:
     """It started empty, and said nothing of the messages that were there."""
     (tmp_path / name).write_bytes(b"{}")
