@@ -43,18 +43,13 @@ def _bound_channel(channel: Channel, max_count: int) -> None:
     if source.limit - cursor.next + waiting <= max_count:
         return
     before = channel.depth + stragglers.waiting_count
-    if channel.order is not None:
-        # It knows the messages that wait, and has to begin anew where some go.
-        if channel.depth > max_count:
-            channel.advance(max(cursor.next, source.limit - max_count))
-    else:
-        _drop(channel, channel.depth - max_count, max_count, ready=True)
-        while (excess := channel.depth - max_count) > 0:
-            end = cursor.next + excess
-            cursor.skip_to(end, source.deferred_from(end) if cursor.deferred_ahead else 0)
-        window = cursor.window
-        if window.next - window.floor > max(_LEAST_SPAN, max_count):
-            channel.spread()
+    _drop(channel, channel.depth - max_count, max_count, ready=True)
+    while (excess := channel.depth - max_count) > 0:
+        end = cursor.next + excess
+        cursor.skip_to(end, source.deferred_from(end) if cursor.deferred_ahead else 0)
+    window = cursor.window
+    if window.next - window.floor > max(_LEAST_SPAN, max_count):
+        channel.spread()
     _drop(channel, stragglers.waiting_count - max_count, max_count, ready=False)
     dropped = before - channel.depth - stragglers.waiting_count
     if dropped > 0:

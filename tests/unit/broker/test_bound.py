@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.unit.broker.core import SECOND_NS, Core
+
+from martlet.properties import Properties
 
 MAX = 100
 
@@ -84,6 +88,28 @@ def test_requeued_and_deferred_messages_are_bounded_too() -> None:
     assert before == 2 * MAX + 81
     client.ready(1 << 20)
     assert client.got[-1].body == b"last"
+
+
+@pytest.mark.parametrize("order", ["queue", "key"])
+def test_a_stalled_consumer_that_wants_order_gets_no_more_than_it_is_ready_for(order: str) -> None:
+    """What it had in flight was given up with the oldest, so it was sent ever more."""
+    core = Core(max_ephemeral=MAX)
+    topic = core.broker.topic("t")
+    client = core.client("t", "c#ephemeral")
+    channel = core.channel("t", "c#ephemeral")
+    topic.configure_channel("c#ephemeral", replace(channel.policy, order=order))
+    client.ready(3)
+    for number in range(1000):
+        key = Properties(order_key=f"{number % 7}").pack()
+        topic.stage([b"%d" % number], properties=[(0, key)])
+        core.broker.commit()
+        assert channel.depth <= MAX
+    held = channel.in_flight_count
+    assert len(client.got) == held <= 3
+    assert channel.dropped_count == 1000 - MAX - held
+    while client.consumer.in_flight_count:
+        client.finish(client.consumer.finish_count)
+    assert client.bodies[held:] == bodies(1000 - MAX, 1000)
 
 
 @pytest.mark.parametrize("paused", [False, True])
