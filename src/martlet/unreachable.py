@@ -8,16 +8,17 @@ import re
 import socket
 import ssl
 
-HTTP_WANTED = "that is a broker's TCP port; give its HTTP address, whose port is usually 4151"
-"""Told where a broker's TCP answered an HTTP request."""
+BROKER, LOOKUP_DAEMON = "broker", "lookup daemon"
+_HTTP_PORTS = {BROKER: 4151, LOOKUP_DAEMON: 4161}
 TCP_WANTED = "that is an HTTP port; give the broker's TCP address, whose port is usually 4150"
 """Told where an HTTP server answered NSQ's protocol."""
 
 _NUMBER = re.compile(r"\[Errno (\d+)\]")
-_BAD_PROTOCOL = "E_BAD_PROTOCOL"
+_BAD_PROTOCOL = ("E_BAD_PROTOCOL", r"b'\x00\x00\x00")
+"""How HTTP clients quote NSQ's answer: the error's name; or its size, where the name came later."""
 
 
-def reason(error: OSError, server: str = "broker") -> str:
+def reason(error: OSError, server: str = BROKER) -> str:
     """Why no connection stands: ``connection refused; is a broker running there?``
 
     Args:
@@ -46,18 +47,32 @@ def loss(error: Exception | None) -> str:
     return reason(error) if isinstance(error, OSError) else str(error) or type(error).__name__
 
 
+def http_wanted(server: str = BROKER) -> str:
+    """What is told where NSQ's protocol was answered to an HTTP request."""
+    return f"that is a TCP port; give the {server}'s HTTP address, {_usual(server)}"
+
+
+def not_that_server(server: str, path: str) -> str:
+    """What is told where an HTTP server is another than the one that was meant."""
+    return f"it has no {path}; give the HTTP address of a {server}, {_usual(server)}"
+
+
+def _usual(server: str) -> str:
+    return f"whose port is usually {_HTTP_PORTS[server]}"
+
+
 def not_http(error: BaseException) -> str:
     """What is wrong where something answered an HTTP request with anything but HTTP."""
     if is_tcp_port(error):
-        return HTTP_WANTED
-    return "what answers there does not speak HTTP; a broker's HTTP port is usually 4151"
+        return http_wanted()
+    return f"what answers there does not speak HTTP; give a broker's HTTP address, {_usual(BROKER)}"
 
 
 def is_tcp_port(error: BaseException) -> bool:
     """Whether this error of an HTTP client quotes NSQ's answer to bytes that are no command."""
     seen: BaseException | None = error
     while seen is not None:
-        if _BAD_PROTOCOL in str(seen):
+        if any(quoted in str(seen) for quoted in _BAD_PROTOCOL):
             return True
         seen = seen.__cause__ or seen.__context__
     return False

@@ -46,6 +46,9 @@ def depth(broker: BrokerProcess, topic: str, channel: str) -> int:
 def test_they_are_listed_shown_brought_back_and_purged(broker: BrokerProcess, tool: Tool) -> None:
     where = f"--nsqd-http-address={broker.http_address}"
     assert "there are no dead letters" in tool("dead-letters", "list", where).err
+    said = tool("dead-letters", "list", "orders", where)
+    assert (said.code, said.out) == (2, "")
+    assert "--topic and --channel go together" in said.err
     dead(broker, "orders", "one", "\x1b[2J", "three")
     head, row = tool("dead-letters", "list", where).out.splitlines()
     assert head.split()[:4] == ["TOPIC", "CHANNEL", "COUNT", "OLDEST"]

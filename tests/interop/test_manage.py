@@ -103,7 +103,9 @@ def test_a_topic_and_its_channel_are_created_used_and_deleted(place: Place, tool
     assert counts() == []
     do("topic", "delete", "orders", "--force")
     said = tool("topic", "list", "orders", *place.named)
-    assert (said.code, said.out) == (0, "")
+    assert (said.code, said.out) == (1, "")
+    assert f"{', '.join(place.urls)}: there is no topic 'orders'\n" in said.err
+    assert tool("channel", "list", "orders", *place.named).code == 1
 
 
 def test_what_would_be_lost_is_shown_and_stays(place: Place, tool: Tool) -> None:
@@ -136,6 +138,11 @@ def test_what_is_not_there_is_named_with_the_way_out(place: Place, tool: Tool) -
         said.err
     )
     tool("topic", "create", "somewhere", where)
+    said = tool("topic", "list", "somewhere", *place.named)
+    assert (said.code, said.err) == (0, ""), "one of the brokers has it"
+    said = tool("channel", "list", "somewhere", where)
+    assert (said.code, said.out) == (0, "")
+    assert said.err.endswith("there are no channels\n")
     for word in ("pause", "unpause", "empty", "delete"):
         force = ["--force"] if word in ("empty", "delete") else []
         said = tool("topic", word, "nowhere", *force, where)
@@ -228,9 +235,16 @@ def test_the_wrong_port_is_told(place: Place, tool: Tool) -> None:
     said = tool("topic", "list", f"--nsqd-http-address={tcp_address}")
     assert said.code == 1
     assert (
-        f"http://{tcp_address}: that is a broker's TCP port; give its HTTP address, whose port is"
+        f"http://{tcp_address}: that is a TCP port; give the broker's HTTP address, whose port is"
         " usually 4151\n" in said.err
     )
+    for words in (("nodes",), ("topic", "list"), ("topic", "pause", "orders")):
+        said = tool(*words, f"--lookupd-http-address={place.lookup.tcp_address}")
+        assert said.code == 1
+        assert "that is a TCP port; give the lookup daemon's HTTP address" in said.err
+        said = tool(*words, f"--lookupd-http-address={place.brokers[0].http_address}")
+        assert said.code == 1
+        assert "; give the HTTP address of a lookup daemon, whose port is usually 4161" in said.err
 
 
 def test_a_closed_port_is_told_by_each_tool(tool: Tool) -> None:

@@ -218,7 +218,7 @@ def test_a_broker_that_is_away_is_named() -> None:
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (b"\0\0\0\x12\0\0\0\x01E_BAD_PROTOCOL", "that is a broker's TCP port; give its HTTP"),
+        (b"\0\0\0\x12\0\0\0\x01E_BAD_PROTOCOL", "that is a TCP port; give the broker's HTTP"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", "what answers there does not speak HTTP"),
     ],
     ids=["nsq", "ssh"],

@@ -289,7 +289,7 @@ def test_doors_that_are_none() -> None:
 
 
 def test_the_tcp_door_is_not_what_is_wanted(broker: BrokerProcess) -> None:
-    with pytest.raises(NoDoor, match=rf"{broker.tcp_address}: that is a broker's TCP port; give"):
+    with pytest.raises(NoDoor, match=rf"{broker.tcp_address}: that is a TCP port; give"):
         tcp_address(broker.tcp_address, None, 600_000)
 
 

@@ -17,7 +17,7 @@ LIST = "list the channels of each broker with their counts, or those of one topi
 def list_all(argv: Sequence[str]) -> int:
     """List channels; the result is the exit code of the process."""
     return manage.inventory(
-        "channel list", LIST, ListOptions, Inventory.channels, channel_lines, argv
+        "channel list", "channels", LIST, ListOptions, Inventory.channels, channel_lines, argv
     )
 
 

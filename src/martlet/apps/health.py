@@ -18,5 +18,5 @@ DESCRIPTION = (
 def main(argv: Sequence[str]) -> int:
     """Ask them; the result is the exit code of the process."""
     return manage.inventory(
-        "health", DESCRIPTION, InventoryOptions, Inventory.health, health_lines, argv
+        "health", "brokers", DESCRIPTION, InventoryOptions, Inventory.health, health_lines, argv
     )

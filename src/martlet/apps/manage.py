@@ -96,13 +96,14 @@ def _change(
 
 def inventory(
     command: str,
+    nouns: str,
     help: str,
     kind: type[InventoryOptions],
     find: Callable[[Inventory], Awaitable[list[Fields]]],
     lines: Callable[[list[Fields]], list[str]],
     argv: Sequence[str],
 ) -> int:
-    """Show what there is; 1 where not all that were asked have told."""
+    """Show what there is, such as topics; 1 where not all that were asked have told."""
     names = ["topic"] if "topic" in kind.flags() else []
     found = tool.named(kind, argv, *names)
     options = tool.options(command, help, kind, found, "[TOPIC]" if names else "")
@@ -115,7 +116,7 @@ def inventory(
         for error in asked.failed:
             log.error("%s", error)
         if not (answers or asked.failed or options.json):
-            log.info("there are none")
+            log.info("there are no %s", nouns)
 
     code = tool.run_alone(work)
     is_well = all(each.get("is_healthy", True) for each in answers)

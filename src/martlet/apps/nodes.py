@@ -18,5 +18,5 @@ DESCRIPTION = (
 def main(argv: Sequence[str]) -> int:
     """List them; the result is the exit code of the process."""
     return manage.inventory(
-        "nodes", DESCRIPTION, InventoryOptions, Inventory.nodes, node_lines, argv
+        "nodes", "brokers", DESCRIPTION, InventoryOptions, Inventory.nodes, node_lines, argv
     )

@@ -49,7 +49,9 @@ LIST = "list the topics of each broker with their counts, or one of them"
 
 def list_all(argv: Sequence[str]) -> int:
     """List topics; the result is the exit code of the process."""
-    return manage.inventory("topic list", LIST, ListOptions, Inventory.topics, topic_lines, argv)
+    return manage.inventory(
+        "topic list", "topics", LIST, ListOptions, Inventory.topics, topic_lines, argv
+    )
 
 
 ACTIONS = {

@@ -13,12 +13,15 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from martlet import unreachable
 from martlet.address import Address
 from martlet.client.outage import Outage
 from martlet.http_answer import read_json
+
+if TYPE_CHECKING:
+    import aiohttp
 
 logger = logging.getLogger("martlet.client")
 
@@ -31,6 +34,8 @@ LONGEST_ANSWER_BYTES = 1 << 22
 MOST_BROKERS = 1000
 """What one daemon tells beyond so many is not heeded."""
 DEFAULT_PORT = 4161
+_NO_SUCH_PATH = "NOT_FOUND"
+"""What any server of NSQ's answers to a path that it does not have."""
 _UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """What a daemon that does not answer raises, or an answer of another shape."""
 
@@ -68,6 +73,7 @@ class Discovery:
         self._wanted = {url: asyncio.Event() for url in urls}
         self._outages = {url: _outage(url) for url in urls}
         self._answers: dict[str, _Answer] = {}
+        self._has_told_none = False
         self._has_found = asyncio.Event()
 
     def look_again(self) -> None:
@@ -103,7 +109,17 @@ class Discovery:
         answers = self._answers.values()
         found = dict.fromkeys(address for answer in answers for address in answer.found)
         is_complete = len(self._answers) == len(self._wanted)
-        self._on_found(list(found), is_complete and all(answer.is_sound for answer in answers))
+        is_sound = is_complete and all(answer.is_sound for answer in answers)
+        if is_sound and not found and not self._has_told_none:
+            what = "broker" if self._topic is None else f"broker with topic {self._topic!r}"
+            logger.warning(
+                "%s: no %s is known there; looking again every %g s",
+                ", ".join(self._wanted),
+                what,
+                self._poll_s,
+            )
+        self._has_told_none = is_sound and not found
+        self._on_found(list(found), is_sound)
         if found or is_complete:
             self._has_found.set()
 
@@ -135,10 +151,8 @@ class Discovery:
         return _Answer(list(found), len(found) == len(producers))
 
 
-async def known_topics(
-    daemons: Sequence[str], *, connect_s: float | None = None, answer_s: float = ANSWER_S
-) -> list[str]:
-    """All topics that lookup daemons know, those that answer.
+class KnownTopics:
+    """Asks lookup daemons for all topics, and tells once of a daemon that does not answer.
 
     Args:
         daemons: their addresses, as ``"host:port"`` or URLs.
@@ -146,16 +160,27 @@ async def known_topics(
         answer_s: how long everything may take.
     """
 
-    async def ask(url: str) -> list[str]:
-        try:
-            known = await _get(f"{url}/topics", connect_s=connect_s, answer_s=answer_s)
-            return [str(name) for name in known.get("topics", ())]
-        except _UNREADABLE as error:
-            _outage(url).failed(_reason(error))
-            return []
+    def __init__(
+        self, daemons: Sequence[str], *, connect_s: float | None = None, answer_s: float = ANSWER_S
+    ) -> None:
+        self._outages = {url: _outage(url) for url in map(_url, daemons)}
+        self._connect_s = connect_s
+        self._answer_s = answer_s
 
-    answers = await asyncio.gather(*(ask(_url(address)) for address in daemons))
-    return sorted({name for names in answers for name in names})
+    async def look(self) -> list[str]:
+        """The topics that the daemons which answer know, sorted."""
+        answers = await asyncio.gather(*map(self._ask, self._outages))
+        return sorted({name for names in answers for name in names})
+
+    async def _ask(self, url: str) -> list[str]:
+        try:
+            known = await _get(f"{url}/topics", connect_s=self._connect_s, answer_s=self._answer_s)
+            names = [str(name) for name in known.get("topics", ())]
+        except _UNREADABLE as error:
+            self._outages[url].failed(_reason(error))
+            return []
+        self._outages[url].over()
+        return names
 
 
 def _address(producer: dict[str, Any]) -> Address:
@@ -179,6 +204,9 @@ async def _get(
             session.get(url, params=arguments) as response,
         ):
             if response.status == 404:
+                if await _has_no_such_path(response):
+                    path = response.url.path
+                    raise OSError(unreachable.not_that_server(unreachable.LOOKUP_DAEMON, path))
                 return {}
             response.raise_for_status()
             known: dict[str, Any] = await read_json(response, LONGEST_ANSWER_BYTES)
@@ -186,9 +214,20 @@ async def _get(
             wrapped: dict[str, Any] = known.get("data", known)
             return wrapped
     except aiohttp.ClientConnectorError as error:
-        raise OSError(unreachable.reason(error.os_error, "lookup daemon")) from error
+        raise OSError(unreachable.reason(error.os_error, unreachable.LOOKUP_DAEMON)) from error
     except aiohttp.ClientError as error:
+        if unreachable.is_tcp_port(error):
+            raise OSError(unreachable.http_wanted(unreachable.LOOKUP_DAEMON)) from error
         raise OSError(str(error) or type(error).__name__) from error
+
+
+async def _has_no_such_path(response: aiohttp.ClientResponse) -> bool:
+    """Whether an answer 404 is no lookup daemon's: such a daemon names what it does not know."""
+    try:
+        told = await read_json(response, LONGEST_ANSWER_BYTES)
+    except ValueError:
+        return True
+    return not isinstance(told, dict) or told.get("message") == _NO_SUCH_PATH
 
 
 def _outage(url: str) -> Outage:

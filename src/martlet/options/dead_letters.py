@@ -97,6 +97,8 @@ class DeadLetterOptions(DoorOptions):
             if not _ID.fullmatch(id):
                 raise OptionError(f"--id={id}: an id has 16 hexadecimal digits")
         if self.action == "list":
+            if bool(self.topic) != bool(self.channel):
+                raise OptionError("--topic and --channel go together; without them all are listed")
             return
         if not self.dead_letter_topic and not (self.topic and self.channel):
             raise OptionError(

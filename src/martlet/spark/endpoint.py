@@ -336,10 +336,10 @@ class Endpoint:
                 )
             if pause_s == _FIRST_PAUSE_S:
                 _LOG.warning(
-                    "the broker at %s is out of reach (%s); asking again for %d ms",
+                    "the broker at %s is out of reach (%s); trying again for %g s",
                     self.address,
                     trouble,
-                    self.timeout_ms,
+                    self.timeout_ms / 1000,
                 )
             time.sleep(min(pause_s * random.uniform(0.5, 1), left_s))
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)

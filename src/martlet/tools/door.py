@@ -153,11 +153,10 @@ class Doors:
         except TimeoutError:
             raise NoAnswer(url, "no answer in time") from None
         except aiohttp.ClientConnectorError as error:
-            server = "lookup daemon" if url in self.daemons() else "broker"
-            raise NoConnection(url, error.os_error, server) from None
+            raise NoConnection(url, error.os_error, self._kind(url)) from None
         except aiohttp.ClientResponseError as error:
             if unreachable.is_tcp_port(error):
-                raise NoAnswer(url, unreachable.HTTP_WANTED) from None
+                raise NoAnswer(url, unreachable.http_wanted(self._kind(url))) from None
             why = (error.message or str(error)).partition("\n")[0].rstrip(":")
             raise NoAnswer(url, f"no answer over HTTP: {why}; is that its HTTP address?") from None
         except aiohttp.ClientError as error:
@@ -167,6 +166,8 @@ class Doors:
         if status == 200:
             return answer
         message = answer.get("message") if isinstance(answer, dict) else None
+        if message == "NOT_FOUND" and url in self.daemons():
+            raise NoAnswer(url, unreachable.not_that_server(unreachable.LOOKUP_DAEMON, path))
         if message == "NOT_FOUND":
             is_ours = path in _NOT_NSQD or path.startswith(CALL_PATH)
             hint = "nsqd has none; " if is_ours else ""
@@ -174,6 +175,10 @@ class Doors:
         if message in _MISSING:
             message = _MISSING[message].format_map(arguments)
         raise NoAnswer(url, message or f"status {status}", status)
+
+    def _kind(self, url: str) -> str:
+        is_daemon = url in self.daemons()
+        return unreachable.LOOKUP_DAEMON if is_daemon else unreachable.BROKER
 
 
 async def _json(response: aiohttp.ClientResponse) -> Any:

@@ -60,14 +60,20 @@ class Inventory:
 
     async def _from_stats(self, read: Callable[[Fields], Iterator[Fields]]) -> list[Fields]:
         topic = getattr(self._options, "topic", "")
+        is_there = False
 
         async def ask(url: str) -> list[Fields]:
-            return [{"broker": url} | each for each in read(await look(doors, url, topic))]
+            nonlocal is_there
+            stats = await look(doors, url, topic)
+            is_there = is_there or not topic or topic_of(stats, topic) is not None
+            return [{"broker": url} | each for each in read(stats)]
 
         async with Doors(self._options) as doors:
-            return [
-                each for found in await self._all(await doors.brokers(topic), ask) for each in found
-            ]
+            urls = await doors.brokers(topic)
+            answers = await self._all(urls, ask)
+        if not is_there and not self.failed:
+            self.failed.append(NoAnswer(", ".join(urls), f"there is no topic {topic!r}", 404))
+        return [each for found in answers for each in found]
 
     async def nodes(self) -> list[Fields]:
         """The brokers that lookup daemons know, with the daemons that know each; or what those

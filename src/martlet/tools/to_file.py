@@ -13,7 +13,7 @@ import re
 import time
 
 from martlet.client import Batch
-from martlet.client.discovery import known_topics
+from martlet.client.discovery import KnownTopics
 from martlet.options.to_file import FileOptions
 from martlet.tools.output import Output
 from martlet.tools.source import consumer
@@ -129,26 +129,24 @@ class Writers:
         group.create_task(writer.run(), name=f"martlet to-file {topic}")
 
     async def _discover(self, group: asyncio.TaskGroup) -> None:
-        pattern = re.compile(self._options.topic_pattern)
+        options = self._options
+        pattern = re.compile(options.topic_pattern)
+        known = KnownTopics(
+            options.lookupd_http_addresses,
+            connect_s=options.connect_timeout_ns / 1e9,
+            answer_s=options.request_timeout_ns / 1e9,
+        )
         while not self._stopping.is_set():
             began_s = time.monotonic()
-            topics = await self._known_topics()
+            topics = await known.look()
             if self._stopping.is_set():
                 return  # Nobody would stop what is begun now.
             for topic in topics:
                 if pattern.search(topic) and topic not in self._writers:
                     self._begin(group, topic)
-            rest_s = self._options.topic_refresh_ns / 1e9 - (time.monotonic() - began_s)
+            rest_s = options.topic_refresh_ns / 1e9 - (time.monotonic() - began_s)
             try:
                 async with asyncio.timeout(max(0.0, rest_s)):
                     await self._stopping.wait()
             except TimeoutError:
                 continue
-
-    async def _known_topics(self) -> list[str]:
-        options = self._options
-        return await known_topics(
-            options.lookupd_http_addresses,
-            connect_s=options.connect_timeout_ns / 1e9,
-            answer_s=options.request_timeout_ns / 1e9,
-        )

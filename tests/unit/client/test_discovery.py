@@ -15,7 +15,7 @@ from tests.unit.client.scripted_broker import eventually
 
 from martlet.address import Address
 from martlet.client import Consumer, Producer, PullConsumer, discovery
-from martlet.client.discovery import Discovery
+from martlet.client.discovery import Discovery, KnownTopics
 
 Answer = Callable[[web.StreamResponse], Awaitable[object]]
 
@@ -32,6 +32,32 @@ async def daemon(answer: Answer) -> AsyncIterator[str]:
         return response
 
     server = await asyncio.get_running_loop().create_server(web.Server(handle), "127.0.0.1")
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@asynccontextmanager
+async def not_found(*bodies: bytes | None) -> AsyncIterator[str]:
+    """A server that answers these one after the other, with 404 where they tell of no brokers;
+    None for NSQ's answer to bytes that are no command, in segments of TCP as nsqd sends it.
+    """
+    left = iter(bodies)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = next(left)
+        if body is None:
+            writer.write(b"\0\0\0\x0e")
+            await asyncio.wait_for(reader.read(), 10)  # The client has given up by then.
+            writer.write(b"E_BAD_PROTOCOL")
+        else:
+            status = b"200 OK" if b"producers" in body else b"404 Not Found"
+            head = b"HTTP/1.1 %b\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+            writer.write(head % (status, len(body)) + body)
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1")
     async with server:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
@@ -124,6 +150,60 @@ async def test_a_slow_daemon_holds_up_nobody() -> None:
         watch.cancel()
         await asyncio.wait([watch])
         go.set()
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (
+            b'{"message": "NOT_FOUND"}',
+            "it has no /lookup; give the HTTP address of a lookup daemon",
+        ),
+        (b"<html>", "it has no /lookup; give the HTTP address of a lookup daemon"),
+        (None, "that is a TCP port; give the lookup daemon's HTTP address"),
+    ],
+)
+async def test_another_server_than_a_lookup_daemon_is_told(
+    body: bytes | None, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as the HTTP or TCP port of a broker: it was taken for a daemon without the topic."""
+    async with not_found(body) as address:
+        assert await look(address) == ([], False)
+    assert f"{address} does not answer: {why}, whose port is usually 4161" in caplog.text
+
+
+async def test_a_topic_that_no_broker_has_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    tells: list[bytes] = [b'{"message": "TOPIC_NOT_FOUND"}'] * 2
+    tells += [b'{"producers": [{"broadcast_address": "b", "tcp_port": 4150}]}']
+    tells += [b'{"producers": []}'] * 2
+    looks = 0
+
+    def found(_addresses: list[Address], is_all: bool) -> None:
+        nonlocal looks
+        assert is_all
+        looks += 1
+        search.look_again()
+
+    async with not_found(*tells) as address, asyncio.timeout(discovery.ANSWER_S):
+        search = Discovery("typo", [address], 60.0, found)
+        watch = asyncio.create_task(search.watch())
+        await eventually(lambda: looks == len(tells))
+        watch.cancel()
+        await asyncio.wait([watch])
+    told = f"http://{address}: no broker with topic 'typo' is known there; looking again every 60 s"
+    assert caplog.messages == [told, told], "once before there was one, and once after that"
+
+
+async def test_a_daemon_that_does_not_tell_topics_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        known = KnownTopics([address])
+        assert [await known.look() for _ in range(3)] == [[], [], []]
+    assert len(caplog.messages) == 1
+    assert f"{address} does not answer: connection refused" in caplog.text
 
 
 async def unresolved(response: web.StreamResponse) -> None:
