@@ -60,7 +60,7 @@ class Count(IntEnum):
     DEAD = 4
     """Messages that went to the channel's dead-letter topic."""
     DROPPED = 5
-    """Messages that were given up to make room on the disk."""
+    """Messages that were given up, to make room or since an ephemeral channel keeps no more."""
     COMMITTED = 6
     """Messages below an offset that a group has committed."""
     TOOK_MS = 7
