@@ -163,27 +163,35 @@ def carry_out(job: Job[OptionsT], options: OptionsT) -> int:
             session(job.name, options) as spark,
         ):
             if stopping.is_set():
-                return OK
+                return _ended(job)
             run = Run(spark, meter, stopping)
             try:
                 return job.work(options, run)
             except Exception:
                 # What ends a job often ends its Java with it, as timeout(1) and systemd do.
                 if stopping.is_set() and _is_java_gone(spark):
-                    return OK
+                    return _ended(job)
                 raise
     except (OptionError, WrongQuery, NoSuchTopicError) as error:
         print(f"martlet pipeline {job.name}: {error}", file=sys.stderr)
         return WRONG
     except KeyboardInterrupt:
-        if job.has_steps:
-            return OK
-        print(f"martlet pipeline {job.name}: ended before it was done", file=sys.stderr)
-        return FAILED
+        return _ended(job)
     except Exception as error:
+        if stopping.is_set() and not job.has_steps:
+            # A signal in the midst of an answer of Java's becomes an error in reading that.
+            return _ended(job)
         _log.debug("%s has failed", job.name, exc_info=True)
         print(f"martlet pipeline {job.name}: {cause(error)}", file=sys.stderr)
         return FAILED
+
+
+def _ended(job: Job[OptionsT]) -> int:
+    """The exit code of a job that a signal has ended."""
+    if job.has_steps:
+        return OK
+    print(f"martlet pipeline {job.name}: ended before it was done", file=sys.stderr)
+    return FAILED
 
 
 @contextmanager
@@ -191,9 +199,10 @@ def _ending(stopping: threading.Event, *, at_once: bool) -> Iterator[None]:
     """SIGTERM and SIGINT end the job at its next step; a second one does at once."""
 
     def end(number: int, _frame: FrameType | None) -> None:
-        if at_once or stopping.is_set():
-            raise KeyboardInterrupt
+        is_first = not stopping.is_set()
         stopping.set()
+        if at_once or not is_first:
+            raise KeyboardInterrupt
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -45,6 +45,21 @@ def test_a_job_without_steps_ends_at_once_and_never_as_if_it_were_done(
     assert capsys.readouterr().err == "martlet pipeline whole: ended before it was done\n"
 
 
+@pytest.mark.usefixtures("no_spark")
+def test_an_end_that_became_an_error_in_spark_is_told_as_an_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def work(_options: JobOptions, _run: Run) -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise KeyError("p") from None
+        return OK
+
+    assert carry_out(Job("whole", "", JobOptions, work, has_steps=False), JobOptions()) == FAILED
+    assert capsys.readouterr().err == "martlet pipeline whole: ended before it was done\n"
+
+
 def test_a_job_that_is_told_to_end_while_spark_starts_does_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
