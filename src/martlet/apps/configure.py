@@ -16,7 +16,6 @@ from martlet.duration import MILLISECOND_NS, parse_duration, parse_size
 from martlet.options import LogOptions
 from martlet.options.configure import ChannelConfigureOptions, TopicConfigureOptions
 from martlet.tools.configure import Configuration
-from martlet.tools.door import NoAnswer
 
 log = logging.getLogger(__name__)
 
@@ -55,20 +54,10 @@ def _run(
         policy.changed(changes)
     except BadPolicy as error:
         _fail(str(error))
-    refused: list[NoAnswer] = []
-
-    async def work() -> None:
-        done = []
-        for url, answer in await Configuration(options, changes).run():
-            if isinstance(answer, NoAnswer):
-                refused.append(answer)
-                log.error("%s", answer)
-            else:
-                done.append(f"{url}: {what} {_name(options)}: {_shown(answer)}")
-        await tool.show(done)
-
-    code = tool.run_alone(work)
-    return 1 if refused else code
+    return tool.run_at_each(
+        Configuration(options, changes).run,
+        lambda answer: f"{what} {_name(options)}: {_shown(answer)}",
+    )
 
 
 def _fail(text: str) -> NoReturn:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from martlet.apps import tool
 from martlet.options.door import ChannelOptions, TopicOptions
 from martlet.options.topic import InventoryOptions
-from martlet.tools.door import NoAnswer
 from martlet.tools.inventory import Fields, Inventory, line
 from martlet.tools.manage import Change, Verb
 
@@ -78,20 +77,7 @@ def _change(
     )
     options = tool.options(command, text, kind, tool.named(kind, argv, *names), places)
     asked = Change(verb, options)
-    refused: list[NoAnswer] = []
-
-    async def work() -> None:
-        done = []
-        for url, error in await asked.run():
-            if error is None:
-                done.append(f"{url}: {asked.what} {verb.done}")
-            else:
-                refused.append(error)
-                log.error("%s", error)
-        await tool.show(done)
-
-    code = tool.run_alone(work)
-    return 1 if refused else code
+    return tool.run_at_each(asked.run, lambda _done: f"{asked.what} {verb.done}")
 
 
 def inventory(

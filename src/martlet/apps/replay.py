@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from martlet.apps import tool
 from martlet.options.replay import ReplayOptions
-from martlet.tools.door import NoAnswer
 from martlet.tools.replay import Replay, told
 
 DESCRIPTION = (
@@ -19,24 +17,10 @@ DESCRIPTION = (
     " passed it. To keep more, set --retention there or retention_ms of the topic's policy (martlet"
     " topic configure)."
 )
-log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
     """Set the channel back; the result is the exit code of the process."""
     found = tool.named(ReplayOptions, argv, "topic", "channel")
     options = tool.options("replay", DESCRIPTION, ReplayOptions, found, "TOPIC CHANNEL")
-    refused: list[NoAnswer] = []
-
-    async def work() -> None:
-        done = []
-        for url, answer in await Replay(options).run():
-            if isinstance(answer, NoAnswer):
-                refused.append(answer)
-                log.error("%s", answer)
-            else:
-                done.append(f"{url}: {told(options, answer)}")
-        await tool.show(done)
-
-    code = tool.run_alone(work)
-    return 1 if refused else code
+    return tool.run_at_each(Replay(options).run, lambda answer: told(options, answer))

@@ -17,6 +17,7 @@ from martlet.options.flag import Kind
 from martlet.tools.standard_output import StandardOutput
 
 T = TypeVar("T", bound=LogOptions)
+A = TypeVar("A")
 _log = logging.getLogger(log_line.ROOT)
 
 
@@ -63,6 +64,34 @@ def named(kind: type[LogOptions], argv: Sequence[str], *names: str) -> list[str]
 async def show(lines: Iterable[str]) -> None:
     """Write lines of a command's result to standard output."""
     await StandardOutput(sys.stdout.fileno()).show([f"{line}\n".encode() for line in lines])
+
+
+def run_at_each(
+    work: Callable[[], Awaitable[Iterable[tuple[str, A | OSError]]]], told: Callable[[A], str]
+) -> int:
+    """Do something at each of several servers, and show what each has done, or why not.
+
+    Args:
+        work: does it; for each server its URL and its answer, or why there is none.
+        told: the answer in words.
+
+    Returns:
+        The exit code of the process: 1 as well where one server has not done it.
+    """
+    has_failed = False
+
+    async def run_it() -> None:
+        nonlocal has_failed
+        done = []
+        for url, answer in await work():
+            if isinstance(answer, OSError):
+                has_failed = True
+                _log.error("%s", answer)
+            else:
+                done.append(f"{url}: {told(answer)}")
+        await show(done)
+
+    return run_alone(run_it) or int(has_failed)
 
 
 def run_alone(work: Callable[[], Coroutine[Any, Any, object]]) -> int:

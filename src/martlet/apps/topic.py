@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 from martlet.apps import configure, manage, tool
@@ -10,7 +9,6 @@ from martlet.apps.manage import Action, change
 from martlet.options.door import TopicOptions
 from martlet.options.topic import ListOptions, TopicCreateOptions, TopicDropOptions
 from martlet.plural import counted
-from martlet.tools.door import NoAnswer
 from martlet.tools.inventory import Inventory, topic_lines
 from martlet.tools.manage import DELETE, EMPTY, PAUSE, UNPAUSE
 from martlet.tools.topic import TopicCreation
@@ -21,27 +19,16 @@ CREATE = (
     " A topic that is there gets more queues while it is in use, and can not get fewer. The topic"
     " may stand without its flag: martlet topic create TOPIC --queues=8."
 )
-log = logging.getLogger(__name__)
 
 
 def create(argv: Sequence[str]) -> int:
     """Make a topic; the result is the exit code of the process."""
     found = tool.named(TopicCreateOptions, argv, "topic")
     options = tool.options("topic create", CREATE, TopicCreateOptions, found, "TOPIC")
-    refused: list[NoAnswer] = []
-
-    async def work() -> None:
-        done = []
-        for url, answer in await TopicCreation(options).run():
-            if isinstance(answer, NoAnswer):
-                refused.append(answer)
-                log.error("%s", answer)
-            else:
-                done.append(f"{url}: topic {options.topic!r} has {counted(answer, 'queue')}")
-        await tool.show(done)
-
-    code = tool.run_alone(work)
-    return 1 if refused else code
+    return tool.run_at_each(
+        TopicCreation(options).run,
+        lambda queues: f"topic {options.topic!r} has {counted(queues, 'queue')}",
+    )
 
 
 LIST = "list the topics of each broker with their counts, or one of them"
