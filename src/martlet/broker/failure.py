@@ -299,6 +299,8 @@ class Failures(Delivery):
         """
         retry, attempts, failures = self._retry, held.attempts, held.failures + failed
         is_over = failed and retry is not None and retry.is_over(failures)
+        if is_over and cause is Cause.GIVEN_BACK:
+            is_over = consumer.progress.is_blamed_for(is_suspect=held.is_suspect)
         if failed and retry is not None and not is_over:
             delay_ns = retry.delay_ns(failures, cause, delay_ns)
         if self.trail is not None:
@@ -398,6 +400,7 @@ def charged_of(held: Sequence[tuple[Failures, Consumer]]) -> list[set[int]]:
     for (rank, offset), number, delivered_at_ns in sorted(ranks):
         if progress.charges(rank, offset, delivered_at_ns, now_ns):
             charged[number].add(offset)
+            progress.lost_count += 1
     return charged
 
 

@@ -55,6 +55,7 @@ class Progress:
         "_stale_count",
         "_touched",
         "_touched_until_ns",
+        "lost_count",
         "says_started",
         "takes_no_more",
     )
@@ -63,6 +64,8 @@ class Progress:
         self.says_started = says_started
         self.takes_no_more = False
         """It said so (CLS): what it leaves when it goes was not tried."""
+        self.lost_count = 0
+        """How many messages it was charged with when it was lost."""
         self._reached = NOTHING
         self._touched = NOTHING
         self._touched_until_ns = 0
@@ -121,3 +124,11 @@ class Progress:
             return False
         self._charged_rank = next_rank()
         return True
+
+    def is_blamed_for(self, *, is_suspect: bool) -> bool:
+        """Whether a message that was charged when the client was lost may be given up for that.
+
+        One of several may only have been beside the one that ended the client: as a suspect it
+        comes again first, to be handled alone.  Of a client that says nothing, the first one is.
+        """
+        return not self.says_started or is_suspect or self.lost_count == 1

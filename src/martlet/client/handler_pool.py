@@ -5,8 +5,9 @@ message is finished, when it raises ``Requeue`` it is put off, and when it raise
 failed.  In a process nothing of what it raises has to be understood here: it comes as text.
 
 No more is given to the pool than it has threads or processes.  A process that dies takes those with
-it that worked beside it (nobody can tell which message it was); their messages come again, and
-there is a new pool.
+it that worked beside it, and nothing tells which message it was.  So there is a new pool, and each
+message that was at work is handled there once more, one after the other and nothing else beside it:
+only the one whose handler ends a process then too has failed.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from martlet.client.message import Message, MessageView
 from martlet.plural import counted
 
 logger = logging.getLogger("martlet.client")
+
+_ENDED = "a process that handled messages has ended"
 
 Place = Literal["threads", "processes"]
 
@@ -76,6 +79,12 @@ class HandlerPool:
         self._place = place
         self._size = size
         self._left_at_work = 0
+        self._at_work = 0
+        self._suspects = 0
+        """Messages that were at work when a process ended, and have not been handled since."""
+        self._no_suspects = asyncio.Event()
+        self._no_suspects.set()
+        self._alone = asyncio.Lock()
         self._executor = self._executor_made()
 
     def _executor_made(self) -> Executor:
@@ -109,14 +118,20 @@ class HandlerPool:
             raise
 
     async def _in_process(self, loop: asyncio.AbstractEventLoop, view: MessageView) -> None:
+        while self._suspects:
+            await self._no_suspects.wait()
         executor = self._executor
+        self._at_work += 1
         try:
             failure = await loop.run_in_executor(executor, _handle_there, self._handler, view)
         except BrokenProcessPool as error:
-            if self._executor is executor:
-                executor.shutdown(wait=False)
-                self._executor = self._executor_made()
-            raise HandlerFailed("a process that handled messages has ended") from error
+            was_alone = self._executor is executor and self._at_work == 1
+            self._replace(executor)
+            if was_alone:
+                raise HandlerFailed(_ENDED) from error
+            failure = await self._handle_alone(loop, view)
+        finally:
+            self._at_work -= 1
         if failure is not None:
             if failure.requeue is not None:
                 delay_ms, backoff = failure.requeue
@@ -124,6 +139,31 @@ class HandlerPool:
             if failure.is_rejected:
                 raise Reject(failure.text)
             raise HandlerFailed(f"in a process:\n{failure.text}")
+
+    async def _handle_alone(
+        self, loop: asyncio.AbstractEventLoop, view: MessageView
+    ) -> _Failure | None:
+        """Handle a message that was at work when a process ended, with nothing else beside it."""
+        self._suspects += 1
+        self._no_suspects.clear()
+        try:
+            async with self._alone:
+                executor = self._executor
+                try:
+                    return await loop.run_in_executor(executor, _handle_there, self._handler, view)
+                except BrokenProcessPool as error:
+                    self._replace(executor)
+                    raise HandlerFailed(_ENDED) from error
+        finally:
+            self._suspects -= 1
+            if not self._suspects:
+                self._no_suspects.set()
+
+    def _replace(self, executor: Executor) -> None:
+        """One of its processes has ended: have another pool in its place."""
+        if self._executor is executor:
+            executor.shutdown(wait=False)
+            self._executor = self._executor_made()
 
     def close(self) -> None:
         """Let threads and processes end; processes that are still at work are ended."""

@@ -12,7 +12,8 @@ turn, or as there are idle workers; one where handlers take long::
                                   1 turn             ^ to be taken from the left
 
 A message that has failed before has a run of its own, and one that was with a client when that was
-lost is handled while nothing else is: so if it ends this process too, it is found alone.
+lost, a suspect, is handled while nothing else is (see `martlet.client.solitude`): so if it ends
+this process too, it is found alone.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -30,12 +32,15 @@ from numpy.typing import NDArray
 from martlet.client.answers import Answers
 from martlet.client.batch import Batch
 from martlet.client.message import Message
+from martlet.client.solitude import Solitude
 from martlet.client.takers import TURN_S, Takers
 from martlet.properties import Properties
 from martlet.protocol.message_run import MessageRun
 
 _LONGEST_RUN = 1024
 """So many messages are told of as started at once."""
+_PATIENCE = 1 / 8
+"""Such a part of a message's time a suspect waits, and others for one that was taken one by one."""
 
 
 @dataclass(slots=True)
@@ -66,6 +71,7 @@ class Inbox(Takers):
         taken: how many runs of messages were begun or handed out.
         worker_count: how many workers take messages from here.
         on_hungry: called when somebody waits for a message after `take_late` found some.
+        is_out: whether the application has taken messages or batches that it has not answered.
     """
 
     def __init__(self) -> None:
@@ -77,16 +83,14 @@ class Inbox(Takers):
         self.taken = 0
         self.worker_count = 0
         self.on_hungry: Callable[[], None] | None = None
+        self.is_out: Callable[[], bool] = lambda: False
         self._rest: deque[Message] = deque()
         """What follows in the current delivery, and is not started."""
         self._told: list[Message] = []
         """What the broker is told of as started, and is ready in the next turn."""
         self._run_size = 1
         self._run_began_s = 0.0
-        self._waits_for_idle = False
-        """The next one is to be handled alone, and other handlers are at work."""
-        self._alone: Message | None = None
-        """A suspect, while it is handled with nothing else beside it."""
+        self._solitude = Solitude(partial(self._wake, 1))
         self._current: Delivery | None = None
         self._deliveries: deque[Delivery] = deque()
         self._delivered = 0
@@ -101,11 +105,16 @@ class Inbox(Takers):
             self._begin_turn()
             self._wake(count)
 
+    def close(self, error: Exception | None = None) -> None:
+        """Hand out no more; whoever asks is told the error, if there is one."""
+        self._solitude.close()
+        super().close(error)
+
     async def arrival(self) -> None:
         """Wait until there may be something, or the inbox is closed."""
         if self.is_closed or self.ready:
             return
-        if self._is_held_up or self._waits_for_idle or not (self._rest or self._deliveries):
+        if self._is_held_up or self._solitude.is_waiting or not (self._rest or self._deliveries):
             if self.on_hungry is not None:
                 self.on_hungry()
             await self._wait()
@@ -150,9 +159,7 @@ class Inbox(Takers):
     @property
     def _is_held_up(self) -> bool:
         """Whether nothing may be taken just now, though there may be something."""
-        if self._alone is not None and self._alone.is_answered:
-            self._alone = None
-        return bool(self._told) or self._alone is not None
+        return bool(self._told) or self._solitude.holds_up
 
     def _start(self, *, idle_count: int) -> bool:
         """Tell the broker of the next messages as started. True where they are ready already."""
@@ -163,14 +170,13 @@ class Inbox(Takers):
             rest.clear()
             return True
         first = rest[0]
-        self._waits_for_idle = False
-        if first.attempts > 1 and first.is_suspect and self.worker_count > 1:
-            if idle_count < self.worker_count:
-                self._waits_for_idle = True  # The last one that becomes idle begins it.
-                return False
-            self._alone = first
-            loop = asyncio.get_running_loop()
-            loop.call_later(current.answers.message_timeout_s, self._no_longer_alone, first)
+        if (
+            first.attempts > 1
+            and first.is_suspect
+            and self.worker_count != 1
+            and not self._begins_alone(first, current.answers, idle_count)
+        ):
+            return False
         count = self._count_to_start(idle_count, current.answers.max_attempts)
         self._told = [rest.popleft() for _ in range(count)]
         current.answers.started(self._told[-1].id)
@@ -202,11 +208,20 @@ class Inbox(Takers):
         if self._waiters and self._rest and not self._is_held_up:
             self._start(idle_count=len(self._waiters))
 
-    def _no_longer_alone(self, message: Message) -> None:
-        """Others wait no longer for one that takes very long."""
-        if self._alone is message:
-            self._alone = None
-            self._wake(1)
+    def _begins_alone(self, suspect: Message, answers: Answers, idle_count: int) -> bool:
+        """Whether a suspect is to begin now, with nothing beside it."""
+        patience_s = answers.message_timeout_s * _PATIENCE
+        solitude = self._solitude
+        if not self.worker_count:
+            if not solitude.may_begin(self.is_out, patience_s):
+                return False
+            solitude.begin(lambda: bool(self._told or self.ready) or self.is_out(), patience_s)
+            return True
+        is_busy = idle_count < self.worker_count  # The last one that becomes idle begins it.
+        if not solitude.may_begin(lambda: is_busy, patience_s):
+            return False
+        solitude.begin(lambda: not suspect.is_answered, answers.message_timeout_s)
+        return True
 
     def take_late(self, until_s: float) -> list[tuple[Answers, NDArray[np.void]]]:
         """Take out what a Martlet broker sent, nobody handles, and has its time run out by then."""
@@ -251,11 +266,15 @@ class Inbox(Takers):
         self.ready.clear()
         self._told.clear()
         self._rest.clear()
-        self._waits_for_idle = False
+        self._solitude.is_waiting = False
         self._current = None
 
     def next_batch(self, max_messages: int) -> Batch | None:
-        """The oldest messages, as many as one connection gave and no more than so many."""
+        """The oldest messages, as many as one connection gave and no more than so many. None where
+        there are none, or not yet.
+        """
+        if self._solitude.holds_up:
+            return None
         self._unready()
         delivery = self._next_delivery()
         if delivery is None:
@@ -263,6 +282,12 @@ class Inbox(Takers):
         runs = [delivery.run]
         left = max_messages - delivery.run.count
         suspect_at = _suspect_at(delivery.run) if delivery.answers.max_attempts else None
+        if suspect_at == 0:
+            patience_s = delivery.answers.message_timeout_s * _PATIENCE
+            if not self._solitude.may_begin(self.is_out, patience_s):
+                self._put_back(delivery)
+                return None
+            self._solitude.begin(self.is_out, patience_s)
         if suspect_at is not None:
             left = min(left, max(1, suspect_at) - delivery.run.count)
         while left > 0 and self._deliveries and suspect_at is None:

@@ -41,6 +41,12 @@ class Lent:
             messages.clear()
             messages.extend(open_[-(self._limit // 2) - 1 :])
 
+    @property
+    def has_open(self) -> bool:
+        """Whether any is not answered."""
+        old = (old() for old in self._old)
+        return any(not message.is_answered for message in (*self._messages, *old) if message)
+
     def held(self) -> list[Message]:
         """What is not answered and the application still has."""
         waiting: list[Message] = []

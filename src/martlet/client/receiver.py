@@ -41,6 +41,7 @@ class Receiver(ABC):
         self._failures = failures
         self._lent = Lent(_LENT * max_in_flight)
         self._toucher = Toucher(auto_touch, self._lent)
+        self._inbox.is_out = lambda: self._lent.has_open or bool(self._toucher.held())
         self._crew = Crew(self._inbox, failures, self._toucher)
         self._entered = False
 

@@ -76,8 +76,11 @@ class Worker:
                     raise
                 # Something that the handler awaited was cancelled, and not the worker: it goes on.
                 self._failures.failed(message, error)
-            except BaseException:
-                self._give_back(message)
+            except BaseException as error:
+                if isinstance(error, SystemExit) and error.code:
+                    self._failures.failed(message, error)  # Not to end each process that gets it.
+                else:
+                    self._give_back(message)
                 raise
             else:
                 # What message.finish does, without its calls: this is done for each message.

@@ -55,6 +55,39 @@ async def use_iteration(address: str, concurrency: int) -> None:
             message.finish()
 
 
+async def use_tasks(address: str, concurrency: int) -> None:
+    from martlet.client import Consumer, Message
+
+    async def work(message: Message) -> None:
+        await asyncio.sleep(seconds_each)
+        await handle(message)
+        message.finish()
+
+    async with (
+        Consumer("work", "main", address, max_in_flight=concurrency) as consumer,
+        asyncio.TaskGroup() as tasks,
+    ):
+        async for message in consumer:
+            tasks.create_task(work(message))
+
+
+async def use_batch_tasks(address: str, concurrency: int) -> None:
+    from martlet.client import Batch, Consumer
+
+    async def work(batch: Batch) -> None:
+        await asyncio.sleep(seconds_each)
+        if b"poison" in batch.bodies:
+            os._exit(CRASHED)
+        await batch.finish()
+
+    async with (
+        Consumer("work", "main", address, max_in_flight=10 * concurrency) as consumer,
+        asyncio.TaskGroup() as tasks,
+    ):
+        async for batch in consumer.batches(max_messages=concurrency):
+            tasks.create_task(work(batch))
+
+
 async def use_batches(address: str, concurrency: int) -> None:
     from martlet.client import Consumer
 
@@ -79,6 +112,50 @@ def use_sync_run(address: str, concurrency: int) -> None:
 
     with Consumer("work", "main", address) as consumer:
         consumer.run(handle_here, concurrency=concurrency)
+
+
+def use_sync_tasks(address: str, concurrency: int) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from martlet.client import Message
+    from martlet.client.sync import Consumer
+
+    def work(message: Message) -> None:
+        time.sleep(seconds_each)
+        handle_here(message)
+        message.finish()
+
+    with (
+        Consumer("work", "main", address, max_in_flight=concurrency) as consumer,
+        ThreadPoolExecutor(concurrency) as threads,
+    ):
+        for message in consumer:
+            threads.submit(work, message)
+
+
+async def use_exit(address: str, concurrency: int) -> None:
+    from martlet.client import Consumer, Message
+
+    async def work(message: Message) -> None:
+        if message.body == b"poison":
+            sys.exit(CRASHED)
+        await handle(message)
+
+    async with Consumer("work", "main", address) as consumer:
+        await consumer.run(work, concurrency=concurrency)
+
+
+def use_sync_exit(address: str, concurrency: int) -> None:
+    from martlet.client import Message
+    from martlet.client.sync import Consumer
+
+    def work(message: Message) -> None:
+        if message.body == b"poison":
+            sys.exit(CRASHED)
+        handle_here(message)
+
+    with Consumer("work", "main", address) as consumer:
+        consumer.run(work, concurrency=concurrency)
 
 
 async def use_pynsq(address: str, concurrency: int) -> None:

@@ -23,6 +23,8 @@ def obey(message: MessageView) -> object:
         raise Odd(1, 2)
     elif word == "later":
         raise Requeue(77)
+    elif word == "nap":
+        time.sleep(0.1)
     elif word == "die":
         os._exit(3)
     elif word == "exit":

@@ -120,6 +120,19 @@ async def test_processes_survive_whatever_a_handler_does(
     assert "a process that handled messages has ended" in caplog.text
 
 
+async def test_only_the_message_that_ends_its_process_has_failed() -> None:
+    async with (
+        ScriptedBroker() as broker,
+        handling(broker, obey, on="processes", concurrency=4, close_timeout_s=1),
+    ):
+        for number in range(12):
+            deliver(broker, number, "die" if number == 5 else "nap")
+        async with asyncio.timeout(60):
+            await broker.until(lambda: len(broker.named("FIN", "REQ")) == 12)
+        assert broker.answered("REQ") == [5]
+        assert sorted(broker.answered("FIN")) == [n for n in range(12) if n != 5]
+
+
 BEGINS_A_PROCESS = """
 import os, sys, time
 from pathlib import Path

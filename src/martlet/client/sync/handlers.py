@@ -14,6 +14,7 @@ from contextvars import Context, copy_context
 from queue import SimpleQueue
 
 from martlet.client.consumer import Consumer
+from martlet.client.errors import HandlerFailed
 from martlet.client.message import Message
 from martlet.client.sync.answers import posted
 from martlet.client.sync.loop_thread import LoopThread
@@ -93,12 +94,16 @@ class Handlers:
                 context.run(self._handler, message)
             except Exception as error:
                 self._settle(outcome, error)
-            except BaseException:
-                # Ctrl-C: no more come, and this one is for somebody else.
+            except BaseException as error:
+                # Ctrl-C: no more come, and this one is for somebody else; but what ends a program
+                # by an error is not to end the next one.
                 self._thread.post(self._consumer.stop)
-                if not message.is_answered:
-                    message.give_back()
-                self._settle(outcome, None)
+                if isinstance(error, SystemExit) and error.code:
+                    self._settle(outcome, HandlerFailed(f"the handler raised {error!r}"))
+                else:
+                    if not message.is_answered:
+                        message.give_back()
+                    self._settle(outcome, None)
                 raise
             else:
                 self._settle(outcome, None)

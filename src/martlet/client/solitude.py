@@ -1,0 +1,88 @@
+"""Has a suspect handled alone: a message that was with a client when that was lost.
+
+If it ends this process too, nothing else is at work and fails with it.  So a suspect waits until
+all that was handed out is answered, and what follows waits for the suspect.  Not for ever, as a
+handler may hang, and an application may gather messages before it answers any: when patience ends,
+all goes on, and no suspect waits again before it has found nothing at work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+_PAUSE_S = 0.01
+"""How often it is seen whether the application has answered what it took."""
+
+
+class Solitude:
+    """Says when a suspect may begin, and when others may again.
+
+    Args:
+        on_over: called when what is waited for has ended, or patience with it.
+
+    Attributes:
+        is_waiting: whether a suspect waits.
+    """
+
+    def __init__(self, on_over: Callable[[], None]) -> None:
+        self.is_waiting = False
+        self._on_over = on_over
+        self._is_patient = True
+        self._is_busy: Callable[[], bool] = lambda: False
+        self._is_at_work: Callable[[], bool] | None = None
+        """Of the suspect that is handled alone."""
+        self._patient_until_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def holds_up(self) -> bool:
+        """Whether nothing may begin beside the suspect that is at work."""
+        if self._is_at_work is not None and not self._is_at_work():
+            self._is_at_work = None
+        return self._is_at_work is not None
+
+    def may_begin(self, is_busy: Callable[[], bool], patience_s: float) -> bool:
+        """Whether a suspect may begin; else it waits, and `on_over` tells when to ask again."""
+        if not is_busy():
+            self._is_patient = True
+            self.is_waiting = False
+            return True
+        self.is_waiting = self._is_patient
+        self._is_busy = is_busy
+        if self.is_waiting and self._timer is None:
+            self._look_for(patience_s)
+        return not self.is_waiting
+
+    def begin(self, is_at_work: Callable[[], bool], patience_s: float) -> None:
+        """A suspect begins, and nothing else until it is not at work any more."""
+        if self._is_patient:
+            self._is_at_work = is_at_work
+            self._look_for(patience_s)
+
+    def _look_for(self, patience_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._patient_until_s = time.monotonic() + patience_s
+        self._look_later()
+
+    def _look_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_PAUSE_S, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if time.monotonic() >= self._patient_until_s:
+            self._is_patient = self.is_waiting = False
+            self._is_at_work = None
+        if self.holds_up or (self.is_waiting and self._is_busy()):
+            self._look_later()
+        else:
+            self.is_waiting = False
+            self._on_over()
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
