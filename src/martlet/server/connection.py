@@ -30,6 +30,7 @@ from martlet.server.owed import Owed
 from martlet.server.pace import Pace
 from martlet.server.publishing import publish, publish_lone
 from martlet.server.sending import send
+from martlet.server.unread import handle_unread
 from martlet.server.upgrade import Agreed, Upgrade
 
 if TYPE_CHECKING:
@@ -124,6 +125,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has gone."""
+        if isinstance(exc, OSError) and not self._closing:
+            handle_unread(self)
         self._closing = True
         self.owed.clear()
         self._let_go()
@@ -239,11 +242,18 @@ class Connection(asyncio.BufferedProtocol):
 
     def go_on(self) -> None:
         """What a command waited for has come."""
-        self._going_on = None
+        if self._going_on is not None:
+            self._going_on.cancel()
+            self._going_on = None
         if self._waits and not self._closing:
             self._waits = False
             self._read_on()
             self.buffer_updated(0)
+
+    @property
+    def has_turn_ahead(self) -> bool:
+        """Whether commands that have come wait for nothing but their turn."""
+        return self._going_on is not None
 
     def _read_on(self) -> None:
         """Read the client's commands, unless there is still a reason not to."""
