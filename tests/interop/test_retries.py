@@ -161,6 +161,9 @@ async def test_a_consumer_may_reject_a_message_and_give_others_back(
     id, _ = await subscriber.message()
     assert (await connection.call("message.give_back", ids=[id])).fields == {"count": 1}
     assert await subscriber.message() == (id, 1)
+    # The application has had it: that is an attempt, and no failure.
+    await connection.call("message.give_back", ids=[id], started=True)
+    assert await subscriber.message() == (id, 2)
     await connection.call("message.dead", id=id, reason="given_up", error="twice")
     _, properties = await dead_letter(broker)
     assert properties.system["dead_reason"] == "given_up"

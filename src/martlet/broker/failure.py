@@ -119,9 +119,11 @@ class Failures(Delivery):
         self.resume(consumer)
         self.pump()
 
-    def give_back(self, consumer: Consumer, offsets: Iterable[int]) -> int:
-        """A client has not tried these: they come again at once, with no attempt more than before.
-        Returns how many of them were in flight.
+    def give_back(
+        self, consumer: Consumer, offsets: Iterable[int], *, is_started: bool = False
+    ) -> int:
+        """A client does not go on with these: they come again at once, and have not failed. Where
+        it had not started them, their delivery is no attempt. Returns how many were in flight.
         """
         now_ns, count = self._around.clock(), 0
         for offset in offsets:
@@ -129,7 +131,7 @@ class Failures(Delivery):
                 held = self._let_go(consumer, offset)
             except NotInFlight:
                 continue  # Its time was over: others have it already.
-            held.attempts -= 1
+            held.attempts -= not is_started
             if not held.attempts:
                 self.retry_count += 1  # It shows no other way that it is delivered again.
             self._again(offset, held, now_ns, Cause.GIVEN_BACK, failed=False, consumer=consumer)

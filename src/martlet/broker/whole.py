@@ -119,8 +119,10 @@ class WholeChannel:
             lambda part, share, offset: part.requeue(share, offset, delay_ns, error, cause),
         )
 
-    def give_back(self, subscriber: Subscriber, places: Iterable[int]) -> int:
-        """These were not tried. Returns how many of them were in flight."""
+    def give_back(
+        self, subscriber: Subscriber, places: Iterable[int], *, is_started: bool = False
+    ) -> int:
+        """These go to others. Returns how many of them were in flight."""
         offsets: dict[int, list[int]] = {}
         for place in places:
             number = (place & ID_MASK) >> OFFSET_BITS
@@ -128,7 +130,7 @@ class WholeChannel:
         subscriber.held = True
         try:
             return sum(
-                self.parts[number].give_back(subscriber.shares[number], some)
+                self.parts[number].give_back(subscriber.shares[number], some, is_started=is_started)
                 for number, some in offsets.items()
                 if number < len(subscriber.shares)
             )

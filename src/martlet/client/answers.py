@@ -125,14 +125,16 @@ class Answers:
         if not self._scheduled:
             self._schedule()
 
-    def give_back_one(self, message_id: bytes) -> None:
-        """Ask for a message again that nobody tried to deal with."""
+    def give_back_one(self, message_id: bytes, *, is_started: bool = True) -> None:
+        """Have the message delivered to others. Unless the application had it, its delivery is no
+        attempt.
+        """
         if not self.are_extended:
             self.requeue(message_id, 0, backoff=False)
             return
         self.on_answer(Event.REQUEUE)
         self.requeued += 1
-        self._call("message.give_back", ids=[message_id.decode()])
+        self._call("message.give_back", ids=[message_id.decode()], started=is_started)
 
     @property
     def max_attempts(self) -> int:
@@ -164,8 +166,10 @@ class Answers:
 
         self._requeue_array(ids, delay_ms)
 
-    def give_back(self, ids: NDArray[np.void]) -> None:
-        """Ask at once for messages again that nobody tried to deal with."""
+    def give_back(self, ids: NDArray[np.void], *, is_started: bool = False) -> None:
+        """Have these messages delivered to others. Unless the application had them, their delivery
+        is no attempt.
+        """
         if not self.are_extended:
             self._requeue_array(ids, 0)
             return
@@ -173,7 +177,8 @@ class Answers:
         told = [id.decode() for id in ids.tolist()]
         for start in range(0, len(told), _MOST_IDS):
             some = told[start : start + _MOST_IDS]
-            self._write(self._connection.unanswered("message.give_back", ids=some))
+            call = self._connection.unanswered("message.give_back", ids=some, started=is_started)
+            self._write(call)
 
     def _requeue_array(self, ids: NDArray[np.void], delay_ms: int) -> None:
         self.requeued += len(ids)

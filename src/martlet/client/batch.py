@@ -86,7 +86,7 @@ class Batch(Decoded):
     def give_back(self) -> None:
         """Have the broker deliver what is not answered to others, without waiting."""
         if self.is_open:
-            self.answers.give_back(self._answer(None))
+            self.answers.give_back(self._answer(None), is_started=True)
 
     def _answer(self, where: Where | None) -> NDArray[np.void]:
         """The ids of these messages, which from now on are answered."""

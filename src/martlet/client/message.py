@@ -157,7 +157,7 @@ class Message:
         self._answer().reject(self.id, reason, error)
 
     def give_back(self) -> None:
-        """Have the broker deliver the message to others: it was not tried."""
+        """Have the broker deliver the message to others: it has not failed."""
         self._answer().give_back_one(self.id)
 
     def touch(self) -> None:

@@ -7,8 +7,8 @@
                         wrong
 ``message.dead``        the message goes to the channel's dead-letter topic; ``reason`` is
                         ``rejected`` or ``given_up``, ``error`` says what went wrong
-``message.give_back``   nothing was tried with the messages ``ids``: they go to others at once, and
-                        this delivery does not count
+``message.give_back``   the messages ``ids`` go to others at once, and have not failed; where they
+                        were not ``started``, this delivery is no attempt either
 ======================  ============================================================================
 
 ``message.dead`` is answered when the broker has taken it on: from then on the message is on its way
@@ -93,10 +93,11 @@ class MessageCalls:
 
     def give_back(self, caller: Caller, arguments: Arguments) -> Answer:
         """Have messages delivered to others. Answers how many were in flight."""
-        arguments.only("ids")
+        arguments.only("ids", "started")
         channel, consumer = _subscription(caller)
         offsets = [_offset(channel, id) for id in arguments.sequence("ids", most=_MOST_IDS)]
-        return {"count": channel.give_back(consumer, offsets)}
+        is_started = arguments.flag("started")
+        return {"count": channel.give_back(consumer, offsets, is_started=is_started)}
 
 
 def _subscription(caller: Caller) -> tuple[Channel | WholeChannel, Any]:

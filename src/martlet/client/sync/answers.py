@@ -67,12 +67,13 @@ class PostedAnswers:
         return self.answers.max_attempts
 
     def give_back_one(self, message_id: bytes) -> None:
-        """Ask for a message again that nobody tried to deal with."""
+        """Have the message delivered to others."""
+        call = partial(self.answers.give_back_one, message_id, is_started=self.is_handed_out)
         if self._thread.is_current:
-            self.answers.give_back_one(message_id)
+            call()
             return
         self._thread.check()
-        self._thread.post(self.answers.give_back_one, message_id)
+        self._thread.post(call)
 
     def touch(self, message_id: bytes) -> None:
         """Ask for more time for the message."""
