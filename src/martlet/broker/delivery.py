@@ -356,7 +356,7 @@ class Delivery(ABC):
         failures, asked_rank, is_suspect = 0, 0, False
         if known is not None:
             failures, is_suspect = known.failures, known.is_suspect
-            asked_rank = known.asked_rank if known.last_owner is consumer else 0
+            asked_rank = known.asked_rank if known.last_progress is consumer.progress else 0
             if failures and self.counts_failures and consumer.progress.says_started:
                 properties += notes_of(failures, is_suspect=is_suspect)
         stragglers.hold(

@@ -275,7 +275,7 @@ class Failures(Delivery):
                 offset, held, now_ns, Cause.TIMED_OUT, failed=failed, consumer=owner
             )
             if again is not None:
-                again.last_owner, again.asked_rank = owner, held.asked_rank
+                again.last_progress, again.asked_rank = owner.progress, held.asked_rank
         self.timeout_count += len(late)
         return len(late)
 

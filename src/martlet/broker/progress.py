@@ -18,6 +18,13 @@ charged once for each round of deliveries: what was delivered before it was char
 unanswered, waited behind it.  A slow client also has copies of what timed out, which it handles
 before what came since: as long as it answers those, it has not come to the first one behind.  Each
 such answer uses one of them up; so nothing can come back for ever without being charged.
+
+Of a client that says what it starts, a message that ends it is charged at each such loss, as it was
+told as started first.  If others had been started as well, none is given up: they are suspects from
+then on, which the client handles one at a time.  So a poison is dead after ``max_attempts`` losses
+at most, or 2 where that is 1; and what is always finished when it is handled is charged for at most
+one loss, as it is beside nothing that ends a client after that.  A broker that is killed while a
+dead letter is on its way has the message alive once more, which costs up to 2 losses.
 """
 
 from __future__ import annotations

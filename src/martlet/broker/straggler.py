@@ -16,6 +16,8 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from martlet.broker.progress import Progress
+
 OwnerT = TypeVar("OwnerT")
 _RISING_AT_ONCE = 1 << 8
 MOST_ERROR_BYTES = 1 << 20
@@ -35,7 +37,8 @@ class Straggler(Generic[OwnerT]):
         rank: of its last delivery (see `martlet.broker.progress`).
         asked_rank: of the first of several deliveries to the same owner, who has not answered one;
             an answer may be to that.
-        last_owner: who had it in flight when its time ran out, and may answer it yet.
+        last_progress: of the owner who had it in flight when its time ran out, and may answer it
+            yet; not the owner, whose connection would be kept in memory.
         is_suspect: whether its last failure was that the connection was lost: it may be what
             brought the client down.
     """
@@ -47,7 +50,7 @@ class Straggler(Generic[OwnerT]):
     failures: int = 0
     rank: int = 0
     asked_rank: int = 0
-    last_owner: OwnerT | None = None
+    last_progress: Progress | None = None
     is_suspect: bool = False
 
 
