@@ -10,8 +10,7 @@ import ssl
 
 BROKER, LOOKUP_DAEMON = "broker", "lookup daemon"
 _HTTP_PORTS = {BROKER: 4151, LOOKUP_DAEMON: 4161}
-TCP_WANTED = "that is an HTTP port; give the broker's TCP address, whose port is usually 4150"
-"""Told where an HTTP server answered NSQ's protocol."""
+_TCP_PORTS = {BROKER: 4150, LOOKUP_DAEMON: 4160}
 
 _NUMBER = re.compile(r"\[Errno (\d+)\]")
 _BAD_PROTOCOL = ("E_BAD_PROTOCOL", r"b'\x00\x00\x00")
@@ -45,6 +44,12 @@ def loss(error: Exception | None) -> str:
     if error is None:
         return "the connection was closed"
     return reason(error) if isinstance(error, OSError) else str(error) or type(error).__name__
+
+
+def tcp_wanted(server: str = BROKER) -> str:
+    """What is told where HTTP was answered to NSQ's protocol."""
+    port = f"whose port is usually {_TCP_PORTS[server]}"
+    return f"that is an HTTP port; give the {server}'s TCP address, {port}"
 
 
 def http_wanted(server: str = BROKER) -> str:

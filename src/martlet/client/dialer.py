@@ -17,7 +17,7 @@ from martlet.client.backoff import Backoff
 from martlet.client.connection import Connection
 from martlet.client.errors import ConnectFailed, ConnectionLost, ConnectRefused
 from martlet.client.identity import Identity
-from martlet.client.outage import Outage
+from martlet.outage import Outage
 
 logger = logging.getLogger("martlet.client")
 

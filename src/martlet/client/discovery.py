@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from martlet import unreachable
 from martlet.address import Address
-from martlet.client.outage import Outage
 from martlet.http_answer import read_json
+from martlet.outage import Outage
 
 if TYPE_CHECKING:
     import aiohttp

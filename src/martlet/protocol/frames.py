@@ -27,7 +27,7 @@ from struct import Struct
 import numpy as np
 
 from martlet.protocol.message_run import FRAME_HEADER_BYTES, FRAME_SIZE_EXTRA, MessageRun
-from martlet.unreachable import TCP_WANTED
+from martlet.unreachable import tcp_wanted
 
 RESPONSE, ERROR, MESSAGE = range(3)
 PROPERTIES, ANSWER, CHANNEL = 16, 17, 18
@@ -181,7 +181,7 @@ class FrameSplitter:
 
     def _what_is_wrong(self, size: int, kind: int) -> str:
         if size == _HTTP:
-            return TCP_WANTED
+            return tcp_wanted()
         if kind not in _KNOWN:
             return (
                 f"a frame of unknown type {kind} (size {size}): is this an NSQ broker's TCP port?"

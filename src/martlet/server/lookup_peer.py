@@ -18,9 +18,11 @@ import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from martlet import unreachable
 from martlet.broker.errors import WritesRefused
 from martlet.http_answer import read_json
 from martlet.name import is_ephemeral, is_valid_name
+from martlet.outage import Outage
 from martlet.protocol import nsq_lookup as v1
 from martlet.protocol.nsq_v2 import NSQD_VERSION
 
@@ -56,6 +58,12 @@ class LookupPeer:
         """Where it is asked; empty until it has said so."""
         self._changes: dict[tuple[str, str], None] = {}
         self._changed = asyncio.Event()
+        self._outage = Outage(
+            f"LOOKUPD({address}): cannot register",
+            f"LOOKUPD({address}): registered",
+            log=log,
+            level=logging.ERROR,
+        )
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def tell(self, topic: str, channel: str = "") -> None:
@@ -77,19 +85,20 @@ class LookupPeer:
                     reader, writer = await self._connect()
                 try:
                     await self._introduce(reader, writer)
+                    self._outage.over()
                     pause_s = _FIRST_PAUSE_S
                     await self._keep(reader, writer)
                 finally:
                     self.http_address = ""
                     writer.close()
             except (OSError, ValueError, asyncio.IncompleteReadError) as error:
-                reason = str(error) or type(error).__name__
-                log.error("LOOKUPD(%s): %s; again in %g s", self.address, reason, pause_s)
+                self._outage.failed(_reason(error))
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        log.info("LOOKUP connecting to %s", self.address)
+        if not self._outage.is_on:
+            log.info("LOOKUP connecting to %s", self.address)
         host, colon, port = self.address.rpartition(":")
         if not colon or not port.isdecimal():
             raise ValueError(f"{self.address!r} is not host:port; see --lookupd-tcp-address")
@@ -174,7 +183,10 @@ class LookupPeer:
                 writer.write(b"".join(some))
                 await writer.drain()
                 for command in some:
-                    size = int.from_bytes(await reader.readexactly(4), signed=True)
+                    head = await reader.readexactly(4)
+                    if head == b"HTTP":
+                        raise ValueError(unreachable.tcp_wanted(unreachable.LOOKUP_DAEMON))
+                    size = int.from_bytes(head, signed=True)
                     if not 0 <= size <= _LONGEST_ANSWER_BYTES:
                         raise ValueError(f"an answer of {size} bytes")
                     answer = await reader.readexactly(size)
@@ -183,6 +195,16 @@ class LookupPeer:
                         raise ValueError(f"{command[:80]!r} was answered {said}")
                     answers.append(answer)
         return answers
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {_ANSWER_S:g} s"
+    if isinstance(error, asyncio.IncompleteReadError):
+        return unreachable.loss(None)
+    if isinstance(error, OSError):
+        return unreachable.reason(error, unreachable.LOOKUP_DAEMON)
+    return str(error) or type(error).__name__
 
 
 class LookupPeers:

@@ -25,8 +25,8 @@ from martlet.client import (
     Producer,
     PublishRefused,
 )
-from martlet.client.outage import Outage
 from martlet.options.relay import RelayOptions
+from martlet.outage import Outage
 from martlet.plural import counted
 from martlet.tools.client_settings import producer_settings, retry
 from martlet.tools.host_pool import HostPool

@@ -21,8 +21,8 @@ from yarl import URL
 
 from martlet import __version__, unreachable
 from martlet.client import Consumer, Message
-from martlet.client.outage import Outage
 from martlet.options.to_http import ToHttpOptions
+from martlet.outage import Outage
 from martlet.tools.bounded_answers import BoundedConnector
 from martlet.tools.client_settings import retry
 from martlet.tools.host_pool import HostPool

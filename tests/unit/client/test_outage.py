@@ -16,7 +16,7 @@ from martlet.client.backoff import Backoff
 from martlet.client.dialer import Dialer
 from martlet.client.discovery import Discovery
 from martlet.client.identity import Identity
-from martlet.client.outage import MAX_REASONS, Outage
+from martlet.outage import MAX_REASONS, Outage
 from martlet.protocol.frames import BadFrame, FrameSplitter
 from martlet.unreachable import is_tcp_port, loss, reason
 

@@ -13,8 +13,7 @@ from collections.abc import Callable
 
 from martlet.plural import counted
 
-logger = logging.getLogger("martlet.client")
-
+CLIENT_LOG = logging.getLogger("martlet.client")
 FIRST_INTERVAL_S = 10.0
 MAX_INTERVAL_S = 600.0
 MAX_REASONS = 4
@@ -28,17 +27,32 @@ class Outage:
         trouble: what does not work, such as ``cannot connect to 127.0.0.1:4150``.
         relief: what is told when it works again, such as ``connected to 127.0.0.1:4150``.
         clock: seconds.
+        log: told of it.
+        level: of failures; their end is a warning.
     """
 
     def __init__(
-        self, trouble: str, relief: str, clock: Callable[[], float] = time.monotonic
+        self,
+        trouble: str,
+        relief: str,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        log: logging.Logger = CLIENT_LOG,
+        level: int = logging.WARNING,
     ) -> None:
+        self._log = log
+        self._level = level
         self._trouble = trouble
         self._relief = relief
         self._clock = clock
         self._attempts = 0
         self._since_s = self._next_s = self._interval_s = 0.0
         self._reasons: set[str] = set()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it failed when it was tried last."""
+        return self._attempts > 0
 
     def failed(self, reason: str) -> None:
         """It was tried in vain."""
@@ -49,14 +63,15 @@ class Outage:
         if reason not in self._reasons and len(self._reasons) < MAX_REASONS:
             is_first = not self._reasons
             self._reasons.add(reason)
-            logger.warning("%s: %s (trying again)", self._trouble, reason)
+            self._log.log(self._level, "%s: %s (trying again)", self._trouble, reason)
             if is_first:
                 self._interval_s = FIRST_INTERVAL_S
                 self._next_s = now_s + FIRST_INTERVAL_S
         elif now_s >= self._next_s:
             self._interval_s = min(2 * self._interval_s, MAX_INTERVAL_S)
             self._next_s = now_s + self._interval_s
-            logger.warning(
+            self._log.log(
+                self._level,
                 "%s for %.0f s, in %s: %s (trying again; next line in %.0f s)",
                 self._trouble,
                 now_s - self._since_s,
@@ -69,7 +84,7 @@ class Outage:
         """It works. Returns whether it did not before, which is told."""
         if not self._attempts:
             return False
-        logger.warning(
+        self._log.warning(
             "%s after %.1f s and %s",
             self._relief,
             self._clock() - self._since_s,

@@ -1,0 +1,92 @@
+"""What a broker tells of a lookup daemon at which it cannot register: once, with the way out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+
+import pytest
+from tests.unit.client.scripted_broker import eventually
+
+from martlet.server import lookup_peer
+from martlet.testing import Broker
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(lookup_peer, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(lookup_peer, "_LONGEST_PAUSE_S", 0.001)
+    caplog.set_level(logging.INFO)
+
+
+def told(caplog: pytest.LogCaptureFixture, address: str) -> list[str]:
+    """What the log has of a daemon."""
+    return [message for message in caplog.messages if address in message]
+
+
+async def test_a_closed_port_is_told_once_and_its_end_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempts = 0
+    connect = asyncio.open_connection
+
+    async def open_connection(
+        host: str, port: int
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        nonlocal attempts
+        attempts += 1
+        return await connect(host, port)
+
+    monkeypatch.setattr(asyncio, "open_connection", open_connection)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        answer = b'{"broadcast_address": "127.0.0.1", "http_port": 4161}'
+        writer.write(len(answer).to_bytes(4) + answer)
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))  # and does not listen yet
+        address = f"127.0.0.1:{door.getsockname()[1]}"
+        async with Broker(lookupd_tcp_addresses=(address,)):
+            await eventually(lambda: attempts == 5)
+            async with await asyncio.start_server(serve, sock=door):
+                await eventually(lambda: "registered after" in caplog.text)
+    assert told(caplog, address)[:3] == [
+        f"LOOKUP({address}): adding peer",
+        f"LOOKUP connecting to {address}",
+        f"LOOKUPD({address}): cannot register: connection refused; is a lookup daemon running"
+        " there? (trying again)",
+    ]
+    assert "failed attempts" in told(caplog, address)[-2] + told(caplog, address)[-1]
+    assert caplog.text.count("cannot register") == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (
+            b"HTTP/1.1 400 Bad Request\r\n\r\n",
+            "that is an HTTP port; give the lookup daemon's TCP address, whose port is usually"
+            " 4160",
+        ),
+        (b"", "the connection was closed"),
+    ],
+)
+async def test_what_is_wrong_with_an_answer_is_told_in_words(
+    answer: bytes, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(answer)
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as daemon:
+        address = f"127.0.0.1:{daemon.sockets[0].getsockname()[1]}"
+        async with Broker(lookupd_tcp_addresses=(address,)):
+            line = f"LOOKUPD({address}): cannot register: {why} (trying again)"
+            await eventually(lambda: line in caplog.messages)
