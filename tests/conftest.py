@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import template
 
 SPARK = "tests/spark/"
 ALONE = "tests/spark/test_archive.py"
@@ -22,6 +23,10 @@ LONGEST = (
     ALONE,
     "tests/crash/test_kill.py",
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.add_cleanup(template.install())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -136,9 +136,7 @@ class BrokerProcess:
         self.data_path.mkdir(parents=True, exist_ok=True)
         if self._log is None:
             self._log = tempfile.TemporaryFile(prefix="martlet-log-")  # noqa: SIM115, see close
-        self._process = subprocess.Popen(
-            self.command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log
-        )
+        self._process = self._spawn(self.command, self._log)
         deadline_s = time.monotonic() + START_S
         while not self._listens():
             code = self._process.poll()
@@ -149,6 +147,10 @@ class BrokerProcess:
                 self.kill()
                 raise RuntimeError(f"the broker did not listen in {START_S:g} s:\n{self.log()}")
             time.sleep(0.01)
+
+    @staticmethod
+    def _spawn(command: list[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def stop(self) -> int:
         """End the process as an operator does (SIGTERM), and return its exit code.
