@@ -25,6 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NoReturn, cast
@@ -70,7 +71,8 @@ class Forked:
     def send_signal(self, number: int) -> None:
         """Send it a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # It has ended since.
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """SIGTERM."""
@@ -87,19 +89,21 @@ class Template:
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        """Held for a request and its answer: tests start brokers in threads."""
 
     def start(self, command: Sequence[str], log: IO[bytes]) -> Forked:
         """Start a command of martlet's, which writes all that it says into a file."""
         request = json.dumps(
             {"argv": command[len(COMMAND) :], "cwd": os.getcwd(), "environ": dict(os.environ)}
         ).encode()
-        connection = self._connection()
         read, write = os.pipe()
-        with open(os.devnull, "rb") as nothing:
+        with self._lock, open(os.devnull, "rb") as nothing:
+            connection = self._connection()
             streams = [nothing.fileno(), log.fileno(), log.fileno(), write]
             socket.send_fds(connection, [request], streams)
-        os.close(write)
-        pid = int(connection.recv(32))
+            os.close(write)
+            pid = int(connection.recv(32))
         return Forked(pid, read)
 
     def _connection(self) -> socket.socket:
