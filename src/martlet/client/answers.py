@@ -143,7 +143,7 @@ class Answers:
 
     def started(self, message_id: bytes) -> None:
         """Tell at once that the message, and all that came before it, are being dealt with; what is
-        answered is told before that. It is on its way when the event loop has come round.
+        answered is told before that.
         """
         self.flush()
         self._connection.write(commands.started(message_id))
