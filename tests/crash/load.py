@@ -8,10 +8,10 @@ of these promises is broken.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -20,8 +20,11 @@ from tests.crash.wire import ERROR, GONE, MESSAGE, Refused, Wire, dpub, message,
 JOURNAL_INTERVAL_S = 0.01
 EARLY_NS = 5_000_000
 """Two processes' clocks may differ by this much."""
-TURNS = 3
-"""After so many answers, sent one after the other, the broker has gone through all that was due."""
+STEPS = 5
+"""A rest behind each of two writes of the round that has begun, the interval, and a rest between
+two writes of the next round; and one more."""
+STEP_S = 1.5 * JOURNAL_INTERVAL_S
+"""No timer of the journal's is longer than the interval."""
 
 
 @dataclass
@@ -90,35 +93,26 @@ class Ledger:
 
 
 @dataclass
-class Barrier:
-    """The consumer's own publishes, whose answers tell how far the broker is with its commands.
+class JournalSteps:
+    """How far the journal is, counted by answers.
 
-    A connection's commands are handled in order, so an answer to a publish says that everything
-    before it was handled; the journal is written at most an interval later, unless the broker's
-    loop is late, which is what the `TURNS` more answers are for.
+    `STEPS` timers, one set by the other, lie at most between a finish and its entry.  What is sent
+    `STEP_S` after an answer is answered when each timer that was set before that answer has run,
+    though the broker may have had no processor for as long as it liked: such answers are counted.
     """
 
-    sent_s: deque[float] = field(default_factory=deque)
-    answered: int = 0
-    waiting: deque[tuple[float, list[bytes], dict[bytes, int]]] = field(default_factory=deque)
-    """Handled at a time, and not yet surely written down: finishes, and requeues with times."""
-    finishes: deque[tuple[int, list[bytes], dict[bytes, int]]] = field(default_factory=deque)
-    """Sent before the barrier of a number."""
-    times_s: list[float] = field(default_factory=list)
+    count: int = 0
+    _answered_s: float = 0.0
 
-    def confirmed(self) -> Iterator[tuple[list[bytes], dict[bytes, int]]]:
-        """A barrier was answered: what is surely written down now?"""
-        now_s = time.monotonic()
-        self.answered += 1
-        while self.finishes and self.finishes[0][0] <= self.answered:
-            _, finished, requeued = self.finishes.popleft()
-            self.waiting.append((now_s, finished, requeued))
-        if self.answered < TURNS:
-            return
-        sent_s = self.times_s[self.answered - TURNS]
-        while self.waiting and self.waiting[0][0] + 2 * JOURNAL_INTERVAL_S < sent_s:
-            _, finished, requeued = self.waiting.popleft()
-            yield finished, requeued
+    def answered(self, sent_s: float) -> None:
+        """What was sent at this time has been answered."""
+        if sent_s >= self._answered_s + STEP_S:
+            self.count += 1
+            self._answered_s = time.monotonic()
+
+    def written_by(self) -> int:
+        """What was answered when the count was this one is in the journal."""
+        return self.count - STEPS
 
 
 async def produce(ledger: Ledger, address: str, topic: str, delays_ms: tuple[int, ...]) -> None:
@@ -171,25 +165,31 @@ async def consume(
     known = ledger.channel(topic, channel)
     wire = await Wire.subscribed(address, topic, channel)
     wire.send(b"RDY 300\n")
-    barrier = Barrier()
+    # A publish is answered when all that was sent before it has been handled.
+    journal = JournalSteps()
+    unsure: deque[tuple[int, list[bytes], dict[bytes, int]]] = deque()
     finished: list[bytes] = []
     requeued: dict[bytes, int] = {}
     held: deque[bytes] = deque()
-    barrier_at_s = 0.0
+    barrier_s = next_barrier_s = 0.0
+    sent = finished, requeued
     try:
         while True:
             now_s = time.monotonic()
-            if now_s >= barrier_at_s:
-                barrier_at_s = now_s + JOURNAL_INTERVAL_S / 2
-                barrier.times_s.append(now_s)
-                barrier.finishes.append((len(barrier.times_s), finished, requeued))
+            if now_s >= next_barrier_s:
+                barrier_s, next_barrier_s = now_s, math.inf
+                sent = finished, requeued
                 finished, requeued = [], {}
                 wire.send(pub("barrier", b"x"))
             frame = await wire.answer()
             if frame.type == ERROR:
                 raise Refused(frame.data.decode())
             if frame.type != MESSAGE:
-                for done, again in barrier.confirmed():
+                journal.answered(barrier_s)
+                next_barrier_s = time.monotonic() + STEP_S
+                unsure.append((journal.count, *sent))
+                while unsure[0][0] <= journal.written_by():
+                    _, done, again = unsure.popleft()
                     known.journaled.update(done)
                     known.not_before_ns.update(
                         {body: due for body, due in again.items() if body not in known.finished}

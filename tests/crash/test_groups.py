@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.crash.load import JOURNAL_INTERVAL_S, TURNS, Ledger, produce, until_gone
+from tests.crash.load import JournalSteps, Ledger, produce, until_gone
 from tests.crash.test_kill import LOAD_S, broker_on
 from tests.crash.wire import http
 
@@ -84,8 +84,8 @@ class Member:
         self._generation = 0
         self._places: dict[int, int] = {}
         self._since: dict[int, int] = {}
-        self._unsure: deque[tuple[float, int, int]] = deque()
-        self._sent_s: deque[float] = deque(maxlen=TURNS)
+        self._unsure: deque[tuple[int, int, int]] = deque()
+        self._journal = JournalSteps()
 
     async def call(self, method: str, **fields: Any) -> tuple[Any, bytes]:
         if not self._calls_left:
@@ -93,10 +93,8 @@ class Member:
         self._calls_left -= 1
         sent_s = time.monotonic()
         answer = await self._connection.call(method, **_PLACE, **fields)
-        self._sent_s.append(sent_s)
-        # The journal is written each interval: so many answers later it has been.
-        first_s = self._sent_s[0] if len(self._sent_s) == TURNS else 0.0
-        while self._unsure and self._unsure[0][0] + 2 * JOURNAL_INTERVAL_S < first_s:
+        self._journal.answered(sent_s)
+        while self._unsure and self._unsure[0][0] <= self._journal.written_by():
             _, queue, offset = self._unsure.popleft()
             known = self._offsets.journaled
             known[queue] = max(known.get(queue, 0), offset)
@@ -164,7 +162,7 @@ class Member:
             )
             assert told["offsets"] == {str(queue): offset}, told
             self._offsets.committed()
-            self._unsure.append((time.monotonic(), queue, offset))
+            self._unsure.append((self._journal.count, queue, offset))
 
 
 async def member(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.crash.here import BrokerHere
-from tests.crash.load import EARLY_NS, JOURNAL_INTERVAL_S
+from tests.crash.load import EARLY_NS, JOURNAL_INTERVAL_S, STEP_S, STEPS
 from tests.crash.wire import Message, Wire, channels_of, dpub, http, pub
 
 from martlet.testing import BrokerProcess
@@ -47,10 +47,10 @@ def end(broker: BrokerProcess, how: str) -> None:
 
 async def journaled(wire: Wire) -> None:
     """Return when the broker has written down what it was told on this connection."""
-    for _ in range(5):
+    for _ in range(1 + STEPS):
         wire.send(pub("barrier", b"x"))
         await wire.ok()
-        await asyncio.sleep(2 * JOURNAL_INTERVAL_S)
+        await asyncio.sleep(STEP_S)
 
 
 async def next_message(wire: Wire, due_ns: int) -> Message:

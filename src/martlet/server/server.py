@@ -116,7 +116,7 @@ class Server:
             self._open_log()
             undo.pop_all()
         self.disk = Disk(self.broker, self.log, self._durable)
-        self._journal = JournalWriter(self.broker)
+        self._journal = JournalWriter(self.broker, options.journal_interval_ns)
         self.lookups = LookupPeers(self)
         self.events = EventLog(self.broker, self.log)
         self.broker.log.on_refused = self.events.write_refused

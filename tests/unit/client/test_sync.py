@@ -82,7 +82,8 @@ def test_what_waited_long_is_touched_when_it_is_handed_out(broker: ScriptedBroke
         message = next(consumer)
         until(lambda: broker.answered("TOUCH"))
         message.finish()
-    assert broker.answered("TOUCH") == [1]
+    # Again, if this process had no processor for a quarter of its time.
+    assert set(broker.answered("TOUCH")) == {1}
     assert broker.answered("FIN") == [0, 1]
 
 

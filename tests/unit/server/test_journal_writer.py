@@ -37,17 +37,32 @@ async def test_the_loop_is_left_to_others_for_most_of_the_time(
     async def sleep(delay_s: float) -> None:
         rests_s.append(delay_s)
 
-    monkeypatch.setattr(journal_writer, "perf_counter", clock)
+    monkeypatch.setattr(journal_writer, "thread_time", clock)
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    await JournalWriter(core.broker).write()
+    await JournalWriter(core.broker, SECOND_NS).write()
     assert len(rests_s) >= 4
     assert rests_s == pytest.approx([REST * 0.001] * len(rests_s))
     assert not core.broker.moved
 
 
+async def test_no_rest_is_longer_than_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause of the collector in a write must not keep the next one back."""
+    core = Core()
+    busy(core, 1)
+    rests_s = []
+
+    async def sleep(delay_s: float) -> None:
+        rests_s.append(delay_s)
+
+    monkeypatch.setattr(journal_writer, "thread_time", iter([0.0, 3.0, 3.0]).__next__)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    await JournalWriter(core.broker, SECOND_NS).write()
+    assert rests_s == [1.0]
+
+
 def test_cursors_go_with_a_turn_that_has_stored_much_and_with_no_other() -> None:
     core = Core()
-    writer = JournalWriter(core.broker)
+    writer = JournalWriter(core.broker, SECOND_NS)
     busy(core, 1)
     writer.turn_ended()
     assert len(core.broker.moved) == 1
@@ -59,7 +74,7 @@ def test_cursors_go_with_a_turn_that_has_stored_much_and_with_no_other() -> None
 
 def test_few_cursors_go_with_a_turn_those_first_that_have_waited_longest() -> None:
     core = Core(segment_bytes=1 << 20)
-    writer = JournalWriter(core.broker)
+    writer = JournalWriter(core.broker, SECOND_NS)
     clients = busy(core, 3 * MAX_BESIDE_BATCHES)
     for _ in range(40):
         core.publish("t", b"x" * 2000)
