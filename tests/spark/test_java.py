@@ -133,10 +133,59 @@ def test_workers_are_this_interpreter_unless_the_user_says_otherwise(
     assert os.environ["JAVA_HOME"] == str(java_home())
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
     assert "SPARK_LOCAL_IP" not in os.environ
+    del os.environ["PYSPARK_PYTHON"]
+    prepare_environment()
+    done = subprocess.run(
+        [os.environ["PYSPARK_PYTHON"], "-c", "import sys; print(sys.executable)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"{sys.executable}\n"
     monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
     prepare_environment()
     assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
     assert os.environ["SPARK_LOCAL_IP"] == "127.0.0.1"
+
+
+WHERE = """
+import os, sys
+print(sys.executable, os.environ["PYTHONPATH"], sys.argv[1:], sep="|")
+"""
+
+
+def test_workers_import_pyspark_as_it_is_installed_and_not_from_a_zip(tmp_path: Path) -> None:
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    for before, after in (
+        (f"{home}/python/lib/pyspark.zip:{home}/jars/a.jar:/mine *:/other", "/mine *:/other"),
+        (f"/mine::{home}s/x.zip", f"/mine::{home}s/x.zip"),
+        (f"{home}/python/lib/py4j.zip", ""),
+        ("", ""),
+    ):
+        done = subprocess.run(
+            [java._worker_python(), "-c", WHERE, "a b", "*"],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=tmp_path,
+            env={"PYTHONPATH": before},
+        )
+        assert done.stdout == f"{sys.executable}|{after}|['a b', '*']\n"
+
+
+def test_a_spark_of_the_users_own_keeps_its_pyspark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    assert java._worker_python() == sys.executable
+
+
+def test_workers_start_without_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert java._worker_python() == sys.executable
 
 
 PROGRAM = """

@@ -8,11 +8,15 @@ starts every Java with an argument that it refuses:
 
 Spark only wants the module to multiply matrices. So its `JAVA_HOME` is a folder that holds one
 file, `bin/java`: a shell script that drops this argument, and another that only makes a new Java
-warn, and becomes the real Java. The folder lies in the user's cache and is named after its
-content, so it is made once for each runtime.
+warn, and becomes the real Java.
+
+Spark's Python workers have a script too, where Spark is the one that pip has installed beside this
+Python. Spark puts a zipped copy of pyspark before all else on their path, and Python compiles what
+it imports from there anew in each process: 1 s of the processor's time, and each stream and many a
+query starts one. The script takes Spark's own entries from `PYTHONPATH`, so that pyspark is
+imported from where pip has put it, compiled.
 """
 
-import hashlib
 import logging
 import os
 import re
@@ -20,12 +24,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from martlet.extras import how_to_install
+from martlet.spark.shim import NoShim, shim
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,10 +40,21 @@ VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
 # Java 24 lost this package, and says so at each start when it is asked to open it.
 OLD_SECURITY = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 
-_SHIM = """\
+_JAVA = """\
 #!/bin/sh
 for a do shift; case $a in {dropped}) ;; *) set -- "$@" "$a" ;; esac; done
 exec {java} "$@"
+"""
+_PYTHON = """\
+#!/bin/sh
+set -f
+IFS=:
+path=
+for entry in $PYTHONPATH; do
+    case $entry in {home}/*) ;; *) path=$path${{path:+:}}$entry ;; esac
+done
+export PYTHONPATH="$path"
+exec {python} "$@"
 """
 
 _log = logging.getLogger(__name__)
@@ -79,15 +95,17 @@ def prepare_environment(*, local: bool = True) -> None:
     """Set the environment variables that Spark reads when its Java is started.
 
     `JAVA_HOME` as `java_home()` finds it; `PYSPARK_PYTHON`, so that Spark's workers are this
-    interpreter and not the first python3 on `$PATH`; and, if Spark stays on this machine
-    (`local`), `SPARK_LOCAL_IP`, so that it neither listens elsewhere nor warns about host names.
+    interpreter and not the first python3 on `$PATH`, started by a script if Spark stays on this
+    machine (`local`); and then `SPARK_LOCAL_IP` too, so that Spark neither listens elsewhere nor
+    warns about host names.
     The last two are left alone if they are set.
 
     Raises:
         JavaNotFound: as `java_home()`.
     """
     os.environ["JAVA_HOME"] = str(java_home())
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if "PYSPARK_PYTHON" not in os.environ:
+        os.environ["PYSPARK_PYTHON"] = _worker_python() if local else sys.executable
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
@@ -179,48 +197,24 @@ def _why_not(home: Path) -> str | None:
 
 def _shim_home(java: Path, dropped: list[str]) -> Path:
     """The folder whose `bin/java` starts `java` without the arguments to be dropped."""
-    script = _SHIM.format(java=shlex.quote(str(java)), dropped="|".join(dropped))
-    name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
-    cache = _cache_folder()
-    home = cache / name
-    if not _is_ours(home / "bin" / "java", script):
-        # Made under another name and then renamed: two that start at once both find a whole one.
-        new = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=cache))
-        (new / "bin").mkdir()
-        shim = new / "bin" / "java"
-        shim.write_text(script)
-        shim.chmod(0o755)
-        new.chmod(0o755)
-        try:
-            new.rename(home)
-        except OSError:
-            shutil.rmtree(new)
-            if not _is_ours(home / "bin" / "java", script):
-                raise JavaNotFound(f"{home} is not what Martlet put there; remove it") from None
-    return home
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "martlet"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise JavaNotFound(
-            f"cannot make the folder {folder} ({error.strerror}), in which the start script of "
-            "Java goes; set XDG_CACHE_HOME to a folder that can be written"
-        ) from error
-    return folder
+        program = shim("java", _JAVA.format(java=shlex.quote(str(java)), dropped="|".join(dropped)))
+    except NoShim as error:
+        raise JavaNotFound(str(error)) from error
+    return program.parent.parent
 
 
-def _is_ours(file: Path, content: str) -> bool:
-    """Whether the file has this content, is executable, and nobody else may change it."""
+def _worker_python() -> str:
+    """The program that Spark starts its workers by, on this machine."""
+    pyspark = find_spec("pyspark")
+    if pyspark is None or pyspark.origin is None:
+        return sys.executable
+    home = Path(pyspark.origin).parent
+    if Path(os.environ.get("SPARK_HOME") or home).resolve() != home.resolve():
+        return sys.executable  # That Spark has its own pyspark, and needs it.
+    script = _PYTHON.format(python=shlex.quote(sys.executable), home=shlex.quote(str(home)))
     try:
-        status = file.stat()
-        return (
-            status.st_uid == os.geteuid()
-            and status.st_mode & 0o122 == 0o100
-            and file.read_text() == content
-        )
-    except OSError:
-        return False
+        return str(shim("python", script))
+    except NoShim as error:
+        _log.info("Workers start slowly: %s", error)
+        return sys.executable

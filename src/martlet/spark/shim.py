@@ -1,0 +1,67 @@
+"""Scripts of ours that start a program of others with other arguments or another environment.
+
+Spark is told of a program by its path alone.  A script lies in the user's cache, in a folder that
+is named after its content, so it is made once and never changed.
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+
+class NoShim(Exception):
+    """The script can neither be found nor made."""
+
+
+def shim(name: str, script: str) -> Path:
+    """The path of a program `bin/name` that is this script.
+
+    Raises:
+        NoShim: the user's cache cannot be written, or another file is in its place.
+    """
+    cache = _cache_folder()
+    home = cache / f"{name}-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
+    program = home / "bin" / name
+    if not _is_ours(program, script):
+        # Made under another name and then renamed: two that start at once both find a whole one.
+        new = Path(tempfile.mkdtemp(prefix=f"{home.name}.", dir=cache))
+        (new / "bin").mkdir()
+        made = new / "bin" / name
+        made.write_text(script)
+        made.chmod(0o755)
+        new.chmod(0o755)
+        try:
+            new.rename(home)
+        except OSError:
+            shutil.rmtree(new)
+            if not _is_ours(program, script):
+                raise NoShim(f"{home} is not what Martlet put there; remove it") from None
+    return program
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base) / "martlet"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise NoShim(
+            f"cannot make the folder {folder} ({error.strerror}), in which start scripts for "
+            "Spark go; set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
+    return folder
+
+
+def _is_ours(file: Path, content: str) -> bool:
+    """Whether the file has this content, is executable, and nobody else may change it."""
+    try:
+        status = file.stat()
+        return (
+            status.st_uid == os.geteuid()
+            and status.st_mode & 0o122 == 0o100
+            and file.read_text() == content
+        )
+    except OSError:
+        return False
