@@ -33,7 +33,7 @@ from tests.interop.nsqd_process import NO_NSQD, NSQD, NsqdProcess
 from tests.interop.upgraded_wire import UpgradedWire
 
 from martlet.testing import BrokerProcess
-from martlet.testing.broker_process import free_port
+from martlet.testing.ports import free_port
 
 pytestmark = pytest.mark.interop
 

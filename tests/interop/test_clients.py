@@ -20,7 +20,7 @@ from tests.interop.agents import story
 from tests.interop.certificates import Certificates
 
 from martlet.testing import BrokerProcess
-from martlet.testing.broker_process import free_port
+from martlet.testing.ports import free_port
 
 pytestmark = pytest.mark.interop
 

@@ -21,7 +21,7 @@ from tests.interop.nsqd_process import NO_NSQD, NSQD, NsqdProcess
 from tests.interop.topic_cases import Stage, id_of, told
 
 from martlet.testing import BrokerProcess
-from martlet.testing.broker_process import free_port
+from martlet.testing.ports import free_port
 
 TOOLS = Path(NSQD).parent if NSQD else Path("/nowhere")
 pytestmark = [

@@ -33,7 +33,7 @@ from martlet.client.pull import outpost
 from martlet.client.pull.membership import Membership
 from martlet.properties import Properties
 from martlet.testing import Broker, BrokerProcess
-from martlet.testing.broker_process import free_port
+from martlet.testing.ports import free_port
 
 FAST = Backoff(first_s=0.01, max_s=0.05)
 QUEUES = 8

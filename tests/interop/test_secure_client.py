@@ -37,7 +37,7 @@ from martlet.client import (
 )
 from martlet.client.connection import Connection
 from martlet.testing import BrokerProcess
-from martlet.testing.broker_process import free_port
+from martlet.testing.ports import free_port
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(60)]
 

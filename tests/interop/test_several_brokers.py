@@ -29,7 +29,7 @@ from martlet.client.connection import Connection
 from martlet.client.pull import outpost, planner
 from martlet.server.call_rooms import broker_methods
 from martlet.testing import Broker, BrokerProcess
-from martlet.testing.broker_process import free_port
+from martlet.testing.ports import free_port
 from martlet.tools.groups import describe_lines
 
 

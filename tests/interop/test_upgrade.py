@@ -21,7 +21,7 @@ from tests.interop.nsqd_process import NO_NSQD, NSQD, NsqdProcess
 from tests.interop.upgraded_wire import OK, Deflated, Snapped, UpgradedWire, identify
 
 from martlet.testing import BrokerProcess
-from martlet.testing.broker_process import free_port
+from martlet.testing.ports import free_port
 
 pytestmark = pytest.mark.interop
 

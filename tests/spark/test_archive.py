@@ -26,7 +26,7 @@ from martlet.options.flag import OptionError
 from martlet.pipeline.archive import JOB, archive
 from martlet.pipeline.job import OK, carry_out, cause
 from martlet.testing import BrokerProcess
-from martlet.testing.broker_process import free_port
+from martlet.testing.ports import free_port
 
 # A machine that is busy elsewhere starts a Java virtual machine in a minute.
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

@@ -25,7 +25,7 @@ from martlet.pipeline.job import OK, WRONG, carry_out
 from martlet.pipeline.report import report
 from martlet.pipeline.report.description import of_sql
 from martlet.testing import BrokerProcess
-from martlet.testing.broker_process import free_port
+from martlet.testing.ports import free_port
 
 # A machine that is busy elsewhere starts a Java virtual machine in a minute.
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

@@ -22,7 +22,7 @@ from martlet.spark.offsets import QueueKey
 from martlet.spark.read import read
 from martlet.spark.schema import arrow_schema
 from martlet.spark.split import Split, Task
-from martlet.testing.broker_process import free_port
+from martlet.testing.ports import free_port
 
 SCHEMA = arrow_schema(StructType().add("offset", "long").add("value", "binary"))
 SEGMENT_BYTES = 16 << 10

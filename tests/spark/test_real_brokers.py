@@ -26,7 +26,7 @@ from martlet.spark.options import ReadOptions
 from martlet.spark.schema import INTACT, arrow_schema, schema_of
 from martlet.spark.stream import StreamReader
 from martlet.testing import BrokerProcess
-from martlet.testing.broker_process import free_port
+from martlet.testing.ports import free_port
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import socket
 import subprocess
 import sys
@@ -13,32 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from martlet.testing.ports import free_port
+
 START_S = 20.0
 """How long a broker may take until it listens: it may have much to recover."""
 STOP_S = 10.0
-
-
-_PORTS = range(10_240, 32_768)
-"""From these the system takes none by itself, so that nobody gets one by chance between our finding
-it free and the broker's taking it, or while the broker is killed and started again.
-"""
-
-
-def free_port() -> int:
-    """A port of the loopback interface on which nobody listens.
-
-    Raises:
-        OSError: a hundred were tried, and all are taken.
-    """
-    for port in random.SystemRandom().sample(_PORTS, 100):  # a seed would give all the same
-        with socket.socket() as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise OSError("no free port found on 127.0.0.1")
 
 
 class BrokerProcess:

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from martlet.spark.java import java_home, logging_file, prepare_environment
-from martlet.testing.broker_process import free_port
+from martlet.testing.ports import free_port
 
 START_S = 120.0
 """How long the cluster may take until all workers are there, on a machine that is busy."""

@@ -1,0 +1,71 @@
+"""Ports for servers that tests start, which no other test process deals out as well.
+
+Between the finding of a free port and a server's taking it, or while the server is killed and
+started again, somebody else might get it.  The system gives none of these ports by itself.  And a
+process deals out the ports of a block, which is its own as long as it listens at the block's first.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+from collections.abc import Iterator
+
+_PORTS = range(10_240, 32_768)
+_BLOCK = 256
+
+_lock = threading.Lock()
+_blocks: dict[int, Iterator[int]] = {}
+"""By process: a forked one has a block of its own."""
+
+
+def free_port() -> int:
+    """A port of the loopback interface on which nobody listens.
+
+    Raises:
+        OSError: no block is free, or all ports of this process's block are taken.
+    """
+    with _lock:
+        if os.getpid() not in _blocks:
+            _blocks[os.getpid()] = _own_block()
+        ports = _blocks[os.getpid()]
+        for _ in range(_BLOCK):
+            port = next(ports)
+            if (listener := _bound(port)) is not None:
+                listener.close()
+                return port
+    raise OSError("no free port found on 127.0.0.1")
+
+
+def _own_block() -> Iterator[int]:
+    firsts = range(_PORTS.start, _PORTS.stop, _BLOCK)
+    # Not the tests' own generator: a seed would have all processes begin with the same.
+    for first in random.SystemRandom().sample(firsts, len(firsts)):
+        if (listener := _bound(first)) is not None:
+            try:
+                listener.listen()
+            except OSError:  # taken since
+                listener.close()
+                continue
+            listener.detach()  # It listens until this process ends.
+            return _round(range(first + 1, first + _BLOCK))
+    raise OSError(f"no {_BLOCK} ports are free for tests on 127.0.0.1 of {_PORTS}")
+
+
+def _round(ports: range) -> Iterator[int]:
+    """One after the other and again from the start: long after its first use comes the second."""
+    while True:
+        yield from ports
+
+
+def _bound(port: int) -> socket.socket | None:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", port))
+    except OSError:
+        listener.close()
+        return None
+    return listener
