@@ -12,31 +12,33 @@ import random
 import socket
 import threading
 from collections.abc import Iterator
+from itertools import islice
 
 _PORTS = range(10_240, 32_768)
 _BLOCK = 256
 
-_lock = threading.Lock()
-_blocks: dict[int, Iterator[int]] = {}
-"""By process: a forked one has a block of its own."""
 
+class _Dealer:
+    """Deals out the ports of this process's block."""
 
-def free_port() -> int:
-    """A port of the loopback interface on which nobody listens.
+    def __init__(self) -> None:
+        self.begin_anew()
+        os.register_at_fork(after_in_child=self.begin_anew)
 
-    Raises:
-        OSError: no block is free, or all ports of this process's block are taken.
-    """
-    with _lock:
-        if os.getpid() not in _blocks:
-            _blocks[os.getpid()] = _own_block()
-        ports = _blocks[os.getpid()]
-        for _ in range(_BLOCK):
-            port = next(ports)
-            if (listener := _bound(port)) is not None:
-                listener.close()
-                return port
-    raise OSError("no free port found on 127.0.0.1")
+    def begin_anew(self) -> None:
+        """The next port is of another block: a forked process must not go on with its parent's."""
+        self._lock = threading.Lock()
+        self._ports: Iterator[int] | None = None
+
+    def free_port(self) -> int:
+        with self._lock:
+            if self._ports is None:
+                self._ports = _own_block()
+            for port in islice(self._ports, _BLOCK):
+                if (listener := _bound(port)) is not None:
+                    listener.close()
+                    return port
+        raise OSError(f"no port of this process's {_BLOCK} is free on 127.0.0.1")
 
 
 def _own_block() -> Iterator[int]:
@@ -69,3 +71,15 @@ def _bound(port: int) -> socket.socket | None:
         listener.close()
         return None
     return listener
+
+
+_dealer = _Dealer()
+
+
+def free_port() -> int:
+    """A port of the loopback interface on which nobody listens.
+
+    Raises:
+        OSError: no block is free, or all ports of this process's block are taken.
+    """
+    return _dealer.free_port()

@@ -1,25 +1,54 @@
 """Ports are dealt out once, also by processes that know nothing of each other."""
 
-import multiprocessing
 import socket
-from multiprocessing.pool import Pool
+import subprocess
+import sys
+from contextlib import ExitStack
 
 from martlet.testing.ports import free_port
 
+FORKS = """
+import os, sys
+from martlet.testing.ports import free_port
 
-def some(count: int) -> list[int]:
-    return [free_port() for _ in range(count)]
+def some(count):
+    line = " ".join(str(free_port()) for _ in range(count))
+    os.write(1, f"{line}\\n".encode())  # in one piece, whatever the other writes
+
+some(10)
+child = os.fork()
+some(10)
+if child:
+    os.waitpid(child, 0)
+    os.write(1, b"done\\n")
+    sys.stdin.read()
+"""
 
 
 def test_no_two_processes_get_the_same_nor_one_the_same_twice() -> None:
-    mine = some(20)
-    # Forked: each has the memory of this process.
-    with Pool(4, context=multiprocessing.get_context("fork")) as pool:
-        # Each keeps its block until all have theirs.
-        theirs = pool.map(some, [30] * 4, chunksize=1)
-    dealt = [mine, *theirs, some(20)]
-    ports = [port for each in dealt for port in each]
-    assert len(set(ports)) == 160
+    ports = [free_port() for _ in range(10)]
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", FORKS],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for _ in range(3)
+        ]
+        for process in processes:
+            assert process.stdout is not None
+            for line in iter(process.stdout.readline, "done\n"):
+                ports += map(int, line.split())
+        ports += [free_port() for _ in range(10)]
+        # They keep their blocks until here.
+        for process in processes:
+            process.communicate()
+    assert len(ports) == 20 + 3 * 30
+    assert len(set(ports)) == len(ports)
 
 
 def test_a_port_that_is_taken_is_passed_over() -> None:
