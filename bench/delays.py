@@ -39,10 +39,10 @@ from rich.console import Console
 from rich.table import Table
 
 from martlet.broker.broker import Broker
-from martlet.broker.restore import restore
-from martlet.broker.upkeep import begin_checkpoint, end_checkpoint
+from martlet.broker.recovery.restore import restore
+from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
 from martlet.options import BrokerOptions
-from martlet.protocol import commands
+from martlet.protocol.nsq import commands
 from martlet.server.clock import Clock
 from martlet.server.data_folder import open_folder
 from martlet.testing import BrokerProcess

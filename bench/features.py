@@ -33,11 +33,11 @@ import trustme
 from rich.console import Console
 from rich.table import Table
 
-from martlet.protocol import commands
-from martlet.protocol.deflate import Deflate
-from martlet.protocol.frames import FrameSplitter, Response
-from martlet.protocol.message_run import MessageRun
-from martlet.protocol.snappy import Snappy
+from martlet.protocol.compression.deflate import Deflate
+from martlet.protocol.compression.snappy import Snappy
+from martlet.protocol.nsq import commands
+from martlet.protocol.nsq.frames import FrameSplitter, Response
+from martlet.protocol.nsq.message_run import MessageRun
 from martlet.testing import BrokerProcess
 
 FEATURES = ("plain", "tls", "snappy", "deflate")

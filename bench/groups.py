@@ -19,13 +19,13 @@ from contest import Contest, Run
 from rich.console import Console
 from stopwatch import Stopwatch
 
-from martlet.address import Address
+from martlet.addresses import Address
 from martlet.client import Consumer, Identity, Message, PullConsumer, PulledMessage
-from martlet.client.calls import Answer
-from martlet.client.connection import Connection
-from martlet.protocol import commands
-from martlet.protocol.frames import FrameSplitter
-from martlet.protocol.message_run import MessageRun
+from martlet.client.transport.calls import Answer
+from martlet.client.transport.connection import Connection
+from martlet.protocol.nsq import commands
+from martlet.protocol.nsq.frames import FrameSplitter
+from martlet.protocol.nsq.message_run import MessageRun
 from martlet.testing import BrokerProcess
 
 TOPIC = "orders"

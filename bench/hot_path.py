@@ -28,10 +28,10 @@ from typing import Any
 import uvloop
 
 from martlet.options import BrokerOptions
-from martlet.protocol import commands
-from martlet.protocol.frames import FrameSplitter
-from martlet.protocol.message_run import MessageRun
-from martlet.server.connection import Connection
+from martlet.protocol.nsq import commands
+from martlet.protocol.nsq.frames import FrameSplitter
+from martlet.protocol.nsq.message_run import MessageRun
+from martlet.server.nsq.connection import Connection
 from martlet.server.server import Server
 
 TOPIC, CHANNEL = "hot", "path"

@@ -24,10 +24,10 @@ import numpy as np
 import uvloop
 from hot_path import BODY, Client
 
-from martlet.duration import parse_duration
-from martlet.log.lone import lone_length
+from martlet.durations import parse_duration
+from martlet.log.single_record import lone_length
 from martlet.options import BrokerOptions
-from martlet.protocol import commands
+from martlet.protocol.nsq import commands
 from martlet.server.server import Server
 
 

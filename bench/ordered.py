@@ -19,12 +19,12 @@ from contest import Contest, Run
 from rich.console import Console
 from stopwatch import Stopwatch
 
-from martlet.address import Address
+from martlet.addresses import Address
 from martlet.client import Consumer, Identity, Message
-from martlet.client.connection import Connection
-from martlet.properties import Properties
-from martlet.property_block import pack_block
-from martlet.protocol import commands
+from martlet.client.transport.connection import Connection
+from martlet.properties.block import pack_block
+from martlet.properties.model import Properties
+from martlet.protocol.nsq import commands
 from martlet.testing import BrokerProcess
 
 BODY = b"x" * 200

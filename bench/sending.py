@@ -28,8 +28,8 @@ from hot_path import BODY, CHANNEL, TOPIC, Client, Step, run
 
 from martlet.client import Outgoing, Producer, Properties
 from martlet.options import BrokerOptions
-from martlet.property_block import pack_block
-from martlet.protocol import commands
+from martlet.properties.block import pack_block
+from martlet.protocol.nsq import commands
 from martlet.server.server import Server
 from martlet.testing import BrokerProcess
 

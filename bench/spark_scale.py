@@ -46,12 +46,12 @@ from stopwatch import Stopwatch, processor_s
 
 from martlet.client.sync import Producer
 from martlet.log.record import read_header
-from martlet.spark.endpoint import Endpoint, Place
+from martlet.spark.brokers.endpoint import Endpoint, Place
 from martlet.spark.java import spark_session
-from martlet.spark.options import ReadOptions
-from martlet.spark.read import CHUNK_BYTES
-from martlet.spark.schema import SCHEMA, arrow_schema
-from martlet.spark.stream import StreamReader
+from martlet.spark.read.options import ReadOptions
+from martlet.spark.read.schema import SCHEMA, arrow_schema
+from martlet.spark.read.stream import StreamReader
+from martlet.spark.read.task import CHUNK_BYTES
 from martlet.testing import BrokerProcess
 from martlet.testing.spark_cluster import SparkCluster
 

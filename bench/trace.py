@@ -19,15 +19,15 @@ from random import Random
 
 import numpy as np
 
-from martlet.broker.restore import restore
-from martlet.broker.retry import MILLISECOND_NS
-from martlet.broker.search import Search
-from martlet.broker.topic import Topic
-from martlet.broker.trace import Found
-from martlet.broker.upkeep import begin_checkpoint, end_checkpoint
+from martlet.broker.channel.retry import MILLISECOND_NS
+from martlet.broker.recovery.restore import restore
+from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
+from martlet.broker.topic.topic import Topic
+from martlet.broker.tracing.model import Found
+from martlet.broker.tracing.search import Search
 from martlet.log.folder import Folder
 from martlet.log.storage import DiskStorage
-from martlet.properties import Properties
+from martlet.properties.model import Properties
 from martlet.testing import SimulatedClock
 
 BODY = b"x" * 200

@@ -34,7 +34,7 @@ from martlet.testing.broker_process import BrokerProcess
 
 COMMAND = (sys.executable, "-m", "martlet.apps.main")
 _MAX_REQUEST_BYTES = 1 << 20
-_MODULES = ("martlet.apps.broker", "martlet.server.server", "martlet.server.http")
+_MODULES = ("martlet.apps.broker", "martlet.server.server", "martlet.server.http.server")
 
 
 class Forked:

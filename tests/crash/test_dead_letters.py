@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.crash.wire import http_now, until
 
-from martlet.broker.dead_letter_topic import CHANNEL
+from martlet.broker.dead_letters.dead_letter import CHANNEL
 from martlet.client import Backoff, ClientError, Consumer, FailureBackoff, Message, Producer
 from martlet.testing import BrokerProcess
 

@@ -17,11 +17,11 @@ import pytest
 from tests.crash.load import EARLY_NS, JOURNAL_INTERVAL_S, until_gone
 from tests.crash.wire import ERROR, MESSAGE, Refused, Wire, drain, http, message, mpub
 
-from martlet.address import Address
+from martlet.addresses import Address
 from martlet.apps.main import main
 from martlet.client import Identity
-from martlet.client.connection import Connection
-from martlet.protocol import commands
+from martlet.client.transport.connection import Connection
+from martlet.protocol.nsq import commands
 from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.crash

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.crash.wire import Wire, drain, http, mpub
 
-from martlet.broker.journal import CursorState
-from martlet.duration import MILLISECOND_NS
+from martlet.broker.recovery.journal import CursorState
+from martlet.durations import MILLISECOND_NS
 from martlet.log.folder import Folder
 from martlet.log.record import BadRecord, Kind, read_record
 from martlet.options import BrokerOptions

@@ -17,11 +17,11 @@ from tests.crash.load import JournalSteps, Ledger, produce, until_gone
 from tests.crash.test_kill import LOAD_S, broker_on
 from tests.crash.wire import http
 
-from martlet.address import Address
+from martlet.addresses import Address
 from martlet.client import CallRefused, ClientError, Identity
-from martlet.client.connection import Connection
-from martlet.protocol.frames import FrameSplitter
-from martlet.protocol.message_run import MessageRun
+from martlet.client.transport.connection import Connection
+from martlet.protocol.nsq.frames import FrameSplitter
+from martlet.protocol.nsq.message_run import MessageRun
 from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.crash

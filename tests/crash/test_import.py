@@ -22,12 +22,12 @@ from tests.interop.nsqd_files import (
 
 from martlet.apps.main import main
 from martlet.broker.broker import Broker
-from martlet.broker.restore import restore
-from martlet.log.commitlog import CommitLog
+from martlet.broker.recovery.restore import restore
+from martlet.log.commit_log import CommitLog
 from martlet.migration.findings import Findings
 from martlet.migration.importing import Importing
 from martlet.migration.nsqd_folder import NsqdFolder
-from martlet.server.identity import broker_identity
+from martlet.server.broker_identity import broker_identity
 from martlet.testing import SimulatedClock, SimulatedStorage
 
 pytestmark = pytest.mark.crash

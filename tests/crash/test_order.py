@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from tests.crash.wire import http_now
 
-from martlet.address import Address
+from martlet.addresses import Address
 from martlet.client import ClientError, Consumer, FailureBackoff, Identity, Message
-from martlet.client.connection import Connection
-from martlet.properties import Properties
-from martlet.property_block import pack_block
-from martlet.protocol import commands
+from martlet.client.transport.connection import Connection
+from martlet.properties.block import pack_block
+from martlet.properties.model import Properties
+from martlet.protocol.nsq import commands
 from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.crash

@@ -15,9 +15,9 @@ import pytest
 from tests.crash.test_kill import broker_on
 from tests.crash.wire import http
 
-from martlet.address import Address
+from martlet.addresses import Address
 from martlet.client import CallRefused, Identity
-from martlet.client.connection import Connection
+from martlet.client.transport.connection import Connection
 from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.crash

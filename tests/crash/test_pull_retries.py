@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from martlet.address import Address
+from martlet.addresses import Address
 from martlet.client import Identity, Producer
-from martlet.client.connection import Connection
+from martlet.client.transport.connection import Connection
 from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.crash

@@ -38,7 +38,7 @@ def main() -> None:
         sys.exit(f"fuzzing needs atheris: {sys.executable} -m pip install atheris")
     with atheris.instrument_imports(include=["martlet.protocol"]):
         hearing = import_module("tests.property.hearing")
-        states = list(import_module("martlet.protocol.nsq_v2").State)
+        states = list(import_module("martlet.protocol.nsq.v2").State)
 
     def one_input(data: bytes) -> None:
         if not data:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from martlet.broker.broker import Broker
-from martlet.broker.restore import restore
+from martlet.broker.recovery.restore import restore
 from martlet.log.storage import DiskStorage
 
 _FRAME = struct.Struct(">IIqH16s")

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from tests.interop.asking import ask
 
-from martlet.address import Address
+from martlet.addresses import Address
 from martlet.client import Identity, Producer
-from martlet.client.connection import Connection
-from martlet.protocol import commands
+from martlet.client.transport.connection import Connection
+from martlet.protocol.nsq import commands
 from martlet.testing import Broker
 
 

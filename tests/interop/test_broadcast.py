@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from martlet.client import Backoff, BadOffsetFile, BroadcastConsumer, Place, PulledMessage
-from martlet.client.pull import audience
-from martlet.client.pull.offset_file import OffsetFile
+from martlet.client.group import broadcast_session as audience
+from martlet.client.group.queues.offset_file import OffsetFile
 from martlet.testing import Broker
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tests.interop.auth_server import EVERYTHING, Answer, AuthServer, allowed
 
-from martlet.duration import MILLISECOND_NS
-from martlet.protocol import commands
+from martlet.durations import MILLISECOND_NS
+from martlet.protocol.nsq import commands
 from martlet.testing import Broker
 
 ANSWER = 17

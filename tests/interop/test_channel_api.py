@@ -111,7 +111,7 @@ async def test_a_long_body_is_cut_between_characters(reader: Reader) -> None:
 
 
 async def test_an_answer_has_a_limit(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    from martlet.server import channel_api
+    from martlet.server.http import channel_api
 
     monkeypatch.setattr(channel_api, "MOST_ANSWER_BYTES", 10)
     await publish(reader, 4, start=1000)

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from martlet.broker.dead_letter_topic import CHANNEL
-from martlet.broker.peek import State, peek
+from martlet.broker.channel.peek import State, peek
+from martlet.broker.dead_letters.dead_letter import CHANNEL
 from martlet.broker.policy import ChannelPolicy
 from martlet.client import (
     Consumer,

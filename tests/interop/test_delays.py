@@ -16,12 +16,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from martlet.address import Address
+from martlet.addresses import Address
 from martlet.client import CallRefused, Consumer, Identity, Properties
-from martlet.client.connection import Connection
+from martlet.client.transport.connection import Connection
 from martlet.options.delayed import DelayedOptions
-from martlet.property_block import pack_block
-from martlet.protocol import commands
+from martlet.properties.block import pack_block
+from martlet.protocol.nsq import commands
 from martlet.testing import Broker
 from martlet.testing.broker_process import BrokerProcess
 from martlet.tools.delayed import DelayedTool, lines

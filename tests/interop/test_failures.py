@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from martlet.broker.channel import Channel
-from martlet.broker.dead_letter_topic import CHANNEL
-from martlet.broker.peek import State, peek
+from martlet.broker.channel.channel import Channel
+from martlet.broker.channel.peek import State, peek
+from martlet.broker.dead_letters.dead_letter import CHANNEL
+from martlet.broker.dead_letters.redrive import Letter, letters
 from martlet.broker.policy import ChannelPolicy
-from martlet.broker.redrive import Letter, letters
 from martlet.client import Consumer, Identity, Message, Producer, sync
 from martlet.testing import Broker
 

@@ -11,7 +11,7 @@ from tests.crash.wire import GONE, Wire, pub
 from tests.interop.certificates import Certificates
 from tests.interop.upgraded_wire import UpgradedWire
 
-from martlet.server import farewell
+from martlet.server.nsq import lingering_close as farewell
 from martlet.testing import Broker, BrokerProcess
 
 pytestmark = pytest.mark.interop

@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from martlet.address import Address
-from martlet.broker import membership
+from martlet.addresses import Address
+from martlet.broker.groups import membership
 from martlet.client import (
     CallRefused,
     ClientError,
@@ -22,12 +22,12 @@ from martlet.client import (
     Properties,
     SubscribeRefused,
 )
-from martlet.client.connection import Connection
-from martlet.property_block import pack_block
-from martlet.protocol import commands
-from martlet.protocol.frames import FrameSplitter
-from martlet.protocol.message_run import MessageRun
-from martlet.server import fetch_calls
+from martlet.client.transport.connection import Connection
+from martlet.properties.block import pack_block
+from martlet.protocol.nsq import commands
+from martlet.protocol.nsq.frames import FrameSplitter
+from martlet.protocol.nsq.message_run import MessageRun
+from martlet.server.rpc import fetch as fetch_calls
 from martlet.testing import Broker
 
 

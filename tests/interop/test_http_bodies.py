@@ -9,7 +9,7 @@ from email.utils import parsedate_to_datetime
 
 import pytest
 
-from martlet.log.lone import LONGEST_BODY_BYTES
+from martlet.log.single_record import LONGEST_BODY_BYTES
 from martlet.testing import Broker
 
 LIMIT = 1 << 16

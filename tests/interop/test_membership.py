@@ -9,9 +9,9 @@ import pytest
 from tests.interop.test_pull import LIMIT_S, call, limited, member, put, until, with_queues
 
 from martlet.client import ClientError, PulledMessage
-from martlet.client.pull import outpost
-from martlet.client.pull.membership import Membership
-from martlet.client.pull.place import Place
+from martlet.client.group import session as outpost
+from martlet.client.group.assignment.membership import Membership
+from martlet.client.group.queues.queue_id import Place
 from martlet.testing import Broker
 
 

@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.crash.wire import Wire, dpub, http, mpub, until
 
-from martlet.duration import MILLISECOND_NS
-from martlet.server.metrics import CHANNEL_METRICS, OTHER, TOPIC_METRICS
+from martlet.durations import MILLISECOND_NS
+from martlet.server.observability.metrics import CHANNEL_METRICS, OTHER, TOPIC_METRICS
 from martlet.testing import Broker
 
 pytestmark = pytest.mark.interop

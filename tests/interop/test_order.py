@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from martlet.address import Address
+from martlet.addresses import Address
 from martlet.client import (
     CallRefused,
     Consumer,
@@ -17,8 +17,8 @@ from martlet.client import (
     Message,
     SubscribeRefused,
 )
-from martlet.client.connection import Connection
-from martlet.properties import Properties
+from martlet.client.transport.connection import Connection
+from martlet.properties.model import Properties
 from martlet.testing import Broker
 
 KEYS = [f"customer {number}" for number in range(10)]

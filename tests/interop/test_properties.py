@@ -11,13 +11,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from martlet.address import Address
+from martlet.addresses import Address
 from martlet.client import CallRefused, Consumer, Identity, NotSupported, Producer, Properties
-from martlet.client.connection import Connection
-from martlet.property_block import pack_block
-from martlet.protocol import commands
-from martlet.protocol.frames import FrameSplitter, Piece, Response
-from martlet.protocol.message_run import MessageRun
+from martlet.client.transport.connection import Connection
+from martlet.properties.block import pack_block
+from martlet.protocol.nsq import commands
+from martlet.protocol.nsq.frames import FrameSplitter, Piece, Response
+from martlet.protocol.nsq.message_run import MessageRun
 from martlet.testing import Broker
 
 COMMAND = (sys.executable, "-m", "martlet.apps.main")

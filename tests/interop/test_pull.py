@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from martlet.address import Address
+from martlet.addresses import Address
 from martlet.client import (
     Backoff,
     CallRefused,
@@ -27,11 +27,11 @@ from martlet.client import (
     Requeue,
     SubscribeRefused,
 )
-from martlet.client.calls import Answer
-from martlet.client.connection import Connection
-from martlet.client.pull import outpost
-from martlet.client.pull.membership import Membership
-from martlet.properties import Properties
+from martlet.client.group import session as outpost
+from martlet.client.group.assignment.membership import Membership
+from martlet.client.transport.calls import Answer
+from martlet.client.transport.connection import Connection
+from martlet.properties.model import Properties
 from martlet.testing import Broker, BrokerProcess
 from martlet.testing.ports import free_port
 

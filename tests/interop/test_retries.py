@@ -13,15 +13,15 @@ import aiohttp
 import pytest
 from tests.interop.agent import Agent
 
-from martlet.address import Address
+from martlet.addresses import Address
 from martlet.apps import log
-from martlet.broker.dead_letter_topic import CHANNEL
+from martlet.broker.dead_letters.dead_letter import CHANNEL
 from martlet.client import CallRefused, Consumer, Identity, Producer, Properties
-from martlet.client.connection import Connection
-from martlet.protocol import commands
-from martlet.protocol.message_run import MessageRun
-from martlet.server import dead_letter_calls
-from martlet.server.arguments import CallError
+from martlet.client.transport.connection import Connection
+from martlet.protocol.nsq import commands
+from martlet.protocol.nsq.message_run import MessageRun
+from martlet.server.rpc import dead_letters as dead_letter_calls
+from martlet.server.rpc.arguments import CallError
 from martlet.testing import Broker
 
 AMPLE_S = 30

@@ -33,9 +33,9 @@ from martlet.client import (
     PublishRefused,
     SubscribeRefused,
     Tls,
-    dialer,
 )
-from martlet.client.connection import Connection
+from martlet.client.transport import dialer
+from martlet.client.transport.connection import Connection
 from martlet.testing import BrokerProcess
 from martlet.testing.ports import free_port
 

@@ -35,8 +35,8 @@ from martlet.client import (
     SendResult,
     sync,
 )
-from martlet.client.address import parse_addresses
-from martlet.properties import BadProperties
+from martlet.client.addresses import parse_addresses
+from martlet.properties.model import BadProperties
 from martlet.testing import Broker
 
 SOON = Backoff(first_s=0.01, max_s=0.02)

@@ -14,11 +14,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from martlet.address import Address
+from martlet.addresses import Address
 from martlet.client import Identity
-from martlet.client.connection import Connection
-from martlet.log.commitlog import FlushJob
-from martlet.protocol import commands
+from martlet.client.transport.connection import Connection
+from martlet.log.commit_log import FlushJob
+from martlet.protocol.nsq import commands
 from martlet.testing import Broker
 
 PRODUCER = "ab" * 16

@@ -14,9 +14,9 @@ import pytest
 from tests.interop.cutting_proxy import CuttingProxy
 from tests.interop.test_pull import FAST, Ledger, call, put, until, with_queues
 
-from martlet.address import Address
+from martlet.addresses import Address
 from martlet.allocation import STRATEGIES
-from martlet.broker.membership import CUSTOM
+from martlet.broker.groups.membership import CUSTOM
 from martlet.client import (
     GroupMember,
     Identity,
@@ -25,9 +25,10 @@ from martlet.client import (
     PulledMessage,
     TopicQueue,
 )
-from martlet.client.connection import Connection
-from martlet.client.pull import outpost, planner
-from martlet.server.call_rooms import broker_methods
+from martlet.client.group import session as outpost
+from martlet.client.group.assignment import planner
+from martlet.client.transport.connection import Connection
+from martlet.server.rpc.methods import broker_methods
 from martlet.testing import Broker, BrokerProcess
 from martlet.testing.ports import free_port
 from martlet.tools.groups import describe_lines

@@ -8,8 +8,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 from tests.crash.wire import Wire, http
 
-from martlet.server import pace, stats, statsd
-from martlet.server.pace import Pace
+from martlet.server import time_slice as pace
+from martlet.server.observability import stats, statsd
+from martlet.server.time_slice import Pace
 from martlet.testing import Broker
 
 TOPICS = 40

@@ -20,8 +20,8 @@ from martlet.client import (
     Message,
     ProducerFull,
 )
-from martlet.client.backoff import Backoff
 from martlet.client.sync import Consumer, Producer
+from martlet.client.transport.backoff import Backoff
 from martlet.testing import BrokerProcess
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(60)]

@@ -8,12 +8,12 @@ from random import Random
 
 import pytest
 
-from martlet.address import Address
+from martlet.addresses import Address
 from martlet.client import Consumer, Identity, Properties, SubscribeRefused
-from martlet.client.connection import Connection
-from martlet.properties import BadProperties
-from martlet.property_block import pack_block
-from martlet.protocol import commands
+from martlet.client.transport.connection import Connection
+from martlet.properties.block import pack_block
+from martlet.properties.model import BadProperties
+from martlet.protocol.nsq import commands
 from martlet.testing import Broker
 
 TAGS = ("red", "blue", "green", "Aa", "BB", "")

@@ -27,7 +27,7 @@ from martlet.client import (
     WrongBroker,
 )
 from martlet.client import sync as blocking
-from martlet.duration import MILLISECOND_NS
+from martlet.durations import MILLISECOND_NS
 from martlet.testing import Broker
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from martlet.client.address import parse_addresses
-from martlet.client.connection import Connection
+from martlet.client.addresses import parse_addresses
 from martlet.client.errors import CallRefused
-from martlet.client.identity import Identity
-from martlet.duration import MILLISECOND_NS
-from martlet.protocol import commands
+from martlet.client.transport.connection import Connection
+from martlet.client.transport.identity import Identity
+from martlet.durations import MILLISECOND_NS
+from martlet.protocol.nsq import commands
 from martlet.testing import Broker
 
 

@@ -18,7 +18,7 @@ from tests.interop.certificates import Certificates
 from tests.interop.test_upgrade import COMPRESSIONS, trusting
 from tests.interop.upgraded_wire import OK, UpgradedWire, identify
 
-from martlet.server import upgrade
+from martlet.server.nsq import upgrade
 from martlet.testing import Broker, BrokerProcess
 
 pytestmark = pytest.mark.interop

@@ -18,22 +18,22 @@ from tests.property.broker_model import (
 )
 
 from martlet.broker.broker import Broker
-from martlet.broker.bucket import Bucket
-from martlet.broker.channel import Channel
-from martlet.broker.consumer import Consumer
-from martlet.broker.cursor import Cursor
+from martlet.broker.channel.channel import Channel
+from martlet.broker.channel.consumer import Consumer
+from martlet.broker.channel.cursor import Cursor
+from martlet.broker.channel.latency import quantiles
+from martlet.broker.channel.subscriber import Subscriber
+from martlet.broker.delayed.bucket import Bucket
 from martlet.broker.errors import WritesRefused
-from martlet.broker.eviction import Eviction, Loss
-from martlet.broker.history import Retention
-from martlet.broker.latency import quantiles
 from martlet.broker.policy import TopicPolicy
-from martlet.broker.queue import Receipt
-from martlet.broker.relief import Relief
-from martlet.broker.restore import Restored, restore
-from martlet.broker.subscriber import Subscriber
-from martlet.broker.topic import Topic
-from martlet.broker.upkeep import CheckpointJob
-from martlet.log.commitlog import FlushJob
+from martlet.broker.recovery.restore import Restored, restore
+from martlet.broker.retention.checkpoint import CheckpointJob
+from martlet.broker.retention.eviction import Eviction, Loss
+from martlet.broker.retention.history import Retention
+from martlet.broker.retention.reclaim import Relief
+from martlet.broker.topic.queue_log import Receipt
+from martlet.broker.topic.topic import Topic
+from martlet.log.commit_log import FlushJob
 from martlet.log.storage import Segment
 from martlet.testing import SimulatedClock, SimulatedStorage
 

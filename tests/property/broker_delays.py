@@ -11,12 +11,12 @@ from hypothesis.stateful import rule
 from tests.property.broker_beside_model import FRAME, MILLISECOND_NS, BesideModel
 from tests.property.broker_model import Message, ModelTopic
 
-from martlet.broker.bucket import PROPERTY, Bucket
+from martlet.broker.delayed.bucket import PROPERTY, Bucket
 from martlet.broker.errors import WritesRefused
-from martlet.broker.eviction import Loss
+from martlet.broker.retention.eviction import Loss
 from martlet.log.record import Flag, frame_ends, properties, read_record
-from martlet.properties import system_value
-from martlet.property_block import Block
+from martlet.properties.block import Block
+from martlet.properties.model import system_value
 
 delayed_ms = st.sampled_from([1, 40, 400, 400, 3500, 9000, 60_000, 2_000_000])
 

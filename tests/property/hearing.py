@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from martlet.name import is_valid_name
-from martlet.protocol.decoder import Decoder
-from martlet.protocol.nsq_v2 import (
+from martlet.names import is_valid_name
+from martlet.protocol.nsq.decoder import Decoder
+from martlet.protocol.nsq.v2 import (
     Close,
     Command,
     Finish,

@@ -10,8 +10,8 @@ from tests.unit.broker.core import SECOND_NS, Client, Core
 from tests.unit.pipeline.audited import Files
 
 from martlet.broker.errors import NotInFlight
-from martlet.broker.history import Retention
 from martlet.broker.policy import ChannelPolicy
+from martlet.broker.retention.history import Retention
 
 TOPICS = ("t", "u", "e#ephemeral")
 CHANNELS = ("a", "b", "c#ephemeral")

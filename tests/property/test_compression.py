@@ -11,9 +11,9 @@ import snappy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from martlet.protocol.corrupt import Corrupt
-from martlet.protocol.deflate import Deflate
-from martlet.protocol.snappy import Snappy
+from martlet.protocol.compression.corrupt import Corrupt
+from martlet.protocol.compression.deflate import Deflate
+from martlet.protocol.compression.snappy import Snappy
 
 WRITES = st.lists(
     st.one_of(

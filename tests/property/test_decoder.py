@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.property.hearing import LIMITS, heard
 from tests.property.hearing import one_by_one as single_bytes
 
-from martlet.name import is_valid_name
-from martlet.protocol.decoder import Decoder
-from martlet.protocol.nsq_v2 import State
+from martlet.names import is_valid_name
+from martlet.protocol.nsq.decoder import Decoder
+from martlet.protocol.nsq.v2 import State
 
 ids = st.integers(0, (1 << 64) - 1).map(lambda n: b"%016x" % n)
 odd_ids = st.sampled_from([b"~" * 16, b"0123456789abcdeg", b"+123456789abcdef"])

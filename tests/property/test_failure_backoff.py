@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from martlet.client.failure_backoff import (
+from martlet.client.consumer.handling.backoff import (
     TABLE,
     Action,
     Event,

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from martlet.protocol import commands
-from martlet.protocol.frames import (
+from martlet.protocol.nsq import commands
+from martlet.protocol.nsq.frames import (
     BadFrame,
     ErrorReply,
     FrameSplitter,
     Piece,
     Response,
 )
-from martlet.protocol.message_run import Fields, MessageRun
+from martlet.protocol.nsq.message_run import Fields, MessageRun
 
 
 def message_frame(fields: Fields) -> bytes:

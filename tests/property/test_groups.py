@@ -23,13 +23,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.broker.core import SECOND_NS, Core, parse
 
-from martlet.broker.channel import Channel
+from martlet.broker.channel.channel import Channel
 from martlet.broker.errors import WritesRefused
-from martlet.broker.fetch import Fetch
+from martlet.broker.groups.fetch import Fetch
+from martlet.broker.groups.offset_reset import reset_group
 from martlet.broker.policy import ChannelPolicy
-from martlet.broker.queue import Receipt
-from martlet.broker.reset import reset_group
-from martlet.broker.topic import Topic
+from martlet.broker.topic.queue_log import Receipt
+from martlet.broker.topic.topic import Topic
 from martlet.log.record import FRAME_HEADER_BYTES
 
 

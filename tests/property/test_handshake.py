@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.client.scripted_broker import frame
 
-from martlet.address import Address
+from martlet.addresses import Address
 from martlet.client import Identity
-from martlet.client.handshake import Handshake
-from martlet.client.identity import Features
-from martlet.protocol.deflate import Deflate
-from martlet.protocol.snappy import Snappy
+from martlet.client.transport.handshake import Handshake
+from martlet.client.transport.identity import Features
+from martlet.protocol.compression.deflate import Deflate
+from martlet.protocol.compression.snappy import Snappy
 
 HEARTBEAT = frame(0, b"_heartbeat_")
 

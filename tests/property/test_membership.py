@@ -17,8 +17,8 @@ from hypothesis.stateful import (
 
 from martlet.allocation import STRATEGIES
 from martlet.broker.errors import Conflict, NotAMember
-from martlet.broker.member import Member
-from martlet.broker.membership import Membership, Place
+from martlet.broker.groups.member import Member
+from martlet.broker.groups.membership import Membership, Place
 from martlet.broker.schedule import Schedule
 from martlet.testing import SimulatedClock
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
-from martlet.broker.cursor import Cursor
-from martlet.broker.order import MOST_PARKED
-from martlet.properties import Properties
+from martlet.broker.channel.cursor import Cursor
+from martlet.broker.channel.ordering import MOST_PARKED
+from martlet.properties.model import Properties
 
 TIMEOUT_NS = 5 * SECOND_NS
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from martlet.client.errors import ConnectionLost, PublishLost, PublishRefused, Refused
-from martlet.client.lane import Lane
-from martlet.client.limits import Limits
-from martlet.client.outbox import Outbox
-from martlet.client.publication import OrderKey, Publication, Shipment
-from martlet.client.route import home
+from martlet.client.producer.accumulator import Outbox
+from martlet.client.producer.in_flight import Lane
+from martlet.client.producer.limits import Limits
+from martlet.client.producer.publication import OrderKey, Publication, Shipment
+from martlet.client.producer.routing import home
 
 TOPICS = st.sampled_from(["a", "b"])
 KEYS = st.sampled_from([None, None, "k", "l"])

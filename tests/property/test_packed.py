@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from martlet import packed
 from martlet.log.batch import Batch
-from martlet.packed import Packed, join, packed_bytes, read
-from martlet.properties import BadProperties, Properties
-from martlet.property_block import Block, entries_of, pack_block
+from martlet.properties import bulk as packed
+from martlet.properties.block import Block, entries_of, pack_block
+from martlet.properties.bulk import Packed, join, packed_bytes, read
+from martlet.properties.model import BadProperties, Properties
 
 words = st.text("ab |*~", min_size=1, max_size=6)
 plain = st.text("abc~", min_size=1, max_size=6)

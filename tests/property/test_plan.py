@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from martlet.allocation import GroupMember, TopicQueue
 from martlet.broker.errors import Conflict
-from martlet.broker.member import Member
-from martlet.broker.membership import Membership, Place
+from martlet.broker.groups.member import Member
+from martlet.broker.groups.membership import Membership, Place
 from martlet.broker.schedule import Schedule
-from martlet.client.pull.plan import Choice, Picture, plan, share_out
+from martlet.client.group.assignment.plan import Choice, Picture, plan, share_out
 from martlet.testing import SimulatedClock
 
 SECOND_NS = 10**9

@@ -8,15 +8,15 @@ from struct import Struct
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from martlet.client.pull.batch import PulledBatch
-from martlet.client.pull.held import HeldQueue
-from martlet.client.pull.limits import FlowLimits
-from martlet.client.pull.line import Line
-from martlet.client.pull.message import PulledMessage
-from martlet.client.pull.place import Place
-from martlet.client.pull.progress import Progress
-from martlet.client.pull.tally import Tally
-from martlet.protocol.message_run import MessageRun
+from martlet.client.group.batch import PulledBatch
+from martlet.client.group.counters import Tally
+from martlet.client.group.flow_limits import FlowLimits
+from martlet.client.group.message import PulledMessage
+from martlet.client.group.queues.assigned_queue import HeldQueue
+from martlet.client.group.queues.offset_tracker import Progress
+from martlet.client.group.queues.queue_id import Place
+from martlet.client.group.queues.ready_queues import Line
+from martlet.protocol.nsq.message_run import MessageRun
 
 BASE = (1 << 64) - 20
 """Of ids: they go over the end of 64 bits and begin at 0 again."""

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from martlet.properties import NONE, Properties, Sent
-from martlet.property_block import Block, entries_of, pack_block
+from martlet.properties.block import Block, entries_of, pack_block
+from martlet.properties.model import NONE, Properties, Sent
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=10)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from martlet.client.readiness import Readiness, Rotation
+from martlet.client.consumer.rdy import Readiness, Rotation
 
 ROTATION = Rotation(low_rdy_idle_timeout_s=10, low_rdy_timeout_s=30, rdy_redistribute_interval_s=5)
 

@@ -21,13 +21,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
-from martlet.broker.channel import Channel
-from martlet.broker.dead_letter_topic import CHANNEL, Reason
+from martlet.broker.channel.channel import Channel
+from martlet.broker.channel.peek import Frames, State, peek
+from martlet.broker.dead_letters.dead_letter import CHANNEL, Reason
+from martlet.broker.dead_letters.redrive import Letter, letters, purge, redrive, way_back
 from martlet.broker.errors import WritesRefused
-from martlet.broker.peek import Frames, State, peek
 from martlet.broker.policy import ChannelPolicy
-from martlet.broker.queue import Receipt
-from martlet.broker.redrive import Letter, letters, purge, redrive, way_back
+from martlet.broker.topic.queue_log import Receipt
 from martlet.log.record import FRAME_HEADER_BYTES
 
 TIMEOUT_NS = 5 * SECOND_NS

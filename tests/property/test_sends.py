@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.unit.broker.core import Core
 
-from martlet.broker import producers as room
-from martlet.broker.producers import Send, TooOld, marked
-from martlet.broker.topic import Topic
+from martlet.broker import idempotence as room
+from martlet.broker.idempotence import Send, TooOld, marked
+from martlet.broker.topic.topic import Topic
 from martlet.log.record import payload, read_record
-from martlet.properties import Sent
+from martlet.properties.model import Sent
 
 EACH, PRODUCERS = 4, 3
 

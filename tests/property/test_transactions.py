@@ -26,8 +26,8 @@ from hypothesis.stateful import (
 from tests.unit.broker.core import SECOND_NS, Core, bodies_of
 
 from martlet.broker.errors import NotFound, WritesRefused
-from martlet.broker.series import InSeries
-from martlet.broker.transaction import State, TransactionLimits, TransactionRefused
+from martlet.broker.transactions.commit_sequence import InSeries
+from martlet.broker.transactions.state import State, TransactionLimits, TransactionRefused
 from martlet.testing import SimulatedStorage
 
 IDS = ("a", "b", "c", "d", "e")

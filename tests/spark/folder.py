@@ -21,7 +21,7 @@ from martlet.log.record import (
     record_length,
     seal,
 )
-from martlet.property_block import pack_block
+from martlet.properties.block import pack_block
 
 EPOCH_NS = 1_700_000_000_000_000_000
 

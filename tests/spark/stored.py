@@ -6,9 +6,9 @@ from typing import Any
 
 from tests.spark.publish import ask
 
-from martlet.spark.batch import BatchReader
-from martlet.spark.options import ReadOptions
-from martlet.spark.schema import SCHEMA, arrow_schema
+from martlet.spark.read.batch import BatchReader
+from martlet.spark.read.options import ReadOptions
+from martlet.spark.read.schema import SCHEMA, arrow_schema
 
 
 def rows_of(address: str, topic: str) -> list[dict[str, Any]]:

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from tests.spark.publish import publish
 
-from martlet.broker.account import FIRST_BUCKET
+from martlet.broker.tracing.counters import FIRST_BUCKET
 from martlet.client.sync import Consumer
 from martlet.options.audit import AuditOptions
 from martlet.pipeline.audit import JOB, audit
 from martlet.pipeline.audit.facts import FactKind
 from martlet.pipeline.audit.reading import decoded
-from martlet.pipeline.audit.survey import look
+from martlet.pipeline.audit.segment_listing import look
 from martlet.pipeline.job import LOSS, OK, carry_out
 from martlet.testing import BrokerProcess
 

@@ -13,7 +13,7 @@ from martlet.client.sync import Consumer, Producer
 from martlet.options.dead_letter_job import DeadLetterJobOptions
 from martlet.options.flag import OptionError
 from martlet.pipeline.dead_letters import dead_letters
-from martlet.pipeline.dead_letters.letters import kind_of
+from martlet.pipeline.dead_letters.reader import kind_of
 from martlet.pipeline.job import JobFailed
 from martlet.testing import BrokerProcess
 

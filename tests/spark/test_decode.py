@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.spark.folder import EPOCH_NS, Folder
 
 from martlet.log.record import BadRecord, frame_ends, payload, read_record
-from martlet.properties import Properties
-from martlet.spark.decode import Chunk, Columns, chunk_of
-from martlet.spark.schema import SCHEMA, arrow_schema
+from martlet.properties.model import Properties
+from martlet.spark.read.decode import Chunk, Columns, chunk_of
+from martlet.spark.read.schema import SCHEMA, arrow_schema
 
 BATCHES = st.lists(
     st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=6), min_size=1, max_size=6

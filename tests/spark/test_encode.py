@@ -11,12 +11,12 @@ from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from martlet.client.staging import Block
-from martlet.properties import BadProperties, Properties
-from martlet.property_block import entries_of
-from martlet.protocol.bulk import split_bodies
-from martlet.spark import encode
-from martlet.spark.encode import Encoder
+from martlet.client.transactions.bulk import Block
+from martlet.properties.block import entries_of
+from martlet.properties.model import BadProperties, Properties
+from martlet.protocol.nsq.bulk import split_bodies
+from martlet.spark.write import encode
+from martlet.spark.write.encode import Encoder
 
 pytestmark = pytest.mark.spark
 

@@ -8,9 +8,9 @@ import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import StructType
 
-from martlet.spark.bound import EARLIEST, END, LATEST, START, Bound, Place
-from martlet.spark.options import ReadOptions, Topics
-from martlet.spark.schema import arrow_schema
+from martlet.spark.read.offset_bound import EARLIEST, END, LATEST, START, Bound, Place
+from martlet.spark.read.options import ReadOptions, Topics
+from martlet.spark.read.schema import arrow_schema
 
 EPOCH_NS = 1_700_000_000_000_000_000
 NEEDED = {"addresses": "127.0.0.1:4151", "topic": "t"}

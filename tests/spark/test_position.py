@@ -16,14 +16,14 @@ from tests.spark.door import Door, serving
 from tests.spark.folder import Folder
 
 from martlet.log.index import ENTRY
-from martlet.spark import brokers
-from martlet.spark.endpoint import BrokerUnreachable, Endpoint, Place
-from martlet.spark.loss import DataLossError, Loss
-from martlet.spark.offsets import Offsets
-from martlet.spark.options import ReadOptions
-from martlet.spark.schema import arrow_schema
-from martlet.spark.split import Task
-from martlet.spark.stream import StreamReader
+from martlet.spark.brokers import brokers
+from martlet.spark.brokers.endpoint import BrokerUnreachable, Endpoint, Place
+from martlet.spark.read.data_loss import DataLossError, Loss
+from martlet.spark.read.offsets import Offsets
+from martlet.spark.read.options import ReadOptions
+from martlet.spark.read.schema import arrow_schema
+from martlet.spark.read.split import Task
+from martlet.spark.read.stream import StreamReader
 
 ALL = ReadAllAvailable()
 
@@ -497,7 +497,7 @@ def test_an_index_that_one_answer_does_not_hold(
         for _ in range(count):
             folder.append(f"t{count}", [b"x"] * 2)
     monkeypatch.setattr("tests.spark.door.INDEX_ROWS_A_REPLY", 3)
-    monkeypatch.setattr("martlet.spark.endpoint._FULL_INDEX_BYTES", 3 * ENTRY.itemsize)
+    monkeypatch.setattr("martlet.spark.brokers.endpoint._FULL_INDEX_BYTES", 3 * ENTRY.itemsize)
     endpoint = Endpoint(doors(folder).address, 5000)
     ranges = [(Place(f"t{n}", 0, folder.topics[f"t{n}"]), 0, 2 * n) for n in (4, 1, 5)]
     try:

@@ -13,10 +13,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StructType
 from tests.spark.publish import ask, post, publish
 
-from martlet.spark.offsets import Offsets
-from martlet.spark.options import ReadOptions
-from martlet.spark.schema import arrow_schema
-from martlet.spark.stream import StreamReader
+from martlet.spark.read.offsets import Offsets
+from martlet.spark.read.options import ReadOptions
+from martlet.spark.read.schema import arrow_schema
+from martlet.spark.read.stream import StreamReader
 from martlet.testing import BrokerProcess
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -43,7 +43,7 @@ def test_a_stream_reads_all_queues_and_those_that_come(
     broker: BrokerProcess, from_files: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not from_files:
-        monkeypatch.setattr("martlet.spark.segments.SegmentFiles.find", lambda *_: None)
+        monkeypatch.setattr("martlet.spark.read.segments.SegmentFiles.find", lambda *_: None)
     given = {"addresses": broker.http_address, "topic": "t", "channel": "spark"}
     schema = arrow_schema(StructType().add("value", "binary").add("partition", "integer"))
     options = ReadOptions.parse(given | {"startingOffsets": "earliest"}, "stream")

@@ -19,12 +19,12 @@ from tests.spark.publish import ask, key_of, post, publish
 
 from martlet.client.sync import Producer
 from martlet.log.index import ENTRY
-from martlet.spark.batch import BatchReader
-from martlet.spark.endpoint import BrokerRefused, BrokerUnreachable, NotABroker
-from martlet.spark.loss import DataLossError, Loss
-from martlet.spark.options import ReadOptions
-from martlet.spark.schema import INTACT, arrow_schema, schema_of
-from martlet.spark.stream import StreamReader
+from martlet.spark.brokers.endpoint import BrokerRefused, BrokerUnreachable, NotABroker
+from martlet.spark.read.batch import BatchReader
+from martlet.spark.read.data_loss import DataLossError, Loss
+from martlet.spark.read.options import ReadOptions
+from martlet.spark.read.schema import INTACT, arrow_schema, schema_of
+from martlet.spark.read.stream import StreamReader
 from martlet.testing import BrokerProcess
 from martlet.testing.ports import free_port
 
@@ -97,7 +97,7 @@ def test_a_damaged_record_is_a_loss_of_its_batch_alone(
 ) -> None:
     topic = f"damaged-{from_files}"
     if not from_files:
-        monkeypatch.setattr("martlet.spark.segments.SegmentFiles.find", lambda *_: None)
+        monkeypatch.setattr("martlet.spark.read.segments.SegmentFiles.find", lambda *_: None)
     for first in range(0, 50, 10):
         publish(broker.http_address, topic, [b"%d" % n * 20 for n in range(first, first + 10)])
     asked = {"addresses": broker.http_address, "topic": topic}
@@ -154,7 +154,7 @@ def test_a_row_for_each_batch(broker: BrokerProcess, monkeypatch: pytest.MonkeyP
     asked = {"addresses": broker.http_address, "topic": "rows", "view": "batches"}
     every = ",".join(schema_of("batches").names)
     told = rows(every, **asked)
-    monkeypatch.setattr("martlet.spark.segments.SegmentFiles.find", lambda *_: None)
+    monkeypatch.setattr("martlet.spark.read.segments.SegmentFiles.find", lambda *_: None)
     assert rows(every, **asked) == told
     by_place = {(row["partition"], row["offset"]): row for row in told}
     seven, two = by_place[0, 0], by_place[1, 0]
@@ -173,7 +173,7 @@ def test_a_row_for_each_batch(broker: BrokerProcess, monkeypatch: pytest.MonkeyP
     (listed,) = ask(broker.http_address, "/log/topics?names=rows")["topics"]
     assert {row["topic_id"] for row in told} == {listed["topic_id"]}
     # The index alone knows these, and no batch is asked for.
-    monkeypatch.setattr("martlet.spark.overview._Heads", None)
+    monkeypatch.setattr("martlet.spark.read.batch_view._Heads", None)
     few = rows("partition,offset,bytes,timestamp", **asked)
     assert few == [{name: row[name] for name in few[0]} for row in told]
 
@@ -244,7 +244,7 @@ def test_what_a_message_carries(broker: BrokerProcess, monkeypatch: pytest.Monke
     rich["headers"] = [{"key": "trace", "value": "\N{SNOWMAN}".encode()}]
     plain = {"key": None, "tag": None, "keys": None, "value": b"plain", "headers": None}
     assert rows("key,tag,keys,value,headers", **asked) == [rich, plain]
-    monkeypatch.setattr("martlet.spark.segments.SegmentFiles.find", lambda *_: None)
+    monkeypatch.setattr("martlet.spark.read.segments.SegmentFiles.find", lambda *_: None)
     assert rows("key,tag,keys,value,headers", **asked) == [rich, plain]
 
 

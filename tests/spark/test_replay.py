@@ -17,7 +17,7 @@ from martlet.options.replay_job import ReplayJobOptions
 from martlet.pipeline import archive
 from martlet.pipeline.job import OK, JobFailed, Run, carry_out
 from martlet.pipeline.replay import JOB, Replayed, replay
-from martlet.pipeline.replay.ledger import Ledger
+from martlet.pipeline.replay.progress import Ledger
 from martlet.pipeline.replay.replay import Replay
 from martlet.testing import BrokerProcess
 

@@ -20,12 +20,12 @@ from tests.interop.certificates import Certificates
 from tests.spark.publish import post
 from tests.spark.stored import rows_of, values_of
 
-from martlet.spark import sink
-from martlet.spark.home import NoDoor, home_of, tcp_address
-from martlet.spark.sink import BatchWriter, StreamWriter
-from martlet.spark.stage import Stage
-from martlet.spark.staged import Place, Staged, WriteFailed
-from martlet.spark.write_options import WriteOptions
+from martlet.spark.write import sink
+from martlet.spark.write.broker_transaction import Stage
+from martlet.spark.write.commit_message import Place, Staged, WriteFailed
+from martlet.spark.write.options import WriteOptions
+from martlet.spark.write.placement import NoDoor, home_of, tcp_address
+from martlet.spark.write.sink import BatchWriter, StreamWriter
 from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.spark

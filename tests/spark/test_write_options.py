@@ -19,9 +19,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from martlet.spark.schema import SCHEMA
-from martlet.spark.write_options import WriteOptions
-from martlet.spark.write_schema import check_columns
+from martlet.spark.read.schema import SCHEMA
+from martlet.spark.write.options import WriteOptions
+from martlet.spark.write.schema import check_columns
 
 pytestmark = pytest.mark.spark
 

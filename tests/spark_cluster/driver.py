@@ -23,8 +23,8 @@ from martlet.options.audit import AuditOptions
 from martlet.options.dead_letter_job import DeadLetterJobOptions
 from martlet.options.live_report import LiveReportOptions
 from martlet.options.replay_job import ReplayJobOptions
-from martlet.pipeline.follow import follow
 from martlet.pipeline.job import Run
+from martlet.pipeline.stream_monitor import follow
 from martlet.spark.java import spark_session
 
 Tell = Callable[[str], None]

@@ -8,7 +8,7 @@ import pytest
 
 from martlet.apps import log_line
 from martlet.apps.broker import arguments, main
-from martlet.duration import SECOND_NS
+from martlet.durations import SECOND_NS
 from martlet.options import BrokerOptions, LogLevel, OptionError, TlsRequired
 
 

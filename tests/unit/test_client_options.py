@@ -7,7 +7,7 @@ import ssl
 import pytest
 
 from martlet.client import FailureBackoff, Identity, LinearDelay, Rotation, Tls
-from martlet.client.failure_policy import RETRY
+from martlet.client.consumer.handling.failure_policy import RETRY
 from martlet.options import OptionError
 from martlet.options.client import ClientOptions, client_options, without_effect
 from martlet.options.to_file import FileOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from martlet.broker.dead_letter_topic import Reason
+from martlet.broker.dead_letters.dead_letter import Reason
 from martlet.options.dead_letters import REASONS, DeadLetterOptions
 from martlet.options.delayed import DelayedOptions
 from martlet.options.flag import OptionError

@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.interop.http_cases import sized
 
-from martlet.server.http_request import HttpError, parse_query
-from martlet.server.nsq_api import split_binary
+from martlet.server.http.nsq_api import split_binary
+from martlet.server.http.request import HttpError, parse_query
 
 
 @pytest.mark.parametrize(

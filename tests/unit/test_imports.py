@@ -113,7 +113,7 @@ def room_of(module: str) -> str | None:
     room = rest.partition(".")[0]
     if room == "__main__":
         return "apps"
-    if room == "options" or not (SOURCE / "martlet" / room).is_dir():
+    if room in {"options", "properties"} or not (SOURCE / "martlet" / room).is_dir():
         return "ground"
     return room or "ground"
 
@@ -165,22 +165,25 @@ def test_every_module_keeps_to_the_order_of_the_rooms() -> None:
     [
         ("martlet.log.segment", "from martlet.broker import topic"),
         ("martlet.log.segment", "from martlet import broker"),
-        ("martlet.log.segment", "import martlet.broker.topic"),
+        ("martlet.log.segment", "import martlet.broker.topic.topic"),
         ("martlet.log.segment", "from ..broker.topic import Topic"),
         ("martlet.log.segment", "from .. import server"),
-        ("martlet.broker.topic", "def f():\n    from martlet.server import tcp"),
-        ("martlet.broker.topic", "if TYPE_CHECKING:\n    from martlet.protocol import nsq_v2"),
-        ("martlet.broker.topic", "import time"),
-        ("martlet.broker.topic", "from os import path"),
-        ("martlet.broker.topic", "import random"),
-        ("martlet.broker.topic", "from random import randrange"),
-        ("martlet.broker.topic", "from random import Random\nrandom = Random()"),
-        ("martlet.broker.topic", "with open('a') as file: pass"),
-        ("martlet.protocol.nsq_v2", "import asyncio.streams"),
-        ("martlet.protocol.nsq_v2", "from martlet.log import record"),
+        ("martlet.broker.topic.topic", "def f():\n    from martlet.server import tcp"),
+        (
+            "martlet.broker.topic.topic",
+            "if TYPE_CHECKING:\n    from martlet.protocol import nsq_v2",
+        ),
+        ("martlet.broker.topic.topic", "import time"),
+        ("martlet.broker.topic.topic", "from os import path"),
+        ("martlet.broker.topic.topic", "import random"),
+        ("martlet.broker.topic.topic", "from random import randrange"),
+        ("martlet.broker.topic.topic", "from random import Random\nrandom = Random()"),
+        ("martlet.broker.topic.topic", "with open('a') as file: pass"),
+        ("martlet.protocol.nsq.v2", "import asyncio.streams"),
+        ("martlet.protocol.nsq.v2", "from martlet.log import record"),
         ("martlet.server.tcp", "from martlet.client import connection"),
         ("martlet.spark.source", "from martlet.protocol import nsq_v2"),
-        ("martlet.client.pull", "from martlet.testing import Broker"),
+        ("martlet.client.group", "from martlet.testing import Broker"),
         ("martlet.bench.load", "from martlet.apps import main"),
         ("martlet.options", "from martlet.log import record"),
         ("martlet.spark.source", "from martlet.apps import main"),
@@ -194,12 +197,15 @@ def test_the_check_finds(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("martlet.server.tcp", "import socket\nfrom martlet.broker.topic import Topic"),
-        ("martlet.broker.topic", "from martlet.log import record\nfrom .channel import Channel"),
-        ("martlet.broker.topic", "if typing.TYPE_CHECKING:\n    import random"),
-        ("martlet.broker.topic", "from random import Random\ndef f(random: Random): pass"),
-        ("martlet.broker.topic", "from martlet.options import BrokerOptions"),
-        ("martlet.protocol.nsq_v2", "import struct\nimport numpy as np"),
+        ("martlet.server.tcp", "import socket\nfrom martlet.broker.topic.topic import Topic"),
+        (
+            "martlet.broker.topic.topic",
+            "from martlet.log import record\nfrom .channel import Channel",
+        ),
+        ("martlet.broker.topic.topic", "if typing.TYPE_CHECKING:\n    import random"),
+        ("martlet.broker.topic.topic", "from random import Random\ndef f(random: Random): pass"),
+        ("martlet.broker.topic.topic", "from martlet.options import BrokerOptions"),
+        ("martlet.protocol.nsq.v2", "import struct\nimport numpy as np"),
         ("martlet.log.segment", "import os, mmap\nfrom martlet import __version__"),
         ("martlet.apps.bench", "from martlet.protocol import nsq_v2\nimport martlet.testing"),
         ("pyspark_martlet", "from martlet.spark.source import MartletDataSource"),

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from martlet.server import listener
-from martlet.server.listener import listen, port_of, remove, serve, shown, shown_peer
+from martlet.server import listening_socket as listener
+from martlet.server.listening_socket import listen, port_of, remove, serve, shown, shown_peer
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", ":0"])

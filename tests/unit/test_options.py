@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from martlet.duration import SECOND_NS
+from martlet.durations import SECOND_NS
 from martlet.options import (
     BrokerOptions,
     LogLevel,

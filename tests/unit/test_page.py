@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from martlet.pipeline.page import MOST_ROWS, MOST_SERIES, Page, Plot, Table, Text
+from martlet.pipeline.html_page import MOST_ROWS, MOST_SERIES, Page, Plot, Table, Text
 
 START = datetime(2026, 1, 31, tzinfo=UTC)
 

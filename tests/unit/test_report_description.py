@@ -11,13 +11,13 @@ import pytest
 from martlet.options.flag import OptionError
 from martlet.options.live_report import LiveReportOptions
 from martlet.pipeline.archive.store import Store
+from martlet.pipeline.html_page import Plot, Table
 from martlet.pipeline.job import carry_out
-from martlet.pipeline.page import Plot, Table
 from martlet.pipeline.report import JOB
 from martlet.pipeline.report.board import MOST_ROWS, Board
 from martlet.pipeline.report.description import BadDescription, Description, Figure, parse
 from martlet.pipeline.report.query import aggregates, name_of, require_columns, sql_of
-from martlet.pipeline.report.show import page_of
+from martlet.pipeline.report.render import page_of
 
 START = datetime(2026, 1, 31, tzinfo=UTC)
 GOOD = '[figures.sales]\nwindow = "1 minute"\ncount = true\n'

@@ -12,8 +12,8 @@ import pytest
 
 from martlet.apps.log import main
 from martlet.broker.broker import Broker as Core
-from martlet.broker.restore import restore
-from martlet.broker.upkeep import begin_checkpoint, end_checkpoint
+from martlet.broker.recovery.restore import restore
+from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
 from martlet.log.folder import Folder
 from martlet.log.index import ENTRY
 from martlet.log.record import Header, Kind, seal_again

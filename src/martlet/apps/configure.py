@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from martlet.apps import start, tool
 from martlet.broker.policy import BadPolicy, ChannelPolicy, Policy, TopicPolicy
-from martlet.duration import MILLISECOND_NS, parse_duration, parse_size
+from martlet.durations import MILLISECOND_NS, parse_duration, parse_size
 from martlet.options import LogOptions
 from martlet.options.configure import ChannelConfigureOptions, TopicConfigureOptions
 from martlet.tools.configure import Configuration

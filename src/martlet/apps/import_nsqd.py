@@ -20,7 +20,7 @@ from martlet.migration.importing import MOST_BATCH_BYTES, Importing, Outcome, op
 from martlet.migration.nsqd_folder import NoNsqdFolder, NsqdFolder, held
 from martlet.migration.progress import ImportRefused
 from martlet.plural import counted
-from martlet.server.identity import WrongVersion
+from martlet.server.broker_identity import WrongVersion
 
 _MIB = 1 << 20
 _DESCRIPTION = """\

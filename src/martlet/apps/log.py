@@ -19,11 +19,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from martlet.broker.account import FIRST_BUCKET, Account, Count, unpack_accounts
-from martlet.broker.journal import channel_of, needed_by, unpack_topology, unpack_transactions
-from martlet.broker.trail import Piece
-from martlet.log import checkpoint
-from martlet.log.bundle import entry_of
+from martlet.broker.recovery.journal import (
+    channel_of,
+    needed_by,
+    unpack_topology,
+    unpack_transactions,
+)
+from martlet.broker.tracing.counters import FIRST_BUCKET, Account, Count, unpack_accounts
+from martlet.broker.tracing.recorder import Piece
+from martlet.log import checkpoint_file
+from martlet.log.atomic_batches import entry_of
 from martlet.log.folder import Folder, NoLog
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
@@ -37,8 +42,8 @@ from martlet.log.record import (
 from martlet.log.recovery import Report, scan
 from martlet.log.verify import Found, verify
 from martlet.plural import counted
-from martlet.properties import Properties
-from martlet.property_block import Block
+from martlet.properties.block import Block
+from martlet.properties.model import Properties
 
 _MOST_SHOWN = 120
 """How many characters of a body or of JSON are shown to a person."""
@@ -100,7 +105,7 @@ class TopicNames:
     def __init__(self, folder: Folder) -> None:
         self._names: dict[int, str] = {}
         self._deleted: set[int] = set()
-        loaded = checkpoint.load(folder)
+        loaded = checkpoint_file.load(folder)
         if not isinstance(loaded, str):
             for kind, _, entry in loaded.entries:
                 self.learn(kind, entry)

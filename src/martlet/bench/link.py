@@ -12,9 +12,9 @@ import struct
 from collections.abc import Iterable
 from types import TracebackType
 
-from martlet.protocol import commands
-from martlet.protocol.frames import ErrorReply, FrameSplitter, Piece, Response
-from martlet.protocol.message_run import MessageRun
+from martlet.protocol.nsq import commands
+from martlet.protocol.nsq.frames import ErrorReply, FrameSplitter, Piece, Response
+from martlet.protocol.nsq.message_run import MessageRun
 
 HEARTBEAT = b"_heartbeat_"
 OK_FRAME = b"\x00\x00\x00\x06\x00\x00\x00\x00OK"

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from martlet.bench.link import Link, LoadFailed
-from martlet.protocol import commands
-from martlet.protocol.message_run import MessageRun
+from martlet.protocol.nsq import commands
+from martlet.protocol.nsq.message_run import MessageRun
 
 Gate = Callable[[], None]
 """Returns when all connections are prepared."""

@@ -12,32 +12,32 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import TYPE_CHECKING
 
-from martlet.broker.account import of_topics, write_accounts
-from martlet.broker.bucket import Bucket
-from martlet.broker.channel import Channel
-from martlet.broker.delays import Delays
-from martlet.broker.description import describe_channel
+from martlet.broker.channel.channel import Channel
+from martlet.broker.dead_letters.move import Transfers
+from martlet.broker.delayed.bucket import Bucket
+from martlet.broker.delayed.delayed_messages import Delays
 from martlet.broker.errors import BrokerError, InvalidName, LimitReached, NotFound, WritesRefused
-from martlet.broker.growth import check_count, grow
-from martlet.broker.history import Retention, Watermarks
-from martlet.broker.journal import Description, pack_cursor, pack_topology
-from martlet.broker.moved_cursors import MovedCursors
-from martlet.broker.producers import Producers
-from martlet.broker.queue import Queue, Receipt
+from martlet.broker.idempotence import Producers
+from martlet.broker.recovery.journal import Description, pack_cursor, pack_topology
+from martlet.broker.recovery.moved_cursors import MovedCursors
+from martlet.broker.recovery.topic_description import describe_channel
+from martlet.broker.retention.history import Retention, Watermarks
 from martlet.broker.schedule import Schedule
-from martlet.broker.topic import Topic
-from martlet.broker.transaction import TransactionLimits
-from martlet.broker.transactions import Transactions
-from martlet.broker.transfer import Transfers
+from martlet.broker.topic.expand import check_count, grow
+from martlet.broker.topic.queue_log import Queue, Receipt
+from martlet.broker.topic.topic import Topic
+from martlet.broker.tracing.counters import of_topics, write_accounts
+from martlet.broker.transactions.manager import Transactions
+from martlet.broker.transactions.state import TransactionLimits
 from martlet.log.batch import Batch
-from martlet.log.checkpoint import JournalEntry
-from martlet.log.commitlog import CommitLog, spans
+from martlet.log.checkpoint_file import JournalEntry
+from martlet.log.commit_log import CommitLog, spans
 from martlet.log.index import Index
 from martlet.log.record import Kind
-from martlet.name import is_system, is_valid_name
+from martlet.names import is_system, is_valid_name
 
 if TYPE_CHECKING:
-    from martlet.broker.whole import WholeChannel
+    from martlet.broker.topic.partitioned import WholeChannel
 
 MOST_SCRATCH = 8
 """How many batches are kept to be used again."""
@@ -51,7 +51,7 @@ WATERMARKS = Watermarks()
 class Broker:
     """Topics, channels and the journal over an opened log.
 
-    Use `martlet.broker.restore.restore` to get one from a data folder.
+    Use `martlet.broker.recovery.restore.restore` to get one from a data folder.
 
     Args:
         log: opened and recovered.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from martlet.log.commitlog import WritesRefused
+from martlet.log.commit_log import WritesRefused
 
 __all__ = [
     "BrokerError",

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from martlet.name import is_valid_name
-from martlet.properties import BadProperties, Properties
+from martlet.names import is_valid_name
+from martlet.properties.model import BadProperties, Properties
 
 PolicyT = TypeVar("PolicyT", bound="Policy")
 MOST_TAGS = 256
@@ -156,7 +156,7 @@ class ChannelPolicy(Policy):
     """What is set for a channel.
 
     The broker decides about messages that fail as soon as one of `max_attempts`, `retry_delays_ms`
-    and `dead_letter_topic` is set (see `martlet.broker.retry`).
+    and `dead_letter_topic` is set (see `martlet.broker.channel.retry`).
     """
 
     kind: str = choice(

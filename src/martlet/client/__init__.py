@@ -6,11 +6,13 @@
 """
 
 from martlet.allocation import GroupMember, TopicQueue
-from martlet.client.backoff import Backoff, LinearDelay
-from martlet.client.batch import Batch
-from martlet.client.checking import Outcome, PendingTransaction
-from martlet.client.consumer import Consumer
-from martlet.client.consumer_stats import ConnectionStats, ConsumerStats, Counts
+from martlet.client.consumer.batch import Batch
+from martlet.client.consumer.consumer import Consumer
+from martlet.client.consumer.handling.backoff import FailureBackoff
+from martlet.client.consumer.handling.failure_policy import Reject, Requeue
+from martlet.client.consumer.message import Message, MessageView
+from martlet.client.consumer.rdy import Rotation
+from martlet.client.consumer.stats import ConnectionStats, ConsumerStats, Counts
 from martlet.client.errors import (
     AlreadyAnswered,
     AuthRefused,
@@ -37,30 +39,28 @@ from martlet.client.errors import (
     TransactionUnclear,
     WrongBroker,
 )
-from martlet.client.failure_backoff import FailureBackoff
-from martlet.client.failure_policy import Reject, Requeue
+from martlet.client.group.assignment.plan import AllocationStrategy, RoomResolver
+from martlet.client.group.batch import PulledBatch
+from martlet.client.group.broadcast import BroadcastConsumer
+from martlet.client.group.consumer import PullConsumer
+from martlet.client.group.counters import Tally
+from martlet.client.group.flow_limits import FlowLimits
+from martlet.client.group.message import PulledMessage
+from martlet.client.group.queues.offset_file import BadOffsetFile
+from martlet.client.group.queues.queue_id import Place
+from martlet.client.group.stats import PullStats, QueueStats
 from martlet.client.hooks import Handling, Hooks, Publishing
-from martlet.client.identity import Identity
-from martlet.client.limits import Limits
-from martlet.client.message import Message, MessageView
-from martlet.client.outgoing import Outgoing
-from martlet.client.producer import Producer
-from martlet.client.pull.batch import PulledBatch
-from martlet.client.pull.broadcast import BroadcastConsumer
-from martlet.client.pull.consumer import PullConsumer
-from martlet.client.pull.limits import FlowLimits
-from martlet.client.pull.message import PulledMessage
-from martlet.client.pull.offset_file import BadOffsetFile
-from martlet.client.pull.place import Place
-from martlet.client.pull.plan import AllocationStrategy, RoomResolver
-from martlet.client.pull.stats import PullStats, QueueStats
-from martlet.client.pull.tally import Tally
-from martlet.client.readiness import Rotation
-from martlet.client.send_result import SendResult
-from martlet.client.stats import BrokerStats, Health, ProducerStats
-from martlet.client.tls import Tls
-from martlet.client.transaction import Contribution, Transaction
-from martlet.properties import Properties
+from martlet.client.producer.limits import Limits
+from martlet.client.producer.message import Outgoing
+from martlet.client.producer.producer import Producer
+from martlet.client.producer.result import SendResult
+from martlet.client.producer.stats import BrokerStats, Health, ProducerStats
+from martlet.client.transactions.check_back import Outcome, PendingTransaction
+from martlet.client.transactions.transaction import Contribution, Transaction
+from martlet.client.transport.backoff import Backoff, LinearDelay
+from martlet.client.transport.identity import Identity
+from martlet.client.transport.tls import Tls
+from martlet.properties.model import Properties
 from martlet.put_status import PutStatus
 
 __all__ = [

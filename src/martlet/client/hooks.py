@@ -33,9 +33,9 @@ from dataclasses import dataclass, fields, replace
 from inspect import isawaitable
 from typing import Any, TypeVar
 
-from martlet.client.guard import guarded
-from martlet.client.message import Message
-from martlet.client.pull.message import PulledMessage
+from martlet.client.consumer.message import Message
+from martlet.client.group.message import PulledMessage
+from martlet.client.safe_callback import guarded
 
 MessageT = TypeVar("MessageT", Message, PulledMessage)
 

@@ -1,7 +1,8 @@
 """A layer that compresses what is written, and decompresses what comes.
 
-The codec of each connection is one of `martlet.protocol.snappy` and `martlet.protocol.deflate`.
-Each write is flushed, so that the other end can read it at once.
+The codec of each connection is one of `martlet.protocol.compression.snappy` and
+`martlet.protocol.compression.deflate`. Each write is flushed, so that the other end can read it at
+once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from martlet.layer.layer import BrokenLayer, Layer, Piece
-from martlet.protocol.corrupt import Corrupt
+from martlet.protocol.compression.corrupt import Corrupt
 
 
 class Codec(Protocol):

@@ -21,8 +21,8 @@ from martlet.log.record import (
     HEADER_BYTES,
     Flag,
 )
-from martlet.packed import Packed, join
-from martlet.property_block import pack_block
+from martlet.properties.block import pack_block
+from martlet.properties.bulk import Packed, join
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -191,8 +191,8 @@ class Batch:
         self.end = end
 
     def tell(self, first: int, entries: Sequence[tuple[int, bytes]]) -> None:
-        """Give messages their properties, packed (see `martlet.properties`), by their numbers,
-        rising, counted from message `first` of the batch, behind all that have any.
+        """Give messages their properties, packed (see `martlet.properties.model`), by their
+        numbers, rising, counted from message `first` of the batch, behind all that have any.
         """
         if isinstance(entries, Packed) and not self._properties:
             self._packed.append((first, entries))

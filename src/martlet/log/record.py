@@ -16,7 +16,7 @@ big-endian, because they are the very bytes that an NSQ consumer gets.
     24 epoch u32      the broker's run     . padding to 8
     28 topic u32                           . count x u32: the end of each frame
     32 queue u32                           . padding to 8
-    36 count u32      messages             . properties (martlet.properties), padding to 8
+    36 count u32      messages             . properties (martlet.properties.model), padding to 8
 
 A frame is ``size u32 | type u32 = 2 | timestamp i64 ns | attempts u16 | id 16 | body``, where size
 counts what follows it.  The frames of a batch are stored with one attempt, since that is what a
@@ -85,16 +85,21 @@ class Kind(IntEnum):
     EPOCH = 5
     PRODUCERS = 6
     TRANSACTION = 7
-    """A piece of the journal that tells of transactions (see `martlet.broker.transactions`)."""
+    """A piece of the journal that tells of transactions (see
+    `martlet.broker.transactions.manager`).
+    """
     BUNDLE = 8
-    """Batches that are there together or not at all (see `martlet.log.bundle`)."""
+    """Batches that are there together or not at all (see `martlet.log.atomic_batches`)."""
     MARKS = 9
-    """A piece of the journal that tells what of a bucket is done with (see `martlet.broker.marks`).
+    """A piece of the journal that tells what of a bucket is done with (see
+    `martlet.broker.delayed.done_bitmap`).
     """
     TRACE = 10
     """What has become of messages, for those who ask; nothing is restored from it."""
     ACCOUNTS = 11
-    """What channels have done, for those who audit (see `martlet.broker.account`); the same."""
+    """What channels have done, for those who audit (see `martlet.broker.tracing.counters`); the
+    same.
+    """
 
 
 class Flag(IntFlag):
@@ -107,7 +112,9 @@ class Flag(IntFlag):
     BUNDLED = 8
     """The batch stands in a bundle, and counts only where the bundle is whole."""
     FORWARDED = 4
-    """Its messages were delayed ones, and their properties tell which (`martlet.broker.bucket`)."""
+    """Its messages were delayed ones, and their properties tell which
+    (`martlet.broker.delayed.bucket`).
+    """
 
 
 class BadRecord(Exception):
@@ -274,7 +281,9 @@ def payload(header: Header, record: memoryview) -> memoryview:
 
 
 def properties(header: Header, record: memoryview) -> memoryview:
-    """The block of a batch's properties (see `martlet.properties`); nothing where it has none."""
+    """The block of a batch's properties (see `martlet.properties.model`); nothing where it has
+    none.
+    """
     at = header.properties_at
     return record[at : at + header.properties_length]
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from martlet.log.bundle import batches_of
+from martlet.log.atomic_batches import batches_of
 from martlet.log.record import (
     HEADER_BYTES,
     MAGIC,

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from martlet.log.commitlog import CommitLog
+from martlet.log.commit_log import CommitLog
 from martlet.log.index import Entry, Index, Rows
 from martlet.log.storage import Segment
 

@@ -25,8 +25,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from martlet.log import checkpoint
-from martlet.log.checkpoint import Checkpoint, Needed
+from martlet.log import checkpoint_file as checkpoint
+from martlet.log.checkpoint_file import Checkpoint, Needed
 from martlet.log.folder import Folder, LookedAtSegment
 from martlet.log.index import ENTRY, Rows, index_name
 from martlet.log.record import (

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from martlet.name import is_valid_name
-from martlet.protocol.nsq_v2 import NSQD_VERSION
-from martlet.server.http_request import HttpError, Request
+from martlet.names import is_valid_name
+from martlet.protocol.nsq.v2 import NSQD_VERSION
+from martlet.server.http.request import HttpError, Request
 
 if TYPE_CHECKING:
     from martlet.lookup.registry import Peer, Registry
-    from martlet.server.http import Routes
+    from martlet.server.http.server import Routes
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class LookupApi:
 
 def _profiles() -> Routes:
     """Those endpoints of nsqd's that nsqlookupd has too; its index has no slash at the end."""
-    from martlet.server.debug_api import DebugApi
+    from martlet.server.http.debug_api import DebugApi
 
     return {
         path.rstrip("/"): endpoints

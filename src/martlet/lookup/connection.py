@@ -7,11 +7,11 @@ import logging
 from typing import TYPE_CHECKING, cast
 
 from martlet.lookup.registry import Peer
-from martlet.name import is_valid_name
-from martlet.protocol import nsq_lookup as v1
-from martlet.protocol.nsq_v2 import ProtocolError
-from martlet.server.farewell import take_leave
-from martlet.server.listener import shown_peer
+from martlet.names import is_valid_name
+from martlet.protocol import lookup as v1
+from martlet.protocol.nsq.v2 import ProtocolError
+from martlet.server.listening_socket import shown_peer
+from martlet.server.nsq.lingering_close import take_leave
 
 if TYPE_CHECKING:
     from martlet.lookup.daemon import Lookup

@@ -14,11 +14,11 @@ from martlet.lookup.api import LookupApi
 from martlet.lookup.connection import Connection
 from martlet.lookup.registry import Registry
 from martlet.options import LookupOptions
-from martlet.protocol.nsq_v2 import NSQD_VERSION
-from martlet.server.listener import listen, port_of, serve, shown
+from martlet.protocol.nsq.v2 import NSQD_VERSION
+from martlet.server.listening_socket import listen, port_of, serve, shown
 
 if TYPE_CHECKING:
-    from martlet.server.http import HttpDoor
+    from martlet.server.http.server import HttpDoor
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Lookup:
 
     async def start(self) -> None:
         """Open the doors. Raises OSError where one cannot be opened."""
-        from martlet.server.http import HttpDoor
+        from martlet.server.http.server import HttpDoor
 
         with ExitStack() as undo:
             tcp = undo.enter_context(listen(self.options.tcp_address, "tcp-address"))

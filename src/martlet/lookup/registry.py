@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from martlet.name import is_ephemeral
+from martlet.names import is_ephemeral
 
 
 @dataclass(eq=False, slots=True)

@@ -6,7 +6,7 @@ is paused before its backlog comes.  While a topic has no channel, the broker ke
 
 The work may be killed at any moment and begun again.  What a topic's queue already holds is passed
 over, and channels are put in place once more.  If a power cut has taken a part of the log, the
-topic is begun anew.  No broker starts on the folder meanwhile (`martlet.server.identity`).
+topic is begun anew.  No broker starts on the folder meanwhile (`martlet.server.broker_identity`).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from pathlib import Path
 import numpy as np
 
 from martlet.broker.broker import Broker
-from martlet.broker.restore import Restored, restore
-from martlet.broker.topic import Topic
-from martlet.broker.upkeep import begin_checkpoint, end_checkpoint
+from martlet.broker.recovery.restore import Restored, restore
+from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
+from martlet.broker.topic.topic import Topic
 from martlet.log.storage import DiskStorage, Storage
 from martlet.migration.diskqueue import Chunk, Offsets, QueueFile
 from martlet.migration.findings import Findings
 from martlet.migration.layout import MOST_COPIES, MOST_TRIED, Group, Layout
 from martlet.migration.nsqd_folder import NsqdFolder, NsqdTopic
 from martlet.migration.progress import Entry, ImportRefused, Progress
+from martlet.server.broker_identity import broker_identity, mark_unfinished
 from martlet.server.clock import Clock
-from martlet.server.identity import broker_identity, mark_unfinished
 
 MOST_BATCH_BYTES = 1 << 19
 _CHECKPOINT_SEGMENTS = 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from martlet.name import is_valid_name
+from martlet.names import is_valid_name
 from martlet.options.delivery import DeliveryOptions
 from martlet.options.flag import OptionError
 from martlet.options.network import NetworkOptions

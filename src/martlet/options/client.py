@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from martlet.duration import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
+from martlet.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
 from martlet.options.flag import Flag, Kind, OptionError, option
 from martlet.options.options import Options
 

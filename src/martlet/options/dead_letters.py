@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from martlet.duration import MILLISECOND_NS
+from martlet.durations import MILLISECOND_NS
 from martlet.options.door import DoorOptions
 from martlet.options.flag import Kind, OptionError, option
 from martlet.options.replay import time_ns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from martlet.duration import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
+from martlet.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
 from martlet.options.flag import Kind, option
 from martlet.options.options import Options
 

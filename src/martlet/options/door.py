@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from martlet.name import is_valid_name
+from martlet.names import is_valid_name
 from martlet.options.flag import Kind, OptionError, option
 from martlet.options.http_client import connect_timeout, request_timeout
 from martlet.options.options import LogOptions

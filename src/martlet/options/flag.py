@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from martlet.duration import MILLISECOND_NS, format_duration, parse_duration, parse_size
+from martlet.durations import MILLISECOND_NS, format_duration, parse_duration, parse_size
 
 
 class OptionError(ValueError):

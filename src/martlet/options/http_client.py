@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from martlet.duration import SECOND_NS
+from martlet.durations import SECOND_NS
 from martlet.options.flag import Kind, option
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
-from martlet.duration import MINUTE_NS, SECOND_NS
+from martlet.durations import MINUTE_NS, SECOND_NS
 from martlet.options.flag import Kind, option
 from martlet.options.options import LogOptions
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from martlet.address import Address
-from martlet.duration import MILLISECOND_NS, MINUTE_NS, SECOND_NS
+from martlet.addresses import Address
+from martlet.durations import MILLISECOND_NS, MINUTE_NS, SECOND_NS
 from martlet.options.flag import Kind, OptionError, option
 from martlet.options.options import LogOptions
 

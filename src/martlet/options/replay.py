@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 
-from martlet.duration import SECOND_NS, parse_duration
+from martlet.durations import SECOND_NS, parse_duration
 from martlet.options.door import ChannelOptions
 from martlet.options.flag import Kind, OptionError, option
 

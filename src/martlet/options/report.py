@@ -7,7 +7,7 @@ import socket
 import zlib
 from dataclasses import dataclass
 
-from martlet.duration import MILLISECOND_NS, MINUTE_NS
+from martlet.durations import MILLISECOND_NS, MINUTE_NS
 from martlet.options.flag import Kind, option
 from martlet.options.options import LogOptions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from martlet.duration import SECOND_NS
+from martlet.durations import SECOND_NS
 from martlet.options.door import DoorOptions
 from martlet.options.flag import Kind, OptionError, option
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from martlet.duration import MINUTE_NS, SECOND_NS
+from martlet.durations import MINUTE_NS, SECOND_NS
 from martlet.options.flag import Kind, OptionError, option
 from martlet.options.http_client import connect_timeout, request_timeout
 from martlet.options.tools import SourceOptions

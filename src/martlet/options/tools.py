@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from martlet.address import Address
-from martlet.duration import SECOND_NS
+from martlet.addresses import Address
+from martlet.durations import SECOND_NS
 from martlet.options.client import ClientOptions, client_options, without_effect
 from martlet.options.door import require_name
 from martlet.options.flag import Flag, Kind, OptionError, option

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from martlet.duration import MILLISECOND_NS, SECOND_NS
+from martlet.durations import MILLISECOND_NS, SECOND_NS
 from martlet.options.door import DoorOptions
 from martlet.options.flag import Kind, OptionError, option
 from martlet.options.options import Options

@@ -27,8 +27,8 @@ from rich.console import Console
 
 from martlet.options.flag import OptionError
 from martlet.options.pipeline import JobOptions
-from martlet.pipeline.meter import Meter
-from martlet.spark.brokers import NoSuchTopicError
+from martlet.pipeline.metrics import Meter
+from martlet.spark.brokers.brokers import NoSuchTopicError
 from martlet.spark.java import spark_session
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from martlet.options.flag import OptionError
 from martlet.options.pipeline import StreamJobOptions
-from martlet.spark.brokers import Brokers, NoSuchTopicError
-from martlet.spark.options import ReadOptions
+from martlet.spark.brokers.brokers import Brokers, NoSuchTopicError
+from martlet.spark.read.options import ReadOptions
 
 
 def require_topics(options: StreamJobOptions, named: Mapping[str, str]) -> None:

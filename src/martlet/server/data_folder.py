@@ -10,8 +10,8 @@ from pathlib import Path
 
 from martlet.log.storage import DiskStorage, FolderInUse
 from martlet.options import BrokerOptions
-from martlet.server.identity import NAME as IDENTITY_NAME
-from martlet.server.identity import broker_identity
+from martlet.server.broker_identity import NAME as IDENTITY_NAME
+from martlet.server.broker_identity import broker_identity
 
 _FLAG = "--data-path"
 _OF_NSQD = ("nsqd.dat", "*.diskqueue.*.dat*")
@@ -38,7 +38,7 @@ def open_folder(path: Path, options: BrokerOptions, log: logging.Logger) -> tupl
     """Open a folder, which is made where there is none.
 
     Returns:
-        its storage, and its name (`martlet.server.identity`).
+        its storage, and its name (`martlet.server.broker_identity`).
 
     Raises:
         FolderInUse: another broker runs on it.

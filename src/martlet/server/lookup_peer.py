@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING
 from martlet import unreachable
 from martlet.broker.errors import WritesRefused
 from martlet.http_answer import read_json
-from martlet.name import is_ephemeral, is_valid_name
+from martlet.names import is_ephemeral, is_valid_name
 from martlet.outage import Outage
-from martlet.protocol import nsq_lookup as v1
-from martlet.protocol.nsq_v2 import NSQD_VERSION
+from martlet.protocol import lookup as v1
+from martlet.protocol.nsq.v2 import NSQD_VERSION
 
 if TYPE_CHECKING:
-    from martlet.broker.channel import Channel
-    from martlet.broker.topic import Topic
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.topic.topic import Topic
     from martlet.server.server import Server
 
 log = logging.getLogger(__name__)

@@ -17,41 +17,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import WritesRefused
-from martlet.broker.eviction import Eviction
-from martlet.broker.history import Retention, Watermarks
-from martlet.broker.queue import Receipt
-from martlet.broker.relief import Relief
-from martlet.broker.restore import Restored, restore
+from martlet.broker.recovery.restore import Restored, restore
+from martlet.broker.retention.eviction import Eviction
+from martlet.broker.retention.history import Retention, Watermarks
+from martlet.broker.retention.reclaim import Relief
+from martlet.broker.topic.queue_log import Receipt
 from martlet.layer.layer import SPACE_BYTES
 from martlet.options import BrokerOptions
 from martlet.plural import counted
-from martlet.protocol.nsq_v2 import Limits
-from martlet.server.auth import AuthServers, Guard
-from martlet.server.calls import Calls
+from martlet.protocol.nsq.v2 import Limits
 from martlet.server.clock import Clock
-from martlet.server.connection import Connection
 from martlet.server.data_folder import open_folder, refusal
-from martlet.server.dead_letters import DeadLetters
-from martlet.server.disk import Disk
-from martlet.server.doors import Doors
-from martlet.server.event_log import EventLog
+from martlet.server.disk_space import LOOK_NS, LOOK_WHILE_FULL_NS, Room
+from martlet.server.evicted_files import DeadLetters
+from martlet.server.flusher import Disk
 from martlet.server.journal_writer import JournalWriter
-from martlet.server.late_flushes import LateFlushes
+from martlet.server.listeners import Doors
 from martlet.server.lookup_peer import LookupPeers
-from martlet.server.room import LOOK_NS, LOOK_WHILE_FULL_NS, Room
+from martlet.server.nsq.authorizer import AuthServers, Guard
+from martlet.server.nsq.connection import Connection
+from martlet.server.nsq.flush_timeouts import LateFlushes
+from martlet.server.observability.event_log import EventLog
+from martlet.server.observability.statsd import expand_prefix, push
+from martlet.server.rpc.registry import Calls
+from martlet.server.rpc.transactions import transaction_limits
 from martlet.server.start_warnings import warn
-from martlet.server.statsd import expand_prefix, push
+from martlet.server.tick import Turns
 from martlet.server.tls import server_context
-from martlet.server.transaction_calls import transaction_limits
-from martlet.server.turn import Turns
 
 if TYPE_CHECKING:
     import ssl
 
-    from martlet.broker.channel import Channel
-    from martlet.broker.topic import Topic
-    from martlet.broker.whole import WholeChannel
-    from martlet.server.http import Routes
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.topic.partitioned import WholeChannel
+    from martlet.broker.topic.topic import Topic
+    from martlet.server.http.server import Routes
 
 RECEIVE_BYTES = 1 << 18
 
@@ -289,13 +289,13 @@ class Server:
 
     def _connection(self) -> Connection:
         if self.log.isEnabledFor(logging.DEBUG):
-            from martlet.server.traced_connection import TracedConnection
+            from martlet.server.nsq.traced import TracedConnection
 
             return TracedConnection(self)
         return Connection(self)
 
     def _routes(self) -> Routes:
-        from martlet.server.http import broker_routes
+        from martlet.server.http.server import broker_routes
 
         return broker_routes(self)
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from martlet.extras import how_to_install
-from martlet.spark.shim import NoShim, shim
+from martlet.spark.start_script import NoShim, shim
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,15 +14,15 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from martlet.spark.batch import BatchReader
-from martlet.spark.options import ReadOptions, view_of
-from martlet.spark.refused import RefusedStream
-from martlet.spark.schema import arrow_schema, schema_of
-from martlet.spark.stream import StreamReader
+from martlet.spark.read.batch import BatchReader
+from martlet.spark.read.failing_reader import RefusedStream
+from martlet.spark.read.options import ReadOptions, view_of
+from martlet.spark.read.schema import arrow_schema, schema_of
+from martlet.spark.read.stream import StreamReader
 
 
 class MartletDataSource(DataSource):
-    """Topics of Martlet brokers as a table. `martlet.spark.options` has the options."""
+    """Topics of Martlet brokers as a table. `martlet.spark.read.options` has the options."""
 
     @classmethod
     def name(cls) -> str:
@@ -30,7 +30,7 @@ class MartletDataSource(DataSource):
         return "martlet"
 
     def schema(self) -> StructType:
-        """All columns; see `martlet.spark.schema`."""
+        """All columns; see `martlet.spark.read.schema`."""
         return schema_of(view_of(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -40,13 +40,13 @@ class MartletDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A writer for a batch query's rows."""
-        from martlet.spark.sink import batch_writer
+        from martlet.spark.write.sink import batch_writer
 
         return batch_writer(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """A writer for a stream's rows; what it writes is appended, whatever the output mode."""
-        from martlet.spark.sink import stream_writer
+        from martlet.spark.write.sink import stream_writer
 
         return stream_writer(self.options, schema)
 

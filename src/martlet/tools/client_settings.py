@@ -6,8 +6,8 @@ import ssl
 from typing import Any
 
 from martlet.client import FailureBackoff, Identity, LinearDelay, Rotation, Tls
-from martlet.client.failure_policy import RETRY, Delay
-from martlet.duration import MILLISECOND_NS, SECOND_NS
+from martlet.client.consumer.handling.failure_policy import RETRY, Delay
+from martlet.durations import MILLISECOND_NS, SECOND_NS
 from martlet.options.client import ClientOptions
 
 _VERSIONS = {"tls1.3": ssl.TLSVersion.TLSv1_3}

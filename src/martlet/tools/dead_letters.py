@@ -1,6 +1,6 @@
 """Dead letters: what channels have given up, as an operator sees it and deals with it.
 
-Each broker is asked by calls, page by page (see `martlet.server.dead_letter_calls`).  What comes
+Each broker is asked by calls, page by page (see `martlet.server.rpc.dead_letters`).  What comes
 there while they are worked through is left alone, or what fails again at once would go round for
 ever.
 """

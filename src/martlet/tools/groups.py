@@ -1,6 +1,6 @@
 """Groups, as an operator sees them: who is a member, who has which queue, and how far they are.
 
-Each broker is asked by calls (see `martlet.server.group_calls`), and has groups of its own.
+Each broker is asked by calls (see `martlet.server.rpc.groups`), and has groups of its own.
 """
 
 from __future__ import annotations

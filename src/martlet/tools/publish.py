@@ -17,7 +17,7 @@ from io import FileIO
 from threading import Thread
 
 from martlet.client import Producer
-from martlet.client.name import check_name
+from martlet.client.names import check_name
 from martlet.options.tools import PublishOptions
 from martlet.tools.client_settings import producer_settings
 from martlet.tools.dead_letter import body_of

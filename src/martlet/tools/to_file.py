@@ -13,7 +13,7 @@ import re
 import time
 
 from martlet.client import Batch
-from martlet.client.discovery import KnownTopics
+from martlet.client.transport.discovery import KnownTopics
 from martlet.options.to_file import FileOptions
 from martlet.tools.output import Output
 from martlet.tools.source import consumer

@@ -2,7 +2,7 @@
 
 Whatever else happens, another status, no answer in time, nobody there, the message is requeued for
 a while that grows with its attempts, and the consumer backs off (see
-`martlet.client.failure_backoff`).  So a message may be sent twice, and none is lost.
+`martlet.client.consumer.handling.backoff`).  So a message may be sent twice, and none is lost.
 
 Redirects are followed, but for those that make a GET without a body of a POST (301, 302 and 303):
 whatever a URL answers that, it has not got the message.

@@ -1,6 +1,6 @@
 """Transactions that have not ended, as an operator sees them and decides about them.
 
-Each broker is asked by calls (see `martlet.server.transaction_calls`).  A transaction is at one
+Each broker is asked by calls (see `martlet.server.rpc.transactions`).  A transaction is at one
 broker; where several are named, those that do not know it are passed over.
 """
 

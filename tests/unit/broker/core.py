@@ -8,16 +8,16 @@ from random import Random
 from typing import Any, NamedTuple
 
 from martlet.broker.broker import Broker
-from martlet.broker.channel import Channel
-from martlet.broker.consumer import Consumer
-from martlet.broker.cursor import Cursor
-from martlet.broker.nearness import Nearness
-from martlet.broker.queue import Receipt
-from martlet.broker.restore import Restored, restore
-from martlet.broker.subscriber import Subscriber
-from martlet.broker.topic import Topic
-from martlet.broker.upkeep import begin_checkpoint, end_checkpoint
-from martlet.broker.whole import WholeChannel
+from martlet.broker.channel.channel import Channel
+from martlet.broker.channel.consumer import Consumer
+from martlet.broker.channel.cursor import Cursor
+from martlet.broker.channel.subscriber import Subscriber
+from martlet.broker.channel.topology import Nearness
+from martlet.broker.recovery.restore import Restored, restore
+from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
+from martlet.broker.topic.partitioned import WholeChannel
+from martlet.broker.topic.queue_log import Receipt
+from martlet.broker.topic.topic import Topic
 from martlet.testing import SimulatedClock, SimulatedStorage
 
 SECOND_NS = 10**9

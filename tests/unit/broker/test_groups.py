@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from tests.unit.broker.core import SECOND_NS, Core, parse
 
-from martlet.broker import fetch as fetch_module
-from martlet.broker.channel import Channel
+from martlet.broker.channel.channel import Channel
+from martlet.broker.channel.peek import State, peek
+from martlet.broker.channel.rewind import replay
 from martlet.broker.errors import Conflict, OutOfReach
-from martlet.broker.fetch import Fetch, Fetched
-from martlet.broker.peek import State, peek
+from martlet.broker.groups import fetch as fetch_module
+from martlet.broker.groups.fetch import Fetch, Fetched
+from martlet.broker.groups.offset_reset import begin_group, reset_group
 from martlet.broker.policy import BadPolicy, ChannelPolicy
-from martlet.broker.replay import replay
-from martlet.broker.reset import begin_group, reset_group
-from martlet.properties import Properties
+from martlet.properties.model import Properties
 
 
 def group(core: Core, topic: str = "t", name: str = "g") -> Channel:

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 from tests.unit.broker.core import SECOND_NS, Client
 
-from martlet.broker.restore import restore
-from martlet.broker.upkeep import begin_checkpoint, end_checkpoint
+from martlet.broker.recovery.restore import restore
+from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
 from martlet.log.storage import DiskStorage
 from martlet.testing import SimulatedClock
 

@@ -6,8 +6,8 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
 from martlet.broker.errors import WritesRefused
-from martlet.broker.upkeep import begin_checkpoint
-from martlet.log.commitlog import CommitLog
+from martlet.broker.retention.checkpoint import begin_checkpoint
+from martlet.log.commit_log import CommitLog
 
 CHANNELS = 200
 
@@ -83,7 +83,7 @@ def test_a_checkpoint_is_laid_out_where_blocking_does_no_harm(
         raise AssertionError("it is laid out on the loop")
 
     with monkeypatch.context() as patched:
-        patched.setattr("martlet.log.checkpoint.pack", not_now)
+        patched.setattr("martlet.log.checkpoint_file.pack", not_now)
         job = begin_checkpoint(core.broker)
         job.flush.run()
         with pytest.raises(AssertionError):

@@ -12,13 +12,13 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Core, Got, parse
 
 from martlet.broker.broker import Broker
-from martlet.broker.dead_letter import file_name
+from martlet.broker.channel.rewind import channel_from, replay
+from martlet.broker.channel.subscriber import Subscriber
 from martlet.broker.errors import NotFound, NotInFlight, QueuesRefused, WritesRefused
 from martlet.broker.policy import ChannelPolicy
-from martlet.broker.queue import MOST_QUEUES
-from martlet.broker.replay import channel_from, replay
-from martlet.broker.subscriber import Subscriber
-from martlet.broker.whole import WholeChannel
+from martlet.broker.retention.evicted_files import file_name
+from martlet.broker.topic.partitioned import WholeChannel
+from martlet.broker.topic.queue_log import MOST_QUEUES
 from martlet.log.record import Kind
 
 

@@ -9,9 +9,9 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Core
 
 from martlet.broker.broker import Broker
+from martlet.broker.channel.rewind import replay
 from martlet.broker.errors import WritesRefused
-from martlet.broker.replay import replay
-from martlet.broker.upkeep import MOST_SYNCED, begin_checkpoint, end_checkpoint
+from martlet.broker.retention.checkpoint import MOST_SYNCED, begin_checkpoint, end_checkpoint
 from martlet.log.record import FRAME_HEADER_BYTES, HEADER_BYTES, Kind, read_header
 from martlet.log.recovery import Report, scan
 
@@ -651,7 +651,7 @@ def test_a_missing_or_damaged_checkpoint_costs_reading_the_whole_log() -> None:
 
 
 def test_a_queue_whose_rows_have_all_gone_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("martlet.broker.upkeep._DROP_ROWS", 3)
+    monkeypatch.setattr("martlet.broker.retention.checkpoint._DROP_ROWS", 3)
     core = Core()
     client = core.client("t").ready(1000)
     core.fill("t", 3)

@@ -6,8 +6,8 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Core, bodies_of
 
 from martlet.broker.errors import LimitReached
-from martlet.broker.transaction import BadTransaction, State, TransactionLimits
-from martlet.properties import Properties
+from martlet.broker.transactions.state import BadTransaction, State, TransactionLimits
+from martlet.properties.model import Properties
 
 S = State
 

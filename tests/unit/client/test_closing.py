@@ -10,7 +10,7 @@ from aiohttp import web
 from tests.unit.client.scripted_broker import Command, ScriptedBroker, eventually
 
 from martlet.client import AlreadyAnswered, Closed, Consumer, Message, Producer
-from martlet.client.lent import Lent
+from martlet.client.consumer.handling.handed_out import Lent
 
 
 async def test_what_was_taken_and_not_answered_is_given_back() -> None:

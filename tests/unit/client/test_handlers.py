@@ -17,7 +17,7 @@ from martlet.client import (
 
 
 async def test_what_is_finished_in_one_turn_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    from martlet.client.connection import Connection
+    from martlet.client.transport.connection import Connection
 
     written: list[bytes] = []
     write = Connection.write

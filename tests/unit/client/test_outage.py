@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from martlet.address import Address
+from martlet.addresses import Address
 from martlet.client import ConnectFailed, Producer
-from martlet.client.backoff import Backoff
-from martlet.client.dialer import Dialer
-from martlet.client.discovery import Discovery
-from martlet.client.identity import Identity
+from martlet.client.transport.backoff import Backoff
+from martlet.client.transport.dialer import Dialer
+from martlet.client.transport.discovery import Discovery
+from martlet.client.transport.identity import Identity
 from martlet.outage import MAX_REASONS, Outage
-from martlet.protocol.frames import BadFrame, FrameSplitter
+from martlet.protocol.nsq.frames import BadFrame, FrameSplitter
 from martlet.unreachable import is_tcp_port, loss, reason
 
 QUICK = Backoff(first_s=0.001, max_s=0.001)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from martlet.address import Address
+from martlet.addresses import Address
 from martlet.client import Backoff, Identity, InvalidName, Limits
-from martlet.client.address import parse_addresses
-from martlet.client.identity import Features
-from martlet.client.name import check_name
+from martlet.client.addresses import parse_addresses
+from martlet.client.names import check_name
+from martlet.client.transport.identity import Features
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from martlet.log.commitlog import CommitLog
+from martlet.log.commit_log import CommitLog
 from martlet.log.record import HEADER_BYTES, Kind, journal_record
 from martlet.log.recovery import Report, scan
 from martlet.testing import SimulatedStorage

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from martlet.log import retention
-from martlet.log.commitlog import CommitLog
+from martlet.log.commit_log import CommitLog
 from martlet.log.index import Entry, Index
 from martlet.log.record import Flag, Kind, journal_record, read_record
 from martlet.log.retention import Need, Places, Tally, clean, needed_bytes, worth_cleaning

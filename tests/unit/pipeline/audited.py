@@ -6,17 +6,17 @@ from collections import defaultdict
 
 from tests.unit.broker.core import Core
 
-from martlet.log import checkpoint
-from martlet.log.checkpoint import Checkpoint
+from martlet.log import checkpoint_file as checkpoint
+from martlet.log.checkpoint_file import Checkpoint
 from martlet.log.record import Header, Kind, journal_record, read_header
 from martlet.log.recovery import Report, scan
 from martlet.pipeline.audit import unexplained
-from martlet.pipeline.audit.book import Book
 from martlet.pipeline.audit.facts import Fact, facts_of
+from martlet.pipeline.audit.queue_audit import Book
 from martlet.pipeline.audit.reading import checkpoint_facts, extents_of
+from martlet.pipeline.audit.record_scan import walk
 from martlet.pipeline.audit.result import Audit
-from martlet.pipeline.audit.survey import SegmentPlace, Survey
-from martlet.pipeline.audit.walk import walk
+from martlet.pipeline.audit.segment_listing import SegmentPlace, Survey
 
 BROKER = "b"
 

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import pytest
 from tests.unit.broker.core import SECOND_NS, SEGMENT_BYTES, Core
-from tests.unit.broker.test_delays import delay, due_now
-from tests.unit.broker.test_eviction import SEGMENTS, SmallCore
-from tests.unit.broker.test_transactions import Producer
+from tests.unit.broker.delayed.test_delayed_messages import delay, due_now
+from tests.unit.broker.retention.test_eviction import SEGMENTS, SmallCore
+from tests.unit.broker.transactions.test_manager import Producer
 from tests.unit.pipeline.audited import Files, audited, told
 
-from martlet.broker.delays import HOUR_NS
+from martlet.broker.delayed.delayed_messages import HOUR_NS
 from martlet.broker.policy import ChannelPolicy
 from martlet.log.record import HEADER_BYTES, Flag, Kind, seal_again
-from martlet.pipeline.audit.extent import missing_from
+from martlet.pipeline.audit.coverage import missing_from
 from martlet.pipeline.audit.finding import Finding
+from martlet.pipeline.audit.record_scan import walk
 from martlet.pipeline.audit.result import Audit, LogSummary, describe
-from martlet.pipeline.audit.walk import walk
 
 MILLISECOND_NS = 10**6
 

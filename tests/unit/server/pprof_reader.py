@@ -1,4 +1,6 @@
-"""Reads what server/pprof.py writes, by the format's definition and without its code."""
+"""Reads what server/observability/pprof.py writes, by the format's definition and without its
+code.
+"""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ import pytest
 from martlet.log.storage import DiskStorage, FolderInUse
 from martlet.options import BrokerOptions
 from martlet.server import data_folder
+from martlet.server.broker_identity import NAME
 from martlet.server.data_folder import NsqdData, open_folder
-from martlet.server.identity import NAME
 from martlet.testing import Broker
 
 LOG = logging.getLogger("folder")

@@ -20,9 +20,9 @@ cannot be used after it in the child, and says so.
 
 from martlet.client.sync.batch import Batch
 from martlet.client.sync.consumer import Consumer
+from martlet.client.sync.group import BroadcastConsumer, PullConsumer
+from martlet.client.sync.group_batch import PulledBatch
 from martlet.client.sync.producer import Producer
-from martlet.client.sync.pull import BroadcastConsumer, PullConsumer
-from martlet.client.sync.pulled import PulledBatch
 from martlet.client.sync.transaction import Transaction
 
 __all__ = [

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.client import batch as asynchronous
-from martlet.client.batch import Where
-from martlet.client.sync.decoded import Decoded
+from martlet.client.consumer import batch as asynchronous
+from martlet.client.consumer.batch import Where
+from martlet.client.sync.columns import Decoded
 
 
 class Batch(Decoded[asynchronous.Batch]):

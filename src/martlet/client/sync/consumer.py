@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from martlet.client import consumer as asynchronous
-from martlet.client.consumer_stats import ConsumerStats, Counts
-from martlet.client.message import Message
-from martlet.client.sync.answers import PostedAnswers, posted
+from martlet.client.consumer import consumer as asynchronous
+from martlet.client.consumer.message import Message
+from martlet.client.consumer.stats import ConsumerStats, Counts
+from martlet.client.sync.acks import PostedAnswers, posted
 from martlet.client.sync.batch import Batch
-from martlet.client.sync.face import Face
 from martlet.client.sync.handlers import Handlers, workers_here
-from martlet.client.sync.likeness import like
 from martlet.client.sync.loop_thread import LoopThread
+from martlet.client.sync.proxy import Face
+from martlet.client.sync.signatures import like
 
 if TYPE_CHECKING:
-    from martlet.client.answers import Answers
-    from martlet.client.handler_pool import Place
-    from martlet.client.returner import Late
+    from martlet.client.consumer.acks import Answers
+    from martlet.client.consumer.handling.give_back import Late
+    from martlet.client.consumer.handling.handler_pool import Place
 
 T = TypeVar("T")
 

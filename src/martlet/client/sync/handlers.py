@@ -13,10 +13,10 @@ from collections.abc import Callable
 from contextvars import Context, copy_context
 from queue import SimpleQueue
 
-from martlet.client.consumer import Consumer
+from martlet.client.consumer.consumer import Consumer
+from martlet.client.consumer.message import Message
 from martlet.client.errors import HandlerFailed
-from martlet.client.message import Message
-from martlet.client.sync.answers import posted
+from martlet.client.sync.acks import posted
 from martlet.client.sync.loop_thread import LoopThread
 
 _Worker = asyncio.Task[object]

@@ -11,16 +11,16 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from martlet.client import producer as asynchronous
-from martlet.client.body import PIECE_MESSAGES, Body, check_body
-from martlet.client.name import check_name
-from martlet.client.send_result import SendResult
-from martlet.client.stats import ProducerStats
-from martlet.client.sync.face import Face
-from martlet.client.sync.likeness import like
+from martlet.client.names import check_name
+from martlet.client.producer import producer as asynchronous
+from martlet.client.producer.body import PIECE_MESSAGES, Body, check_body
+from martlet.client.producer.result import SendResult
+from martlet.client.producer.stats import ProducerStats
 from martlet.client.sync.loop_thread import LoopThread
+from martlet.client.sync.proxy import Face
+from martlet.client.sync.signatures import like
 from martlet.client.sync.transaction import Transaction
-from martlet.protocol.commands import MPUB_EXTRA_BYTES
+from martlet.protocol.nsq.commands import MPUB_EXTRA_BYTES
 
 _Job = tuple[str, bytes, int | None, str | bytes | None, Future[None], Context | None]
 

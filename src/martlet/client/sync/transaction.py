@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 
-from martlet.client import transaction as asynchronous
-from martlet.client.body import Body
+from martlet.client.producer.body import Body
 from martlet.client.sync.loop_thread import LoopThread
-from martlet.client.transaction import Contribution
+from martlet.client.transactions import transaction as asynchronous
+from martlet.client.transactions.transaction import Contribution
 
 
 class Transaction:

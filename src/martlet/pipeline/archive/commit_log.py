@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 
 from martlet.pipeline.archive.position import Position
 from martlet.pipeline.archive.store import Store
-from martlet.spark.offsets import flatten, nested
+from martlet.spark.read.offsets import flatten, nested
 
 FOLDER = "_martlet"
 STAGED = f"{FOLDER}/staged"

@@ -24,7 +24,7 @@ from martlet.pipeline.archive.compaction import Compacted
 from martlet.pipeline.archive.manifest import Manifest, Written
 from martlet.pipeline.archive.position import Position, advanced
 from martlet.pipeline.archive.writing import Writing
-from martlet.spark.offsets import QueueKey
+from martlet.spark.read.offsets import QueueKey
 
 try:
     import deltalake

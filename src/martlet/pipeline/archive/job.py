@@ -13,8 +13,8 @@ from martlet.pipeline.archive.compaction import Compacted
 from martlet.pipeline.archive.parquet_table import ParquetTable
 from martlet.pipeline.archive.query import Archive, Batch, compaction_of, location_of, topics_of
 from martlet.pipeline.archive.store import Store
-from martlet.pipeline.follow import begun, follow
 from martlet.pipeline.job import OK, Job, Run, session
+from martlet.pipeline.stream_monitor import begun, follow
 from martlet.pipeline.topics import require_topics
 from martlet.plural import counted
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from martlet.pipeline.archive.position import Stretch
-from martlet.spark.offsets import QueueKey
+from martlet.spark.read.offsets import QueueKey
 
 
 class Written(NamedTuple):

@@ -8,7 +8,7 @@ from martlet.pipeline.archive.commit_log import STAGED, CommitLog, Swap
 from martlet.pipeline.archive.manifest import Manifest
 from martlet.pipeline.archive.position import Position, advanced, started
 from martlet.pipeline.archive.store import Store
-from martlet.spark.offsets import QueueKey
+from martlet.spark.read.offsets import QueueKey
 
 
 class ParquetTable:

@@ -1,8 +1,8 @@
 """How far an archive has come, queue by queue: what was archived once is not archived again.
 
 A position is one offset a queue, the first one that is not archived, written down as a query's is
-in `martlet.spark.offsets`: with the number of the topic, as a topic that was deleted and made anew
-begins at offset 0 again.
+in `martlet.spark.read.offsets`: with the number of the topic, as a topic that was deleted and made
+anew begins at offset 0 again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from martlet.spark.offsets import QueueKey
+from martlet.spark.read.offsets import QueueKey
 
 Position = Mapping[QueueKey, int]
 

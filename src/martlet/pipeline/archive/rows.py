@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from martlet.pipeline.archive.json_fields import JsonFields
 from martlet.pipeline.archive.partition import Partitioning
-from martlet.spark.schema import SCHEMA, arrow_schema
+from martlet.spark.read.schema import SCHEMA, arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -24,12 +24,12 @@ from martlet.pipeline.archive.rows import source_schema
 from martlet.pipeline.archive.store import Store
 from martlet.pipeline.archive.table import Table, open_table
 from martlet.pipeline.archive.writing import Writing
-from martlet.spark.loss import Loss
-from martlet.spark.offsets import Offsets, QueueKey, flatten, nested
-from martlet.spark.options import ReadOptions
-from martlet.spark.refused import RefusedStream
-from martlet.spark.split import Split, Task
-from martlet.spark.stream import StreamReader
+from martlet.spark.read.data_loss import Loss
+from martlet.spark.read.failing_reader import RefusedStream
+from martlet.spark.read.offsets import Offsets, QueueKey, flatten, nested
+from martlet.spark.read.options import ReadOptions
+from martlet.spark.read.split import Split, Task
+from martlet.spark.read.stream import StreamReader
 
 FORMAT = "martlet-archive"
 WRITING = "writing"

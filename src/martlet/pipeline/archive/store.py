@@ -20,7 +20,7 @@ from typing import Any
 
 from pyarrow import fs
 
-from martlet.pipeline.archive.exchange import exchange
+from martlet.pipeline.archive.atomic_swap import exchange
 
 LOCK = "_martlet/lock"
 

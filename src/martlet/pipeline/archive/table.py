@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from martlet.pipeline.archive.manifest import Manifest
 from martlet.pipeline.archive.position import Position
 from martlet.pipeline.archive.store import Store
-from martlet.spark.offsets import QueueKey
+from martlet.spark.read.offsets import QueueKey
 
 if TYPE_CHECKING:
     from martlet.pipeline.archive.writing import Writing

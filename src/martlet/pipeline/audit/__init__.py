@@ -16,19 +16,19 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from martlet.duration import MILLISECOND_NS
+from martlet.durations import MILLISECOND_NS
 from martlet.log.folder import NoLog
 from martlet.options.audit import AuditOptions
-from martlet.pipeline.audit.extent import Extent
+from martlet.pipeline.audit.coverage import Extent
 from martlet.pipeline.audit.facts import Fact, FactKind
 from martlet.pipeline.audit.finding import Finding
 from martlet.pipeline.audit.result import Audit, LogSummary
-from martlet.pipeline.audit.survey import Survey, ask, look
+from martlet.pipeline.audit.segment_listing import Survey, ask, look
 from martlet.pipeline.job import LOSS, OK, Job, JobFailed, Run, session
 from martlet.plural import counted
-from martlet.spark.address import Tls
-from martlet.spark.brokers import NoSuchTopicError
-from martlet.spark.endpoint import Endpoint
+from martlet.spark.brokers.addresses import Tls
+from martlet.spark.brokers.brokers import NoSuchTopicError
+from martlet.spark.brokers.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,7 +7,7 @@ an hour are one row, and of the journal's many entries only what they come to is
 ===========  =====================================================================================
 `RUN`        batches of a queue that follow each other, of one hour
 `STATE`      a queue's topic and channels as they are at the segment's end
-`ACCOUNT`    what a channel has done up to the end of an hour (`martlet.broker.account`)
+`ACCOUNT`    what a channel has done up to the end of an hour (`martlet.broker.tracing.counters`)
 `GAP`        a channel's finish records of which one is missing within the segment
 `DELETED`    a topic was deleted
 `NEEDED`     what of a topic of the broker's own is needed; from the checkpoint
@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from martlet.log.record import FRAME_HEADER_BYTES, Flag, Kind
 from martlet.pipeline.audit.journal import HOUR_NS, Journal
-from martlet.pipeline.audit.walk import Damage, Headers, Walked
+from martlet.pipeline.audit.record_scan import Damage, Headers, Walked
 
 
 class FactKind(IntEnum):

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from martlet.broker.account import COUNTS, FIRST_BUCKET
-from martlet.broker.stretch import Stretch
-from martlet.pipeline.audit.extent import Place
+from martlet.broker.offset_ranges import Stretch
+from martlet.broker.tracing.counters import COUNTS, FIRST_BUCKET
+from martlet.pipeline.audit.coverage import Place
 
 EARLIER = -1
 """In place of an hour: before what the log still holds."""

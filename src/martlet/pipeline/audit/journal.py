@@ -18,19 +18,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from martlet.broker.account import unpack_accounts
-from martlet.broker.journal import (
+from martlet.broker.offset_ranges import Stretch
+from martlet.broker.recovery.journal import (
     CursorState,
     Description,
     channel_of,
     unpack_passed,
     unpack_topology,
 )
-from martlet.broker.stretch import Stretch
-from martlet.log.bundle import entry_of
+from martlet.broker.tracing.counters import unpack_accounts
+from martlet.log.atomic_batches import entry_of
 from martlet.log.record import BadRecord, Header, Kind, payload
-from martlet.name import is_ephemeral
-from martlet.pipeline.audit.walk import Walked
+from martlet.names import is_ephemeral
+from martlet.pipeline.audit.record_scan import Walked
 
 HOUR_NS = 3600 * 10**9
 _NUMBER = slice(36, 40)

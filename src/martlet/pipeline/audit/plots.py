@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from martlet.broker.finishes import BOUNDS_NS
-from martlet.duration import format_duration
+from martlet.broker.channel.finish_ages import BOUNDS_NS
+from martlet.durations import format_duration
 from martlet.pipeline.audit.journal import HOUR_NS
 from martlet.pipeline.audit.result import hours_of
-from martlet.pipeline.page import Page, Plot, Section, Table, Text
+from martlet.pipeline.html_page import Page, Plot, Section, Table, Text
 
 if TYPE_CHECKING:
     from martlet.pipeline.audit.finding import Line

@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from martlet.broker.account import COUNTS, FIRST_BUCKET
-from martlet.broker.journal import needed_by
+from martlet.broker.recovery.journal import needed_by
+from martlet.broker.tracing.counters import COUNTS, FIRST_BUCKET
 from martlet.log.record import Kind
-from martlet.name import is_system
-from martlet.pipeline.audit.book import Book
-from martlet.pipeline.audit.extent import Extent, Place, missing_from
+from martlet.names import is_system
+from martlet.pipeline.audit.coverage import Extent, Place, missing_from
 from martlet.pipeline.audit.facts import SCHEMA, Fact, FactKind, facts_of, state_fact, table
 from martlet.pipeline.audit.finding import Finding, Line
 from martlet.pipeline.audit.journal import Journal
-from martlet.pipeline.audit.survey import SegmentGone, SegmentPlace, Survey
-from martlet.pipeline.audit.walk import walk
+from martlet.pipeline.audit.queue_audit import Book
+from martlet.pipeline.audit.record_scan import walk
+from martlet.pipeline.audit.segment_listing import SegmentGone, SegmentPlace, Survey
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

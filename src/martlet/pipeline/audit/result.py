@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from martlet.broker.finishes import BOUNDS_NS
-from martlet.duration import format_duration
+from martlet.broker.channel.finish_ages import BOUNDS_NS
+from martlet.durations import format_duration
 from martlet.pipeline.audit.finding import EARLIER, Finding, Line
 from martlet.pipeline.audit.journal import HOUR_NS
 from martlet.plural import counted
 
 if TYPE_CHECKING:
-    from martlet.pipeline.page import Page
+    from martlet.pipeline.html_page import Page
 
 _SHOWN = ("published", "delivered", "finished", "retried", "dead", "lost", "doubled")
 _MOST_FINDINGS = 50

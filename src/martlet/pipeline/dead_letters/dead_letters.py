@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from martlet.options.dead_letter_job import DeadLetterJobOptions
-from martlet.pipeline.dead_letters.act import Done, act
-from martlet.pipeline.dead_letters.letters import Keeper, keepers, letters
+from martlet.pipeline.dead_letters.reader import Keeper, keepers, letters
+from martlet.pipeline.dead_letters.redrive import Done, act
 from martlet.pipeline.fields import with_fields
 from martlet.pipeline.job import FAILED, OK, Job, Run, session, told_as
 from martlet.plural import counted
-from martlet.spark.brokers import Brokers
-from martlet.spark.options import ReadOptions
+from martlet.spark.brokers.brokers import Brokers
+from martlet.spark.read.options import ReadOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,16 +12,16 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from martlet.duration import SECOND_NS
+from martlet.durations import SECOND_NS
 from martlet.options.flag import OptionError
 from martlet.options.replay_job import TOPIC_PLACE, ReplayJobOptions
 from martlet.pipeline.fields import with_fields
 from martlet.pipeline.job import OK, Job, Run, session, told_as
-from martlet.pipeline.replay.ledger import Ledger, Plan, Progress, Step
-from martlet.pipeline.replay.past import Past, Position, left, sent_columns
+from martlet.pipeline.replay.progress import Ledger, Plan, Progress, Step
+from martlet.pipeline.replay.source import Past, Position, left, sent_columns
 from martlet.plural import counted
-from martlet.spark import offsets
-from martlet.spark.bound import parse_bound
+from martlet.spark.read import offsets
+from martlet.spark.read.offset_bound import parse_bound
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

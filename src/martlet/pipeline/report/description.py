@@ -34,7 +34,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from martlet.name import is_valid_name
+from martlet.names import is_valid_name
 
 Mode = Literal["append", "update", "complete"]
 MOST_FIGURES = 50

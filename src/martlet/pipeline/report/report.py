@@ -16,12 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from martlet.duration import SECOND_NS
+from martlet.durations import SECOND_NS
 from martlet.options.flag import OptionError
 from martlet.options.live_report import LiveReportOptions
 from martlet.pipeline.archive.store import Store
 from martlet.pipeline.fields import with_fields
-from martlet.pipeline.follow import begun, follow
 from martlet.pipeline.job import OK, Job, JobFailed, Run, cause, session, told_as
 from martlet.pipeline.report.board import MOST_ROWS, Board, Row
 from martlet.pipeline.report.description import (
@@ -34,7 +33,8 @@ from martlet.pipeline.report.description import (
 )
 from martlet.pipeline.report.identity import keys_of
 from martlet.pipeline.report.query import START, TABLE, quoted, require_columns, sql_of
-from martlet.pipeline.report.show import page_of, print_board
+from martlet.pipeline.report.render import page_of, print_board
+from martlet.pipeline.stream_monitor import begun, follow
 from martlet.pipeline.topics import require_topics
 
 if TYPE_CHECKING:

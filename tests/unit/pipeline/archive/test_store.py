@@ -12,7 +12,7 @@ import pytest
 from pyarrow import fs
 from tests.unit.pipeline.archive.test_commit import KEY, begun, join, write
 
-from martlet.pipeline.archive.exchange import exchange
+from martlet.pipeline.archive.atomic_swap import exchange
 from martlet.pipeline.archive.parquet_table import ParquetTable
 from martlet.pipeline.archive.store import LocalStore, Store
 

@@ -1,0 +1,467 @@
+"""The channel: who consumes a topic together.
+
+A channel copies nothing.  It is a cursor over the topic's log, and NSQ's rules of what may be done
+with a message in flight.  How messages get to the consumers is `martlet.broker.channel.delivery`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from martlet.broker.channel.consumer import Client, Consumer
+from martlet.broker.channel.cursor import Cursor
+from martlet.broker.channel.delivery import Source, Surroundings, Waiting
+from martlet.broker.channel.finish_ages import Finishes
+from martlet.broker.channel.ordering import Order
+from martlet.broker.channel.redelivery import Failures
+from martlet.broker.channel.subscriber import Share, Subscriber
+from martlet.broker.channel.tag_filter import TagFilter
+from martlet.broker.channel.topology import Nearness
+from martlet.broker.dead_letters.send import bury, dead_letter_topic
+from martlet.broker.errors import Conflict, TooMany
+from martlet.broker.groups.external_reader import Follower, group_queue
+from martlet.broker.groups.group_queue import GroupQueue
+from martlet.broker.offset_ranges import apart_from, distinct, inside
+from martlet.broker.topic.partitioned import WholeChannel
+from martlet.broker.tracing.recorder import Step
+from martlet.durations import MILLISECOND_NS
+from martlet.names import is_ephemeral
+
+if TYPE_CHECKING:
+    from martlet.broker.channel.in_flight import Offsets
+    from martlet.broker.channel.latency import Latency
+    from martlet.broker.dead_letters.dead_letter import Reason
+    from martlet.broker.offset_ranges import Stretch
+    from martlet.broker.policy import ChannelPolicy
+
+ConsumerT = TypeVar("ConsumerT", bound=Consumer)
+_NO_OFFSETS: Offsets = np.empty(0, np.int64)
+
+
+class Channel(Failures):
+    """A channel of a topic, at one of its queues.
+
+    Args:
+        around: the broker's clock, schedule and journal.
+        id: its number in the log.
+        topic: the topic's name.
+        name: its own.
+        cursor: where it stands.
+        source: what it reads.
+        waiting: where the channel enters itself while a consumer would take a message.
+    """
+
+    def __init__(
+        self,
+        around: Surroundings,
+        id: int,
+        topic: str,
+        name: str,
+        cursor: Cursor,
+        source: Source,
+        waiting: dict[Waiting, None],
+        *,
+        most_consumers: int = 0,
+        max_timeout_ns: int,
+    ) -> None:
+        super().__init__(around, cursor, source, waiting, max_timeout_ns)
+        self.id = id
+        self.topic = topic
+        self.name = name
+        self.ephemeral = is_ephemeral(name)
+        self.queue = cursor.queue
+        self.parts: list[Channel] = [self]
+        """The channel at each queue of the topic, by number."""
+        self.whole: Channel | WholeChannel = self
+        """What clients subscribe to."""
+        self.dropped_count = 0
+        """Messages that were given up, to make room, before they were finished."""
+        self.finishes = Finishes(cursor.queue.index, around.clock)
+        self.counted_from = cursor.next
+        """Messages below this offset came before the broker was started."""
+        self._delivered_before = 0
+        """To consumers that have left."""
+        self._delivered_near_before = [0] * len(Nearness)
+        self.voids: Sequence[tuple[int, int]] = ()
+        """Offsets of its topic that do not concern it."""
+        self.group: GroupQueue | None = None
+        """Where it is a group, whose members fetch."""
+        self._most_consumers = most_consumers
+        self._last_number = 0
+
+    def configure(self, policy: ChannelPolicy) -> None:
+        """Go by a policy from now on."""
+        before, self.policy = self.policy, policy
+        self.wanted = TagFilter(policy.tags) if policy.tags else None
+        if policy.kind != "shared" and self.group is None:
+            self.group = group_queue(self, self._around, policy.kind)
+        how, until_now = ((p.kind, p.order, p.lock_ms) for p in (policy, before))
+        if how != until_now:
+            if isinstance(self.order, Order):
+                self.order.end()
+            self.order = self.group
+            if policy.order != "none":
+                self.order = Order(self, policy.order == "key", policy.lock_ms * MILLISECOND_NS)
+
+    # what it looks like
+
+    @property
+    def depth(self) -> int:
+        """How many messages wait to be delivered, deferred ones aside."""
+        cursor = self.cursor
+        fresh = self.source.count_from(cursor.next) - cursor.deferred_ahead
+        if self.group is not None:
+            fresh += self.group.own_ahead
+        return fresh + cursor.stragglers.ready_count
+
+    @property
+    def own_mark(self) -> int:
+        """What batches have in place of a time that are for a group alone; 0 for a channel, whose
+        own are stragglers.
+        """
+        return 0 if self.group is None else -self.id
+
+    @property
+    def message_count(self) -> int:
+        """How many messages have come to it since the broker was started."""
+        return self.source.limit - self.counted_from
+
+    @property
+    def latency(self) -> Latency | None:
+        """From publish to finish, where percentiles of it are wanted."""
+        return self.finishes.latency
+
+    @property
+    def delivered_count(self) -> int:
+        """How many messages have gone to consumers since the start, those delivered again too."""
+        return self._delivered_before + sum(c.message_count for c in self.consumers)
+
+    @property
+    def delivered_near_counts(self) -> list[int]:
+        """Of those, how many to consumers in the broker's zone, in its region, and elsewhere; empty
+        where near ones are not preferred.
+        """
+        if not self._around.prefers_near:
+            return []
+        counts = self._delivered_near_before.copy()
+        for consumer in self.consumers:
+            counts[consumer.nearness] += consumer.message_count
+        return counts
+
+    @property
+    def in_flight_count(self) -> int:
+        """How many messages are with consumers, or on their way to another topic."""
+        with_consumers = sum(consumer.in_flight_count for consumer in self.consumers)
+        return with_consumers + self._aside.in_flight_count
+
+    @property
+    def deferred_count(self) -> int:
+        """How many messages wait for a time, its own and those that all channels get then."""
+        waiting = self.cursor.stragglers.waiting_count
+        return waiting + self._around.delayed_count(self.cursor.queue.topic)
+
+    # consumers
+
+    def add_consumer(
+        self,
+        client: Client,
+        timeout_ns: int,
+        sample_rate: int = 0,
+        *,
+        with_properties: bool = False,
+        says_started: bool = False,
+        nearness: Nearness = Nearness.ELSEWHERE,
+    ) -> Consumer:
+        """Subscribe a client. Raises TooMany."""
+        self._last_number = self._next_number()
+        return self._add(
+            Consumer(
+                client,
+                self._last_number,
+                timeout_ns,
+                sample_rate,
+                with_properties=with_properties,
+                says_started=says_started,
+                nearness=nearness,
+            )
+        )
+
+    def _next_number(self) -> int:
+        if self.group is not None:
+            raise Conflict(
+                f"{self.name!r} of topic {self.topic!r} is a group, whose members join it and"
+                " fetch; subscribe to a channel of another name"
+            )
+        if self._most_consumers and len(self.consumers) >= self._most_consumers:
+            raise TooMany(
+                f"consumers for {self.topic}:{self.name} exceeds limit of {self._most_consumers}"
+            )
+        return self._last_number + 1
+
+    def _add(self, consumer: ConsumerT) -> ConsumerT:
+        self.consumers.append(consumer)
+        self._by_number[consumer.number] = consumer
+        return consumer
+
+    def count_fetched(self, count: int) -> None:
+        """So many messages went to a member."""
+        self._delivered_before += count
+
+    def add_share(self, subscriber: Subscriber) -> None:
+        """Subscribe a client that consumes other queues too. Raises TooMany."""
+        self._last_number = self._next_number()
+        subscriber.shares.append(self._add(Share(subscriber, self, self._last_number)))
+
+    def spread_out(self, consumer: Consumer) -> Subscriber:
+        """A consumer of one queue goes on as a subscriber of several."""
+        subscriber = Subscriber(
+            consumer.client,
+            consumer.timeout_ns,
+            consumer.sample_rate,
+            with_properties=consumer.with_properties,
+            says_started=consumer.progress.says_started,
+            nearness=consumer.nearness,
+        )
+        share = Share.instead_of(consumer, subscriber, self)
+        subscriber.shares.append(share)
+        self.consumers[self.consumers.index(consumer)] = share
+        self._by_number[consumer.number] = share
+        if consumer.is_ready:
+            self._take_place(consumer, share)
+        for _, straggler in self.cursor.stragglers.owned_by(consumer):
+            straggler.owner = share
+        return subscriber
+
+    def remove_consumer(self, consumer: Consumer, charged: Collection[int] | None = None) -> None:
+        """The client has gone: what it held is delivered to others at once.
+
+        Args:
+            consumer: as what it had subscribed.
+            charged: offsets that it had started to handle, where that is known.
+        """
+        if charged is None:
+            charged = self.charged(consumer)
+        self.consumers.remove(consumer)
+        self._delivered_before += consumer.message_count
+        self._delivered_near_before[consumer.nearness] += consumer.message_count
+        del self._by_number[consumer.number]
+        self._leave_line(consumer)
+        self._take_back(consumer, charged)
+        if consumer.in_flight_count:
+            consumer.in_flight_count = 0
+            self._changed()
+            self.pump()
+
+    # what consumers answer
+
+    def finish(self, consumer: Consumer, offset: int) -> None:
+        """FIN. Raises NotInFlight."""
+        cursor = self.cursor
+        if cursor.window.release_one(consumer.number, offset):
+            consumer.answered = max(consumer.answered, offset)
+        else:
+            straggler = cursor.stragglers.get(offset, consumer)
+            if straggler is None:
+                raise self._not_in_flight(consumer, offset)
+            consumer.progress.answered(straggler.asked_rank, offset)
+            if straggler.asked_rank < straggler.rank:
+                consumer.progress.answered_late(self._around.clock(), used_up=False)
+            cursor.stragglers.remove(offset)
+        self.finishes.note(offset)
+        if self.trail is not None:
+            self.trail.note(Step.FINISHED, offset, offset + 1, self._around.clock(), consumer)
+        self._finished(consumer, 1)
+
+    def finish_run(self, consumer: Consumer, offsets: Offsets) -> Offsets:
+        """FIN for many offsets, in any order. Returns those that must be finished one by one:
+        they are not in the window, or stand there twice.
+        """
+        window = self.cursor.window
+        left = _NO_OFFSETS
+        rising = bool((offsets[1:] > offsets[:-1]).all())
+        if not rising or not window.release_run(consumer.number, offsets):
+            held = window.held_of(consumer.number, offsets)
+            some = np.sort(offsets[held])
+            if not len(some) or not (some[1:] > some[:-1]).all():
+                return offsets
+            left, offsets = offsets[~held], some
+            window.release_run(consumer.number, offsets)
+        consumer.answered = max(consumer.answered, int(offsets[-1]))
+        self.finishes.note_run(offsets)
+        if self.trail is not None:
+            self.trail.note_run(Step.FINISHED, offsets, self._around.clock(), consumer)
+        self._finished(consumer, len(offsets))
+        return left
+
+    def _finished(self, consumer: Consumer, count: int) -> None:
+        consumer.in_flight_count -= count
+        consumer.finish_count += count
+        if not self.dirty:
+            self._changed()
+        self.resume(consumer)
+
+    def _bury(self, offset: int, attempts: int, failures: int, reason: Reason) -> None:
+        if self.trail is not None:
+            now_ns, to = self._around.clock(), f"{reason} -> {dead_letter_topic(self)}"
+            self.trail.note(Step.GIVEN_UP, offset, offset + 1, now_ns, None, attempts, 0, to)
+        bury(self._around, self, offset, attempts, failures, reason)
+
+    # time
+
+    def _expire(self, now_ns: int) -> int | None:
+        """Requeue what has timed out and deliver what is due. Returns when to look again."""
+        if self._time_out(now_ns):
+            self._changed()
+            self._line_up(self.consumers)
+        self.pump()
+        times = [c.leases[0].deadline_ns for c in self.consumers if c.leases]
+        earliest_ns = self.cursor.stragglers.earliest_ns()
+        if earliest_ns is not None:
+            times.append(earliest_ns)
+        return min(times, default=None)
+
+    # what the operator does
+
+    def schedule(self, first: int, end: int) -> None:
+        """See that deferred messages from an offset up to another come at their time."""
+        if isinstance(self.group, Follower):
+            return
+        # A group's members fetch what is for it alone.
+        number = self.id if self.group is None else 0
+        due_ns = self.cursor.schedule(first, end, self._around.clock(), number)
+        if due_ns is not None:
+            self._alarm.at(due_ns)
+            self._changed()
+
+    def arm(self) -> None:
+        """Look at all times, after a restart."""
+        earliest_ns = self.cursor.stragglers.earliest_ns()
+        if earliest_ns is not None:
+            self._alarm.at(earliest_ns)
+        if self.group is not None:
+            self._alarm.at(self._around.clock())
+
+    def deliver_again(self, attempts: Mapping[int, int]) -> None:
+        """Deliver messages below the cursor that were delivered so often before: offset: attempts.
+
+        As after a restart, for what another broker has begun to deliver.
+        """
+        now_ns = self._around.clock()
+        for offset, count in attempts.items():
+            assert offset < self.cursor.window.floor
+            self.cursor.stragglers.wait(offset, count, now_ns, now_ns)
+        self._changed()
+        self.pump()
+
+    def set_paused(self, paused: bool) -> None:
+        """Stop delivering, or go on."""
+        self.paused = paused
+        self.pump()
+
+    def empty(self) -> None:
+        """Finish everything that is stored for the channel; a group's members join again."""
+        if self.group is not None:
+            self.group.members.dismiss()
+        self.advance(self.source.limit)
+
+    def advance(self, offset: int) -> None:
+        """Finish everything below an offset, in flight or not; what is above stays as it is."""
+        cursor = self.cursor
+        self._drop([(0, offset)])
+        if offset > cursor.next:
+            cursor.skip_to(offset, self.source.deferred_from(offset))
+        self.go_on()
+
+    def _drop(self, stretches: Sequence[Stretch]) -> None:
+        """Nobody has the messages of some stretches any more, nor do they wait for a time."""
+        window, stragglers = self.cursor.window, self.cursor.stragglers
+        for first, end in stretches:
+            for number, count in window.release_all(first, end).items():
+                self._by_number[number].in_flight_count -= count
+        for offset in inside(stretches, self._straggling()).tolist():
+            owner = stragglers.by_offset[offset].owner
+            if owner is not None:
+                owner.in_flight_count -= 1
+            stragglers.remove(offset)
+
+    def drop(self, count: int) -> None:
+        """So many were given up."""
+        self.dropped_count += count
+        self._changed()
+
+    def _straggling(self) -> Offsets:
+        by_offset = self.cursor.stragglers.by_offset
+        return np.fromiter(by_offset, np.int64, len(by_offset))
+
+    def go_on(self) -> None:
+        """Consumers may have room that they did not make by an answer."""
+        self._changed()
+        self._line_up(self.consumers)
+        self.pump()
+
+    def go_back(self, offset: int) -> None:
+        """Have everything from an offset on before it again, whatever became of it; what is below
+        stays as it is. Nothing is delivered before deferred messages are scheduled again.
+        """
+        cursor = self.cursor
+        for consumer in self.consumers:
+            for lease in consumer.leases:
+                first = max(lease.first, offset)
+                held = cursor.window.release_range(consumer.number, first, lease.end)
+                consumer.in_flight_count -= len(held)
+            consumer.cut_leases(offset)
+        for known, straggler in cursor.stragglers.by_offset.items():
+            if known >= offset and straggler.owner is not None:
+                straggler.owner.in_flight_count -= 1
+        cursor.go_back(offset)
+        self._changed()
+        self._line_up(self.consumers)
+
+    # what has gone
+
+    def unfinished(self, gone: Sequence[Stretch]) -> Offsets:
+        """What it has not finished of some stretches, rising; what it will get when the topic goes
+        on is among it.
+        """
+        cursor, source = self.cursor, self.source
+        parts = [inside(gone, self._straggling())]
+        for first, end in gone:
+            parts.append(cursor.window.held_offsets(first, end))
+            for begin, stop in source.stretches(max(first, cursor.next), max(end, cursor.next)):
+                # Deferred ones that were shown to it are stragglers, or finished.
+                shown = cursor.queue.index.deferred(begin, min(stop, source.limit), self.own_mark)
+                parts += [np.arange(*part) for part in apart_from(shown, begin, stop)]
+        return distinct(parts)
+
+    def give_up(self, gone: Sequence[Stretch]) -> None:
+        """Some stretches have gone: nothing of them is delivered. Call `go_on` after all else."""
+        cursor, source = self.cursor, self.source
+        index = cursor.queue.index
+        self._drop(gone)
+        for first, end in gone:
+            ahead = source.stretches(max(first, cursor.next), min(end, source.limit))
+            cursor.deferred_ahead -= sum(index.count_deferred(*part) for part in ahead)
+            if first <= cursor.next < end:
+                cursor.skip_to(end, cursor.deferred_ahead)
+
+    def close(self) -> None:
+        """The channel is deleted: its clients are told, and get no more messages."""
+        self._alarm.cancel()
+        self.closed = self.paused = True
+        if self.group is not None:
+            self.group.end()
+        if self.queue.number:
+            return  # Number 0 has told them.
+        for consumer in list(self.consumers):
+            consumer.client.channel_closed()
+
+    def _put_off(self, error: OSError) -> None:
+        self._around.put_off(self, error)
+
+    def _changed(self) -> None:
+        if not self.dirty:
+            self.dirty = True
+            self._around.changed(self)

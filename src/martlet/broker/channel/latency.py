@@ -1,0 +1,139 @@
+"""Latency: how long messages take from being published to being finished.
+
+A histogram with buckets that are powers of two, each cut into 32 of one width, so that a value is
+told within 1.6 %.  A float already is such a number: its exponent and the first five bits of its
+fraction, taken as one integer, count the buckets::
+
+    | sign 1 | exponent 11 | fraction 52 |
+             '------- 16 bits ----'
+
+Two histograms take turns, each for half of the window: what is told covers the whole of the last
+half and as much of the other as there is, as nsqd does it.  How long a message took is found out by
+`martlet.broker.channel.finish_ages`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+_FRACTION_BITS = 5
+_SHIFT = 52 - _FRACTION_BITS
+_BIAS = 1023
+_SHORTEST_NS = 1 << 10
+_LONGEST_NS = 1 << 52
+"""Seven weeks; what takes longer counts as this."""
+
+Counts = npt.NDArray[np.int64]
+
+
+def _codes(values_ns: npt.NDArray[np.int64]) -> Counts:
+    clipped = np.clip(values_ns, _SHORTEST_NS, _LONGEST_NS).astype(np.float64)
+    return clipped.view(np.int64) >> _SHIFT
+
+
+def _code(value_ns: int) -> int:
+    """The same of one value."""
+    value_ns = min(max(value_ns, _SHORTEST_NS), _LONGEST_NS)
+    exponent = value_ns.bit_length() - 1
+    fraction = value_ns >> (exponent - _FRACTION_BITS)
+    # The fraction's leading bit, which a float leaves out, is one too many of the exponent.
+    return ((_BIAS + exponent - 1) << _FRACTION_BITS) + fraction
+
+
+_FIRST = int(_codes(np.array([_SHORTEST_NS]))[0])
+_BUCKETS = int(_codes(np.array([_LONGEST_NS]))[0]) - _FIRST + 1
+
+
+class Latency:
+    """The latencies of a channel's messages within a window of time.
+
+    Args:
+        clock: nanoseconds since 1970.
+        window_ns: how far back it looks.
+    """
+
+    def __init__(self, clock: Callable[[], int], window_ns: int) -> None:
+        self._clock = clock
+        self._half_ns = max(1, window_ns // 2)
+        self._began_ns = clock()
+        self._current: Counts | None = None
+        self._previous: Counts | None = None
+
+    def add(self, latency_ns: int, count: int, now_ns: int) -> None:
+        """So many messages, which took so long, were finished now."""
+        self._counts_now(now_ns)[_code(latency_ns) - _FIRST] += count
+
+    def add_many(self, latencies_ns: Counts, counts: Counts, now_ns: int) -> None:
+        """Messages of several batches were finished now: how long they took, and how many."""
+        np.add.at(self._counts_now(now_ns), _codes(latencies_ns) - _FIRST, counts)
+
+    def _counts_now(self, now_ns: int) -> Counts:
+        self._turn(now_ns)
+        if self._current is None:
+            self._current = np.zeros(_BUCKETS, np.int64)
+        return self._current
+
+    def _turn(self, now_ns: int) -> None:
+        """Drop what is too old."""
+        passed = (now_ns - self._began_ns) // self._half_ns
+        if passed > 0:
+            self._began_ns += passed * self._half_ns
+            self._previous = self._current if passed == 1 else None
+            self._current = None
+
+    def counts(self) -> Counts | None:
+        """How many messages each bucket holds; None where there are none."""
+        self._turn(self._clock())
+        if self._current is None or self._previous is None:
+            return self._current if self._previous is None else self._previous
+        return self._current + self._previous
+
+
+class Together:
+    """The latencies of several channels, taken one by one.
+
+    Attributes:
+        some: whether there is any channel whose latency is measured.
+    """
+
+    def __init__(self) -> None:
+        self.some = False
+        self._counts: Counts | None = None
+
+    def add(self, latency: Latency | Together) -> None:
+        """Take one channel's."""
+        self.some = True
+        counts = latency.counts()
+        if counts is not None:
+            self._counts = counts if self._counts is None else self._counts + counts
+
+    def counts(self) -> Counts | None:
+        """How many messages each bucket holds; None where there are none."""
+        return self._counts
+
+
+def quantiles(
+    channels: Iterable[Latency | Together], levels: Sequence[float]
+) -> tuple[int, list[int]]:
+    """The latencies, in nanoseconds, below which these parts of all messages lie.
+
+    Args:
+        channels: whose messages.
+        levels: over 0 and at most 1.
+
+    Returns:
+        how many messages there were, and the latency at each level: 0 where there were none.
+    """
+    found = [counts for each in channels if (counts := each.counts()) is not None]
+    if not found:
+        return 0, [0] * len(levels)
+    sums = np.cumsum(np.sum(found, axis=0))
+    total = int(sums[-1])
+    # Of n values the level q stands at the one number ceil(q * n), counted from 1.
+    ranks = np.clip(np.ceil(np.array(levels) * total), 1, total)
+    buckets = np.searchsorted(sums, ranks) + _FIRST
+    edges = np.stack([buckets, buckets + 1]).astype(np.int64) << _SHIFT
+    return total, [int(middle) for middle in edges.view(np.float64).mean(axis=0)]

@@ -1,0 +1,214 @@
+"""Order: a channel whose messages are dealt with one after the other, by queue or by order key.
+
+::
+
+    offsets    4      5      6      7      8 ...              by key: what the channel does now
+    key        a      b      a      -      c
+               held   held   parked held   next               6 goes out when 4 is finished
+
+Of each key one message is in flight, and no later one of it before that is finished: one that
+failed comes again in its place, and everything of its key waits for it, while other keys go on.  A
+message without a key waits for nobody.  By queue, all messages have the same key, in effect, and
+the queue is lent to one consumer for as long as it goes on answering: another one gets it when that
+one leaves, or has left it waiting for longer than the lock lasts.
+
+What the cursor has passed and is not finished stands among the stragglers, parked messages as such
+that were never delivered.  So the journal needs to know nothing of all this: after a restart the
+order is made anew of the stragglers, by offset.  How many may be parked is limited; then the cursor
+waits.  Deferred messages come at their time, in no order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+from martlet.properties.model import Field, fields
+
+if TYPE_CHECKING:
+    from martlet.broker.channel.consumer import Consumer
+    from martlet.broker.channel.delivery import Delivery
+
+MOST_PARKED = 1000
+"""So many messages wait for others of their keys before the cursor does."""
+_MOST_AT_ONCE = 1000
+"""So many messages are looked at before others have their turn."""
+_ANY = b"\0"
+"""The key of all messages, by queue."""
+
+
+class Order:
+    """Hands a channel's messages out in order.
+
+    Args:
+        channel: whose.
+        by_key: by order key; else by queue.
+        lock_ns: how long a queue stays with a consumer that does not go on.
+    """
+
+    def __init__(self, channel: Delivery, by_key: bool, lock_ns: int) -> None:
+        self._channel = channel
+        self._by_key = by_key
+        self._lock_ns = lock_ns
+        self._keys: dict[int, bytes] = {}
+        """Of each unfinished message that has to keep its order; by offset."""
+        self._behind: dict[bytes, deque[int]] = {}
+        """By key the unfinished messages, the first of which may be delivered."""
+        self._free: list[int] = []
+        """A heap of those that may be delivered now, or could before."""
+        self._holder: Consumer | None = None
+        self._lent_until_ns = 0
+        self._has_begun = False
+        channel.cursor.stragglers.on_removed = self._removed
+
+    @property
+    def parked_count(self) -> int:
+        """How many messages wait for others of their key."""
+        return len(self._keys) - len(self._behind)
+
+    def end(self) -> None:
+        """Deliver in no order from now on: what was parked is ready like all else."""
+        stragglers = self._channel.cursor.stragglers
+        stragglers.on_removed = None
+        stragglers.line_up_ready()
+
+    def _begin(self) -> None:
+        """Learn of what is unfinished already."""
+        # Should it not be readable to the end, it is begun once more.
+        for known in (self._keys, self._behind, self._free):
+            known.clear()
+        self._channel.spread()
+        stragglers = self._channel.cursor.stragglers
+        for offset, straggler in sorted(stragglers.by_offset.items()):
+            is_waiting = straggler.owner is None and not stragglers.is_ready(offset)
+            if straggler.attempts or not is_waiting:  # or it is a deferred one
+                self._enter(offset, self._channel.cursor.properties(offset))
+        stragglers.line_up_ready()
+        self._has_begun = True
+
+    def pump(self) -> None:
+        """Deliver what may be delivered. Raises OSError where the index can not be read."""
+        if not self._has_begun:
+            self._begin()
+        channel = self._channel
+        self._take_in_ready()
+        for _ in range(_MOST_AT_ONCE):
+            consumer = self._taker()
+            if consumer is None:
+                return
+            offset = self._next_free()
+            if offset is not None:
+                channel.deliver_straggler(consumer, offset)
+                self._lend(consumer)
+            elif not self._read(consumer):
+                return
+        channel.look_again_soon()
+
+    def _taker(self) -> Consumer | None:
+        """Who gets the next message; None where nobody has room, or may."""
+        channel = self._channel
+        if not self._by_key and self._holder is not None:
+            now_ns = channel.now_ns()
+            is_there = channel.numbers.get(self._holder.number) is self._holder
+            if is_there and now_ns < self._lent_until_ns:
+                if channel.has_room(self._holder):
+                    return self._holder
+                channel.look_again_at(self._lent_until_ns)
+                return None
+            self._holder = None
+        return channel.first_in_line()
+
+    def _lend(self, consumer: Consumer) -> None:
+        if not self._by_key:
+            self._holder = consumer
+            self._lent_until_ns = self._channel.now_ns() + self._lock_ns
+
+    # what may be delivered
+
+    def _next_free(self) -> int | None:
+        """The lowest of the offsets that may be delivered now."""
+        stragglers = self._channel.cursor.stragglers
+        while self._free:
+            offset = self._free[0]
+            key = self._keys.get(offset)
+            is_first = key is None or self._behind[key][0] == offset
+            if is_first and stragglers.is_ready(offset):
+                return offset
+            heappop(self._free)
+        return None
+
+    def _take_in_ready(self) -> None:
+        """Look at what has become ready since the last time."""
+        for offset in self._channel.cursor.stragglers.take_ready():
+            self._offer(offset)
+
+    def _offer(self, offset: int) -> None:
+        key = self._keys.get(offset)
+        if key is None or self._behind[key][0] == offset:
+            heappush(self._free, offset)
+
+    def _read(self, consumer: Consumer) -> bool:
+        """Take the next fresh message in, and deliver it if it has not to wait. False where there
+        is none, or none may be.
+        """
+        channel = self._channel
+        if not self._by_key and self._keys:
+            return False
+        if self.parked_count >= MOST_PARKED:
+            return False
+        cursor = channel.cursor
+        limit = channel.limit()
+        if cursor.next >= limit:
+            return False
+        offset = cursor.next
+        taken = cursor.take_one(limit)
+        channel.moved()
+        if taken is None:
+            return True
+        frame, properties = taken
+        if not channel.wants(properties) or channel.samples_out(consumer):
+            return True
+        is_first = self._enter(offset, properties)
+        if is_first:
+            channel.hand_out(consumer, offset, 1, frame, properties)
+            self._lend(consumer)
+        else:
+            now_ns = channel.now_ns()
+            cursor.stragglers.wait(offset, 0, now_ns, now_ns)
+        return True
+
+    def _enter(self, offset: int, properties: bytes) -> bool:
+        """Remember an unfinished message. Whether no other of its key stands before it."""
+        key = _ANY
+        if self._by_key:
+            key = _order_key(properties)
+            if not key:
+                return True
+        self._keys[offset] = key
+        behind = self._behind.setdefault(key, deque())
+        behind.append(offset)
+        return len(behind) == 1
+
+    def _removed(self, offset: int) -> None:
+        """A message is finished, or gone: the next one of its key may go."""
+        key = self._keys.pop(offset, None)
+        if key is None:
+            return
+        behind = self._behind[key]
+        behind.remove(offset)
+        if not behind:
+            del self._behind[key]
+        elif self._channel.cursor.stragglers.is_ready(behind[0]):
+            heappush(self._free, behind[0])
+        if self._holder is not None:
+            self._lent_until_ns = self._channel.now_ns() + self._lock_ns
+
+
+def _order_key(properties: bytes) -> bytes:
+    """The order key in properties; empty for none."""
+    if properties:
+        for kind, _, value in fields(properties):
+            if kind == Field.ORDER_KEY:
+                return value
+    return b""

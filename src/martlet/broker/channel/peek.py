@@ -1,0 +1,166 @@
+"""Peek: what a channel has yet to finish, looked at without taking anything.
+
+::
+
+    state       where it is                                   due
+    in_flight   with a consumer: in the window, or a           when it times out
+                straggler with an owner; or with nobody,
+                on its way to another topic
+    deferred    a straggler that waits for a time              when it may be delivered
+    due         a straggler: requeued, timed out, or its       at once
+                time has come
+    waiting     in the log, from the cursor on                 when it is its turn
+
+A look changes nothing: no attempts are counted, no cursor moves, and what can not be read is no
+loss that anybody is told of; a consumer will find it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from heapq import merge
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from martlet.log.index import Entry
+from martlet.log.record import BadRecord
+
+if TYPE_CHECKING:
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.channel.consumer import Consumer
+    from martlet.broker.channel.cursor import Cursor
+
+_HELD_AT_ONCE = 1 << 12
+_ROWS_AT_ONCE = 1 << 12
+
+
+class State(StrEnum):
+    """Where a message is."""
+
+    IN_FLIGHT = "in_flight"
+    DEFERRED = "deferred"
+    DUE = "due"
+    WAITING = "waiting"
+
+
+@dataclass(frozen=True, slots=True)
+class Peeked:
+    """A message that a channel has yet to finish.
+
+    Attributes:
+        offset: its offset.
+        state: where it is.
+        attempts: how often it was delivered.
+        due_ns: when it times out, or may be delivered; 0 where it waits for no time.
+        delivered_at_ns: when it was last delivered, where it is in flight.
+        owner: who has it in flight.
+        failures: how often it has failed.
+    """
+
+    offset: int
+    state: State
+    attempts: int = 0
+    due_ns: int = 0
+    delivered_at_ns: int = 0
+    owner: Consumer | None = None
+    failures: int = 0
+
+
+def peek(channel: Channel, start: int, most: int, states: Collection[State]) -> list[Peeked]:
+    """The first messages in some states from an offset on, by offset."""
+    found: list[Iterator[Peeked]] = []
+    if State.IN_FLIGHT in states:
+        found.append(_in_window(channel, start))
+    if not set(states) <= {State.WAITING}:
+        found.append(_stragglers(channel, start, states))
+    if State.WAITING in states:
+        found.append(_waiting(channel, start))
+    return list(islice(merge(*found, key=lambda peeked: peeked.offset), most))
+
+
+def _in_window(channel: Channel, start: int) -> Iterator[Peeked]:
+    window = channel.cursor.window
+    consumers = {consumer.number: consumer for consumer in channel.consumers}
+    first = max(start, window.floor)
+    while first < window.next:
+        end = min(first + _HELD_AT_ONCE, window.next)
+        for offset, number in window.held(first, end):
+            owner = consumers[number]
+            deadline_ns = owner.lease_of(offset).deadline_ns
+            delivered_at_ns = deadline_ns - owner.timeout_ns
+            yield Peeked(offset, State.IN_FLIGHT, 1, deadline_ns, delivered_at_ns, owner)
+        first = end
+
+
+def _stragglers(channel: Channel, start: int, states: Collection[State]) -> Iterator[Peeked]:
+    stragglers = channel.cursor.stragglers
+    for offset in stragglers.rising(start):
+        straggler = stragglers.by_offset[offset]
+        owner = straggler.owner
+        if owner is not None:
+            state = State.IN_FLIGHT
+        else:
+            state = State.DUE if stragglers.is_ready(offset) else State.DEFERRED
+        if state not in states:
+            continue
+        if owner is not None and not owner.number:
+            yield Peeked(offset, state, straggler.attempts, failures=straggler.failures)
+            continue
+        yield Peeked(
+            offset,
+            state,
+            straggler.attempts,
+            straggler.due_ns,
+            straggler.delivered_at_ns,
+            owner,
+            straggler.failures,
+        )
+
+
+def _waiting(channel: Channel, start: int) -> Iterator[Peeked]:
+    index = channel.cursor.queue.index
+    for first, end in channel.source.stretches(max(start, channel.cursor.next)):
+        number = index.find(first)
+        while number < index.end_row:
+            rows = index.rows(number, number + _ROWS_AT_ONCE)
+            for row in rows:
+                if row.first_offset >= end:
+                    break
+                if row.deliver_at_ns in (0, channel.own_mark):
+                    for offset in range(max(first, row.first_offset), min(end, row.end_offset)):
+                        yield Peeked(offset, State.WAITING)
+            number += len(rows)
+            if rows[-1].end_offset >= end:
+                break
+
+
+class Frames:
+    """Reads the frames of peeked messages, by rising offsets.
+
+    Args:
+        cursor: of the channel.
+    """
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
+        self._entry: Entry | None = None
+        self._payload_end = 0
+        self._record = memoryview(b"")
+
+    def read(self, offset: int) -> tuple[Entry, memoryview] | None:
+        """The batch and the frame of the message at an offset; None where it can not be read."""
+        entry = self._entry
+        if entry is None or not entry.first_offset <= offset < entry.end_offset:
+            index = self._cursor.queue.index
+            row = index.find(offset)
+            entry = index.row(row) if row < index.end_row else None
+            if entry is None or not entry.first_offset <= offset < entry.end_offset:
+                return None
+            try:
+                self._payload_end, self._record = self._cursor.read(entry)
+            except BadRecord:
+                return None
+            self._entry = entry
+        return entry, self._cursor.frame_of(entry, self._payload_end, self._record, offset)

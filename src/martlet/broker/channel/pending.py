@@ -1,0 +1,258 @@
+"""Stragglers: messages that left the window without being finished.
+
+Requeued, timed out, touched, deferred, or left behind by all that came after.  Few as a rule, so
+each is an object: waiting until a time, ready to be delivered, or in flight until a deadline.
+A heap orders the times; an entry that no longer fits its straggler is passed over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from martlet.broker.channel.started import Progress
+
+OwnerT = TypeVar("OwnerT")
+_RISING_AT_ONCE = 1 << 8
+MOST_ERROR_BYTES = 1 << 20
+"""Of one channel: what consumers said of more failures than that is not kept."""
+
+
+@dataclass(slots=True)
+class Straggler(Generic[OwnerT]):
+    """One message.
+
+    Attributes:
+        attempts: how often it was delivered, but for what was given back before it was handled.
+        due_ns: when it may be delivered again, or times out where it is in flight.
+        delivered_at_ns: when it was last delivered.
+        owner: who has it in flight.
+        failures: how often it has failed.
+        rank: of its last delivery (see `martlet.broker.channel.started`).
+        asked_rank: of the first of several deliveries to the same owner, who has not answered one;
+            an answer may be to that.
+        last_progress: of the owner who had it in flight when its time ran out, and may answer it
+            yet; not the owner, whose connection would be kept in memory.
+        is_suspect: whether its last failure was that the connection was lost: it may be what
+            brought the client down.
+    """
+
+    attempts: int
+    due_ns: int
+    delivered_at_ns: int = 0
+    owner: OwnerT | None = None
+    failures: int = 0
+    rank: int = 0
+    asked_rank: int = 0
+    last_progress: Progress | None = None
+    is_suspect: bool = False
+
+
+class Stragglers(Generic[OwnerT]):
+    """The stragglers of a cursor, by offset.
+
+    `changed` and `removed` say what is new since the journal was last written; its writer clears
+    them.
+    """
+
+    def __init__(self) -> None:
+        self.by_offset: dict[int, Straggler[OwnerT]] = {}
+        self.ready: deque[int] = deque()
+        self.in_flight_count = 0
+        self.changed: set[int] = set()
+        self.removed: set[int] = set()
+        self.on_removed: Callable[[int], None] | None = None
+        """Told of each that is finished."""
+        self.errors: dict[int, tuple[str, str]] = {}
+        """What was said when a message failed first and last, where anything was."""
+        self._errors_length = 0
+        self._rising: npt.NDArray[np.int64] | None = None
+        """All offsets, by offset, and perhaps some that were removed since; None where there are
+        others.
+        """
+        self._times: list[tuple[int, int]] = []
+        self._ready_set: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self.by_offset)
+
+    @property
+    def ready_count(self) -> int:
+        """How many may be delivered now."""
+        return len(self._ready_set)
+
+    def is_ready(self, offset: int) -> bool:
+        """Whether one may be delivered now."""
+        return offset in self._ready_set
+
+    @property
+    def waiting_count(self) -> int:
+        """How many wait for a time."""
+        return len(self.by_offset) - self.in_flight_count - len(self._ready_set)
+
+    def rising(self, start: int) -> Iterator[int]:
+        """Their offsets from one on, by offset, as long as none comes or goes meanwhile."""
+        if self._rising is None:
+            offsets = np.fromiter(self.by_offset, np.int64, len(self.by_offset))
+            self._rising = np.sort(offsets, kind="stable")  # They came nearly like that.
+        rising = self._rising
+        for at in range(int(np.searchsorted(rising, start)), len(rising), _RISING_AT_ONCE):
+            for offset in rising[at : at + _RISING_AT_ONCE].tolist():
+                if offset in self.by_offset:
+                    yield offset
+
+    def wait(
+        self, offset: int, attempts: int, due_ns: int, now_ns: int, failures: int = 0
+    ) -> Straggler[OwnerT]:
+        """A message is to be delivered (again) at a time, which may be now."""
+        self._leave(offset)
+        straggler = self.by_offset[offset] = Straggler(attempts, due_ns, failures=failures)
+        self.changed.add(offset)
+        self.removed.discard(offset)
+        if due_ns <= now_ns:
+            self._line_up(offset)
+        else:
+            self._at(due_ns, offset)
+        return straggler
+
+    def hold(
+        self,
+        offset: int,
+        attempts: int,
+        owner: OwnerT,
+        delivered_at_ns: int,
+        deadline_ns: int,
+        failures: int = 0,
+        rank: int = 0,
+        asked_rank: int = 0,
+    ) -> Straggler[OwnerT]:
+        """A message is in flight to an owner until a deadline."""
+        self._leave(offset)
+        straggler = self.by_offset[offset] = Straggler(
+            attempts, deadline_ns, delivered_at_ns, owner, failures, rank, asked_rank or rank
+        )
+        self.in_flight_count += 1
+        self.changed.add(offset)
+        self.removed.discard(offset)
+        self._at(deadline_ns, offset)
+        return straggler
+
+    def _at(self, due_ns: int, offset: int) -> None:
+        if len(self._times) > 2 * len(self.by_offset) + 64:
+            self._times = [
+                (straggler.due_ns, known)
+                for known, straggler in self.by_offset.items()
+                if known not in self._ready_set and known != offset
+            ]
+            heapify(self._times)
+        heappush(self._times, (due_ns, offset))
+
+    def _line_up(self, offset: int) -> None:
+        """One may be delivered from now on."""
+        if len(self.ready) > 2 * len(self._ready_set) + 64:
+            # Without those that were removed from the middle of the line.
+            self.ready = deque(known for known in self.ready if known in self._ready_set)
+        self._ready_set.add(offset)
+        self.ready.append(offset)
+
+    def next_ready(self) -> int | None:
+        """The offset of the next one to be delivered; it stays ready until it is held."""
+        while self.ready:
+            offset = self.ready[0]
+            if offset in self._ready_set:
+                return offset
+            self.ready.popleft()
+        return None
+
+    def get(self, offset: int, owner: OwnerT) -> Straggler[OwnerT] | None:
+        """The straggler that is in flight to an owner; None where there is no such one."""
+        straggler = self.by_offset.get(offset)
+        return straggler if straggler is not None and straggler.owner is owner else None
+
+    def remove(self, offset: int) -> None:
+        """The message is finished."""
+        self._leave(offset)
+        del self.by_offset[offset]
+        self.changed.discard(offset)
+        self.removed.add(offset)
+        if self.errors:
+            self._forget_errors(offset)
+        if self.on_removed is not None:
+            self.on_removed(offset)
+
+    def note_error(self, offset: int, error: str) -> None:
+        """Something was said of a message that has failed, and is or becomes a straggler."""
+        first, _ = self.errors.get(offset, (error, ""))
+        self.keep_errors(offset, first, error)
+
+    def keep_errors(self, offset: int, first: str, last: str) -> None:
+        """What was said when a message failed first, and last."""
+        self._forget_errors(offset)
+        length = len(first) + len(last)
+        if self._errors_length + length <= MOST_ERROR_BYTES:
+            self.errors[offset] = (first, last)
+            self._errors_length += length
+
+    def _forget_errors(self, offset: int) -> None:
+        first, last = self.errors.pop(offset, ("", ""))
+        self._errors_length -= len(first) + len(last)
+
+    def take_ready(self) -> list[int]:
+        """Those that have become ready since the last time, for who orders them by himself."""
+        offsets = [offset for offset in self.ready if offset in self._ready_set]
+        self.ready.clear()
+        return offsets
+
+    def line_up_ready(self) -> None:
+        """All that are ready stand in line again, by offset."""
+        self.ready = deque(sorted(self._ready_set))
+
+    def _leave(self, offset: int) -> None:
+        straggler = self.by_offset.get(offset)
+        if straggler is None:
+            self._rising = None
+            return
+        if straggler.owner is not None:
+            self.in_flight_count -= 1
+        elif offset in self._ready_set:
+            self._ready_set.discard(offset)
+            if self.ready and self.ready[0] == offset:
+                self.ready.popleft()
+
+    def earliest_ns(self) -> int | None:
+        """The next time at which one is due or times out."""
+        while self._times:
+            due_ns, offset = self._times[0]
+            straggler = self.by_offset.get(offset)
+            if (
+                straggler is not None
+                and straggler.due_ns == due_ns
+                and offset not in self._ready_set
+            ):
+                return due_ns
+            heappop(self._times)
+        return None
+
+    def expire(self, now_ns: int) -> list[tuple[int, Straggler[OwnerT]]]:
+        """Those whose time has come: a waiting one becomes ready, those in flight are returned
+        and stay as they are.
+        """
+        overdue: dict[int, Straggler[OwnerT]] = {}
+        while (due_ns := self.earliest_ns()) is not None and due_ns <= now_ns:
+            _, offset = heappop(self._times)
+            straggler = self.by_offset[offset]
+            if straggler.owner is None:
+                self._line_up(offset)
+            else:
+                overdue[offset] = straggler
+        return list(overdue.items())
+
+    def owned_by(self, owner: OwnerT) -> list[tuple[int, Straggler[OwnerT]]]:
+        """All that an owner has in flight."""
+        return [item for item in self.by_offset.items() if item[1].owner is owner]

@@ -1,0 +1,75 @@
+"""Wishes: what a consumer wants its channel to be, such as ordered, or of some tags alone.
+
+===================================  =================================================
+the channel's policy has the field   a consumer that wants another value
+===================================  =================================================
+not set, nobody consumes             sets it
+not set, others consume              is refused
+set by a consumer                    is refused; but tags change once no other consumes
+set by an operator                   is refused
+===================================  =================================================
+
+Tags may change since an application that wants others is a new version of itself; a channel that
+was ordered in another way breaks an application that relies on it.  Folders of versions that did
+not note which fields consumers had set know of operators alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from martlet.broker.errors import Conflict
+from martlet.broker.policy import ChannelPolicy
+
+if TYPE_CHECKING:
+    from martlet.broker.channel.channel import Channel
+
+_CHANGEABLE = frozenset({"tags"})
+"""Fields that a consumer may set although another one had set them before."""
+_DEFAULT = ChannelPolicy()
+
+
+def wished(channel: Channel, wish: Mapping[str, object]) -> ChannelPolicy:
+    """The policy of a channel as a consumer wants it; the same where there is nothing to change.
+
+    Raises:
+        BadPolicy: what it wants is none.
+        Conflict: it is not for a consumer to change.
+    """
+    policy = channel.policy
+    wanted = policy.changed(wish)
+    changed = [name for name in wish if getattr(wanted, name) != getattr(policy, name)]
+    for name in changed:
+        _require_free(channel, name, policy, wanted)
+    if not changed:
+        return policy
+    return replace(wanted, from_consumers=tuple(sorted({*policy.from_consumers, *changed})))
+
+
+def _require_free(
+    channel: Channel, name: str, policy: ChannelPolicy, wanted: ChannelPolicy
+) -> None:
+    """Check that a consumer may change a field. Raises Conflict."""
+    is_set = getattr(policy, name) != getattr(_DEFAULT, name)
+    by_consumer = name in policy.from_consumers
+    is_used = bool(channel.whole.consumers)
+    if channel.group is not None and len(channel.group.members):
+        is_used = True
+    if not is_used and (not is_set or (by_consumer and name in _CHANGEABLE)):
+        return
+    why = "a consumer has set that" if by_consumer else "an operator has set that"
+    if not is_set:
+        why = "others consume from it already"
+    new = _written(getattr(wanted, name))
+    raise Conflict(
+        f"channel {channel.name!r} of topic {channel.topic!r} has"
+        f" {name}={_written(getattr(policy, name))}, and this consumer wants {name}={new}; {why}."
+        " Have all its consumers want the same, take another channel, or change it:"
+        f" martlet channel configure {channel.topic} {channel.name} '{name}={new}'"
+    )
+
+
+def _written(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

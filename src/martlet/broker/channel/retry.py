@@ -1,0 +1,90 @@
+"""Retry: what a channel's policy makes of a message that fails.
+
+Without a policy NSQ's rules hold: a message that is requeued comes after the delay that its
+consumer names, one that times out comes at once, and both for ever.  With one, the broker decides::
+
+    failed how                       comes again after
+    REQ with a delay                 that delay: who names one means it, as a level of RocketMQ
+    REQ without (0), timeout         the delay of its failure
+    the connection was lost          no time after its first failure, as others are there to take
+                                     it; else the delay of its failure, so that a message that
+                                     kills its consumer does not kill them all at once
+    any, at the last failure         never: it becomes a dead letter
+
+A failure is not a delivery: a message that was delivered and not handled, because it waited in a
+client that went, gave it back or let its time run out, has not failed (see
+`martlet.broker.channel.started`), and comes again at once.  The frame's attempts count deliveries,
+as NSQ's clients expect.  (RocketMQ counts the times that a message was consumed again, so its 16 is
+17 here.)  The delays are RocketMQ's levels from the third on, unless others are set: 10 s, 30 s, 1
+min and so on up to 2 h.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from martlet.broker.dead_letters.dead_letter import Reason
+
+if TYPE_CHECKING:
+    from martlet.broker.policy import ChannelPolicy
+
+MILLISECOND_NS = 1_000_000
+_MINUTE_MS = 60_000
+DELAY_LEVELS_MS = (
+    *(1_000, 5_000, 10_000, 30_000),
+    *(minutes * _MINUTE_MS for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120)),
+)
+"""RocketMQ's levels, from 1."""
+FIRST_LEVEL = 3
+"""That of a message that has failed once."""
+DEFAULT_ATTEMPTS = 16
+
+
+class Cause(Enum):
+    """Why a message comes again; the value is the reason of a dead letter where that was all."""
+
+    REQUEUED = Reason.MAX_ATTEMPTS
+    TIMED_OUT = Reason.TIMEOUT
+    GIVEN_BACK = Reason.DISCONNECTED
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """A channel's policy, ready to be applied.
+
+    Attributes:
+        max_attempts: so many failures, and no more; 0 for no limit.
+        delays_ns: after the first failure, the second, and so on; the last counts for all others.
+    """
+
+    max_attempts: int
+    delays_ns: tuple[int, ...]
+
+    @classmethod
+    def of(cls, policy: ChannelPolicy) -> Retry | None:
+        """What a policy says; None where NSQ's rules hold."""
+        if not (policy.max_attempts or policy.retry_delays_ms or policy.dead_letter_topic):
+            return None
+        delays_ms = policy.retry_delays_ms or DELAY_LEVELS_MS[FIRST_LEVEL - 1 :]
+        return cls(
+            max(0, policy.max_attempts or DEFAULT_ATTEMPTS),
+            tuple(delay_ms * MILLISECOND_NS for delay_ms in delays_ms),
+        )
+
+    def is_over(self, failures: int) -> bool:
+        """Whether a message that has failed so often is not delivered again."""
+        return 0 < self.max_attempts <= failures
+
+    def delay_ns(self, failures: int, cause: Cause, asked_ns: int) -> int:
+        """How long a message waits that has failed so often, and was asked for after a time."""
+        if asked_ns or (cause is Cause.GIVEN_BACK and failures <= 1):
+            return asked_ns
+        number = max(1, min(failures, len(self.delays_ns)))
+        return self.delays_ns[number - 1]
+
+
+def level_ms(level: int) -> int:
+    """The delay of one of RocketMQ's levels; a higher one is taken for the highest."""
+    return DELAY_LEVELS_MS[min(level, len(DELAY_LEVELS_MS)) - 1]

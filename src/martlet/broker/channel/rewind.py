@@ -1,0 +1,154 @@
+"""Replay: a channel set back, or a new channel that begins in the past.
+
+::
+
+    offsets   0 ...... 40 ......... 90 ........ 120 ...... 150
+    the log   | gone   | stored                              |
+    before             |             | in flight  | fresh    |
+    set back           |    | fresh                          |
+    to 60                   60
+
+A channel may be set back to any offset up to where it has come, as far as everything from there on
+is still in the log.  From that offset on it is as though nothing had been delivered:
+
+- What is in flight is taken from its consumers, who are told "not in flight" if they finish it
+  later, as after a timeout.
+- What was requeued, timed out or finished comes again in its order, and its attempts begin anew.
+  A deferred message waits for its time if that has not come yet.
+- What was emptied out of the channel comes again, since for the channel that is the same as being
+  finished.  What was emptied out of the topic never belonged to a channel, and does not come.
+
+What is below the offset stays as it is, in flight or not.  Nothing is ever skipped: to go forward
+is `Channel.advance`'s.  The journal tells of it before it is done, in an entry of its own, so it is
+done wholly or not at all, and a restart finds it done.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from martlet.broker.errors import OutOfReach
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.topic.queue_log import Queue
+    from martlet.broker.topic.topic import Topic
+    from martlet.log.index import Entry
+
+
+def first_entry(queue: Queue) -> Entry | None:
+    """The oldest batch from which on everything is stored; None where nothing is."""
+    start = queue.start_offset
+    return None if start >= queue.end_offset else queue.index.row(queue.index.find(start))
+
+
+def offset_at(topic: Topic, time_ns: int) -> int:
+    """The first offset stored at or after a time; the queue's end where nothing was stored since.
+
+    Raises:
+        OutOfReach: messages stored since then may have gone.
+    """
+    queue = topic.queue
+    first = first_entry(queue)
+    start = queue.start_offset
+    if start and (first is None or time_ns < first.stored_at_ns):
+        since = " of them" if first is None else f" up to {start}"
+        raise OutOfReach(
+            f"what {_told(topic)} got at that time may have gone: all{since} was let go",
+            gone=True,
+            queue=topic.number,
+        )
+    row = queue.index.find_time(time_ns)
+    if row >= queue.index.end_row:
+        return queue.end_offset
+    return max(queue.index.row(row).first_offset, start)
+
+
+def replay(topic: Topic, name: str, offsets: Mapping[int, int]) -> None:
+    """Set a channel back to an offset at some queues of a topic, by their numbers.
+
+    Raises:
+        NotFound: there is no such channel, or queue.
+        OutOfReach: an offset has gone, or the channel has not come so far yet.
+        WritesRefused: it could not be written down, and nothing is done.
+    """
+    parts = [(topic.part(number), offset) for number, offset in offsets.items()]
+    for part, offset in parts:
+        channel = part.find_channel(name)
+        _check_is_stored(part, offset)
+        if offset > channel.cursor.next:
+            raise OutOfReach(
+                f"channel {name!r} of {_told(part)} has come to offset"
+                f" {channel.cursor.next} and cannot be set back to {offset}",
+                queue=part.number,
+            )
+    channel = topic.find_channel(name)
+    if channel.group is not None:
+        raise OutOfReach(
+            f"{name!r} of topic {topic.name!r} is a group: set its offsets with"
+            " martlet groups reset"
+        )
+    if not channel.ephemeral:
+        topic.journal(
+            [
+                {
+                    "op": "channel_replayed",
+                    "topic_id": part.id,
+                    "id": channel.id,
+                    "offset": offset,
+                }
+                for part, offset in parts
+            ]
+        )
+    for part, offset in parts:
+        channel = part.channels[name]
+        channel.go_back(offset)
+        part.schedule(channel, offset)
+        channel.cursor.deferred_ahead = part.deferred_from(offset)
+    for part, _ in parts:
+        part.channels[name].pump()
+
+
+def channel_from(topic: Topic, name: str, offsets: Mapping[int, int]) -> Channel:
+    """A new channel that begins at an offset of some queues, by their numbers; at the others it
+    begins as any new channel does.
+
+    Raises:
+        InvalidName: no channel can have that name.
+        NotFound: there is no such queue.
+        OutOfReach: there is such a channel already, an offset has gone or is yet to come, or the
+            topic's backlog, which waits for its first channel, begins before it.
+        WritesRefused: it could not be written down.
+    """
+    if name in topic.channels:
+        raise OutOfReach(f"there is a channel {name!r} of topic {topic.name!r} already")
+    for number, offset in offsets.items():
+        part = topic.part(number)
+        _check_is_stored(part, offset)
+        if offset > part.limit:
+            raise OutOfReach(
+                f"{_told(part)} ends at offset {part.limit}, before {offset}", queue=part.number
+            )
+        if not part.holders and offset > part.backlog_offset:
+            raise OutOfReach(
+                f"the first channel of {_told(part)} gets all from offset {part.backlog_offset}"
+                f" on, and none of it would be left for others behind {offset}",
+                queue=part.number,
+            )
+    return topic.channel(name, start=offsets)
+
+
+def _check_is_stored(part: Topic, offset: int) -> None:
+    start = part.queue.start_offset
+    if offset < start:
+        raise OutOfReach(
+            f"offset {offset} of {_told(part)} has gone: what is stored begins at {start}",
+            gone=True,
+            queue=part.number,
+        )
+
+
+def _told(part: Topic) -> str:
+    return f"topic {part.name!r}" + (f", queue {part.number}" if part.several else "")

@@ -1,0 +1,201 @@
+"""Redrive: dead letters looked at, brought back, or thrown away.
+
+A dead letter that is brought back is appended to its old topic, in a batch that is for one channel
+alone: the one that had given it up.  The others of the topic have had the message, and pass over it
+as over a deferred one whose time is somebody else's (see `martlet.broker.channel.cursor`).
+(RocketMQ does the same by a topic of its own for each group; here that would be a second queue of
+each channel, with a cursor of its own, and its messages would be in no history of the topic.)  It
+begins anew, with its first attempt, and knows how often it was brought back.  Brought to another
+topic, it is a message like all others there.
+
+Dead letters are chosen one by one, in the channel that keeps them.  That has no holes in what it
+has yet to deliver, so everything up to the last one chosen becomes a straggler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from martlet.broker.channel.peek import Frames, State, peek
+from martlet.broker.dead_letters.dead_letter import revived
+from martlet.broker.dead_letters.move import Transfer
+from martlet.broker.errors import NotFound, WritesRefused
+from martlet.log.record import FRAME_HEADER_BYTES
+from martlet.properties.model import BadProperties, Properties
+
+if TYPE_CHECKING:
+    from martlet.broker.broker import Broker
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.topic.topic import Topic
+
+_MILLISECOND_NS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A dead letter.
+
+    Attributes:
+        keeper: the channel that keeps it, at its queue.
+        offset: its offset there.
+        state: whether it waits there, or is with a consumer.
+        attempts: how often it was delivered there.
+        stored_at_ns: when it came there.
+        body: its body.
+        properties: what is known of it.
+    """
+
+    keeper: Channel
+    offset: int
+    state: State
+    attempts: int
+    stored_at_ns: int
+    body: bytes
+    properties: Properties
+
+    def note(self, name: str) -> str:
+        """What the broker has noted of its death; empty for nothing."""
+        return self.properties.system.get(f"dead_{name}", "")
+
+    @property
+    def id(self) -> str:
+        """Its id as a dead letter."""
+        return self.keeper.queue.message_id(self.offset).decode()
+
+    @property
+    def at_ms(self) -> int:
+        """When it was given up, or came here, in milliseconds since 1970."""
+        told = self.note("at_ms")
+        return int(told) if told.isdecimal() else self.stored_at_ns // _MILLISECOND_NS
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which dead letters are meant: those for which all that is given holds.
+
+    Attributes:
+        ids: by the id that they have as dead letters, or had before.
+        reason: why they were given up.
+        error: a part of what was said when they failed first or last.
+        since_ms, until_ms: when they were given up, in milliseconds since 1970.
+        topic, channel: whose they were.
+    """
+
+    ids: Collection[str] = ()
+    reason: str = ""
+    error: str = ""
+    since_ms: int = 0
+    until_ms: int = 1 << 62
+    topic: str = ""
+    channel: str = ""
+
+    def ids_of(self, letter: Letter) -> set[str]:
+        """Those of the ids by which one is meant."""
+        return {letter.id, letter.note("id")}.intersection(self.ids)
+
+    def wants(self, letter: Letter) -> bool:
+        """Whether one is meant."""
+        note = letter.note
+        return (
+            (not self.ids or bool(self.ids_of(letter)))
+            and self.reason in ("", note("reason"))
+            and (self.error in note("first_error") or self.error in note("last_error"))
+            and self.since_ms <= letter.at_ms <= self.until_ms
+            and self.topic in ("", note("topic"))
+            and self.channel in ("", note("channel"))
+        )
+
+
+def letters(keeper: Channel, start: int, most: int) -> tuple[list[Letter], int | None]:
+    """The first dead letters from an offset on, and the offset of the next one, if there is one.
+
+    What can not be read is left out.
+    """
+    found = peek(keeper, start, most + 1, list(State))
+    frames = Frames(keeper.cursor)
+    told = []
+    for peeked in found[:most]:
+        read = frames.read(peeked.offset)
+        if read is None or (peeked.state is State.IN_FLIGHT and peeked.owner is None):
+            continue  # On its way elsewhere already.
+        entry, frame = read
+        try:
+            properties = Properties.unpack(keeper.cursor.properties(peeked.offset))
+        except BadProperties:
+            properties = Properties()
+        told.append(
+            Letter(
+                keeper,
+                peeked.offset,
+                peeked.state,
+                peeked.attempts,
+                entry.stored_at_ns,
+                bytes(frame[FRAME_HEADER_BYTES:]),
+                properties,
+            )
+        )
+    return told, found[most].offset if len(found) > most else None
+
+
+def way_back(broker: Broker, letter: Letter) -> tuple[Topic, Channel]:
+    """Where a dead letter came from: the topic at its queue, and the channel.
+
+    Raises NotFound, with the way out.
+    """
+    name, channel = letter.note("topic"), letter.note("channel")
+    if not name:
+        raise NotFound(
+            f"message {letter.id} does not say where it came from, as no broker has put it here:"
+            " name a topic that it shall go to"
+        )
+    try:
+        topic = broker.find_topic(name)
+        topic.find_channel(channel)
+    except NotFound as error:
+        raise NotFound(
+            f"{error}, where dead letters are to go back to: make it again, or name a topic that"
+            " they shall go to"
+        ) from None
+    queue = letter.note("queue")
+    number = int(queue) if queue.isdecimal() and int(queue) < len(topic.parts) else 0
+    part = topic.parts[number]
+    return part, part.channels[channel]
+
+
+def redrive(
+    broker: Broker,
+    letter: Letter,
+    to: Callable[[], Topic],
+    only: Channel | None,
+    on_end: Callable[[WritesRefused | None], None],
+) -> None:
+    """Begin to move a dead letter.
+
+    Args:
+        broker: where.
+        letter: which is not with a consumer.
+        to: finds the topic where it goes. Raises WritesRefused.
+        only: the channel there that alone gets it; None for all.
+        on_end: told that it has been moved, or why it stays where it is.
+    """
+    letter.keeper.unroll(letter.offset + 1)
+    broker.transfers.begin(
+        Transfer(
+            letter.keeper,
+            letter.offset,
+            letter.attempts,
+            to,
+            lambda entry, stored_at_ns: revived(entry),
+            only,
+            insists=False,
+            on_end=on_end,
+        )
+    )
+
+
+def purge(letter: Letter) -> None:
+    """Throw a dead letter away, which is not with a consumer."""
+    letter.keeper.unroll(letter.offset + 1)
+    letter.keeper.let_go(letter.offset)

@@ -1,0 +1,441 @@
+"""The bucket: messages of one topic that are due in one stretch of time.
+
+A delayed message is appended to the log once, when it is published, to a bucket, which is a hidden
+topic.  When its time comes it is appended to the topic that it is for, as any other message is.
+That batch has the flag FORWARDED, and each of its messages tells in its properties which one it was
+before, so the batch itself is what says that they are done with: there is no moment at which a
+message is in both places, or in neither, and nothing else has to be written down.
+
+Which of a bucket's messages are done with, forwarded or cancelled, stand as marks.  They are told
+in each checkpoint, and at the head of each segment but for those whose batches may not be durable:
+after a power cut the head may be there and the batch not.
+
+There is a bucket for some minutes, for an hour or for a day, and it goes when its time is over.  So
+one message that waits for weeks keeps no index and no segment but those of the few it shares its
+day with.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from martlet.broker.channel.cursor import Cursor
+from martlet.broker.delayed.done_bitmap import Marks, pack_offsets
+from martlet.broker.delayed.due_queue import Upcoming
+from martlet.broker.errors import WritesRefused
+from martlet.broker.offset_ranges import inside
+from martlet.broker.topic.queue_log import Queue
+from martlet.broker.topic.topic import Topic
+from martlet.log.index import Entry
+from martlet.log.record import (
+    FRAME_HEADER_BYTES,
+    HEADER_BYTES,
+    BadRecord,
+    Flag,
+    Kind,
+    properties_of,
+)
+from martlet.properties.block import Block
+from martlet.properties.model import Field, system_field, system_value, without
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from martlet.broker.broker import Broker
+    from martlet.broker.delayed.done_bitmap import Offsets
+    from martlet.broker.delayed.due_queue import Key
+    from martlet.broker.offset_ranges import Stretch
+    from martlet.broker.recovery.journal import Description
+    from martlet.log.index import Index, Rows
+
+PROPERTY = "delayed"
+"""Names the property that tells the id that a message had while it was delayed."""
+MOST_ROWS = 1024
+MOST_BYTES = 1 << 20
+"""So many are forwarded at once, then others have their turn."""
+_AGAIN_NS = 1_000_000_000
+_MORE_BYTES = 128
+"""A forwarded message, and a batch, may be longer by so much than it was."""
+_LINGER_NS = 600 * 10**9
+"""So long a bucket stays after its time: a send that is repeated is known by what is in it."""
+_SLACK = 1 << 20
+"""So many messages behind a bucket's known end may be told to be done with."""
+
+
+class Delayed(NamedTuple):
+    """A message of a bucket that waits for its time.
+
+    Attributes:
+        id: by which it is cancelled, 16 hexadecimal digits.
+        stored_at_ns, deliver_at_ns: since 1970.
+        size_bytes: of its body.
+        properties: packed.
+    """
+
+    id: str
+    stored_at_ns: int
+    deliver_at_ns: int
+    size_bytes: int
+    properties: bytes
+
+
+class Bucket(Topic):
+    """A bucket.
+
+    Args:
+        broker: whose.
+        id: its number in the log.
+        target: the topic that its messages are for.
+        start_ns, end_ns: when they are due.
+        queue: where they are.
+        marks: which are done with.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        id: int,
+        target: Topic,
+        start_ns: int,
+        end_ns: int,
+        queue: Queue,
+        marks: Marks,
+    ) -> None:
+        super().__init__(broker, id, f"%delay-{target.name}-{id}", queue)
+        self.ephemeral = target.ephemeral
+        self.target = target
+        self.start_ns = start_ns
+        self.end_ns = end_ns
+        self._gone_ns = end_ns + _LINGER_NS
+        self._broker = broker
+        self._marks = marks
+        self._doubtful: deque[tuple[int, Offsets]] = deque()
+        """What was marked because of a batch that may not be durable, and up to which position it
+        would have to be."""
+        self._cursor = Cursor(broker.log, queue, 0)
+        self._upcoming = Upcoming(queue.index, self._first_row, self.are_done)
+        self._alarm = broker.schedule.alarm(self._run)
+
+    def begin(self, forwarded: Offsets) -> None:
+        """Look at what is due of it, after a start that found some to be forwarded."""
+        if len(forwarded):
+            self._marks.add(forwarded)
+            self._doubtful.append((self._broker.log.position, forwarded))
+        self._upcoming.expect(self.start_ns)
+        self._alarm.at(self._upcoming.next_ns or 0)
+
+    @property
+    def home(self) -> Topic:
+        """The topic that its messages are for."""
+        return self.target
+
+    @property
+    def pending_count(self) -> int:
+        """How many messages wait for their time."""
+        return self.queue.end_offset - self._marks.count
+
+    # what it keeps of the log
+
+    def describe(self) -> Description:
+        """The bucket as the journal tells it."""
+        return super().describe() | {
+            "backlog_offset": self.lowest_needed,
+            "delayed": {
+                "topic": self.target.id,
+                "start_ns": self.start_ns,
+                "end_ns": self.end_ns,
+            },
+        }
+
+    @property
+    def lowest_needed(self) -> int:
+        """Below this offset all is done with."""
+        return self._marks.front
+
+    @property
+    def floor(self) -> int:
+        """From this offset on, which does not go back, every message counts as needed."""
+        return self._marks.kept(self.queue.end_offset)[0]
+
+    def stragglers_below(self, floor: int) -> npt.NDArray[np.uint64]:
+        """The offsets below a floor that are not done with, rising."""
+        below = self._marks.kept(self.queue.end_offset)[1]
+        return below[below < floor].astype(np.uint64)
+
+    @property
+    def passed(self) -> int:
+        """No channel has to pass its voids."""
+        return self.queue.end_offset
+
+    def waiting(self, gone: Sequence[Stretch]) -> Offsets:
+        """What is not done with of some stretches."""
+        return inside(gone, self._marks.unmarked(0, self.queue.end_offset))
+
+    def give_up(self, gone: Sequence[Stretch]) -> None:
+        """Some stretches have gone."""
+        self.target.dropped_count += self._mark(self.waiting(gone))
+
+    # marks
+
+    def pack_marks(self, *, certain: bool) -> bytes:
+        """What a journal entry says of what is done with: all, or what is certain to be."""
+        self._forget_doubts()
+        if certain and self._doubtful:
+            return self._marks.pack(np.concatenate([offsets for _, offsets in self._doubtful]))
+        return self._marks.pack()
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether anything is done with."""
+        return self._marks.count > 0
+
+    def _forget_doubts(self) -> None:
+        durable = self._broker.log.durable_position
+        while self._doubtful and self._doubtful[0][0] <= durable:
+            self._doubtful.popleft()
+
+    def _mark(self, offsets: Offsets) -> int:
+        """They are done with. Returns how many were not."""
+        fresh = len(self._marks.add(offsets))
+        self._broker.delays.pending_count -= fresh
+        return fresh
+
+    def cancel(self, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        """Give up messages by their ids, as numbers; those of others are passed over. Returns of
+        each whether it was here and waited. Raises WritesRefused.
+        """
+        distances = ids - np.uint64(self.queue.id_base)
+        known = np.unique(distances[distances < np.uint64(self.queue.end_offset)])
+        offsets = known[~self._marks.has_each(known)].astype(np.int64)
+        if not len(offsets):
+            return np.zeros(len(ids), np.bool_)
+        self._broker.log.append_journal(
+            Kind.MARKS, pack_offsets(offsets), topic=self.id, stored_at_ns=self._broker.clock()
+        )
+        self._mark(offsets)
+        return np.isin(distances, offsets.astype(np.uint64))
+
+    def cancel_all(self) -> None:
+        """Give up all that waits. Raises WritesRefused."""
+        if self.pending_count:
+            marks = Marks()
+            marks.add(np.arange(self.queue.end_offset))
+            self._broker.log.append_journal(
+                Kind.MARKS, marks.pack(), topic=self.id, stored_at_ns=self._broker.clock()
+            )
+            self._mark(self._marks.unmarked(0, self.queue.end_offset))
+
+    # messages
+
+    def stored(self, first: int, deferred: bool) -> None:
+        """A batch has come."""
+        end = self.queue.end_offset
+        self._broker.delays.pending_count += end - first
+        row = self.queue.index.row(self.queue.index.end_row - 1)
+        wanted_ns = self._upcoming.add(row.deliver_at_ns, first)
+        if self._alarm.set_for_ns is None or wanted_ns < self._alarm.set_for_ns:
+            self._alarm.at(wanted_ns)
+
+    def _first_row(self) -> int:
+        return self.queue.index.find(self._marks.front)
+
+    def are_done(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Which of some rows need not be looked at any more."""
+        # Those of many messages are looked at when they are due.
+        alone: npt.NDArray[np.bool_] = rows["count"] == 1
+        return alone & self._marks.has_each(rows["first_offset"])
+
+    def _run(self, now_ns: int) -> int | None:
+        """Do what is due. Returns when to look again."""
+        upcoming = self._upcoming
+        upcoming.look(now_ns)
+        keys = upcoming.take(now_ns, MOST_ROWS)
+        if keys and not self._forward(keys):
+            return now_ns + _AGAIN_NS
+        next_ns = upcoming.next_ns
+        if next_ns is not None:
+            return next_ns
+        if now_ns < self._gone_ns:
+            return self._gone_ns
+        self._forget_doubts()
+        if self.pending_count or self._doubtful or not self._broker.delays.drop(self):
+            return now_ns + _AGAIN_NS
+        return None
+
+    def _forward(self, keys: list[Key]) -> bool:
+        """Append what is due to its topic. False where that was refused: it is tried again."""
+        entries = [entry for entry in self._take(keys) if self._left_of(entry)]
+        if not entries:
+            return True
+        try:
+            self._make_room(entries)
+        except WritesRefused:
+            self._put_back(entries)
+            return False
+        bodies: list[bytes] = []
+        told: list[tuple[int, bytes]] = []
+        times_ns: list[int] = []
+        offsets: list[int] = []
+        for entry in entries:
+            try:
+                found = self._read(entry)
+            except BadRecord as error:
+                self._lost(entry, str(error))
+                continue
+            for offset, body, packed in found:
+                bodies.append(body)
+                told.append((len(told), without(packed, Field.SENT) + self._told(offset)))
+                times_ns.append(entry.stored_at_ns)
+                offsets.append(offset)
+        if not bodies:
+            return True
+        batch = self._broker.staged(self.target)
+        batch.tell(0, told)
+        batch.add_many(bodies)
+        batch.stamp(np.array(times_ns, np.int64))
+        batch.flags = Flag.FORWARDED
+        receipt = self._broker.commit_topic(self.target, 0)
+        if receipt.error is not None:
+            self._put_back(entries)
+            return False
+        done = np.array(offsets, np.int64)
+        self._mark(done)
+        self._forget_doubts()
+        self._doubtful.append((receipt.position, done))
+        self._broker.moved_to = receipt.position
+        return True
+
+    def _take(self, keys: list[Key]) -> list[Entry]:
+        """The first of some batches that are due, as many as are forwarded at once."""
+        firsts = np.array(sorted(first for _, first in keys), np.uint64)
+        by_first = {row[0]: row for row in self.queue.index.holding(firsts)[1].tolist()}
+        # What was cancelled may have left the index.
+        rows = [by_first[first] for _, first in keys if first in by_first]
+        ends = np.cumsum([row[3] for row in rows])
+        count = int(np.searchsorted(ends, MOST_BYTES)) + 1
+        self._put_back([Entry._make(row) for row in rows[count:]])
+        return [Entry._make(row) for row in rows[:count]]
+
+    def _put_back(self, entries: list[Entry]) -> None:
+        self._upcoming.put_back([(each.deliver_at_ns, each.first_offset) for each in entries])
+
+    def _make_room(self, entries: list[Entry]) -> None:
+        """See that what is forwarded will fit into the log, before it is read: room may be made by
+        giving up the oldest messages, which these may be. Raises WritesRefused.
+        """
+        if self.target.queue.batch is not None:
+            self._broker.commit_topic(self.target, 0)
+        bytes_each = sum(each.length + _MORE_BYTES * each.count for each in entries)
+        self._broker.log.make_room(bytes_each + _MORE_BYTES, journal=False)
+
+    def _read(self, entry: Entry) -> list[tuple[int, bytes, bytes]]:
+        """What waits of a batch: offset, body, and properties, packed. Raises BadRecord."""
+        first, offsets = entry.first_offset, self._left_of(entry)
+        if not offsets:
+            return []  # Its record may have gone.
+        payload_end, record = self._cursor.read(entry)
+        block = properties_of(record)
+        if entry.count == 1:
+            body = bytes(record[HEADER_BYTES + FRAME_HEADER_BYTES : payload_end])
+            return [(first, body, b"" if block is None else Block(block).of(0))]
+        properties = Block(block or b"")
+        frame_of = Cursor.frame_of
+        return [
+            (
+                offset,
+                bytes(frame_of(entry, payload_end, record, offset)[FRAME_HEADER_BYTES:]),
+                properties.of(offset - first),
+            )
+            for offset in offsets
+        ]
+
+    def _left_of(self, entry: Entry) -> list[int]:
+        """The offsets of a batch that are not done with."""
+        first = entry.first_offset
+        if entry.count == 1:
+            return [] if self._marks.has(first) else [first]
+        left: list[int] = self._marks.unmarked(first, entry.end_offset).tolist()
+        return left
+
+    def _told(self, offset: int) -> bytes:
+        return system_field(PROPERTY, self.queue.message_id(offset))
+
+    def _lost(self, entry: Entry, why: str) -> None:
+        first, end = entry.first_offset, entry.end_offset
+        self._broker.lost(self.target.name, "", first, end, f"delayed messages: {why}")
+        self._mark(self._marks.unmarked(first, end))
+
+    def delayed(self, first_offset: int) -> list[Delayed]:
+        """What the batch that begins at an offset holds that waits; nothing where it can not be
+        read.
+        """
+        index = self.queue.index
+        row = index.find(first_offset)
+        if row >= index.end_row:
+            return []
+        entry = index.row(row)
+        try:
+            found = self._read(entry)
+        except BadRecord:
+            return []  # It is told when it is due.
+        stored_at_ns, deliver_at_ns = entry.stored_at_ns, entry.deliver_at_ns
+        return [
+            Delayed(
+                self.queue.message_id(offset).decode(),
+                stored_at_ns,
+                deliver_at_ns,
+                len(body),
+                packed,
+            )
+            for offset, body, packed in found
+        ]
+
+    def close(self) -> None:
+        """It goes."""
+        self._alarm.cancel()
+        super().close()
+
+
+def forwarded_ids(block: memoryview) -> list[int]:
+    """The ids that the messages of a forwarded batch had while they were delayed, by the block of
+    its properties.
+    """
+    found = Block(block)
+    told = (system_value(found.entry(at), PROPERTY) for at in range(len(found)))
+    return [int(id, 16) for id in told if id is not None]
+
+
+def restore_bucket(
+    broker: Broker,
+    target: Topic,
+    told: Description,
+    index: Index,
+    end_offset: int,
+    marks: Marks,
+    forwarded: Sequence[int],
+) -> None:
+    """Make a bucket of what the log has told.
+
+    Args:
+        broker, target: whose it is.
+        told: how the journal describes it.
+        index, end_offset: what is known of its batches.
+        marks: what is done with, as far as entries told it.
+        forwarded: the ids of messages that came to its topic since, out of whichever bucket.
+    """
+    # What was forwarded may be durable where the end of its bucket is not, so it may be behind it.
+    distances = np.array(forwarded, np.uint64) - np.uint64(told["id_base"])
+    offsets = np.unique(distances[distances < np.uint64(end_offset + _SLACK)]).astype(np.int64)
+    end_offset = max(end_offset, marks.end, int(offsets.max(initial=-1)) + 1)
+    queue = Queue(broker.log, told["id"], 0, told["id_base"], index, end_offset)
+    delayed = told["delayed"]
+    start_ns, end_ns = delayed["start_ns"], delayed["end_ns"]
+    bucket = Bucket(broker, told["id"], target, start_ns, end_ns, queue, marks)
+    bucket.voids = [(first, end) for first, end in told["voids"]]
+    bucket.begin(offsets)
+    broker.delays.adopt(bucket)

@@ -1,0 +1,260 @@
+"""Delays: all messages of a broker that wait for a time, however many and however long.
+
+Each waits in a bucket (`martlet.broker.delayed.bucket`) of its topic, and is the topic's when its
+time comes: a channel that is made meanwhile gets it too.  A message deferred as NSQ does it, by
+DPUB, belongs to the channels that were there; those are stragglers of each of them
+(`straggler.py`), which takes memory, so only as many as `MOST_IN_CHANNELS`, and the others wait in
+buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from martlet.broker.delayed.bucket import Bucket, Delayed
+from martlet.broker.delayed.done_bitmap import Marks
+from martlet.broker.errors import LimitReached, WritesRefused
+from martlet.broker.topic.queue_log import Queue
+from martlet.log.index import Index
+
+if TYPE_CHECKING:
+    from martlet.broker.broker import Broker
+    from martlet.broker.topic.queue_log import Receipt
+    from martlet.broker.topic.topic import Topic
+    from martlet.log.batch import Bytes
+
+MINUTE_NS = 60 * 10**9
+HOUR_NS = 60 * MINUTE_NS
+DAY_NS = 24 * HOUR_NS
+WIDTHS_NS = ((HOUR_NS, 10 * MINUTE_NS), (DAY_NS, HOUR_NS))
+"""Delays up to the first go into buckets as wide as the second; longer ones into those of a day."""
+MOST_IN_CHANNELS = 100_000
+"""So many deferred messages may be stragglers, each in as many channels as its topic has."""
+_COUNTED_AGAIN = 1000
+_PIECE_ROWS = 1 << 15
+
+
+class Place(NamedTuple):
+    """Where a listing goes on: behind this message.
+
+    Attributes:
+        deliver_at_ns: when it is due.
+        bucket: its bucket's number.
+        first_offset: of its batch.
+    """
+
+    deliver_at_ns: int
+    bucket: int
+    first_offset: int
+
+
+class Delays:
+    """The delayed messages of a broker.
+
+    Args:
+        broker: whose.
+        most: so many may wait; 0 for no limit.
+    """
+
+    def __init__(self, broker: Broker, most: int) -> None:
+        self._broker = broker
+        self.most = most
+        self.pending_count = 0
+        """How many wait for their time."""
+        self._buckets: dict[int, dict[tuple[int, int], Bucket]] = {}
+        """By topic, and by when theirs is due."""
+        self._room = 0
+        """For so many more messages in channels, until they are counted again."""
+        self._passed_by = 0
+        """So many go to buckets before room is looked for again."""
+        self._unseen: dict[Topic, int] = {}
+        """How many were deferred in a topic while no channel got to know of them, as far as that
+        was counted."""
+
+    def buckets_of(self, topic: Topic) -> Iterable[Bucket]:
+        """Its buckets, those of all its queues, in no order."""
+        known = [self._buckets.get(part.id, {}) for part in topic.parts]
+        return [bucket for some in known for bucket in some.values()]
+
+    def pending_of(self, topic_number: int) -> int:
+        """How many messages of a topic, at one of its queues, wait in buckets."""
+        buckets = self._buckets.get(topic_number)
+        return sum(bucket.pending_count for bucket in buckets.values()) if buckets else 0
+
+    # publishing
+
+    def defer(
+        self,
+        topic: Topic,
+        bodies: list[bytes] | Bytes,
+        deliver_at_ns: int,
+        properties: Sequence[tuple[int, bytes]] = (),
+    ) -> Receipt:
+        """Take messages as NSQ defers them: each channel that is there gets them at their time.
+
+        Raises WritesRefused.
+        """
+        if self._room < len(bodies) and self._passed_by == 0:
+            self._room = self._count_room()
+            self._passed_by = 0 if self._room >= len(bodies) else _COUNTED_AGAIN
+        if self._room >= len(bodies):
+            self._room -= len(bodies)
+            self._unseen[topic] = self._unseen.get(topic, 0) + len(bodies)
+            return topic.stage(bodies, deliver_at_ns, properties)
+        self._passed_by -= 1
+        return self.publish(topic, bodies, deliver_at_ns, properties)[2]
+
+    def _count_room(self) -> int:
+        """Room for more stragglers; not much of it at once, since there may be more channels."""
+        taken = 0
+        for topic in list(self._unseen):
+            if (topic.channels and not topic.paused) or topic.id not in self._broker.by_id:
+                del self._unseen[topic]
+        for topic in self._broker.by_id.values():
+            taken += self._unseen.get(topic, 0)
+            channels = topic.channels.values()
+            taken += sum(channel.cursor.stragglers.waiting_count for channel in channels)
+        return min(_COUNTED_AGAIN, MOST_IN_CHANNELS - taken)
+
+    def publish(
+        self,
+        topic: Topic,
+        bodies: list[bytes] | Bytes,
+        deliver_at_ns: int,
+        properties: Sequence[tuple[int, bytes]] = (),
+    ) -> tuple[Bucket, int, Receipt]:
+        """Take messages that the topic gets at a time.
+
+        Returns where they wait, and the first one's offset there.
+
+        Raises LimitReached and WritesRefused.
+        """
+        bucket = self.bucket(topic, deliver_at_ns, len(bodies))
+        first = bucket.queue.end_offset
+        return bucket, first, bucket.stage(bodies, deliver_at_ns, properties)
+
+    def bucket(self, topic: Topic, deliver_at_ns: int, count: int) -> Bucket:
+        """Where so many messages of a topic that are due at a time wait; they are to be staged
+        there, for that time.
+
+        Raises:
+            LimitReached: too many wait already.
+            WritesRefused: a new bucket could not be written down.
+        """
+        if self.most and self.pending_count + count > self.most:
+            raise LimitReached(
+                f"{self.pending_count} delayed messages wait already, and --max-delayed-messages is"
+                f" {self.most}; wait until some are due, or cancel some"
+            )
+        broker = self._broker
+        delay_ns = deliver_at_ns - broker.clock()
+        width_ns = next((width for most, width in WIDTHS_NS if delay_ns <= most), DAY_NS)
+        start_ns = deliver_at_ns - deliver_at_ns % width_ns
+        end_ns = start_ns + width_ns
+        bucket = self._buckets.get(topic.id, {}).get((start_ns, end_ns))
+        if bucket is None:
+            id = broker.next_id()
+            index = Index(broker.log.storage, id, 0)
+            id_base = broker.random.getrandbits(48) << 16
+            queue = Queue(broker.log, id, 0, id_base, index, 0)
+            bucket = Bucket(broker, id, topic, start_ns, end_ns, queue, Marks())
+            broker.journal_topology("topic", id, topic=bucket.describe())
+            self.adopt(bucket)
+        return bucket
+
+    def adopt(self, bucket: Bucket) -> None:
+        """Put a bucket in place."""
+        self._broker.by_id[bucket.id] = bucket
+        known = self._buckets.setdefault(bucket.target.id, {})
+        known[bucket.start_ns, bucket.end_ns] = bucket
+        self.pending_count += bucket.pending_count
+
+    # what is there
+
+    def look(
+        self, topic: Topic, behind: Place | None, most: int
+    ) -> Iterator[list[tuple[Place, Delayed]] | None]:
+        """List messages of a topic by when they are due, from a place on; at least `most` where
+        there are so many, since a batch is listed whole.
+
+        In turns, since there may be very many: yields None while it looks, and at last the list,
+        with the place of each.
+        """
+        keys: list[Place] = []
+        for bucket in self.buckets_of(topic):
+            index = bucket.queue.index
+            row = index.find(bucket.lowest_needed)
+            while row < index.end_row:
+                keys = sorted([*keys, *_first(bucket, row, behind, most)])[:most]
+                row += _PIECE_ROWS
+                yield None
+        found: list[tuple[Place, Delayed]] = []
+        for key in keys:
+            bucket_there = self._broker.by_id.get(key.bucket)
+            if len(found) < most and isinstance(bucket_there, Bucket):
+                found += [(key, each) for each in bucket_there.delayed(key.first_offset)]
+        yield found
+
+    # what is done with
+
+    def cancel(self, topic: Topic, ids: Sequence[bytes]) -> set[bytes]:
+        """Give up delayed messages by their ids. Returns which of them waited.
+
+        Raises:
+            WritesRefused: it could not be written down.
+        """
+        numbers = np.fromiter((int(id, 16) for id in ids), np.uint64, len(ids))
+        cancelled = np.zeros(len(ids), np.bool_)
+        for bucket in self.buckets_of(topic):
+            cancelled |= bucket.cancel(numbers)
+        return {ids[place] for place in np.flatnonzero(cancelled).tolist()}
+
+    def cancel_all(self, topic: Topic) -> None:
+        """Give up all delayed messages of a topic. Raises WritesRefused."""
+        for bucket in self.buckets_of(topic):
+            bucket.cancel_all()
+
+    def drop(self, bucket: Bucket) -> bool:
+        """A bucket's time is over and nothing waits in it. False where it has to stay."""
+        try:
+            self._broker.journal_topology("topic_deleted", bucket.id, id=bucket.id)
+        except WritesRefused:
+            return False
+        self._remove(bucket)
+        return True
+
+    def topic_deleted(self, topic: Topic) -> None:
+        """A topic has gone, at one of its queues, and that is written down: so does what was for
+        it.
+        """
+        for bucket in list(self._buckets.get(topic.id, {}).values()):
+            self.pending_count -= bucket.pending_count
+            self._remove(bucket)
+
+    def _remove(self, bucket: Bucket) -> None:
+        known = self._buckets[bucket.target.id]
+        del known[bucket.start_ns, bucket.end_ns], self._broker.by_id[bucket.id]
+        if not known:
+            del self._buckets[bucket.target.id]
+        self._broker.dropped_names.append(bucket.queue.index.name)
+        bucket.close()
+
+
+def _first(bucket: Bucket, row: int, behind: Place | None, most: int) -> list[Place]:
+    """The first of a bucket's rows, from one row on, by when they are due, behind a place."""
+    rows = bucket.queue.index.array(row, row + _PIECE_ROWS)
+    rows = rows[~bucket.are_done(rows)]
+    if behind is not None:
+        rows = rows[rows["deliver_at_ns"] >= behind.deliver_at_ns]
+    places: list[Place] = []
+    for place in np.argsort(rows["deliver_at_ns"], kind="stable").tolist():
+        due_ns, first = int(rows["deliver_at_ns"][place]), int(rows["first_offset"][place])
+        found = Place(due_ns, bucket.id, first)
+        if behind is None or found > behind:
+            places.append(found)
+        if len(places) >= most:
+            break
+    return places

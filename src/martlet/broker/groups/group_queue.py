@@ -1,0 +1,247 @@
+"""The group queue: a channel at one queue whose consumers keep their places themselves.
+
+A group is a channel of the kind ``offsets``.  Nobody subscribes to it: its members (see
+`martlet.broker.groups.membership`) fetch from the queues that they have, and commit how far they
+have come.  That is the channel's cursor, so a group is kept, counted and restored like any channel,
+and sees all that other channels of its topic see.
+
+A deferred message has no place in the queue that would be read at its time.  As for any channel it
+is a straggler until then; when it is due it is appended again, as a batch for this channel alone,
+and gets an offset behind all others.  That it is a straggler no more is written down when the batch
+is as safe as a publish that was answered OK: a crash may double it and loses nothing.
+
+Committed offsets only rise, but for a reset by the operator, and where a member says that it wants
+to go back, which is written down at once.  Else they are in the journal within its
+interval, as any cursor is; a commit is answered before that.  So after a broker was killed, what
+was committed within the journal's interval may come again (RocketMQ writes its offsets each 5 s).
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from martlet.broker.channel.retry import Retry
+from martlet.broker.dead_letters.move import Transfer
+from martlet.broker.errors import WritesRefused
+from martlet.broker.groups.crash_charges import Charges
+from martlet.broker.groups.membership import Membership
+from martlet.broker.policy import BadPolicy
+from martlet.broker.tracing.recorder import Step
+from martlet.properties.model import BadProperties, Properties
+
+if TYPE_CHECKING:
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.channel.delivery import Surroundings, Waiting
+    from martlet.broker.groups.crash_charges import Started
+    from martlet.broker.groups.fetch import Fetched
+    from martlet.broker.groups.member import Member
+    from martlet.broker.policy import ChannelPolicy
+    from martlet.broker.topic.topic import Topic
+
+
+class GroupQueue:
+    """A group at one queue.
+
+    Args:
+        channel: the channel there.
+        around: the broker.
+    """
+
+    def __init__(self, channel: Channel, around: Surroundings) -> None:
+        self._channel = channel
+        self._around = around
+        self.members = Membership(channel.topic, around.clock, around.schedule)
+        self.members.on_lost = self._charge_all
+        """Those of the whole group, at number 0."""
+        self.waiting: dict[Waiting, None] = {}
+        """Who waits until it is paused no more."""
+
+    def resize(self, count: int) -> None:
+        """The topic has so many queues."""
+        self.members.resize(replace(self.members.place, count=count))
+
+    def pump(self) -> None:
+        """Bring what is due to where it is fetched, and wake those who wait."""
+        channel = self._channel
+        for waiting in list(self.waiting):
+            waiting.pump()
+        stragglers = channel.cursor.stragglers
+        for offset in stragglers.take_ready():
+            attempts = stragglers.by_offset[offset].attempts
+            self._around.transfers.begin(
+                Transfer(channel, offset, attempts, self._topic, _kept, only=channel)
+            )
+
+    def _topic(self) -> Topic:
+        channel = self._channel
+        return self._around.topic(channel.topic).part(channel.queue.number)
+
+    def end(self) -> None:
+        """The channel is deleted."""
+        self.members.dismiss()
+
+    @property
+    def own_ahead(self) -> int:
+        """How many of the messages that are for this channel alone are yet to be fetched."""
+        channel = self._channel
+        if not channel.cursor.deferred_ahead:
+            return 0
+        index = channel.queue.index
+        found = 0
+        for first, end in channel.source.stretches(channel.cursor.next):
+            found += index.count_marked(first, end, -channel.id)
+        return found
+
+    def count(self, found: Fetched, member: Member) -> None:
+        """A member gets what was found."""
+        self._channel.count_fetched(found.count)
+        for first, end in found.runs:
+            self._trace(Step.FETCHED, first, end, member)
+
+    def _trace(self, step: Step, first: int, end: int, member: Member | None) -> None:
+        channel = self._channel
+        if channel.trail is not None and first < end:
+            channel.trail.note(step, first, end, self._around.clock(), member)
+            channel.moved()  # What is written down with the journal is looked for there.
+
+    def commit(self, offset: int, member: Member | None = None) -> int:
+        """Everything below an offset has been handled. Returns the offset that counts, which is
+        higher where a higher one was committed before.
+        """
+        channel = self._channel
+        cursor = channel.cursor
+        offset = min(offset, channel.source.limit)
+        if offset > cursor.next:
+            index = channel.queue.index
+            passed = list(channel.source.stretches(cursor.next, offset))
+            deferred = sum(index.count_deferred(*stretch) for stretch in passed)
+            channel.committed_count += sum(end - first for first, end in passed) - deferred
+            if deferred:
+                own = (index.count_marked(*stretch, -channel.id) for stretch in passed)
+                channel.committed_count += sum(own)
+            self._trace(Step.COMMITTED, cursor.next, offset, member)
+            cursor.skip_to(offset, cursor.deferred_ahead - deferred)
+            if cursor.charges is not None:
+                cursor.charges.drop_below(offset)
+            channel.moved()
+        return cursor.next
+
+    def go_back(self, offset: int, member: Member | None = None) -> int:
+        """Commit an offset that may be lower than what was committed; what has gone stays gone.
+        Returns the offset that counts. Raises WritesRefused, and nothing is done.
+        """
+        channel = self._channel
+        before = channel.cursor.next
+        offset = max(offset, min(channel.queue.start_offset, before))
+        if offset >= before:
+            return self.commit(offset, member)
+        self.set_to(offset, member)
+        return offset
+
+    def set_to(self, offset: int, member: Member | None = None) -> None:
+        """Go on at an offset, before or behind the present one, as a member or, where that is none,
+        an operator wants it. Raises WritesRefused, and nothing is done.
+        """
+        channel = self._channel
+        before = channel.cursor.next
+        if member is None and channel.cursor.charges is not None:
+            channel.cursor.charges = Charges()
+        self.move(offset)
+        try:
+            self._around.write_cursor(channel)
+        except WritesRefused:
+            self.move(before)
+            raise
+        self._trace(Step.SET_BACK, offset, before, member)
+        self._trace(Step.SET_FORWARD, before, offset, member)
+
+    # members that are lost
+
+    def _charge_all(self, member: Member) -> None:
+        """A member of the whole group is lost: what it had started has failed."""
+        for queue, started in member.started.items():
+            group = self._channel.parts[queue].group
+            if group is not None and queue in member.held:
+                group.charge(started, member)
+
+    def charge(self, started: Started, member: Member) -> None:
+        """What a member had started here, and not committed, has failed. It is written down at
+        once: losses are few, and a broker that is killed is to know of them.
+        """
+        channel = self._channel
+        cursor, retry = channel.cursor, Retry.of(channel.policy)
+        offsets = sorted(set(started.between(cursor.next, channel.source.limit)))
+        if retry is None or not offsets:
+            return
+        if cursor.charges is None:
+            cursor.charges = Charges()
+        now_ns = self._around.clock()
+        cursor.charges.add(offsets, alone=started.alone, retry=retry, now_ns=now_ns)
+        for offset in offsets:
+            self._trace(Step.GIVEN_BACK, offset, offset + 1, member)
+        channel.moved()
+        with suppress(WritesRefused):  # Then it is written with all others.
+            self._around.write_cursor(channel)
+
+    def charges_between(self, first: int, end: int) -> list[tuple[int, int, int, bool]]:
+        """Of messages that were charged: offset, failures, how many milliseconds it is to wait, and
+        whether it is to be a dead letter.
+        """
+        charges = self._channel.cursor.charges
+        if charges is None:
+            return []
+        now_ns = self._around.clock()
+        return [
+            (
+                offset,
+                charge.failures,
+                max(0, -(-(charge.due_ns - now_ns) // 1_000_000)),
+                charge.is_over,
+            )
+            for offset, charge in sorted(charges.by_offset.items())
+            if first <= offset < end
+        ]
+
+    def move(self, offset: int) -> None:
+        """Go on at an offset, before or behind the present one. What is deferred stays so."""
+        channel = self._channel
+        channel.cursor.window.reset(offset)
+        channel.cursor.deferred_ahead = channel.source.deferred_from(offset)
+        channel.moved()
+
+
+def _kept(entry: bytes, stored_at_ns: int) -> bytes:
+    """The properties of a message that is appended again: it is no producer's send any more."""
+    if not entry:
+        return entry
+    try:
+        return replace(Properties.unpack(entry), sent=None).pack()
+    except BadProperties:
+        return b""
+
+
+_KINDS = {"shared": "a channel", "offsets": "a group", "follower": "a follower"}
+
+
+def check_kind(channel: Channel, policy: ChannelPolicy) -> None:
+    """See that a channel may be as a policy has it. Raises BadPolicy."""
+    what = f"{channel.name!r} of topic {channel.topic!r}"
+    if policy.retain == "off" and policy.kind != "follower":
+        raise BadPolicy(f"retain: {what} is no follower, and what it has yet to finish is kept")
+    if policy.kind == channel.policy.kind == "shared":
+        return
+    if "follower" in (policy.kind, channel.policy.kind) and policy.kind != channel.policy.kind:
+        raise BadPolicy(
+            f"kind: {what} is {_KINDS[channel.policy.kind]} and can not become"
+            f" {_KINDS[policy.kind]}; take another name"
+        )
+    if policy.kind == "shared":
+        raise BadPolicy(f"kind: {what} is a group and stays one; delete it, or take another name")
+    if policy.order != "none":
+        raise BadPolicy(f"order: {what} is a group, each queue of which is in order anyway")
+    if channel.ephemeral:
+        raise BadPolicy(f"kind: {what} is ephemeral, and a group is there to keep its offsets")
+    if channel.group is None and channel.whole.consumers:
+        raise BadPolicy(f"kind: {what} has consumers; let them stop before it becomes a group")

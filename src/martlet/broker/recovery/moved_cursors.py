@@ -1,0 +1,105 @@
+"""The cursors that have moved since the journal told where they are, and how that is written.
+
+With each go what becomes of the channel's messages, where that is traced, and the channel's
+account.  A cursor's entry is small, so many go by one write.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from martlet.broker.errors import WritesRefused
+from martlet.broker.recovery.journal import pack_cursor
+from martlet.broker.tracing.counters import write_accounts
+from martlet.log.record import Kind, record_length
+
+if TYPE_CHECKING:
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.topic.topic import Topic
+    from martlet.log.commit_log import CommitLog
+
+_AT_ONCE = 32
+_MAX_BYTES = 1 << 14
+"""One write has no more than that, but for a single cursor that is longer."""
+
+
+class MovedCursors:
+    """The channels whose cursors are to be written, the longest unwritten first.
+
+    Args:
+        log: where they are written.
+        clock: nanoseconds since 1970.
+        topics: by number, all that there are at all their queues.
+    """
+
+    def __init__(
+        self, log: CommitLog, clock: Callable[[], int], topics: Mapping[int, Topic]
+    ) -> None:
+        self._log = log
+        self._clock = clock
+        self._topics = topics
+        self._channels: deque[Channel] = deque()
+
+    def __len__(self) -> int:
+        return len(self._channels)
+
+    def add(self, channel: Channel) -> None:
+        """A channel's cursor has moved; until it is written, it is not added again."""
+        self._channels.append(channel)
+
+    def write_some(self) -> Iterator[None]:
+        """Write those that have moved by now, some at a time. Raises WritesRefused."""
+        left = len(self._channels)
+        while left > 0 and self._channels:
+            left -= self.write(min(left, _AT_ONCE))
+            yield
+
+    def write(self, max_count: int) -> int:
+        """Write some, by one write. Returns how many channels were dealt with.
+
+        Raises WritesRefused: no cursor was written, and all wait for the next time.
+        """
+        max_bytes = min(_MAX_BYTES, self._log.segment_bytes // 4)
+        channels: list[Channel] = []
+        moved: list[Channel] = []
+        entries: list[tuple[int, bytes]] = []
+        entry_bytes = 0
+        for channel in islice(self._channels, max_count):
+            topic = self._topics.get(channel.queue.topic)
+            if topic is not None and topic.channels.get(channel.name) is channel:
+                entry = pack_cursor(channel.id, channel.cursor, topic.limit, full=False)
+                entry_bytes += record_length(len(entry), 0)
+                if entries and entry_bytes > max_bytes:
+                    break
+                entries.append((topic.id, entry))
+                moved.append(channel)
+            channels.append(channel)
+        now_ns = self._clock()
+        if entries:
+            self._log.append_entries(Kind.CURSOR, entries, now_ns)
+        for channel in moved:
+            cursor = channel.cursor
+            cursor.journal_number += 1
+            cursor.stragglers.changed.clear()
+            cursor.stragglers.removed.clear()
+        for channel in channels:
+            self._channels.popleft()
+            channel.dirty = False
+            self._write_trail(channel, now_ns)
+        write_accounts(self._log, now_ns, moved)
+        return len(channels)
+
+    def _write_trail(self, channel: Channel, now_ns: int) -> None:
+        """Write down what has become of messages. Where there is no room, that is left out."""
+        topic = self._topics.get(channel.queue.topic)
+        if topic is None or not channel.trail:
+            return
+        with suppress(WritesRefused):
+            for piece in channel.trail.take(channel.id, channel.name):
+                self._log.append_journal(
+                    Kind.TRACE, piece, topic=topic.id, stored_at_ns=now_ns, needed=False
+                )

@@ -1,0 +1,365 @@
+"""Checkpoints, and what can be let go after one.
+
+A checkpoint is begun by the broker, made durable by a job that may block, and ended by the broker
+again.  A segment is let go only after a checkpoint that no longer needs it is durable, so that a
+crash at any moment finds either the old state with its segments or the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from martlet.broker.broker import Broker
+from martlet.broker.errors import WritesRefused
+from martlet.broker.retention.history import history_of
+from martlet.broker.topic.topic import Topic
+from martlet.log import checkpoint_file
+from martlet.log.commit_log import CommitLog, FlushJob, spans
+from martlet.log.index import Index
+from martlet.log.record import BadRecord
+from martlet.log.retention import Need, Places, clean, needed_bytes, worth_cleaning
+from martlet.log.storage import Fill, Segment, Storage
+
+_DROP_ROWS = 1 << 14
+"""An index file is begun anew when so many of its rows, and half of all, are not needed."""
+_WRITTEN_AT_ONCE = 8
+_ROWS_AT_ONCE = 1 << 16
+MOST_MORE_SPARES = 16
+"""How many segments a busy broker keeps to be written again, beside the usual ones."""
+MOST_SYNCED = 64
+"""How many index files one checkpoint makes durable: flushes, and a stop, wait for that.
+
+Those of which that was not done may be lost in a power cut; a start finds that out, and makes them
+from the log.
+"""
+_UNKNOWN = Fill(0, 0)
+
+
+@dataclass
+class CheckpointJob:
+    """A checkpoint on its way. Run `flush`, then `save`; both may block and raise OSError."""
+
+    storage: Storage
+    flush: FlushJob
+    names: list[str]
+    pack: Callable[[], bytes]
+    """Lays the file out, of what it is to say."""
+    free: list[Segment]
+    to_clean: Segment | None
+    forced: list[Segment] = field(default_factory=list)
+    """Those of `free` that hold history which is within its limits."""
+    history: set[int] = field(default_factory=set)
+    """The bases of the segments that stay, and that hold nothing but history."""
+    fill: Fill = _UNKNOWN
+    """How full the disk is, where history is kept."""
+    dropped: list[str] = field(default_factory=list)
+    passed: dict[Topic, int] = field(default_factory=dict)
+    """Up to where each topic's channels are through what was emptied."""
+    floors: dict[Topic, int] = field(default_factory=dict)
+    """What of each topic was taken to be needed."""
+
+    def save(self) -> None:
+        """Make the indexes and then the checkpoint durable, the log being so already."""
+        for name in self.names:
+            self.storage.sync(name)
+        self.storage.replace(checkpoint_file.NAME, self.pack())
+
+
+def count_needs(broker: Broker) -> Iterator[None]:
+    """Count what is needed of the log from each topic's floor on, some rows at a time, so that
+    `begin_checkpoint` has few left: there may be millions.
+    """
+    places = Places(broker.log.segments)
+    now_ns = broker.clock()
+    for topic in list(broker.by_id.values()):
+        queue, floor = topic.queue, topic.floor
+        index = queue.index
+        row = index.end_row if floor >= queue.end_offset else index.find(floor)
+        yield from queue.tally.count(places, row)
+        history = history_of(topic, broker.retention)
+        if history is not None:
+            yield from history.count(places, now_ns)
+
+
+def needs(broker: Broker) -> list[Need]:
+    """What channels, and new ones, need of the log."""
+    for _ in count_needs(broker):
+        pass
+    return [
+        Need(
+            topic.queue.index,
+            topic.queue.tally,
+            topic.stragglers_below(topic.floor),
+            None if topic.queue.history is None else topic.queue.history.tally,
+        )
+        for topic in broker.by_id.values()
+    ]
+
+
+def with_history(needed_by: list[Need]) -> list[Need]:
+    """The same with the history that is kept beside it; the same list where there is none."""
+    if all(need.other is None for need in needed_by):
+        return needed_by
+    return [
+        need
+        if need.other is None or need.other.first_row >= need.tally.first_row
+        else Need(need.index, need.other, need.below, need.tally)
+        for need in needed_by
+    ]
+
+
+def write_some_indexes(broker: Broker) -> Iterator[None]:
+    """Write the new rows of all indexes, few files at a time, so that `begin_checkpoint` has few
+    left: with thousands of new topics it would stop the broker for seconds.
+
+    Raises OSError.
+    """
+    written = 0
+    for topic in list(broker.by_id.values()):
+        index = topic.queue.index
+        if index.has_unwritten and not topic.ephemeral and broker.by_id.get(topic.id) is topic:
+            index.write_new()
+            written += 1
+            if written % _WRITTEN_AT_ONCE == 0:
+                yield
+
+
+def begin_checkpoint(broker: Broker) -> CheckpointJob:
+    """Take the state down as it is now. Raises OSError where an index can't be written."""
+    log = broker.log
+    choice = _choose(broker)
+    free = choice.free
+    if free or log.retired_count != broker.shortened_at:
+        broker.dropped_names += _shorten_indexes(broker, free)
+    names = _write_indexes(broker)
+    going = {segment.base for segment in free}
+    pack = partial(
+        checkpoint_file.pack,
+        broker.snapshot(
+            position=log.position,
+            epoch=log.epoch,
+            stored=spans(s for s in log.segments if s.base not in going),
+            indexes={
+                topic.id: (
+                    topic.queue.index.first_row,
+                    topic.queue.index.stored,
+                    topic.queue.index.crc,
+                )
+                for topic in broker.by_id.values()
+                if not topic.ephemeral
+            },
+        ),
+        epoch=log.epoch,
+        stored_at_ns=broker.clock(),
+    )
+    return CheckpointJob(
+        log.storage,
+        log.flush_job(),
+        names,
+        pack,
+        free,
+        choice.to_clean,
+        choice.forced,
+        choice.history,
+        choice.fill,
+        broker.dropped_names.copy(),
+        {topic: topic.passed for topic in broker.by_id.values() if topic.voids},
+        {topic: topic.floor for topic in broker.by_id.values()},
+    )
+
+
+class _Choice(NamedTuple):
+    """Of the log's segments, which go, and which is cleaned; as in `CheckpointJob`."""
+
+    free: list[Segment]
+    to_clean: Segment | None
+    forced: list[Segment]
+    history: set[int]
+    fill: Fill
+
+
+def _choose(broker: Broker) -> _Choice:
+    """Choose by what is needed, what is kept beside that, and how full the disk is."""
+    log = broker.log
+    needed_by = needs(broker)
+    needed = needed_bytes(log.segments, needed_by)
+    kept_by = with_history(needed_by)
+    if kept_by is needed_by:
+        free = [s for s, n in zip(log.segments, needed, strict=True) if not n and _is_full(log, s)]
+        return _Choice(free, worth_cleaning(log, needed, broker.left_alone), [], set(), _UNKNOWN)
+    kept = needed_bytes(log.segments, kept_by)
+    free = [s for s, n in zip(log.segments, kept, strict=True) if not n and _is_full(log, s)]
+    history_only = [
+        segment
+        for segment, bytes_needed, bytes_kept in zip(log.segments, needed, kept, strict=True)
+        if bytes_kept and not bytes_needed and _is_full(log, segment)
+    ]
+    fill = log.storage.fill()
+    excess = broker.watermarks.excess_bytes(fill) - sum(segment.capacity for segment in free)
+    forced = []
+    if excess > 0:
+        while history_only and excess > 0:
+            forced.append(history_only.pop(0))
+            excess -= forced[-1].capacity
+        to_clean = worth_cleaning(log, needed, broker.left_alone)
+    elif broker.watermarks.cleans(fill):
+        to_clean = worth_cleaning(log, kept, broker.left_alone)
+    else:
+        history = [k - n for k, n in zip(kept, needed, strict=True)]
+        to_clean = worth_cleaning(log, kept, broker.left_alone, history)
+    return _Choice(free + forced, to_clean, forced, {s.base for s in history_only}, fill)
+
+
+def keeps_history(broker: Broker) -> bool:
+    """Whether history of some topic was kept when it was last counted."""
+    return any(topic.queue.history is not None for topic in broker.by_id.values())
+
+
+def history_makes_room(broker: Broker) -> bool:
+    """Whether a checkpoint would let a segment go, of what is counted; only where history is kept.
+
+    Raises OSError.
+    """
+    return keeps_history(broker) and makes_room(broker)
+
+
+def makes_room(broker: Broker) -> bool:
+    """Whether a checkpoint would let a segment go, as of what `count_needs` has counted.
+
+    Raises OSError.
+    """
+    return bool(_choose(broker).free)
+
+
+def _is_full(log: CommitLog, segment: Segment) -> bool:
+    """Whether it is none that is written to."""
+    return segment.base + segment.capacity < log.position
+
+
+def _write_indexes(broker: Broker) -> list[str]:
+    """Write all rows of the indexes to their files. Returns some files to be made durable."""
+    names: list[str] = []
+    for topic in broker.by_id.values():
+        index = topic.queue.index
+        if not topic.ephemeral:
+            index.write()
+            if not index.synced and len(names) < MOST_SYNCED:
+                names.append(index.name)
+                index.synced = True
+    return names
+
+
+def _shorten_indexes(broker: Broker, free: list[Segment]) -> list[str]:
+    """Begin index files anew that tell mostly of segments that go. Returns the old files."""
+    going = {segment.base for segment in free}
+    log = broker.log
+    broker.shortened_at = log.retired_count + len(free)
+    oldest = next((s.base for s in log.segments if s.base not in going), log.position)
+    dropped = []
+    for topic in broker.by_id.values():
+        index = topic.queue.index
+        row = index.find(topic.lowest_needed)
+        if topic.queue.history is not None:
+            row = min(row, topic.queue.history.tally.first_row)
+        rows_gone = row - index.first_row
+        if rows_gone < max(_DROP_ROWS, (index.end_row - index.first_row) // 2):
+            continue
+        row = _first_from(index, row, oldest)
+        if row > index.first_row:
+            dropped.append(index.name)
+            index.drop_before(row)
+    return dropped
+
+
+def _first_from(index: Index, row: int, position: int) -> int:
+    """The first of the rows before a row that are all at a position or behind it."""
+    while row > index.first_row:
+        start = max(index.first_row, row - _ROWS_AT_ONCE)
+        below = np.flatnonzero(index.array(start, row)["position"] < position)
+        if len(below):
+            return start + int(below[-1]) + 1
+        row = start
+    return row
+
+
+def allow_spares(broker: Broker) -> None:
+    """Keep as many spares as were used lately, which is halved each time.
+
+    To write a file again costs a fraction of writing a fresh one: its blocks are there, and most
+    of its pages are in memory.
+    """
+    log = broker.log
+    log.storage.allow_spares(min(log.begun_count, MOST_MORE_SPARES))
+    log.begun_count //= 2
+
+
+def end_checkpoint(broker: Broker, job: CheckpointJob) -> None:
+    """The job has run: let go what is not needed, and clean where that pays.
+
+    Raises WritesRefused where cleaning found no room, or a flush has failed meanwhile: then the
+    log is kept whole.  Nothing is lost by that.
+    """
+    for _ in end_some(broker, job):
+        pass
+
+
+def end_some(broker: Broker, job: CheckpointJob) -> Iterator[None]:
+    """The same, in turns, since there may be very much to look at. The next checkpoint is not
+    begun before this one has ended.
+    """
+    log = broker.log
+    if log.failed is not None:
+        raise WritesRefused(log.failed)
+    log.flushed(job.flush)
+    log.told_position = job.flush.position
+    broker.history_bases = job.history
+    allow_spares(broker)
+    # A channel made meanwhile may begin before what was needed then: the next one lets go.
+    if all(
+        topic.floor >= floor or broker.by_id.get(topic.id) is not topic
+        for topic, floor in job.floors.items()
+    ):
+        _let_go(broker, job)
+    log.look_for_room()
+    if job.to_clean is not None and job.to_clean in log.segments:
+        try:
+            yield from count_needs(broker)
+            needed_by = needs(broker)
+            spared = needed_by if job.forced else with_history(needed_by)
+            for _ in clean(log, job.to_clean, spared):
+                yield
+                if job.to_clean not in log.segments:  # evicted meanwhile
+                    return
+        except BadRecord as error:
+            # Who is to get it is told again. The segment goes when nobody needs it.
+            broker.left_alone.add(job.to_clean.base)
+            broker.lost("", "", 0, 0, f"a segment can not be cleaned: {error}")
+
+
+def forget(broker: Broker, segment: Segment) -> None:
+    """A segment has gone, though some of it was counted."""
+    for topic in broker.by_id.values():
+        queue = topic.queue
+        queue.tally.forget(segment.base)
+        if queue.history is not None:
+            queue.history.tally.forget(segment.base)
+
+
+def _let_go(broker: Broker, job: CheckpointJob) -> None:
+    log = broker.log
+    for segment in job.free:
+        if segment in log.segments:  # and not evicted meanwhile
+            log.retire(segment)
+            if job.forced:
+                forget(broker, segment)
+        broker.left_alone.discard(segment.base)
+    for name in job.dropped:
+        log.storage.remove(name)
+        broker.dropped_names.remove(name)
+    for topic, passed in job.passed.items():
+        topic.drop_voids(passed)

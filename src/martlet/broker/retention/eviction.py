@@ -1,0 +1,255 @@
+"""Eviction: the oldest segment goes, whoever still needs it, where the user has chosen that.
+
+With ``--disk-full-policy=drop-oldest`` a full log makes room by itself: a batch that finds no room
+for another segment has one taken away.  It is one that nobody needs, if there is one; otherwise the
+oldest, and what is unfinished in it is given up for all channels at once::
+
+    segments    | 1: given up | 2         | 3       | 4: written |
+    channel a          next -->|  next                              goes over what has gone
+    channel b                             | next                    had passed it: loses nothing
+    stragglers     x    x          x                                the first two are dropped
+
+This can not wait for a checkpoint, as all other room does.  So a segment goes only where another
+one behind it is durable that begins with the whole journal (`CommitLog.is_told_later`), and what
+was given up is written down nowhere by itself: that it is not there says it.  A start gives up in
+the same way whatever is needed and in no segment (`settle`).  So a crash at any moment finds the
+segment, and its messages, or neither.
+
+History goes first: a segment that no channel needs is taken before one that some channel does.
+
+With ``dead-letter`` what is unfinished is kept elsewhere first
+(`martlet.broker.retention.evicted_files`).
+
+In the middle of what a channel has yet to get there may be a gap then, since cleaning moves old
+batches to newer segments.  Such a gap is one of the topic's voids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from martlet.broker.offset_ranges import distinct, inside, merged, with_stretch
+from martlet.broker.retention.checkpoint import count_needs, forget, needs, with_history
+from martlet.broker.retention.reclaim import Relief
+from martlet.log.retention import Need, Places, needed_bytes
+from martlet.log.storage import StorageFull
+from martlet.names import is_system
+
+if TYPE_CHECKING:
+    from martlet.broker.broker import Broker
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.channel.in_flight import Offsets
+    from martlet.broker.offset_ranges import Stretch
+    from martlet.broker.topic.topic import Topic
+    from martlet.log.commit_log import CommitLog
+    from martlet.log.index import Rows
+    from martlet.log.storage import Segment
+
+_ROWS_AT_ONCE = 1 << 14
+
+
+@dataclass
+class Loss:
+    """What one topic loses.
+
+    Attributes:
+        topic: whose messages.
+        gone: the stretches of offsets that have gone, finished ones among them.
+        rows: of the batches that they were in, by offset, where that is known.
+        unfinished: what each channel had not finished of them, rising; what waited for a first
+            channel stands under None.
+    """
+
+    topic: Topic
+    gone: Sequence[Stretch]
+    rows: Rows
+    unfinished: dict[Channel | None, Offsets] = field(init=False)
+
+    def __post_init__(self) -> None:
+        topic = self.topic
+        if holders := topic.holders:
+            self.unfinished = {c: c.unfinished(self.gone) for c in holders}
+        else:
+            self.unfinished = {None: topic.waiting(self.gone)}
+
+    @cached_property
+    def offsets(self) -> Offsets:
+        """The offsets of all messages that are lost to any channel."""
+        return distinct(list(self.unfinished.values()))
+
+    def name_of(self, channel: Channel | None) -> str:
+        """What a channel loses, or nobody had, as people are told of it."""
+        topic = self.topic
+        if channel is not None:
+            return f"{topic.name}/{channel.name}"
+        if topic.home is not topic:
+            return f"{topic.home.name}/(delayed)"
+        return "(half messages)" if is_system(topic.name) else f"{topic.name}/(no channel)"
+
+    def suffer(self) -> None:
+        """Give it up."""
+        topic = self.topic
+        topic.dropped_count += len(self.offsets)
+        for channel, offsets in self.unfinished.items():
+            if channel is not None:
+                channel.dropped_count += len(offsets)
+                channel.give_up(self.gone)
+        topic.give_up(self.gone)
+
+    def leave_voids(self) -> None:
+        """See that nobody comes to wait for it who may still come there, its segment having gone.
+
+        That are channels before it, and where the index does not say that it was there, those that
+        are set back.
+        """
+        topic = self.topic
+        start = topic.queue.start_offset
+        nexts = [channel.cursor.next for channel in topic.holders]
+        lowest = min([topic.limit, *nexts] if nexts else [topic.backlog_offset])
+        for first, end in self.gone:
+            if lowest < first or start < end:
+                topic.voids = with_stretch(topic.voids, first, end)
+
+
+@dataclass
+class Evicted:
+    """A segment that went though it was needed, and what was lost with it."""
+
+    segment_bytes: int
+    losses: list[Loss]
+
+
+class Eviction(Relief):
+    """Makes room in a broker's log, of what channels need if it must be.
+
+    Args:
+        broker: whose log; its `on_full` is taken.
+        flush: makes the log durable at once, and tells it so; False where that failed.
+        on_evicted: told of each segment that went with unfinished messages.
+        keep: keeps what is unfinished in a segment, so that it survives a power cut; where it
+            raises OSError, the segment stays.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        flush: Callable[[], bool],
+        on_evicted: Callable[[Evicted], None] = lambda evicted: None,
+        keep: Callable[[Segment, list[Loss]], None] = lambda segment, losses: None,
+    ) -> None:
+        super().__init__(broker)
+        self._flush = flush
+        self._on_evicted = on_evicted
+        self._keep = keep
+
+    def make_room(self) -> bool:
+        """Take the segment away that costs least. False where none can go, which after a power
+        cut that has left damage may be so up to the next checkpoint.
+
+        Raises StorageFull where what is lost with it can not be kept.
+        """
+        broker = self._broker
+        log = broker.log
+        for _ in count_needs(broker):
+            pass
+        needed_by = needs(broker)
+        closed = log.closed_segments
+        unneeded = [s for s in _without(log, needed_by) if s in closed]
+        unkept = [s for s in _without(log, with_history(needed_by)) if s in closed]
+        victim = next(iter(unkept or unneeded or closed), None)
+        if victim is None or not (self._may_go(victim) or (self._flush() and self._may_go(victim))):
+            return False
+        losses = [] if unneeded else self._losses(victim, needed_by)
+        try:
+            self._keep(victim, losses)
+        except OSError as error:
+            raise StorageFull(
+                error.errno, f"and the oldest messages can not be kept elsewhere: {error}"
+            ) from error
+        for loss in losses:
+            loss.suffer()
+        log.retire(victim)
+        broker.left_alone.discard(victim.base)
+        for loss in losses:
+            loss.leave_voids()
+        forget(broker, victim)
+        if any(len(loss.offsets) for loss in losses):
+            self.evicted_count += 1
+            self._on_evicted(Evicted(victim.capacity, losses))
+        for loss in losses:
+            for channel in list(loss.topic.channels.values()):
+                channel.go_on()
+        return True
+
+    def _may_go(self, victim: Segment) -> bool:
+        """Whether a power cut after it would find all that it told, and all that was moved from
+        there to another topic.
+        """
+        log = self._broker.log
+        return log.durable_position >= self._broker.moved_to and log.is_told_later(victim)
+
+    def _losses(self, segment: Segment, needed_by: list[Need]) -> list[Loss]:
+        losses = []
+        for topic, need in zip(self._broker.by_id.values(), needed_by, strict=True):
+            rows = need.rows_in(segment)
+            if len(rows):
+                losses.append(Loss(topic, _stretches(rows), rows))
+        return losses
+
+
+def _without(log: CommitLog, needed_by: list[Need]) -> list[Segment]:
+    """The segments of which nothing is needed."""
+    needed = needed_bytes(log.segments, needed_by)
+    return [segment for segment, count in zip(log.segments, needed, strict=True) if not count]
+
+
+def _stretches(rows: Rows) -> list[Stretch]:
+    firsts = rows["first_offset"].astype(np.int64)
+    return merged(firsts, firsts + rows["count"])
+
+
+def settle(broker: Broker) -> list[Loss]:
+    """After a start: give up what is needed and stored nowhere.
+
+    Returns what was lost by that.
+    """
+    places = Places(broker.log.segments)
+    losses = []
+    for topic in broker.by_id.values():
+        gone = _gone(topic, places)
+        if gone:
+            loss = Loss(topic, gone, topic.queue.index.array(0, 0))
+            loss.suffer()
+            loss.leave_voids()
+            topic.dropped_count = topic.home.dropped_count = 0
+            for channel in topic.channels.values():
+                channel.dropped_count = 0
+            if len(loss.offsets):
+                losses.append(loss)
+    return losses
+
+
+def _gone(topic: Topic, places: Places) -> list[Stretch]:
+    """What of a topic is needed and stored nowhere."""
+    index, floor = topic.queue.index, topic.floor
+    straggling = topic.stragglers_below(floor)
+    held = inside(_stored(index.holding(straggling)[1], places), straggling.astype(np.int64))
+    missing = np.setdiff1d(straggling.astype(np.int64), held)
+    gone = merged(missing, missing + 1)
+    for number in range(index.find(floor), index.end_row, _ROWS_AT_ONCE):
+        for first, end in _stored(index.array(number, number + _ROWS_AT_ONCE), places):
+            if floor < first:
+                gone.append((floor, first))
+            floor = end
+    if floor < topic.queue.end_offset:
+        gone.append((floor, topic.queue.end_offset))
+    return gone
+
+
+def _stored(rows: Rows, places: Places) -> list[Stretch]:
+    return _stretches(rows[places.find(rows["position"]) >= 0])

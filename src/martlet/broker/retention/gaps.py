@@ -1,0 +1,105 @@
+"""Holes: what is missing in a queue though nothing around it was let go.
+
+::
+
+    segments   | gone    | kept                        | kept
+    batches      0 - 40    40 - 60   .......   80 - 90   90 - 120
+                                     ^ a hole            ^ start_offset
+
+What is let go of goes with its segment.  So where two batches are stored one behind the other, with
+all segments between them and neither moved, and offsets are missing between them, those were there:
+their record was damaged, or a power cut took it, and a start has passed over it.
+
+A queue's `start_offset` lies behind all gaps, whatever their reason.  Who reads the log begins
+before its holes, to get what is there and to hear of what is not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from martlet.log.record import Flag
+from martlet.log.retention import Places
+
+if TYPE_CHECKING:
+    from martlet.broker.offset_ranges import Stretch
+    from martlet.broker.topic.queue_log import Queue
+    from martlet.log.commit_log import CommitLog
+    from martlet.log.index import Entry
+
+MOST_HOLES = 1000
+"""What lies before so many is not told of."""
+_ROWS_AT_ONCE = 1 << 16
+_FLAGS = slice(14, 16)
+"""Of a record's header."""
+
+
+def holes(log: CommitLog, queue: Queue) -> tuple[int, list[Stretch]]:
+    """From where on a queue has all that was not let go of, and its holes from there on, rising."""
+    index = queue.index
+    start, row = queue.start_offset, queue.start_row
+    found: list[Stretch] = []
+    if not start or row >= index.end_row:
+        return start, found
+    places = Places(log.segments)
+    breaks = _breaks(log)
+    while row > index.first_row:
+        first = max(index.first_row, row - _ROWS_AT_ONCE)
+        rows = index.array(first, row + 1)
+        ends = rows["first_offset"] + rows["count"]
+        gone = np.flatnonzero(places.find(rows["position"]) < 0)
+        stop = int(gone[-1]) + 1 if len(gone) else 0
+        for at in np.flatnonzero(ends[:-1] != rows["first_offset"][1:])[::-1].tolist():
+            if at < stop:
+                break
+            before, behind = index.row(first + at), index.row(first + at + 1)
+            together = _is_one_stretch(log, places, breaks, before, behind)
+            if not together or len(found) == MOST_HOLES:
+                stop = at + 1
+                break
+            found.append((before.end_offset, behind.first_offset))
+        start, row = int(rows["first_offset"][stop]), first + stop
+        if stop:
+            break
+    entry = index.row(row)
+    if row == index.first_row and start and _is_from_the_beginning(log, places, breaks, entry):
+        found.append((0, start))
+        start = 0
+    return start, found[::-1]
+
+
+def _breaks(log: CommitLog) -> list[int]:
+    """How many times segments are missing before each one."""
+    counts: list[int] = []
+    behind = None
+    for segment in log.segments:
+        missing = behind is not None and segment.base != behind
+        counts.append((counts[-1] if counts else 0) + missing)
+        behind = segment.base + segment.capacity
+    return counts
+
+
+def _is_one_stretch(
+    log: CommitLog, places: Places, breaks: list[int], before: Entry, behind: Entry
+) -> bool:
+    """Whether all that was stored between two batches would still be there."""
+    if before.position >= behind.position or _was_moved(log, before) or _was_moved(log, behind):
+        return False
+    positions = np.array([before.position, behind.position], np.uint64)
+    first, last = places.find(positions).tolist()
+    return bool(first >= 0 and last >= 0 and breaks[first] == breaks[last])
+
+
+def _is_from_the_beginning(log: CommitLog, places: Places, breaks: list[int], entry: Entry) -> bool:
+    """Whether all that was stored before a batch, from the log's beginning on, is still there."""
+    if not log.segments or log.segments[0].base or _was_moved(log, entry):
+        return False
+    number = int(places.find(np.array([entry.position], np.uint64))[0])
+    return number >= 0 and not breaks[number]
+
+
+def _was_moved(log: CommitLog, entry: Entry) -> bool:
+    record = log.view(entry.position, entry.length)
+    return record is None or bool(int.from_bytes(record[_FLAGS], "little") & Flag.RELOCATED)

@@ -1,0 +1,104 @@
+"""Growth: a topic gets more queues.
+
+All of it is one entry of the journal, which tells the topic at each queue, old and new, and its
+channels at each of them: whatever a power cut takes, a start finds the new queues with all their
+channels, or none of them.
+
+A new queue is empty, so its channels begin at its start and skip nothing.  Consumers that are there
+go on: what they hold and may hold counts for all queues from now on.  A topic never gets fewer
+queues, since what is stored in a queue could neither be moved elsewhere in its order nor dropped.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from martlet.broker.channel.subscriber import Share
+from martlet.broker.errors import QueuesRefused
+from martlet.broker.recovery.topic_description import channel_op
+from martlet.broker.topic.partitioned import WholeChannel
+from martlet.broker.topic.queue_log import ID_MASK, MOST_QUEUES, OFFSET_BITS, Queue
+from martlet.broker.topic.topic import Topic, join
+from martlet.log.index import Index
+
+if TYPE_CHECKING:
+    from martlet.broker.broker import Broker
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.channel.subscriber import Subscriber
+    from martlet.broker.recovery.journal import Description
+
+
+def check_count(count: int) -> None:
+    """Raise QueuesRefused where no topic can have so many queues."""
+    if not 1 <= count <= MOST_QUEUES:
+        raise QueuesRefused(f"a topic has 1 to {MOST_QUEUES} queues, not {count}")
+
+
+def grow(broker: Broker, topic: Topic, count: int) -> None:
+    """Give a topic more queues, up to a count.
+
+    Raises:
+        QueuesRefused: it has more already.
+        WritesRefused: it could not be written down, and nothing is done.
+    """
+    if count < len(topic.parts):
+        raise QueuesRefused(
+            f"topic {topic.name!r} has {len(topic.parts)} queues and can not have {count}: what is"
+            " stored in a queue stays there until it is consumed; make a topic of another name"
+        )
+    fresh = [_part(broker, topic, number) for number in range(len(topic.parts), count)]
+    if not fresh:
+        return
+    parts = topic.parts + fresh
+    ops: list[Description] = [{"op": "topic", "topic": part.describe()} for part in parts]
+    for name in topic.channels:
+        ops += [channel_op(part, part.channels[name]) for part in topic.parts]
+        ops += [_new_channel_op(topic.channels[name], part) for part in fresh]
+    topic.journal(ops)
+    topic.parts += fresh
+    for part in fresh:
+        broker.adopt(part)
+    for part in topic.parts:
+        part.parts, part.several = topic.parts, True
+    for channel in topic.channels.values():
+        _grow_channel(topic, channel, fresh)
+
+
+def _part(broker: Broker, topic: Topic, number: int) -> Topic:
+    id = broker.next_id()
+    id_base = (topic.queue.id_base + (number << OFFSET_BITS)) & ID_MASK
+    index = Index(broker.log.storage, id, number)
+    part = Topic(broker, id, topic.name, Queue(broker.log, id, number, id_base, index, 0))
+    part.parts = topic.parts
+    part.paused_at = 0 if topic.paused else None
+    part.policy = topic.policy
+    return part
+
+
+def _new_channel_op(channel: Channel, part: Topic) -> Description:
+    """The channel at a new queue, which has not begun there yet."""
+    return channel_op(part, channel, start=0, limit=0, voids=[])
+
+
+def _grow_channel(topic: Topic, channel: Channel, fresh: list[Topic]) -> None:
+    for part in fresh:
+        fresh_channel = part.restore_channel(channel.id, channel.name, 0)
+        fresh_channel.paused = channel.paused
+        fresh_channel.configure(channel.policy)
+    join(topic, channel.name)
+    if channel.group is not None:
+        channel.group.resize(len(topic.parts))
+    for consumer in list(channel.consumers):
+        subscriber = (
+            consumer.subscriber if isinstance(consumer, Share) else channel.spread_out(consumer)
+        )
+        for part in fresh:
+            part.channels[channel.name].add_share(subscriber)
+        if not isinstance(consumer, Share):
+            _tell(channel, subscriber)
+        subscriber.go_on()
+
+
+def _tell(channel: Channel, subscriber: Subscriber) -> None:
+    assert isinstance(channel.whole, WholeChannel)
+    subscriber.client.channel_grown(channel.whole, subscriber)

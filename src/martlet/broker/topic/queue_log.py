@@ -1,0 +1,203 @@
+"""A queue: an ordered part of a topic, and what is staged for it in this turn.
+
+What arrives in one turn of the event loop for one queue becomes one batch.  Whoever stages
+messages gets the batch's receipt, which says after the commit where it was stored, or why not.
+"""
+
+from __future__ import annotations
+
+from binascii import unhexlify
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from martlet.broker.errors import WritesRefused
+from martlet.log.batch import Batch
+from martlet.log.commit_log import CommitLog
+from martlet.log.index import Entry, Index
+from martlet.log.record import FRAME_HEADER_BYTES
+from martlet.log.retention import Places, Tally
+
+if TYPE_CHECKING:
+    from martlet.broker.retention.history import History
+
+_entry = partial(tuple.__new__, Entry)
+"""Makes one of a tuple, without a call in Python."""
+ID_MASK = (1 << 64) - 1
+OFFSET_BITS = 54
+"""So much of an id's distance from number 0's `id_base` is the offset; above it is the queue."""
+OFFSET_MASK = (1 << OFFSET_BITS) - 1
+MOST_QUEUES = 1 << (64 - OFFSET_BITS)
+"""Of one topic."""
+_ROWS_AT_ONCE = 1 << 16
+MOST_BATCH_BYTES = 1 << 20
+"""A batch that has grown this large is appended at once."""
+
+
+class Receipt:
+    """What became of staged messages.
+
+    Attributes:
+        position: the log's position behind their batch, once it is stored; 0 until then.
+        error: why they were refused.
+    """
+
+    __slots__ = ("error", "position")
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.error: WritesRefused | None = None
+
+
+class Queue:
+    """A queue of a topic.
+
+    Args:
+        log: where batches go.
+        topic, number: its place.
+        id_base: a message's id is its offset added to it: a random number of 64 bits, to which
+            number times 2^54 was added.
+        index: the queue's index.
+        end_offset: the next message's offset.
+    """
+
+    def __init__(
+        self, log: CommitLog, topic: int, number: int, id_base: int, index: Index, end_offset: int
+    ) -> None:
+        self._log = log
+        self.topic = topic
+        self.number = number
+        self.id_base = id_base
+        self.index = index
+        self.end_offset = end_offset
+        self.tally = Tally(index)
+        """What channels need from the topic's floor on, as far as it was counted."""
+        self.history: History | None = None
+        """What is kept of it beyond that, where anything is."""
+        self.message_bytes = 0
+        self.batch: Batch | None = None
+        """What is staged."""
+        self.receipt = Receipt()
+        """Of what is staged."""
+        self._start_row = index.first_row
+        self._start_known = (-1, -1)
+
+    @property
+    def start_offset(self) -> int:
+        """From this offset on everything is stored; the end where nothing is.
+
+        What is stored of lower offsets is there for stragglers of some channel.
+        """
+        row = self.start_row
+        return self.end_offset if row >= self.index.end_row else self.index.row(row).first_offset
+
+    @property
+    def start_row(self) -> int:
+        """The number of the index's row that `start_offset` is of."""
+        known = (self._log.retired_count, self.index.first_row)
+        if known != self._start_known:
+            self._start_row = self._find_start_row()
+            self._start_known = known
+        return self._start_row
+
+    def _find_start_row(self) -> int:
+        """The number of the first row behind all those whose batches have gone, and all gaps: after
+        a power cut nothing may tell of a batch that had gone but that it is missing.
+        """
+        index = self.index
+        places = Places(self._log.segments)
+        end = index.end_row
+        first = max(self._start_row, index.first_row)
+        while end > first:
+            start = max(first, end - _ROWS_AT_ONCE)
+            rows = index.array(start, end)
+            missing = places.find(rows["position"]) < 0
+            ends = rows["first_offset"] + rows["count"]
+            missing[:-1] |= ends[:-1] != rows["first_offset"][1:]
+            if end < index.end_row:
+                missing[-1] |= ends[-1] != index.row(end).first_offset
+            gone = np.flatnonzero(missing)
+            if len(gone):
+                return start + int(gone[-1]) + 1
+            end = start
+        return first
+
+    @property
+    def first_stored_offset(self) -> int:
+        """The first offset that is stored, whoever it is kept for; the end where none is."""
+        index = self.index
+        places = Places(self._log.segments)
+        for start in range(index.first_row, index.end_row, _ROWS_AT_ONCE):
+            rows = index.array(start, start + _ROWS_AT_ONCE)
+            stored = np.flatnonzero(places.find(rows["position"]) >= 0)
+            if len(stored):
+                return int(rows["first_offset"][stored[0]])
+        return self.end_offset
+
+    def message_id(self, offset: int) -> bytes:
+        """The id of the message at an offset: 16 hexadecimal digits."""
+        return b"%016x" % ((self.id_base + offset) & ID_MASK)
+
+    def offset_of(self, message_id: bytes) -> int:
+        """The offset that an id stands for, which may be one that does not exist.
+
+        Raises ValueError where it is no id at all.
+        """
+        return (int.from_bytes(unhexlify(message_id)) - self.id_base) & ID_MASK
+
+    def append(self, body: bytes | memoryview, now_ns: int) -> memoryview:
+        """Append one message by itself, when nothing is staged. Returns its frame, a slice of the
+        log. Raises WritesRefused.
+        """
+        assert self.batch is None
+        offset = self.end_offset
+        id = self.id_base + offset
+        position, length, frame = self._log.append_lone(
+            body, id, self.topic, self.number, offset, now_ns
+        )
+        self.index.add(_entry((offset, position, 1, length, now_ns, 0)))
+        self.end_offset = offset + 1
+        self.message_bytes += len(body)
+        return frame
+
+    def begin(self, scratch: list[Batch], now_ns: int) -> Batch:
+        """Begin to stage. `scratch` holds batches that may be used again."""
+        assert self.batch is None
+        self.batch = batch = scratch.pop() if scratch else Batch()
+        batch.begin((self.id_base + self.end_offset) & ID_MASK, now_ns)
+        self.receipt = Receipt()
+        return batch
+
+    def commit(self, scratch: list[Batch], deliver_at_ns: int = 0) -> Receipt:
+        """Append what is staged. A refusal stands in the receipt; nothing is stored then."""
+        batch, receipt = self.batch, self.receipt
+        assert batch is not None
+        self.batch = None
+        record, flags = batch.finish()
+        first, count, stored_at_ns = self.end_offset, batch.count, batch.stored_at_ns
+        try:
+            position = self._log.append_batch(
+                record,
+                batch.payload_length,
+                flags,
+                self.topic,
+                self.number,
+                count,
+                first,
+                stored_at_ns,
+                deliver_at_ns,
+                batch.properties_length,
+            )
+        except WritesRefused as error:
+            receipt.error = error
+        else:
+            length = len(record)
+            self.index.add(Entry(first, position, count, length, stored_at_ns, deliver_at_ns))
+            self.end_offset = first + count
+            self.message_bytes += batch.payload_length - FRAME_HEADER_BYTES * count
+            receipt.position = position + length
+        finally:
+            record.release()
+            scratch.append(batch)
+        return receipt

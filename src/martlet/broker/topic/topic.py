@@ -1,0 +1,482 @@
+"""The topic: where messages are published, and the channels that read it.
+
+While a topic has no channel, its messages wait for the first one, which begins where the backlog
+does.  While it is paused, messages are stored and handed to no channel: each channel sees the
+topic end at the offset where it was paused.
+
+A topic of several queues is a `Topic` for each, its parts.  The first, number 0, is the one that
+has the name in the broker; what is asked of it in the name of the topic (channels, pauses, being
+emptied) it does for all parts, told by one entry of the journal.  What is asked of offsets, and of
+messages, is each part's own.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol, cast
+
+from crc32c import crc32c
+
+from martlet.broker.channel.channel import Channel
+from martlet.broker.channel.cursor import Cursor
+from martlet.broker.channel.delivery import Surroundings, Waiting
+from martlet.broker.channel.latency import Latency
+from martlet.broker.dead_letters.dead_letter import check_dead_letter_topic
+from martlet.broker.errors import InvalidName, LimitReached, NotFound, WritesRefused
+from martlet.broker.groups.group_queue import check_kind
+from martlet.broker.offset_ranges import with_stretch
+from martlet.broker.policy import ChannelPolicy, TopicPolicy
+from martlet.broker.recovery.journal import Description
+from martlet.broker.recovery.topic_description import channel_op, told
+from martlet.broker.topic.ephemeral_limit import keep_within
+from martlet.broker.topic.masked_source import View
+from martlet.broker.topic.partitioned import WholeChannel, WholeTopic
+from martlet.broker.topic.queue_log import MOST_BATCH_BYTES, Queue, Receipt
+from martlet.broker.topic.topic_queue import Part
+from martlet.broker.tracing.recorder import Trail, traced
+from martlet.log.commit_log import CommitLog
+from martlet.names import is_ephemeral, is_valid_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from martlet.log.batch import Batch, Bytes
+
+
+class TopicSurroundings(Surroundings, Protocol):
+    """What a topic needs of the house around it."""
+
+    log: CommitLog
+    most_consumers: int
+    most_channels: int
+    max_timeout_ns: int
+    latency_window_ns: int
+    max_ephemeral: int
+    traces: bool
+
+    def on_channel(self, topic: Topic, channel: Channel, /) -> None:
+        """A channel was made or deleted."""
+
+    def staged(self, topic: Topic) -> Batch:
+        """A new batch that takes a topic's messages; what it had before is appended."""
+
+    def commit_topic(self, topic: Topic, deliver_at_ns: int) -> Receipt:
+        """Append what is staged for a topic, to be delivered at a time, 0 for at once."""
+
+    def next_id(self) -> int:
+        """A number that no topic or channel ever had."""
+
+    def journal_topology(self, op: str, topic_number: int, /, **fields: object) -> None:
+        """Write a topology entry. Raises WritesRefused."""
+
+    def lost(self, topic: str, channel: str, first: int, end: int, reason: str) -> None:
+        """Messages of a channel can not be read any more."""
+
+
+class Topic(Part):
+    """A topic and its channels, at one of its queues.
+
+    Args:
+        around: the broker.
+        id: its number in the log.
+        name: its name, which must be valid.
+        queue: its messages.
+    """
+
+    def __init__(self, around: TopicSurroundings, id: int, name: str, queue: Queue) -> None:
+        super().__init__(queue)
+        self.id = id
+        self.name = name
+        self.ephemeral = self.bounded = is_ephemeral(name)
+        self.parts: list[Topic] = [self]
+        """The topic at each of its queues, by number."""
+        self.several = False
+        """Whether it has more queues than one."""
+        self._turn = self
+        self.message_count = 0
+        self.dropped_count = 0
+        """Messages that were given up, to make room, before every channel had finished them."""
+        self.refused_count = 0
+        """Messages that were published and not taken, the log being full or failed."""
+        self.policy = TopicPolicy()
+        self._around = around
+        self.awaiting: dict[Waiting, None] = {}
+        """Who is told of messages that arrive."""
+
+    @property
+    def home(self) -> Topic:
+        """The topic that its messages are for: itself, unless it is a hidden one."""
+        return self
+
+    @property
+    def whole(self) -> Topic | WholeTopic:
+        """The topic over all its queues, for those who look at it."""
+        return WholeTopic(self.parts) if self.several else self
+
+    def describe(self) -> Description:
+        """The topic as the journal tells it, without its channels.
+
+        Ephemeral channels are not told of when all is told: without others, what they have got is
+        no backlog for the first channel that comes after a restart.
+        """
+        backlog_offset = self.backlog_offset
+        if (holders := self.holders) and all(channel.ephemeral for channel in holders):
+            backlog_offset = self.limit
+        place = {"queue": self.number, "of": self.parts[0].id} if self.number else {}
+        return {
+            "id": self.id,
+            "name": self.name,
+            **place,
+            "id_base": self.queue.id_base,
+            "paused_at": self.paused_at,
+            "backlog_offset": backlog_offset,
+            "voids": self.voids,
+            **told(self.policy),
+        }
+
+    def configure(self, policy: TopicPolicy) -> None:
+        """Set its policy. Raises WritesRefused."""
+        told = [part.describe() | {"policy": policy.told()} for part in self.parts]
+        self.journal([{"op": "topic", "topic": each} for each in told])
+        for part in self.parts:
+            part.policy = policy
+            for channel in part.channels.values():
+                part.trace(channel)
+
+    def trace(self, channel: Channel) -> None:
+        """Trace a channel's messages, or no longer, as the policy has it."""
+        is_traced = traced(self.name, self.policy, self._around.traces)
+        channel.trail = (channel.trail or Trail()) if is_traced else None
+
+    def configure_channel(self, name: str, policy: ChannelPolicy) -> None:
+        """Set a channel's policy. Raises NotFound, BadPolicy and WritesRefused."""
+        channel = self.find_channel(name)
+        check_dead_letter_topic(policy.dead_letter_topic, self.name)
+        check_kind(channel, policy)
+        self.journal_channel(name, policy=policy.told())
+        before = channel.max_attempts
+        for part in channel.parts:
+            part.configure(policy)
+            part.pump()
+        if channel.max_attempts != before:
+            for consumer in channel.consumers:
+                if consumer.progress.says_started:
+                    consumer.client.failures_counted(channel.max_attempts)
+
+    def _change(self, changes: Sequence[Description]) -> None:
+        """Write down what changes of each part, and then change it: all stays as it is where that
+        is refused.
+        """
+        parts = list(zip(self.parts, changes, strict=True))
+        self.journal([{"op": "topic", "topic": p.describe() | some} for p, some in parts])
+        for part, some in parts:
+            for name, value in some.items():
+                setattr(part, name, value)
+
+    def journal(self, ops: Sequence[Description]) -> None:
+        """Write down what happens at once, an op for each part. Raises WritesRefused."""
+        if len(ops) == 1:
+            fields = dict(ops[0])
+            self._around.journal_topology(fields.pop("op"), self.id, **fields)
+        else:
+            self._around.journal_topology("together", self.id, ops=ops)
+
+    # queues
+
+    def part(self, number: int) -> Topic:
+        """The topic at the queue of that number. Raises NotFound."""
+        if not 0 <= number < len(self.parts):
+            raise NotFound(
+                f"topic {self.name!r} has no queue {number}: they are 0 to {len(self.parts) - 1}"
+            )
+        return self.parts[number]
+
+    def part_for_key(self, key: bytes) -> Topic:
+        """The topic at the queue that all messages with a key go to: the CRC-32C of the key, modulo
+        the count of queues. It stays the same until the topic gets more queues.
+        """
+        return self.parts[crc32c(key) % len(self.parts)]
+
+    def next_part(self) -> Topic:
+        """The topic at the queue whose turn it is to take a message without a wish: one after the
+        other, but what comes in one turn of the loop stays together.
+        """
+        part = self._turn
+        if part.queue.batch is None:
+            self._turn = part = self.parts[(part.number + 1) % len(self.parts)]
+        return part
+
+    # messages
+
+    def stage(
+        self,
+        bodies: list[bytes] | Bytes,
+        deliver_at_ns: int = 0,
+        properties: Sequence[tuple[int, bytes]] = (),
+    ) -> Receipt:
+        """Take messages, to be appended with all that this turn brings.
+
+        Bodies are copied, so the caller may use their buffer again.  A matrix ``uint8[n, size]``
+        holds n of one size.  `properties` has the number, rising, of each message that has any,
+        and those, packed (see `martlet.properties.model`).
+        """
+        queue = self.queue
+        batch = queue.batch
+        if batch is None or deliver_at_ns or batch.end > MOST_BATCH_BYTES:
+            batch = self._around.staged(self)
+        if properties:
+            batch.tell(batch.count, properties)
+        if type(bodies) is list:
+            if len(bodies) == 1:
+                batch.add(bodies[0])
+            else:
+                batch.add_many(bodies)
+        else:
+            batch.add_matrix(cast("Bytes", bodies))
+        if deliver_at_ns:
+            return self._around.commit_topic(self, deliver_at_ns)
+        return queue.receipt
+
+    @property
+    def next_offset(self) -> int:
+        """The offset of the message that is staged next."""
+        batch = self.queue.batch
+        return self.queue.end_offset + (0 if batch is None else batch.count)
+
+    def stored(self, first: int, deferred: bool) -> None:
+        """A batch was appended that begins at offset `first`: hand it to the channels."""
+        end = self.queue.end_offset
+        self.message_count += end - first
+        if self.paused_at is not None:
+            if self.bounded:
+                self._keep_within_bounds()
+            return
+        if deferred:
+            for channel in self.channels.values():
+                channel.schedule(first, end)
+        for waiting in list(self.awaiting):
+            waiting.pump()
+        if self.bounded:
+            self._keep_within_bounds()
+
+    def _keep_within_bounds(self) -> None:
+        keep_within(self, -(-max(0, self._around.max_ephemeral) // len(self.parts)))
+
+    def stored_lone(self, offset: int, frame: memoryview) -> None:
+        """A message was appended by itself: hand it to the channels."""
+        self.message_count += 1
+        if self.paused_at is None and self.awaiting:
+            for waiting in list(self.awaiting):
+                waiting.pump_lone(offset, frame)
+        if self.bounded:
+            self._keep_within_bounds()
+
+    # channels
+
+    def channel(
+        self,
+        name: str,
+        start: int | Mapping[int, int] | None = None,
+        voids: Sequence[tuple[int, int]] = (),
+        policy: ChannelPolicy | None = None,
+    ) -> Channel:
+        """The channel of that name, made if it is new.
+
+        A new one begins at the topic's end, the first of a topic where its backlog does, unless an
+        offset to start at is given, or some by the queue's number.  It passes over the offsets in
+        `voids` (see `martlet.broker.topic.masked_source`), and goes by `policy` from the beginning.
+
+        Raises:
+            InvalidName: no channel can have it.
+            LimitReached: the topic has as many channels as it may have.
+            WritesRefused: a new channel could not be written down, and is no ephemeral one.
+        """
+        channel = self.channels.get(name)
+        if channel is None:
+            if not is_valid_name(name):
+                raise InvalidName(f"channel name {name!r} is not valid")
+            most = self._around.most_channels
+            if most and len(self.channels) >= most:
+                raise LimitReached(
+                    f"channel {name!r} would be one too many: topic {self.name!r} has"
+                    f" {len(self.channels)}, and --max-channels-per-topic is {most}; delete one"
+                    " that is not needed"
+                )
+            starts = {0: start} if isinstance(start, int) else start or {}
+            id = self._around.next_id()
+            try:
+                # Before it is written down: that may begin a segment, whose head tells all of it.
+                for part in self.parts:
+                    part._begin_channel(id, name, starts.get(part.number), voids, policy)
+                channel = self.channels[name]
+                join(self, name)
+                with self._unless_refused(channel):
+                    self.journal_channel(name)
+            except Exception:
+                for part in self.parts:
+                    if name in part.channels:
+                        part.channels.pop(name).close()
+                raise
+            self._around.on_channel(self, channel)
+        return channel
+
+    def _begin_channel(
+        self,
+        id: int,
+        name: str,
+        start: int | None,
+        voids: Sequence[tuple[int, int]],
+        policy: ChannelPolicy | None,
+    ) -> None:
+        if start is None:
+            start = self.limit if self.holders else self.backlog_offset
+        channel = self.restore_channel(id, name, start, voids)
+        if policy is not None:
+            channel.configure(policy)
+        self.schedule(channel, start)
+        channel.counted_from = self.limit - self.count_from(start)
+
+    @contextmanager
+    def _unless_refused(self, channel: Channel) -> Iterator[None]:
+        """Write down what becomes of a channel; an ephemeral one does not depend on that.
+
+        Where it is refused, the next record begins a segment, and with it the whole journal: a
+        restart must not take later messages for what an ephemeral channel got.
+        """
+        try:
+            yield
+        except WritesRefused:
+            if not channel.ephemeral:
+                raise
+            self._around.log.end_segment()
+
+    def schedule(self, channel: Channel, first: int) -> None:
+        """See that a channel gets the deferred messages from an offset on at their time."""
+        for start, end in self.stretches(max(first, channel.cursor.next)):
+            channel.schedule(start, end)
+
+    def restore_channel(
+        self, id: int, name: str, start: int, voids: Sequence[tuple[int, int]] = ()
+    ) -> Channel:
+        """Put a channel in place that begins at an offset, and passes over voids."""
+        around = self._around
+        cursor = Cursor(around.log, self.queue, start)
+        where = f"queue {self.number}: " if self.number else ""
+        cursor.on_lost = lambda first, end, why: around.lost(
+            self.name, name, first, end, where + why
+        )
+        channel = Channel(
+            around,
+            id,
+            self.name,
+            name,
+            cursor,
+            View(self, voids) if voids else self,
+            self.awaiting,
+            most_consumers=around.most_consumers,
+            max_timeout_ns=around.max_timeout_ns,
+        )
+        if around.latency_window_ns:
+            channel.finishes.latency = Latency(around.clock, around.latency_window_ns)
+        channel.voids = voids
+        self.trace(channel)
+        self.channels[name] = channel
+        self.bounded = self.bounded or channel.ephemeral
+        return channel
+
+    def journal_channel(self, name: str, **fields: object) -> None:
+        """Write down that a channel is there, or has changed."""
+        self.journal([channel_op(part, part.channels[name], **fields) for part in self.parts])
+
+    def find_channel(self, name: str) -> Channel:
+        """The channel of that name. Raises NotFound."""
+        try:
+            return self.channels[name]
+        except KeyError:
+            raise NotFound(f"there is no channel {name!r} of topic {self.name!r}") from None
+
+    def delete_channel(self, name: str) -> None:
+        """Delete a channel and disconnect its consumers. Raises NotFound and WritesRefused."""
+        channel = self.find_channel(name)
+        last = self.holders == [channel]
+        offsets = [part.limit if last else part.backlog_offset for part in self.parts]
+        ops = [
+            {
+                "op": "channel_deleted",
+                "topic_id": part.id,
+                "id": channel.id,
+                "backlog_offset": offset,
+            }
+            for part, offset in zip(self.parts, offsets, strict=True)
+        ]
+        with self._unless_refused(channel):
+            self.journal(ops)
+        for part, offset in zip(self.parts, offsets, strict=True):
+            part.backlog_offset = offset
+            part.channels.pop(name).close()
+            part.bounded = self.ephemeral or any(c.ephemeral for c in part.channels.values())
+        self._around.on_channel(self, channel)
+
+    # what the operator does
+
+    def set_paused(self, paused: bool) -> None:
+        """Keep messages from the channels, or hand them on again."""
+        if paused == self.paused:
+            return
+        before = [part.paused_at for part in self.parts]
+        self._change([{"paused_at": p.queue.end_offset if paused else None} for p in self.parts])
+        for part, offset in zip(self.parts, before, strict=True):
+            if offset is not None:
+                for channel in part.channels.values():
+                    part.schedule(channel, offset)
+                    channel.pump()
+                for waiting in list(part.awaiting):
+                    waiting.pump()
+
+    def pause_channel(self, name: str, paused: bool) -> None:
+        """Stop a channel's delivery, or let it go on. Raises NotFound."""
+        channel = self.find_channel(name)
+        if channel.paused != paused:
+            self.journal_channel(name, paused=paused)
+            for part in channel.parts:
+                part.set_paused(paused)
+
+    def empty(self) -> None:
+        """Drop the messages that no channel has got yet."""
+        changes = [part._emptied() for part in self.parts]
+        if any(changes):
+            before = [part.limit for part in self.parts]
+            self._change(changes)
+            for part, limit in zip(self.parts, before, strict=True):
+                for channel in part.channels.values():
+                    channel.counted_from += part.limit - limit
+
+    def _emptied(self) -> Description:
+        """What changes of a part that is emptied."""
+        end = self.queue.end_offset
+        if not self.holders:
+            voids = with_stretch(self.voids, self.backlog_offset, end)
+            paused_at = end if self.paused else None
+            return {"backlog_offset": end, "paused_at": paused_at, "voids": voids}
+        if self.paused_at is None or self.paused_at == end:
+            return {}
+        return {"voids": with_stretch(self.voids, self.paused_at, end), "paused_at": end}
+
+    def close(self) -> None:
+        """The topic is deleted: so are its channels."""
+        for channel in list(self.channels.values()):
+            channel.close()
+        self.channels.clear()
+
+
+def join(topic: Topic, name: str) -> None:
+    """Let the channels of one name know that they are one, at all queues of a topic."""
+    if topic.several:
+        channels = [part.channels[name] for part in topic.parts]
+        whole = channels[0].whole
+        if isinstance(whole, WholeChannel):
+            whole.parts[:] = channels  # Whoever is subscribed has it already.
+        else:
+            whole = WholeChannel(channels)
+        for channel in channels:
+            channel.parts, channel.whole = whole.parts, whole

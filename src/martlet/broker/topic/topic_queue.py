@@ -1,0 +1,169 @@
+"""The part: a topic at one of its queues, as its channels see it.
+
+::
+
+    offsets   0 ....... 40 .... 50 .......... 90 ...... 120
+    stored    | backlog  | void  |             |         |
+                ^ where the first channel begins         ^ the queue's end
+                                               ^ the limit, where the topic was paused
+
+What channels get are the offsets below the limit, but for the voids.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from martlet.broker.offset_ranges import apart_from
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.channel.cursor import Cursor
+    from martlet.broker.channel.in_flight import Offsets
+    from martlet.broker.offset_ranges import Stretch
+    from martlet.broker.topic.queue_log import Queue
+
+_NO_OFFSETS = np.empty(0, np.uint64)
+
+
+class Part:
+    """What is stored in one queue of a topic, and how much of it concerns the channels there.
+
+    Args:
+        queue: the messages.
+    """
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.number = queue.number
+        self.channels: dict[str, Channel] = {}
+        self.backlog_offset = queue.start_offset
+        """Where the first channel will begin."""
+        self.paused_at: int | None = None
+        self.voids: list[tuple[int, int]] = []
+        """Offsets that were emptied before any channel had them: none gets them. By offset."""
+
+    @property
+    def holders(self) -> list[Channel]:
+        """The channels for which messages are kept: all but a reader's that keeps its own place and
+        does not ask for it.
+        """
+        return [channel for channel in self.channels.values() if channel.policy.retain == "on"]
+
+    @property
+    def paused(self) -> bool:
+        """Whether messages are kept from the channels."""
+        return self.paused_at is not None
+
+    @property
+    def limit(self) -> int:
+        """The offset up to which channels see the topic."""
+        return self.queue.end_offset if self.paused_at is None else self.paused_at
+
+    def limit_of(self, cursor: Cursor) -> int:
+        """The offset up to which a cursor may go from where it is; it is taken over a void."""
+        voids = self.voids
+        number = len(voids)
+        while number and cursor.next < voids[number - 1][1]:
+            number -= 1
+        for first, end in voids[number:]:
+            if cursor.next < first:
+                return min(first, self.limit)
+            cursor.skip_to(end, self.deferred_from(end))
+        return self.limit
+
+    def stretches(self, first: int, end: int | None = None) -> Iterator[Stretch]:
+        """What the channels get of the offsets from `first` on, up to `end` or the limit."""
+        return apart_from(self.voids, first, self.limit if end is None else end)
+
+    def count_from(self, offset: int) -> int:
+        """How many messages the channels get of those from an offset on."""
+        return sum(end - first for first, end in self.stretches(offset))
+
+    def deferred_from(self, offset: int) -> int:
+        """How many of them are deferred ones."""
+        index = self.queue.index
+        return sum(index.count_deferred(first, end) for first, end in self.stretches(offset))
+
+    @property
+    def message_bytes(self) -> int:
+        """The bytes of all bodies stored since the start."""
+        return self.queue.message_bytes
+
+    @property
+    def depth(self) -> int:
+        """How many messages wait for a channel, or for the topic to go on."""
+        waiting = 0 if self.holders else self.count_from(self.backlog_offset)
+        hidden = self.stretches(self.limit, self.queue.end_offset)
+        return waiting + sum(end - first for first, end in hidden)
+
+    @property
+    def lowest_needed(self) -> int:
+        """Below this offset, no channel needs a message any more, and no new one will."""
+        if not (holders := self.holders):
+            return self.backlog_offset
+        lowest = min(channel.cursor.lowest_needed for channel in holders)
+        return min(lowest, self.limit)
+
+    @property
+    def floor(self) -> int:
+        """From this offset on the channels, and new ones, need every message."""
+        if not (holders := self.holders):
+            return self.backlog_offset
+        floors = [channel.cursor.window.floor for channel in holders]
+        return min(*floors, self.limit)
+
+    def stragglers_below(self, floor: int) -> npt.NDArray[np.uint64]:
+        """The offsets below a floor that some channel has yet to finish, rising."""
+        some = [
+            np.fromiter(by_offset, np.uint64, len(by_offset))
+            for channel in self.channels.values()
+            if (by_offset := channel.cursor.stragglers.by_offset)
+        ]
+        if not some:
+            return _NO_OFFSETS
+        offsets = np.unique(np.concatenate(some))
+        return offsets[: np.searchsorted(offsets, floor)]
+
+    def waiting(self, gone: Sequence[Stretch]) -> Offsets:
+        """What of some stretches waits for a first channel."""
+        start = self.backlog_offset
+        parts = [np.empty(0, np.int64)]
+        for first, end in gone:
+            for begin, stop in self.stretches(max(first, start), max(end, start)):
+                parts.append(np.arange(begin, stop, dtype=np.int64))
+        return np.concatenate(parts)
+
+    def give_up(self, gone: Sequence[Stretch]) -> None:
+        """Some stretches have gone; the channels know it."""
+        # A void behind what has gone goes with it.
+        for first, end in sorted([*gone, *self.voids]):
+            if not self.holders and first <= self.backlog_offset < end:
+                self.backlog_offset = end
+            if self.paused_at is not None and first <= self.paused_at < end:
+                for channel in self.channels.values():
+                    channel.counted_from += end - self.paused_at
+                self.paused_at = end
+
+    @property
+    def passed(self) -> int:
+        """Every channel has come to this offset, and none can begin, or go back, below it.
+
+        The first one begins where the backlog does: that may be before what has gone since.
+        """
+        nexts = [channel.cursor.next for channel in self.holders]
+        return min([self.queue.start_offset, *(nexts or [self.backlog_offset])])
+
+    def drop_voids(self, passed: int) -> None:
+        """Forget the voids below an offset that every channel has passed for good.
+
+        Only where a checkpoint says so: of entries behind it, any may be lost in a power cut, and
+        a cursor's that had passed a void more easily than what tells of the void.
+        """
+        self.voids = [void for void in self.voids if void[1] > passed]

@@ -1,0 +1,136 @@
+"""The trace: one message, and where it has been."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from martlet.broker.tracing.recorder import Happened
+    from martlet.properties.model import Properties
+
+
+@dataclass
+class Standing:
+    """Where a channel stands with a message.
+
+    Attributes:
+        channel: its name.
+        state: ``waiting`` for its first delivery, ``unfinished`` where it was delivered and may be
+            in flight, ``deferred``, or ``done``.
+        attempts: how often it was delivered, of one that is unfinished or deferred.
+        due_ns: when it is to be delivered, of one that is deferred.
+        is_group: whether it is a group, whose members fetch and commit.
+    """
+
+    channel: str
+    state: str
+    attempts: int = 0
+    due_ns: int = 0
+    is_group: bool = False
+
+
+@dataclass
+class Trace:
+    """One message, and where it has been.
+
+    Attributes:
+        id, topic, queue, offset: which message; the offset is -1 where it has none in the topic.
+        stored_at_ns: when it was stored.
+        deliver_at_ns: when it is due, of a deferred or delayed one; else 0.
+        body_bytes: how long it is.
+        properties: what it carries.
+        events: what has become of it, by time.
+        starts_ns: when the broker was started since: what was in flight came again.
+        standing: where each channel is.
+        known_since_ns: from when on the log knows what has become of it.
+        delayed: of a delayed message that is not found in its topic: whether it is ``waiting`` for
+            its time, or is ``done`` with, cancelled or delivered and let go since.
+    """
+
+    id: str
+    topic: str
+    queue: int
+    offset: int
+    stored_at_ns: int
+    deliver_at_ns: int
+    body_bytes: int
+    properties: Properties
+    events: list[Happened] = field(default_factory=list)
+    starts_ns: list[int] = field(default_factory=list)
+    standing: list[Standing] = field(default_factory=list)
+    known_since_ns: int = 0
+    delayed: str = ""
+
+
+@dataclass
+class Found:
+    """What was found.
+
+    Attributes:
+        traces: the messages, by time.
+        complete: whether all was looked at; not where the time was over, or there are more.
+        traced: whether the log tells anything of what became of their topics' messages.
+        log_since_ns: when the oldest segment was begun.
+    """
+
+    traces: list[Trace]
+    complete: bool
+    traced: bool
+    log_since_ns: int
+
+
+def fields_of(found: Found) -> dict[str, Any]:
+    """What was found, as JSON tells it."""
+    return {
+        "messages": [_trace_fields(trace) for trace in found.traces],
+        "complete": found.complete,
+        "traced": found.traced,
+        "log_since_ns": found.log_since_ns,
+    }
+
+
+def _trace_fields(trace: Trace) -> dict[str, Any]:
+    told = trace.properties
+    carried = {
+        "tag": told.tag,
+        "keys": list(told.keys),
+        "order_key": told.order_key,
+        "headers": dict(told.headers),
+        "system": dict(told.system),
+    }
+    return {
+        "id": trace.id,
+        "topic": trace.topic,
+        "queue": trace.queue,
+        "offset": trace.offset if trace.offset >= 0 else None,
+        "stored_at_ns": trace.stored_at_ns,
+        "deliver_at_ns": trace.deliver_at_ns or None,
+        "delayed": trace.delayed or None,
+        "body_bytes": trace.body_bytes,
+        "properties": {name: value for name, value in carried.items() if value},
+        "events": [
+            {
+                "time_ns": event.time_ns,
+                "channel": event.channel,
+                "event": event.step.name.lower(),
+                "client": event.consumer,
+                "attempt": event.attempt,
+                "delay_ms": event.delay_ms,
+                "reason": event.reason,
+            }
+            for event in trace.events
+        ],
+        "starts_ns": trace.starts_ns,
+        "channels": [
+            {
+                "channel": standing.channel,
+                "state": standing.state,
+                "attempts": standing.attempts,
+                "due_ns": standing.due_ns or None,
+                "is_group": standing.is_group,
+            }
+            for standing in trace.standing
+        ],
+        "known_since_ns": trace.known_since_ns,
+    }

@@ -1,0 +1,334 @@
+"""The trail: what has become of a channel's messages, as the log keeps it for those who ask later.
+
+While messages go out and are answered, each step is one event, however many messages it is of.
+A group's steps are those that the broker sees: what was fetched by which member, and how far it
+committed; what members do with a message in between, they alone know.
+With the journal, what has gathered is written as one record, and forgotten.  Steps of the same
+kind within a millisecond become one row, whoever the consumers were; what a row takes does not
+depend on how many messages it is of, but for two bytes a message where several consumers had them::
+
+     0 channel u32     8 first time i64 ns    24 table length u32
+     4 rows u32       16 holders u32          28 0
+                      20 lost events u32
+    32 rows:     first offset u64 | time u32 us, from the first time on | count u32
+                 delay u32 ms | consumer u16 | reason u16 | attempt u16 | step u8 | 0
+     . holders:  consumer u16, for each message of the rows whose consumer is 0xFFFF, in order
+     . table:    JSON {"channel": name, "consumers": [...], "reasons": [...]}; 0 is none
+
+Numbers are little-endian.  These records are no part of the journal: nothing is restored from
+them, they hold no segment back and go with the one that they are in, and where there is no room
+for them, they are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from martlet.log.record import BadRecord
+from martlet.names import is_ephemeral, is_system
+
+if TYPE_CHECKING:
+    from martlet.broker.channel.consumer import Consumer
+    from martlet.broker.channel.in_flight import Offsets
+    from martlet.broker.groups.member import Member
+    from martlet.broker.policy import TopicPolicy
+
+MOST_EVENTS = 1 << 14
+"""So many gather in one piece; a piece more is begun then."""
+MOST_PIECES = 8
+"""So many pieces wait to be written; then the oldest is given up."""
+BUCKET_NS = 1_000_000
+"""Steps that are no further apart may become one row."""
+
+_HEAD = struct.Struct("<IIqIIII")
+ROW = np.dtype(
+    [
+        ("first", "<u8"),
+        ("time_us", "<u4"),
+        ("count", "<u4"),
+        ("delay_ms", "<u4"),
+        ("consumer", "<u2"),
+        ("reason", "<u2"),
+        ("attempt", "<u2"),
+        ("step", "u1"),
+        ("nothing", "u1"),
+    ]
+)
+_SEVERAL = 0xFFFF
+_MOST_NAMES = 0xFFFE
+_MOST_U32 = (1 << 32) - 1
+_LONGEST_REASON = 200
+
+
+def traced(topic: str, policy: TopicPolicy, usually: bool) -> bool:
+    """Whether the log says what becomes of a topic's messages: never where no restart looks for
+    them, nor where they are the broker's own.
+    """
+    if is_ephemeral(topic) or is_system(topic):
+        return False
+    return policy.trace == "on" or (policy.trace == "default" and usually)
+
+
+class Step(IntEnum):
+    """What can become of a message."""
+
+    DELIVERED = 1
+    FINISHED = 2
+    REQUEUED = 3
+    TIMED_OUT = 4
+    GIVEN_BACK = 5
+    """Its consumer has gone, or has said that it has not tried it."""
+    GIVEN_UP = 6
+    """It goes to the channel's dead-letter topic; the reason says why."""
+    FETCHED = 7
+    """A member of a group has got it."""
+    COMMITTED = 8
+    """The group has come past it."""
+    SET_BACK = 9
+    """The group went back, to it or before it, and fetches it again; by a member or an operator."""
+    SET_FORWARD = 10
+    """An operator set the group on, past it."""
+
+
+class Trail:
+    """The events of one channel that are not yet written."""
+
+    __slots__ = ("_events", "_lost", "_pieces")
+
+    def __init__(self) -> None:
+        self._events: list[tuple[Any, ...]] = []
+        """Step, first and end offset, time, consumer, attempt, delay and reason of each."""
+        self._pieces: list[bytes] = []
+        self._lost = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._events or self._pieces)
+
+    def note(
+        self,
+        step: int,
+        first: int,
+        end: int,
+        time_ns: int,
+        consumer: Consumer | Member | None,
+        attempt: int = 0,
+        delay_ns: int = 0,
+        reason: str = "",
+    ) -> None:
+        """The same has happened to all messages of a run of offsets."""
+        events = self._events
+        events.append((step, first, end, time_ns, consumer, attempt, delay_ns, reason))
+        if len(events) >= MOST_EVENTS:
+            self._end_piece()
+
+    def note_run(self, step: int, offsets: Offsets, time_ns: int, consumer: Consumer) -> None:
+        """The same has happened to messages at these rising offsets."""
+        first, last = int(offsets[0]), int(offsets[-1])
+        if last - first + 1 == len(offsets):
+            self.note(step, first, last + 1, time_ns, consumer)
+            return
+        cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
+        firsts = offsets[np.concatenate(([0], cuts))].tolist()
+        ends = (offsets[np.concatenate((cuts - 1, [len(offsets) - 1]))] + 1).tolist()
+        for begin, end in zip(firsts, ends, strict=True):
+            self.note(step, begin, end, time_ns, consumer)
+
+    def _end_piece(self) -> None:
+        self._pieces.append(_packed(self._events))
+        self._events = []
+        if len(self._pieces) > MOST_PIECES:
+            self._lost += _HEAD.unpack_from(self._pieces.pop(0))[1]
+
+    def take(self, channel: int, name: str) -> Iterator[bytes]:
+        """What is to be written, as records' payloads; it is forgotten here."""
+        if self._events:
+            self._end_piece()
+        pieces, self._pieces = self._pieces, []
+        for piece in pieces:
+            lost, self._lost = self._lost, 0
+            yield _finished(piece, channel, name, lost)
+
+
+class _Table:
+    """Texts by number, from 1 on."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def number(self, text: str) -> int:
+        if not text:
+            return 0
+        text = text[:_LONGEST_REASON]
+        number = self._numbers.setdefault(text, len(self._numbers) + 1)
+        return number if number <= _MOST_NAMES else 0
+
+    @property
+    def texts(self) -> list[str]:
+        return list(self._numbers)[:_MOST_NAMES]
+
+
+def _packed(events: list[tuple[Any, ...]]) -> bytes:
+    """A payload of which the channel's name is still missing."""
+    consumers, reasons = _Table(), _Table()
+    numbers: dict[Consumer | Member | None, int] = {None: 0}
+    for consumer in {event[4] for event in events} - {None}:
+        numbers[consumer] = consumers.number(consumer.trace_name)
+    steps, firsts, ends, times, holders, attempts, delays, texts = zip(*events, strict=True)
+    first_ns = min(times)
+    begins = np.array(firsts, np.int64)
+    counts = np.array(ends, np.int64) - begins
+    time_ns = np.array(times, np.int64)
+    keys = np.stack(
+        (
+            np.array(steps, np.int64),
+            np.minimum(np.array(attempts, np.int64), 0xFFFF),
+            np.minimum(np.array(delays, np.int64) // 1_000_000, _MOST_U32),
+            np.fromiter(map(reasons.number, texts), np.int64, len(texts)),
+            (time_ns - first_ns) // BUCKET_NS,
+        )
+    )
+    holder = np.array([numbers[each] for each in holders], np.int64)
+    order = np.lexsort((begins, *keys))
+    keys, begins, counts, time_ns, holder = (
+        keys[:, order], begins[order], counts[order], time_ns[order], holder[order],
+    )  # fmt: skip
+    goes_on = (keys[:, 1:] == keys[:, :-1]).all(axis=0)
+    goes_on &= begins[1:] == begins[:-1] + counts[:-1]
+    starts = np.concatenate(([0], np.flatnonzero(~goes_on) + 1))
+    rows = np.zeros(len(starts), ROW)
+    rows["first"] = begins[starts]
+    rows["count"] = np.minimum(np.add.reduceat(counts, starts), _MOST_U32)
+    earliest_ns = np.minimum.reduceat(time_ns, starts)
+    rows["time_us"] = np.minimum((earliest_ns - first_ns) // 1000, _MOST_U32)
+    rows["step"], rows["attempt"], rows["delay_ms"], rows["reason"] = keys[:4, starts]
+    several = np.minimum.reduceat(holder, starts) != np.maximum.reduceat(holder, starts)
+    rows["consumer"] = np.where(several, _SEVERAL, holder[starts])
+    of_several = np.repeat(several, np.diff(np.append(starts, len(begins))))
+    told = np.repeat(holder[of_several], counts[of_several]).astype("<u2")
+    order = np.argsort(np.minimum.reduceat(order, starts))
+    if len(told):
+        told = np.concatenate([_part(told, rows, several, number) for number in order])
+    table = json.dumps({"consumers": consumers.texts, "reasons": reasons.texts}).encode()
+    head = _HEAD.pack(0, len(rows), first_ns, len(told), 0, len(table), 0)
+    return b"".join((head, rows[order].tobytes(), told.tobytes(), table))
+
+
+def _part(
+    told: npt.NDArray[np.uint16], rows: npt.NDArray[Any], several: npt.NDArray[np.bool_], row: int
+) -> npt.NDArray[np.uint16]:
+    """Which of the holders are of one row."""
+    if not several[row]:
+        return told[:0]
+    start = int(rows["count"][:row][several[:row]].sum())
+    return told[start : start + int(rows["count"][row])]
+
+
+def _order(row: Any) -> tuple[int, int, int]:
+    """In which order the rows of a message happened, of which several may be in one bucket: to be
+    finished is the last that can become of it, and to be fetched the first.
+    """
+    bucket, step = int(row["time_us"]) * 1000 // BUCKET_NS, int(row["step"])
+    first = step == Step.FETCHED
+    return bucket, 0 if first else int(row["attempt"]) or _SEVERAL, step
+
+
+def _finished(piece: bytes, channel: int, name: str, lost: int) -> bytes:
+    _, rows, first_ns, holders, _, table_length, _ = _HEAD.unpack_from(piece)
+    body = piece[_HEAD.size : len(piece) - table_length]
+    table = {"channel": name, **json.loads(piece[len(piece) - table_length :])}
+    told = json.dumps(table, separators=(",", ":")).encode()
+    return _HEAD.pack(channel, rows, first_ns, holders, lost, len(told), 0) + body + told
+
+
+@dataclass(frozen=True)
+class Happened:
+    """What has become of one message, one step of it.
+
+    Attributes:
+        time_ns: when, to a millisecond.
+        channel: of which channel; its name.
+        step: what.
+        consumer: the name of the consumer that had it; empty where nobody did.
+        attempt: the number of the delivery; 0 where that is not told.
+        delay_ms: after how long it was to come again.
+        reason: what went wrong.
+    """
+
+    time_ns: int
+    channel: str
+    step: Step
+    consumer: str
+    attempt: int
+    delay_ms: int
+    reason: str
+
+
+class Piece:
+    """A record's payload, read.
+
+    Args:
+        payload: as it stands in the log.
+
+    Raises BadRecord.
+    """
+
+    def __init__(self, payload: bytes | memoryview) -> None:
+        try:
+            head = _HEAD.unpack_from(payload)
+            self.channel, count, self.first_ns, holders, self.lost, table_length, _ = head
+            self.rows = np.frombuffer(payload, ROW, count, _HEAD.size)
+            at = _HEAD.size + self.rows.nbytes
+            self._holders = np.frombuffer(payload, "<u2", holders, at)
+            at += self._holders.nbytes
+            table = json.loads(bytes(payload[at : at + table_length]))
+            self.name: str = table["channel"]
+            self._consumers: list[str] = table["consumers"]
+            self._reasons: list[str] = table["reasons"]
+        except (struct.error, ValueError, KeyError, TypeError) as error:
+            raise BadRecord(f"a trail that can not be read: {error}") from error
+
+    @property
+    def consumers(self) -> list[str]:
+        """The consumers that it tells of."""
+        return self._consumers
+
+    def of(self, offset: int) -> Iterator[Happened]:
+        """What it tells of one message, in order."""
+        rows = self.rows
+        ends = rows["first"] + rows["count"]
+        numbers = np.flatnonzero((rows["first"] <= offset) & (offset < ends)).tolist()
+        time_us = 0
+        for number in sorted(numbers, key=lambda number: _order(rows[number])):
+            row = rows[number]
+            # A row's time is that of its first message.
+            time_us = max(time_us, int(row["time_us"]))
+            yield Happened(
+                self.first_ns + time_us * 1000,
+                self.name,
+                Step(int(row["step"])),
+                self._text(self._consumers, self._holder(number, offset)),
+                int(row["attempt"]),
+                int(row["delay_ms"]),
+                self._text(self._reasons, int(row["reason"])),
+            )
+
+    def _holder(self, number: int, offset: int) -> int:
+        rows = self.rows
+        holder = int(rows["consumer"][number])
+        if holder != _SEVERAL:
+            return holder
+        before = rows[:number]
+        at = int(before["count"][before["consumer"] == _SEVERAL].sum())
+        return int(self._holders[at + offset - int(rows["first"][number])])
+
+    @staticmethod
+    def _text(texts: list[str], number: int) -> str:
+        return texts[number - 1] if 0 < number <= len(texts) else ""

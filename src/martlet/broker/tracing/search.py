@@ -1,0 +1,415 @@
+"""The search: messages found in the log by their id or by a key, with where they have been.
+
+::
+
+    the log   | batch: stored | ... | trail: delivered, requeued | trail: finished | ...
+                ^ by the id, its offset and the index, or by a key in the properties
+                                    ^ from there on, the trails of its topic
+
+An id leads to an offset of a queue, and a queue's index to the batch.  That of a delayed message
+leads to where it waits; what it has become says in its properties which one it was.  A key is
+looked for in the properties of all batches, which takes as long as there are batches, and may be
+limited to what was stored since a time.  What has become of a message stands in the trails
+(`martlet.broker.tracing.recorder`) behind it: all headers are gone through, and those of its topic
+read. Where each channel is now says the journal.
+
+Everything is read from the data folder, of a broker that runs or does not; nothing is locked.  It
+takes at most the time that it is given, and says how far it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import cast
+
+import numpy as np
+
+from martlet.broker.recovery.journal import unpack_topology
+from martlet.broker.recovery.journal_replay import Told, ToldTopic
+from martlet.broker.topic.queue_log import ID_MASK
+from martlet.broker.tracing.model import Found, Standing, Trace
+from martlet.broker.tracing.recorder import Piece, Step
+from martlet.log import checkpoint_file as checkpoint
+from martlet.log.folder import Folder, LookedAtSegment
+from martlet.log.header_scan import begun_at_ns, heads, segments_since
+from martlet.log.index import ENTRY, index_name
+from martlet.log.record import (
+    FRAME_HEADER_BYTES,
+    BadRecord,
+    Header,
+    Kind,
+    frame_ends,
+    payload,
+    properties,
+    read_header,
+    read_record,
+)
+from martlet.log.storage import Segment, Storage
+from martlet.names import is_system
+from martlet.properties.block import Block
+from martlet.properties.model import NONE, BadProperties, Properties
+
+_ID_DIGITS = 16
+
+
+class NotFound(Exception):
+    """There is no such message, or none any more; the text says which, and from when on there are
+    any.
+    """
+
+
+class Search:
+    """A search in a data folder.
+
+    Args:
+        folder: where.
+        is_over: whether the time is over.
+        topic: of which topic; empty for all.
+    """
+
+    def __init__(
+        self, folder: Folder, is_over: Callable[[], bool] = lambda: False, topic: str = ""
+    ) -> None:
+        self._folder = folder
+        self._is_over = is_over
+        self._topic = topic
+        self._complete = True
+        self._indexes: dict[str, list[int]] = {}
+        self._segments = folder.segments()
+        self._told = self._read_journal()
+        if topic and topic not in {t.description["name"] for t in self._told.topics.values()}:
+            raise NotFound(f"there is no topic {topic!r}")
+
+    def by_id(self, id: str) -> Found:
+        """The message with an id, or those that say they had it before they were moved: what was
+        delayed, and dead letters. Raises NotFound.
+        """
+        if len(id) != _ID_DIGITS or not set(id.lower()) <= set("0123456789abcdef"):
+            raise NotFound(f"{id[:80]!r} is no message id: those have {_ID_DIGITS} hex digits")
+        number = int(id, 16)
+        places = [
+            (topic, offset)
+            for topic in self._topics()
+            if (offset := (number - topic.description["id_base"]) & ID_MASK) < self._end(topic)
+        ]
+        if not places:
+            with suppress(NotFound):
+                return self.by_key(id.lower())
+            delayed = self._delayed(number)
+            if delayed is not None:
+                return Found([delayed], self._complete, True, begun_at_ns(self._segments))
+            raise NotFound(
+                f"no message of {'topic ' + repr(self._topic) if self._topic else 'this broker'}"
+                f" has the id {id}: another broker gave it, its topic was deleted, or it is a"
+                " delayed one's that has gone"
+            )
+        traces = [self._located(topic, offset) for topic, offset in places]
+        return self._completed(traces)
+
+    def by_key(self, key: str, since_ns: int = 0, most: int = 20) -> Found:
+        """The messages with a key, of those stored since a time, also those that are delayed.
+        Raises NotFound.
+        """
+        wanted = {topic.description["id"]: topic for topic in self._topics()}
+        buckets = {bucket.description["id"]: (bucket, topic) for bucket, topic in self._buckets()}
+        wanted |= {number: bucket for number, (bucket, _) in buckets.items()}
+        told = key.encode()
+        traces: dict[tuple[int, int], Trace] = {}
+        segments = segments_since(self._segments, since_ns)
+        for header, segment in self._heads(segments, Kind.BATCH):
+            length = header.properties_length
+            if not length or header.topic not in wanted or header.stored_at_ns < since_ns:
+                continue
+            at = header.position - segment.base + header.properties_at
+            if told not in bytes(segment.view[at : at + length]):
+                continue
+            topic = wanted[header.topic]
+            for trace in self._with_key(topic, header, segment, key):
+                offset = trace.offset
+                if header.topic in buckets:
+                    self._tell_delayed(trace, *buckets[header.topic])
+                traces[header.topic, offset] = trace
+            if len(traces) > most:
+                self._complete = False
+                break
+        if not traces:
+            since = f" since {_shown(since_ns)}" if since_ns else ""
+            where = f"topic {self._topic!r}" if self._topic else "the log"
+            far = "" if self._complete else ", as far as it was read in the time given"
+            began = _shown(begun_at_ns(self._segments))
+            raise NotFound(
+                f"no message with the key {key!r} is stored in {where}{since}{far}; the log goes"
+                f" back to {began}"
+            )
+        # What became of a delayed message says which one it was.
+        new = {told for trace in traces.values() for told in trace.properties.system.values()}
+        some = [one for one in traces.values() if not one.delayed or one.id not in new]
+        return self._completed(some[:most])
+
+    # the journal
+
+    def _read_journal(self) -> Told:
+        """Topics, channels and cursors as they are now."""
+        told = Told(cast(Storage, self._folder), 1 << 20)
+        start = 0
+        loaded = checkpoint.load(self._folder)
+        if not isinstance(loaded, str):
+            fields = unpack_topology(loaded.entries[0][2])
+            start, self._indexes = int(fields["position"]), fields["indexes"]
+            for kind, topic, entry in loaded.entries:
+                if kind in (Kind.TOPOLOGY, Kind.CURSOR, Kind.MARKS):
+                    told.apply(kind, topic, entry)
+        journal = (Kind.TOPOLOGY, Kind.CURSOR, Kind.MARKS, Kind.BATCH)
+        for header, segment in heads(self._segments, start, journal):
+            if header.kind != Kind.BATCH:
+                record = _verified(header, segment)
+                if record is not None:
+                    told.apply(header.kind, header.topic, bytes(payload(header, record)))
+            elif header.topic in told.topics:
+                known = told.topics[header.topic]
+                known.end_offset = max(known.end_offset, header.first_offset + header.count)
+        return told
+
+    def _topics(self) -> Iterator[ToldTopic]:
+        for topic in self._told.topics.values():
+            name = topic.description["name"]
+            if name == self._topic if self._topic else not is_system(name):
+                yield topic
+
+    def _buckets(self) -> Iterator[tuple[ToldTopic, ToldTopic]]:
+        """What waits for its time, with the topic that it is for."""
+        for bucket in self._told.topics.values():
+            delayed = bucket.description.get("delayed")
+            topic = self._told.topics.get(delayed["topic"]) if delayed else None
+            if topic is not None and self._topic in ("", topic.description["name"]):
+                yield bucket, topic
+
+    @staticmethod
+    def _end(topic: ToldTopic) -> int:
+        return max(topic.end_offset, topic.told_end)
+
+    # messages
+
+    def _delayed(self, id: int) -> Trace | None:
+        """A message that waits for its time, or did so, and is not in its topic."""
+        for bucket, topic in self._buckets():
+            offset = (id - bucket.description["id_base"]) & ID_MASK
+            if offset >= self._end(bucket):
+                continue
+            number = bucket.description["id"]
+            found = self._by_index(bucket, offset) or self._by_scan(number, offset)
+            trace = self._trace(bucket, *found, offset) if found is not None else None
+            if trace is not None:
+                self._tell_delayed(trace, bucket, topic)
+                return trace
+        return None
+
+    def _tell_delayed(self, trace: Trace, bucket: ToldTopic, topic: ToldTopic) -> None:
+        """What was found in a bucket is, or was, on its way to a topic."""
+        marks = self._told.marks.get(bucket.description["id"])
+        is_done = marks is not None and marks.has(trace.offset)
+        trace.delayed = "done" if is_done else "waiting"
+        trace.topic = topic.description["name"]
+        trace.queue, trace.offset = topic.description.get("queue", 0), -1
+
+    def _located(self, topic: ToldTopic, offset: int) -> Trace:
+        number = topic.description["id"]
+        found = self._by_index(topic, offset) or self._by_scan(number, offset)
+        if found is None:
+            raise NotFound(self._gone(topic, offset))
+        header, segment = found
+        trace = self._trace(topic, header, segment, offset)
+        if trace is None:
+            raise NotFound(self._gone(topic, offset))
+        return trace
+
+    def _by_index(self, topic: ToldTopic, offset: int) -> tuple[Header, Segment] | None:
+        """The batch of an offset by the index of the last checkpoint, if that leads to it."""
+        number, queue = topic.description["id"], topic.description.get("queue", 0)
+        first_row, stored = (self._indexes.get(str(number)) or [0, 0])[:2]
+        data = self._folder.map(index_name(number, queue, first_row)) if stored else None
+        if data is None or len(data) < stored * ENTRY.itemsize:
+            return None
+        rows = np.frombuffer(data, ENTRY, stored)
+        place = int(np.searchsorted(rows["first_offset"], np.uint64(offset), "right")) - 1
+        if place < 0 or not offset < int(rows[place]["first_offset"]) + int(rows[place]["count"]):
+            return None
+        return self._at(int(rows[place]["position"]), number, offset)
+
+    def _at(self, position: int, topic: int, offset: int) -> tuple[Header, Segment] | None:
+        for segment in self._segments:
+            if segment.base <= position < segment.base + segment.capacity:
+                try:
+                    header = read_header(segment.view, position - segment.base, position)
+                except BadRecord:
+                    return None
+                return (header, segment) if _holds(header, topic, offset) else None
+        return None
+
+    def _by_scan(self, topic: int, offset: int) -> tuple[Header, Segment] | None:
+        """The same by the headers of all records; what was appended again counts."""
+        found = None
+        for header, segment in self._heads(self._segments, Kind.BATCH):
+            if _holds(header, topic, offset):
+                found = header, segment
+        return found
+
+    def _gone(self, topic: ToldTopic, offset: int) -> str:
+        number, name = topic.description["id"], topic.description["name"]
+        first = None
+        for header, _ in self._heads(self._segments, Kind.BATCH):
+            if header.topic == number:
+                first = header
+                break
+        queue = topic.description.get("queue", 0)
+        where = f"queue {queue} of topic {name!r}" if queue else f"topic {name!r}"
+        if first is None:
+            known = "nothing of it is stored any more"
+        else:
+            known = (
+                f"what is stored of it begins at offset {first.first_offset}, of"
+                f" {_shown(first.stored_at_ns)}"
+            )
+        return f"that is offset {offset} of {where}, and the message has gone: {known}"
+
+    def _with_key(
+        self, topic: ToldTopic, header: Header, segment: Segment, key: str
+    ) -> Iterator[Trace]:
+        record = _verified(header, segment)
+        if record is None:
+            return
+        block = Block(properties(header, record))
+        for place, number in enumerate(block.numbers.tolist()):
+            try:
+                told = Properties.unpack(block.entry(place))
+            except BadProperties:
+                continue
+            if key in (*told.keys, told.order_key, *told.system.values()):
+                trace = self._trace(topic, header, segment, header.first_offset + number)
+                if trace is not None:
+                    yield trace
+
+    def _trace(
+        self, topic: ToldTopic, header: Header, segment: Segment, offset: int
+    ) -> Trace | None:
+        """A message without what has become of it; None where it does not verify."""
+        record = _verified(header, segment)
+        if record is None:
+            return None
+        number = offset - header.first_offset
+        ends = frame_ends(header, record)
+        length = int(ends[number]) - (int(ends[number - 1]) if number else 0)
+        entry = Block(properties(header, record)).of(number) if header.properties_length else b""
+        description = topic.description
+        return Trace(
+            f"{(description['id_base'] + offset) & ID_MASK:016x}",
+            description["name"],
+            description.get("queue", 0),
+            offset,
+            header.stored_at_ns,
+            max(0, header.deliver_at_ns),
+            length - FRAME_HEADER_BYTES,
+            Properties.unpack(entry) if entry else NONE,
+            standing=list(_standing(topic, offset)),
+        )
+
+    # what has become of them
+
+    def _completed(self, traces: list[Trace]) -> Found:
+        since_ns = min(trace.stored_at_ns for trace in traces)
+        segments = segments_since(self._segments, since_ns)
+        ids = {
+            (topic.description["name"], topic.description.get("queue", 0)): number
+            for number, topic in self._told.topics.items()
+        }
+        of_topic: dict[int, list[Trace]] = {}
+        for trace in traces:
+            if trace.delayed:
+                continue
+            of_topic.setdefault(ids[trace.topic, trace.queue], []).append(trace)
+            trace.known_since_ns = max(trace.stored_at_ns, begun_at_ns(segments))
+        starts_ns: list[int] = []
+        traced = all(trace.delayed for trace in traces)
+        for header, segment in self._heads(segments, Kind.EPOCH, Kind.TRACE):
+            if header.kind == Kind.EPOCH:
+                starts_ns.append(header.stored_at_ns)
+            if header.kind != Kind.TRACE or header.topic not in of_topic:
+                continue
+            record = _verified(header, segment)
+            if record is None:
+                continue
+            traced = True
+            try:
+                piece = Piece(payload(header, record))
+            except BadRecord:
+                continue
+            for trace in of_topic[header.topic]:
+                trace.events += piece.of(trace.offset)
+        for trace in traces:
+            trace.events.sort(key=lambda event: event.time_ns)
+            trace.starts_ns = [time_ns for time_ns in starts_ns if _matters(trace, time_ns)]
+        traces.sort(key=lambda trace: trace.stored_at_ns)
+        return Found(traces, self._complete, traced, begun_at_ns(self._segments))
+
+    def _heads(self, segments: list[Segment], *kinds: Kind) -> Iterator[tuple[Header, Segment]]:
+        return heads(segments, 0, kinds, self._ask)
+
+    def _ask(self) -> bool:
+        """Whether the time is over, which leaves the search incomplete."""
+        if self._is_over():
+            self._complete = False
+        return not self._complete
+
+
+def _holds(header: Header, topic: int, offset: int) -> bool:
+    is_inside = header.first_offset <= offset < header.first_offset + header.count
+    return header.kind == Kind.BATCH and header.topic == topic and is_inside
+
+
+def _verified(header: Header, segment: Segment) -> memoryview | None:
+    """The record of a header, if it verifies and its segment is still there."""
+    try:
+        _, record = read_record(segment.view, header.position - segment.base, header.position)
+    except BadRecord:
+        return None
+    if isinstance(segment, LookedAtSegment) and segment.gone:
+        return None
+    return record
+
+
+def _standing(topic: ToldTopic, offset: int) -> Iterator[Standing]:
+    paused_at = topic.description["paused_at"]
+    for number, told in topic.channels.items():
+        name, cursor = told["name"], topic.cursors.get(number)
+        if cursor is None:
+            continue
+        is_group = told.get("policy", {}).get("kind") == "offsets"
+        attempts, due_ns, _ = cursor.stragglers.get(offset, (0, 0, 0))
+        if offset in cursor.stragglers:
+            state = "deferred" if due_ns else "unfinished"
+        elif any(first <= offset < end for first, end in cursor.ranges):
+            state, attempts = "unfinished", 1
+        elif offset >= cursor.next or (paused_at is not None and offset >= paused_at):
+            state = "waiting"
+        else:
+            state = "done"
+        yield Standing(name, state, attempts, due_ns, is_group)
+
+
+def _matters(trace: Trace, start_ns: int) -> bool:
+    """Whether a start of the broker has something to do with a message: some channel had it then,
+    and had not finished it.
+    """
+    if start_ns <= trace.stored_at_ns:
+        return False
+    last: dict[str, Step] = {}
+    for event in trace.events:
+        if event.time_ns < start_ns:
+            last[event.channel] = event.step
+    return bool({Step.DELIVERED, Step.FETCHED} & set(last.values()))
+
+
+def _shown(time_ns: int) -> str:
+    moment = np.datetime64(time_ns // 1000, "us")
+    return f"{np.datetime_as_string(moment, 'ms')}Z"

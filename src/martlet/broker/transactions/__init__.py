@@ -1,0 +1,5 @@
+"""Transactions: messages that are seen together or not at all.
+
+May import: `martlet.log`, `broker.topic`. Start with `state`, the state machine as a table;
+`manager` keeps all that are open, and `publish` makes the messages of a committed one visible.
+"""

@@ -1,0 +1,143 @@
+"""What transactions do with their half messages: keep them, and forward them when they are seen.
+
+Where messages are for a time that has not come, they are forwarded to where delayed ones wait
+(`martlet.broker.delayed.delayed_messages`), in the same bundle as the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from martlet.broker.errors import LimitReached
+from martlet.broker.recovery.journal import HALF
+from martlet.broker.topic.queue_log import Queue
+from martlet.broker.transactions.half_topic import HalfTopic, Stored
+from martlet.broker.transactions.publish import Wanted, forward
+from martlet.broker.transactions.state import (
+    Description,
+    HalfBatch,
+    Transaction,
+    TransactionRefused,
+)
+from martlet.log.index import Index
+from martlet.log.record import BadRecord
+
+if TYPE_CHECKING:
+    from martlet.broker.broker import Broker
+    from martlet.broker.topic.topic import Topic
+
+
+class HalfMessages:
+    """The half messages of a broker.
+
+    Args:
+        broker: whose.
+
+    Attributes:
+        topic: where they are, once there were any.
+    """
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.topic: HalfTopic | None = None
+        self._told: dict[int, int] = {}
+        """Up to which position of the log each topic at a queue was told of in a bundle."""
+
+    def made(self) -> HalfTopic:
+        """Where they are, made when the first come."""
+        if self.topic is None:
+            broker = self._broker
+            id = broker.next_id()
+            index = Index(broker.log.storage, id, 0)
+            queue = Queue(broker.log, id, 0, broker.random.getrandbits(64), index, 0)
+            half = HalfTopic(broker, id, HALF, queue)
+            broker.journal_topology("topic", id, topic=half.describe())
+            broker.adopt(half)
+            self.topic = half
+        return self.topic
+
+    def hold(self, transaction: Transaction) -> None:
+        """What a transaction has is needed."""
+        if transaction.batch_count:
+            assert self.topic is not None
+            self.topic.held.update(b.first_offset for b in transaction.all_batches())
+
+    def release(self, transaction: Transaction) -> None:
+        """It is needed no more."""
+        if self.topic is not None:
+            self.topic.held.difference_update(b.first_offset for b in transaction.all_batches())
+
+    def forward(
+        self,
+        transaction: Transaction,
+        batches: Sequence[HalfBatch],
+        entry: Callable[[Sequence[Topic]], bytes],
+        to: str = "",
+    ) -> int:
+        """Store messages where they belong, or all in one topic. Returns the position behind them.
+
+        Raises TransactionRefused, LimitReached, or as `Broker.topic`.
+        """
+        broker, half = self._broker, self.topic
+        wanted: list[Wanted] = []
+        try:
+            for batch in batches:
+                assert half is not None
+                stored = half.get(batch.first_offset, transaction.id)
+                part = _part(broker.topic(to or batch.topic), batch.queue)
+                if to or not stored.times:
+                    wanted.append(Wanted(part, stored))
+                else:
+                    wanted += self._timed(part, stored)
+            self._check_delayed(wanted)
+            return forward(broker, wanted, entry)
+        except BadRecord as error:
+            for name in transaction.branches:
+                transaction.lose(name)
+            raise TransactionRefused(
+                f"messages of transaction {transaction.id!r} are lost: {error}; roll it back",
+                transaction.state,
+                is_incomplete=True,
+            ) from error
+
+    def _timed(self, part: Topic, stored: Stored) -> Iterator[Wanted]:
+        """Messages by their times, each where it waits; what is due is for the topic itself."""
+        now_ns = self._broker.clock()
+        first = 0
+        for at_ns, count in stored.times:
+            some = stored.cut(first, first + count)
+            first += count
+            if at_ns <= now_ns:
+                yield Wanted(part, some)
+            else:
+                yield Wanted(self._broker.delays.bucket(part, at_ns, count), some, at_ns)
+
+    def _check_delayed(self, wanted: Sequence[Wanted]) -> None:
+        delays = self._broker.delays
+        count = sum(len(each.stored.ends) for each in wanted if each.deliver_at_ns)
+        if count and delays.most and delays.pending_count + count > delays.most:
+            raise LimitReached(
+                f"{count} messages of the transaction are delayed, {delays.pending_count} wait"
+                f" already, and --max-delayed-messages is {delays.most}"
+            )
+
+    def news_of(self, topics: Sequence[Topic]) -> list[Description]:
+        """What is to be told of topics because a power cut may take what else tells of them."""
+        log = self._broker.log
+        news = []
+        for topic in dict.fromkeys(home for each in topics for home in (each.home, each)):
+            for part in topic.parts:
+                told_at = self._told.get(part.id)
+                if told_at is None or told_at > log.durable_position:
+                    # Whatever told of it before stands before this, and so does its making.
+                    self._told[part.id] = log.position
+                    news.append(part.describe())
+        return news
+
+
+def _part(topic: Topic, queue: int) -> Topic:
+    """A topic at one of its queues, of which there may be fewer than there were."""
+    if queue < 0:
+        return topic.next_part()
+    return topic.parts[queue % len(topic.parts)]

@@ -1,0 +1,196 @@
+"""Half messages: stored at once, and seen by nobody until their transaction is committed.
+
+They lie in the log as batches of a topic of their own, which no client can name.  The first message
+of a batch says what the others are, as JSON::
+
+    {"transaction": "...", "branch": "...", "number": 3, "topic": "orders", "queue": -1,
+     "group": "billing", "begun_at_ns": ..., "check_after_ns": ...}
+
+so each batch tells all that it stands for, whatever else of its transaction a power cut has taken.
+Where some are for a time to come it has ``"times": [[at_ns, count], ...]`` for all, in order.
+
+The topic has no channels.  What is needed of it is what transactions that have not ended hold, so
+one that is forgotten keeps its own batches from being let go, and nothing that came after them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+
+from martlet.broker.channel.cursor import Cursor
+from martlet.broker.offset_ranges import inside
+from martlet.broker.topic.topic import Topic
+from martlet.log.record import (
+    FRAME_HEADER_BYTES,
+    HEADER_BYTES,
+    BadRecord,
+    Header,
+    align8,
+    payload,
+    properties_of,
+)
+from martlet.properties.block import Block
+from martlet.properties.bulk import Packed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from martlet.broker.channel.in_flight import Offsets
+    from martlet.broker.offset_ranges import Stretch
+    from martlet.broker.topic.queue_log import Queue
+    from martlet.broker.topic.topic import TopicSurroundings
+    from martlet.log.batch import Batch, Bytes
+
+_FRAME_SIZE = 4
+
+
+class Stored(NamedTuple):
+    """A batch of half messages as it lies in the log, without its first message.
+
+    Attributes:
+        frames: of the messages.
+        ends: where each ends, from the first one's start.
+        entries: the properties of those that have any, by their numbers.
+        times: when they are to be delivered, and how many then, in order; nothing for all at once.
+    """
+
+    frames: memoryview
+    ends: npt.NDArray[np.uint32]
+    entries: Sequence[tuple[int, bytes]]
+    times: Sequence[Sequence[int]] = ()
+
+    def cut(self, first: int, stop: int) -> Stored:
+        """Some of them, without their times."""
+        start = int(self.ends[first - 1]) if first else 0
+        return Stored(
+            self.frames[start : int(self.ends[stop - 1])],
+            self.ends[first:stop] - np.uint32(start),
+            self._entries(first, stop),
+        )
+
+    def _entries(self, first: int, stop: int) -> Sequence[tuple[int, bytes]]:
+        if isinstance(self.entries, Packed):
+            return self.entries.cut(first, stop)
+        return [(number - first, entry) for number, entry in self.entries if first <= number < stop]
+
+
+class HalfTopic(Topic):
+    """All half messages."""
+
+    def __init__(self, around: TopicSurroundings, id: int, name: str, queue: Queue) -> None:
+        self.held: set[int] = set()
+        """The first offsets of the batches that are needed."""
+        super().__init__(around, id, name, queue)
+        self._reader = Cursor(around.log, queue, 0)
+
+    @property
+    def floor(self) -> int:
+        """From here on all is needed, which is nothing yet."""
+        return self.queue.end_offset
+
+    @property
+    def lowest_needed(self) -> int:
+        """Below this offset nothing is needed."""
+        return min(self.held, default=self.queue.end_offset)
+
+    def stragglers_below(self, floor: int) -> npt.NDArray[np.uint64]:
+        """The offsets below a floor that are needed, rising."""
+        offsets = np.fromiter(self.held, np.uint64, len(self.held))
+        offsets.sort()
+        return offsets[: np.searchsorted(offsets, floor)]
+
+    def waiting(self, gone: Sequence[Stretch]) -> Offsets:
+        """The messages of some stretches whose transactions have not ended."""
+        rows = self.queue.index.holding(self.stragglers_below(self.queue.end_offset))[1]
+        firsts = (rows["first_offset"] + 1).tolist()  # The first says what the others are.
+        ends = (rows["first_offset"] + rows["count"]).tolist()
+        parts = [np.arange(*stretch, dtype=np.int64) for stretch in zip(firsts, ends, strict=True)]
+        return inside(gone, np.concatenate([np.empty(0, np.int64), *parts]))
+
+    @property
+    def backlog_offset(self) -> int:
+        """No channel will begin here."""
+        return self.queue.end_offset
+
+    @backlog_offset.setter
+    def backlog_offset(self, offset: int) -> None:
+        pass
+
+    def put(
+        self,
+        batch: Batch,
+        told: dict[str, Any],
+        bodies: list[bytes] | Bytes,
+        entries: Sequence[tuple[int, bytes]],
+    ) -> None:
+        """Lay a batch out: what its messages are, they, and their properties by their numbers."""
+        batch.add(json.dumps(told, separators=(",", ":")).encode())
+        if entries:
+            batch.tell(1, entries)
+        if type(bodies) is list:
+            batch.add_many(bodies)
+        else:
+            batch.add_matrix(cast("Bytes", bodies))
+
+    def get(self, first_offset: int, transaction: str) -> Stored:
+        """The batch of a transaction that begins at an offset.
+
+        Raises:
+            BadRecord: it has gone, or is damaged.
+        """
+        index = self.queue.index
+        row = index.find(first_offset)
+        entry = index.row(row) if index.first_row <= row < index.end_row else None
+        if entry is None or entry.first_offset != first_offset:
+            raise BadRecord(f"no batch of the index begins at offset {first_offset}")
+        payload_end, record = self._reader.read(entry)
+        ends_at = align8(payload_end)
+        ends: npt.NDArray[np.uint32] = np.frombuffer(record, "<u4", entry.count, ends_at)
+        start = int(ends[0])
+        told = told_by(record[HEADER_BYTES : HEADER_BYTES + start])
+        if told is None or told["transaction"] != transaction:
+            raise BadRecord(f"offset {first_offset}: a batch of another transaction")
+        block = properties_of(record)
+        entries = () if block is None else Packed(Block(block), -1)
+        frames = record[HEADER_BYTES + start : payload_end]
+        return Stored(frames, ends[1:] - np.uint32(start), entries, told.get("times", ()))
+
+    def holds(self, first_offset: int) -> bool:
+        """Whether a batch that begins at an offset is stored."""
+        index = self.queue.index
+        row = index.find(first_offset)
+        if not index.first_row <= row < index.end_row:
+            return False
+        entry = index.row(row)
+        return (
+            entry.first_offset == first_offset and self._around.log.find(entry.position) is not None
+        )
+
+
+def frames_of(stored: Stored) -> Iterator[memoryview]:
+    """The frames of its messages, one by one."""
+    start = 0
+    for end in stored.ends.tolist():
+        yield stored.frames[start:end]
+        start = end
+
+
+def told_by(frame: memoryview) -> dict[str, Any] | None:
+    """What a batch's first frame says of the others; None where it says nothing."""
+    try:
+        told = json.loads(bytes(frame[FRAME_HEADER_BYTES:]))
+    except ValueError:
+        return None
+    return told if isinstance(told, dict) and "transaction" in told else None
+
+
+def told_in(header: Header, record: memoryview) -> dict[str, Any] | None:
+    """The same of a record of such a batch."""
+    frames = payload(header, record)
+    size = int.from_bytes(frames[:_FRAME_SIZE], "big")
+    return told_by(frames[: _FRAME_SIZE + size])

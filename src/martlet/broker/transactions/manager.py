@@ -1,0 +1,445 @@
+"""Transactions: all that have not ended, and how those ended that lately did.
+
+What the journal says of them is JSON, in records of a kind of their own:
+
+- ``{"op": "all", "transactions": [...], "outcomes_bytes": n}``: all that have not ended, in place
+  of all before; behind a zero byte the outcomes of others (see
+  `martlet.broker.transactions.outcomes`), and behind those all series (see
+  `martlet.broker.transactions.commit_sequence`)
+- ``{"op": "begun", "transaction": {...}}``: one without messages; each batch of half messages says
+  the same of its own
+- ``{"op": "prepared", "id": "..."}``, ``{"op": "checked", "ids": [...]}``
+- ``{"op": "rolled_back", "id": "...", "at_ns": n}``
+- in a bundle with the messages: ``{"op": "committed", "id": "...", "at_ns": n, "topics": [...]}``
+  and ``{"op": "set_aside", "id": "...", "topics": [...]}``, the topics being told where a power cut
+  may yet take what else tells of them; a commit also tells its ``"series": [name, number]``
+
+A commit is one record, which holds the messages too.  So nothing is ever half done: a crash finds
+the transaction as it was before or as it is after, and there is nothing to finish at a start.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from martlet.broker.errors import BrokerError, LimitReached, WritesRefused
+from martlet.broker.recovery.journal import SEPARATOR
+from martlet.broker.transactions.check_back import CheckBack
+from martlet.broker.transactions.commit_sequence import InSeries, SeriesTable
+from martlet.broker.transactions.half_messages import HalfMessages
+from martlet.broker.transactions.outcomes import Outcome, Outcomes
+from martlet.broker.transactions.state import (
+    LONGEST_BRANCH,
+    BadTransaction,
+    Event,
+    HalfBatch,
+    State,
+    Transaction,
+    TransactionLimits,
+    TransactionRefused,
+    UnknownTransaction,
+    after,
+    check_begun,
+)
+from martlet.log.batch import total_bytes
+from martlet.log.record import Kind
+from martlet.properties.bulk import packed_bytes
+
+if TYPE_CHECKING:
+    from martlet.broker.broker import Broker
+    from martlet.broker.topic.topic import Topic
+    from martlet.broker.transactions.half_topic import HalfTopic
+    from martlet.log.batch import Bytes
+    from martlet.log.checkpoint_file import JournalEntry
+
+
+_LEAST_TOLD = 1024
+_SEGMENT_BYTES_EACH = 1024
+"""For so many bytes of a segment one transaction may be open, one batch of half messages held, and
+one outcome remembered, since its head tells all of them.
+"""
+
+
+class Transactions:
+    """The transactions of a broker.
+
+    Args:
+        broker: whose.
+        limits: as the operator has set them.
+
+    Attributes:
+        open: those that have not ended, by id, oldest first.
+        outcomes: of those that have.
+        check_back: knows whose producers are to be asked, and tells of them.
+        series: how far each has come.
+        on_set_aside: called with one that goes aside, and why.
+        on_abandoned: called with one that is rolled back since nobody was heard of, and why.
+    """
+
+    def __init__(self, broker: Broker, limits: TransactionLimits) -> None:
+        self._broker = broker
+        self.limits = limits
+        self.open: dict[str, Transaction] = {}
+        most_told = max(_LEAST_TOLD, broker.log.segment_bytes // _SEGMENT_BYTES_EACH)
+        self._most_open = min(limits.most_open, most_told)
+        self._most_held = most_told
+        self.outcomes = Outcomes(min(limits.most_outcomes, most_told), limits.remembered_ns)
+        most_series = min(limits.most_series, max(_LEAST_TOLD, most_told // 4))
+        self.series = SeriesTable(most_series, limits.remembered_ns)
+        self.messages = HalfMessages(broker)
+        self.on_set_aside: Callable[[Transaction, str], None] = lambda transaction, why: None
+        self.on_abandoned: Callable[[Transaction, str], None] = lambda transaction, why: None
+        self.committed_count = 0
+        """Since the start."""
+        self.rolled_back_count = 0
+        self.check_back = CheckBack(limits, broker.clock, broker.schedule, self._give_up)
+
+    @property
+    def half(self) -> HalfTopic | None:
+        """Where half messages are, once there were any."""
+        return self.messages.topic
+
+    # what clients do
+
+    def state(self, id: str) -> State:
+        """Where a transaction is. Raises UnknownTransaction."""
+        transaction = self.open.get(id)
+        if transaction is not None:
+            return transaction.state
+        outcome = self.outcomes.get(id)
+        if outcome is None:
+            raise UnknownTransaction(
+                f"there is no transaction {id!r}: it was not begun, or ended too long ago"
+            )
+        return outcome.state
+
+    def find(self, id: str) -> Transaction:
+        """One that has not ended. Raises UnknownTransaction and TransactionRefused."""
+        transaction = self.open.get(id)
+        if transaction is None:
+            state = self.state(id)
+            raise TransactionRefused(f"transaction {id!r} is {state}", state)
+        return transaction
+
+    def begin(
+        self,
+        id: str,
+        group: str = "",
+        check_after_ns: int | None = None,
+        place: InSeries | None = None,
+        is_disposable: bool = False,
+    ) -> State:
+        """Begin a transaction; of one that is known, or whose number was committed, the state.
+
+        Args:
+            id, group, place, is_disposable: as of `Transaction`.
+            check_after_ns: how long it may be silent; None for as long as the operator has set.
+
+        Raises:
+            BadTransaction: the id, the group or the series is too long, or empty.
+            LimitReached: there are as many as there may be.
+            WritesRefused: it could not be written down.
+        """
+        known = self.open.get(id)
+        if known is not None:
+            self._heard(known, after(id, known.state, Event.BEGIN))
+            return known.state
+        outcome = self.outcomes.get(id)
+        state = State.OPEN if outcome is None else after(id, outcome.state, Event.BEGIN)
+        if state is State.OPEN:
+            if check_after_ns is None:
+                check_after_ns = self.limits.check_after_ns
+            now_ns = self._broker.clock()
+            transaction = Transaction(
+                id, group, now_ns, check_after_ns, place=place, is_disposable=is_disposable
+            )
+            check_begun(transaction)
+            if place is not None:
+                if self.series.committed(place):
+                    return State.COMMITTED
+                self.series.check_room(place.name, now_ns)
+                self._clear_away([t for t in self.open.values() if t.was_left(place, now_ns)])
+            self._check_room(id)
+            self._journal("begun", transaction=transaction.describe())
+            self.outcomes.forget(id)
+            self.open[id] = transaction
+            self.check_back.watch(transaction)
+        return state
+
+    def _check_room(self, id: str) -> None:
+        if len(self.open) >= self._most_open:
+            most = f"--max-transactions is {self.limits.most_open}"
+            if self._most_open < self.limits.most_open:
+                most = (
+                    "each segment of the log begins with a list of them: end some, or raise"
+                    " --max-bytes-per-file"
+                )
+            raise LimitReached(
+                f"transaction {id!r} would be one too many: there are {len(self.open)} that have"
+                f" not ended, and {most}; see 'martlet transactions list'"
+            )
+
+    def add(
+        self,
+        id: str,
+        branch: str,
+        number: int,
+        topic: str,
+        bodies: list[bytes] | Bytes,
+        entries: Sequence[tuple[int, bytes]] = (),
+        queue: int = -1,
+        times: Sequence[tuple[int, int]] = (),
+    ) -> tuple[HalfBatch, int]:
+        """Store messages that nobody sees until the transaction is committed.
+
+        Args:
+            id: whose transaction.
+            branch: the name of who adds.
+            number: of the batch in its branch, from 0; one that is there already is stored once.
+            topic: where they belong.
+            bodies: the messages, as of `Topic.stage`.
+            entries: their properties, by their numbers.
+            queue: at which queue of the topic; -1 for any.
+            times: when they are to be delivered, in nanoseconds since 1970, and how many then, in
+                order; nothing for all at once.
+
+        Returns the batch, and the position of the log behind it.
+
+        Raises:
+            UnknownTransaction, TransactionRefused: it is not open, or batches before are missing.
+            BadTransaction: it would be too large.
+            WritesRefused: there is no room.
+        """
+        transaction = self.find(id)
+        state = after(id, transaction.state, Event.ADD)
+        if not 0 < len(branch) <= LONGEST_BRANCH:
+            raise BadTransaction(f"a branch's name has 1 to {LONGEST_BRANCH} characters")
+        batches = transaction.branches[branch].batches if branch in transaction.branches else []
+        if number < len(batches):
+            return batches[number], self._broker.log.position
+        if number > len(batches):
+            raise TransactionRefused(
+                f"branch {branch!r} of transaction {id!r} has {len(batches)} batches, and batch"
+                f" {number} is added: those between were refused, or are lost; roll it back",
+                transaction.state,
+                is_incomplete=True,
+            )
+        told_bytes = packed_bytes([entries])
+        more_bytes = total_bytes(bodies) + told_bytes
+        self.limits.check_size(transaction, more_bytes, max(1, len(times)))
+        half = self.messages.made()
+        if len(half.held) >= self._most_held:
+            raise LimitReached(
+                f"open transactions hold what {len(half.held)} sends have added, and each segment"
+                " of the log begins with a list of them: end some, add several messages at a time,"
+                " or raise --max-bytes-per-file"
+            )
+        told = {
+            "transaction": id,
+            "branch": branch,
+            "number": number,
+            "topic": topic,
+            "queue": queue,
+            **transaction.origin,
+            **({"times": times} if times else {}),
+        }
+        first = half.queue.end_offset
+        batch = self._broker.staged(half)
+        half.put(batch, told, bodies, entries)
+        size_bytes = batch.payload_length + told_bytes
+        receipt = self._broker.commit_topic(half, 0)
+        if receipt.error is not None:
+            raise receipt.error
+        added = HalfBatch(first, len(bodies), topic, queue, size_bytes, len(times))
+        transaction.add(branch, added)
+        half.held.add(first)
+        self._heard(transaction, state)
+        return added, receipt.position
+
+    def prepare(self, id: str, branches: Mapping[str, int] | None = None) -> None:
+        """The transaction has all its messages, and nothing but its outcome is missing.
+
+        Args:
+            id: which.
+            branches: those that belong to it, and how many messages each has; None for all.
+
+        Raises as `commit`.
+        """
+        transaction = self.find(id)
+        state = after(id, transaction.state, Event.PREPARE)
+        transaction.batches(branches)
+        if branches is not None:
+            # The others, which have none, would be told by each segment.
+            branches = {n: count for n, count in branches.items() if n in transaction.branches}
+        if transaction.state is not State.PREPARED or branches != transaction.chosen:
+            self._journal("prepared", id=id, branches=branches)
+        transaction.chosen = branches
+        self._heard(transaction, state)
+
+    def commit(
+        self, id: str, branches: Mapping[str, int] | None = None, place: InSeries | None = None
+    ) -> Outcome:
+        """Have everybody see the messages: all, or those of some branches.
+
+        Where its number in its series was committed before, what was added is rolled back; else
+        what older transactions of the series have left is.
+
+        Args:
+            id: which; one that was committed already stays so.
+            branches: those that belong to it, and how many messages each has.  What others have
+                added is left out.  None for those it was prepared with, or else for all.
+            place: its place in a series, for one that may be known no more.
+
+        Raises:
+            UnknownTransaction: it is not known any more.
+            TransactionRefused: it was rolled back, or messages are missing.
+            WritesRefused: there is no room.
+        """
+        transaction = self.open.get(id)
+        if transaction is not None:
+            place = transaction.place
+        last = None if place is None else self.series.committed(place)
+        if last is not None:
+            if transaction is not None:
+                self._clear_away([transaction])
+            return Outcome(State.COMMITTED, last.at_ns, last.position, is_repeated=True)
+        if transaction is None:
+            return self._ended(id, Event.COMMIT)
+        after(id, transaction.state, Event.COMMIT)
+        at_ns = self._broker.clock()
+        if place is not None:
+            self.series.check_room(place.name, at_ns)
+        batches = transaction.batches(transaction.chosen if branches is None else branches)
+        told = {} if place is None else {"series": place}
+
+        def entry(topics: Sequence[Topic]) -> bytes:
+            return _packed(
+                "committed", id=id, at_ns=at_ns, topics=self.messages.news_of(topics), **told
+            )
+
+        position = self.messages.forward(transaction, batches, entry)
+        self.committed_count += 1
+        outcome = self._end(transaction, Outcome(State.COMMITTED, at_ns, position))
+        if place is not None:
+            self.series.reached(place, at_ns, position)
+            self._clear_away([t for t in self.open.values() if t.is_up_to(place)])
+        return outcome
+
+    def _clear_away(self, transactions: Iterable[Transaction]) -> None:
+        """Roll back what tries at one number have left; what cannot be, goes by its age."""
+        with suppress(WritesRefused):
+            for transaction in transactions:
+                self.rollback(transaction.id)
+
+    def rollback(self, id: str) -> Outcome:
+        """Nobody will ever see the messages.
+
+        Raises:
+            UnknownTransaction: it is not known any more.
+            TransactionRefused: it was committed.
+            WritesRefused: it could not be written down.
+        """
+        transaction = self.open.get(id)
+        if transaction is None:
+            return self._ended(id, Event.ROLLBACK)
+        after(id, transaction.state, Event.ROLLBACK)
+        at_ns = self._broker.clock()
+        self._journal("rolled_back", id=id, at_ns=at_ns)
+        self.rolled_back_count += 1
+        position = self._broker.log.position
+        return self._end(transaction, Outcome(State.ROLLED_BACK, at_ns, position))
+
+    def _ended(self, id: str, event: Event) -> Outcome:
+        after(id, self.state(id), event)
+        outcome = self.outcomes.get(id)
+        assert outcome is not None
+        return outcome
+
+    def _end(self, transaction: Transaction, outcome: Outcome) -> Outcome:
+        del self.open[transaction.id]
+        self.check_back.ended(transaction)
+        self.messages.release(transaction)
+        self.outcomes.add(transaction.id, outcome)
+        return outcome
+
+    # the journal
+
+    def _journal(self, op: str, **fields: object) -> None:
+        broker = self._broker
+        entry = _packed(op, **fields)
+        broker.log.append_journal(Kind.TRANSACTION, entry, topic=0, stored_at_ns=broker.clock())
+
+    def snapshot(self) -> list[JournalEntry]:
+        """All that is known, for the journal."""
+        if not self.open and not len(self.outcomes) and not len(self.series):
+            return []
+        told = [transaction.describe() for transaction in self.open.values()]
+        outcomes = self.outcomes.pack()
+        head = _packed("all", transactions=told, outcomes_bytes=len(outcomes))
+        return [(Kind.TRANSACTION, 0, head + SEPARATOR + outcomes + self.series.pack())]
+
+    def restore(self, half: HalfTopic | None, found: Iterable[Transaction]) -> None:
+        """Go on with those that a start has found; their producers have time to come back."""
+        self.messages.topic = half
+        for transaction in found:
+            self.open[transaction.id] = transaction
+            self.check_back.watch(transaction)
+            self.messages.hold(transaction)
+
+    # producers that are silent
+
+    def _heard(self, transaction: Transaction, state: State) -> None:
+        transaction.state = state
+        if state is not State.SET_ASIDE:
+            self.check_back.heard(transaction)
+
+    def take_due(
+        self, group: str, most: int = 100, suits: Callable[[Transaction], bool] = lambda _: True
+    ) -> list[Transaction]:
+        """Those whose producers are to be asked, for one of the group who is going to be, about
+        those that suit him.
+        """
+        taken = self.check_back.take(group, most, suits)
+        if taken:
+            with suppress(WritesRefused):  # At worst somebody is asked once more.
+                self._journal("checked", ids=[transaction.id for transaction in taken])
+        return taken
+
+    def _give_up(self, transaction: Transaction, why: str) -> bool:
+        """Nobody tells what is to become of it. False where nothing could be done."""
+        if not transaction.may_be_abandoned:
+            return self._set_aside(transaction, why)
+        try:
+            self.rollback(transaction.id)
+        except WritesRefused:
+            return False
+        self.on_abandoned(transaction, why)
+        return True
+
+    def _set_aside(self, transaction: Transaction, why: str) -> bool:
+        """Nobody can tell what has become of it: a person may. False where there is no room."""
+        id = transaction.id
+        state = after(id, transaction.state, Event.GIVE_UP)
+
+        def entry(topics: Sequence[Topic]) -> bytes:
+            return _packed("set_aside", id=id, topics=self.messages.news_of(topics))
+
+        batches = transaction.all_batches()
+        try:
+            try:
+                self.messages.forward(transaction, batches, entry, to=self.limits.aside_topic)
+            except TransactionRefused:
+                # What is left of it cannot be shown; that it is there is told all the same.
+                self._journal("set_aside", id=id)
+        except (BrokerError, WritesRefused):
+            return False
+        transaction.state = state
+        self.on_set_aside(transaction, why)
+        return True
+
+
+def _packed(op: str, **fields: object) -> bytes:
+    return json.dumps({"op": op, **fields}, separators=(",", ":")).encode()

@@ -1,0 +1,110 @@
+"""Outcomes: how transactions have ended, remembered for whoever asks again.
+
+A client that lost its connection while it committed asks once more, and a job that was restarted
+begins its batch again under the same name: both are told what has become of it.  So an outcome is
+remembered for a time, and the newest ones up to a number.  As each segment of the log begins with
+all of them, they are small, whatever the ids are::
+
+    digest of the id 16 | ended at i64 ns | position u64 | state u8
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import NamedTuple
+
+from martlet.broker.transactions.state import State
+
+_ROW = struct.Struct("<16sqQB")
+_STATES = {1: State.COMMITTED, 2: State.ROLLED_BACK}
+_NUMBERS = {state: number for number, state in _STATES.items()}
+_OLD_AT_ONCE = 4
+
+
+class Outcome(NamedTuple):
+    """How a transaction has ended.
+
+    Attributes:
+        state: committed or rolled back.
+        at_ns: when.
+        position: of the log, behind what says so.
+        is_repeated: whether its number was committed before, by whatever transaction.
+    """
+
+    state: State
+    at_ns: int
+    position: int
+    is_repeated: bool = False
+
+
+def digest_of(id: str) -> bytes:
+    """What an id is known by here."""
+    return blake2b(id.encode(), digest_size=16).digest()
+
+
+class Outcomes:
+    """The outcomes of one broker.
+
+    Args:
+        most: so many are remembered.
+        longest_ns: for so long.
+    """
+
+    def __init__(self, most: int, longest_ns: int) -> None:
+        self._most = most
+        self._longest_ns = longest_ns
+        self._rows: dict[bytes, bytes] = {}
+        """Oldest first."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, id: str, outcome: Outcome) -> None:
+        """A transaction has ended."""
+        self._add(digest_of(id), outcome)
+        for _ in range(_OLD_AT_ONCE):
+            if not self._is_over(outcome.at_ns):
+                break
+            del self._rows[next(iter(self._rows))]
+
+    def _add(self, digest: bytes, outcome: Outcome) -> None:
+        number = _NUMBERS[outcome.state]
+        self._rows.pop(digest, None)
+        self._rows[digest] = _ROW.pack(digest, outcome.at_ns, outcome.position, number)
+
+    def _is_over(self, now_ns: int) -> bool:
+        """Whether the oldest one is to be forgotten."""
+        if not self._rows:
+            return False
+        oldest = next(iter(self._rows.values()))
+        return len(self._rows) > self._most or now_ns - _ROW.unpack(oldest)[1] > self._longest_ns
+
+    def get(self, id: str) -> Outcome | None:
+        """How a transaction has ended; None where that is not known."""
+        row = self._rows.get(digest_of(id))
+        return None if row is None else _outcome(row)
+
+    def forget(self, id: str) -> None:
+        """It has begun anew."""
+        self._rows.pop(digest_of(id), None)
+
+    def pack(self) -> bytes:
+        """All of them, for the journal."""
+        return b"".join(self._rows.values())
+
+    def read(self, digest: bytes, outcome: Outcome) -> None:
+        """Take one over from the journal."""
+        self._add(digest, outcome)
+
+
+def unpack(data: bytes) -> Iterator[tuple[bytes, Outcome]]:
+    """Packed outcomes, each behind the digest of its transaction's id."""
+    for row in _ROW.iter_unpack(data):
+        yield row[0], _outcome(row)
+
+
+def _outcome(row: bytes | tuple[bytes, int, int, int]) -> Outcome:
+    _, at_ns, position, number = _ROW.unpack(row) if isinstance(row, bytes) else row
+    return Outcome(_STATES[number], at_ns, position)

@@ -1,0 +1,158 @@
+"""Forwarding: half messages go to where they belong, all at once.
+
+They are copied into batches of their topics, which are written as one bundle of the log, together
+with what was decided (see `martlet.log.atomic_batches`).  So there is no moment at which some of
+them are there: not for a crash, and not for a consumer, who is handed nothing before all are in
+place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from martlet.broker.topic.queue_log import ID_MASK, MOST_BATCH_BYTES
+from martlet.log.atomic_batches import Part
+from martlet.log.index import Entry
+from martlet.log.record import FRAME_HEADER_BYTES, record_length
+from martlet.properties.bulk import packed_bytes
+
+if TYPE_CHECKING:
+    from martlet.broker.broker import Broker
+    from martlet.broker.topic.topic import Topic
+    from martlet.broker.transactions.half_topic import Stored
+    from martlet.log.batch import Batch
+
+
+class Wanted(NamedTuple):
+    """Half messages and where they belong.
+
+    Attributes:
+        topic: where, at one of its queues.
+        stored: the messages.
+        deliver_at_ns: when they are due, if the topic is a bucket.
+    """
+
+    topic: Topic
+    stored: Stored
+    deliver_at_ns: int = 0
+
+
+class _Piece(NamedTuple):
+    """A batch to be: what goes into one batch of a topic."""
+
+    topic: Topic
+    deliver_at_ns: int
+    first_offset: int
+    stored: list[Stored]
+    count: int  # type: ignore[assignment]  # a tuple has a method of that name
+    payload_length: int
+    properties_length: int
+
+    @property
+    def length(self) -> int:
+        """Of the record."""
+        return record_length(self.payload_length, self.count, self.properties_length)
+
+
+def forward(
+    broker: Broker,
+    wanted: Sequence[Wanted],
+    entry: Callable[[Sequence[Topic]], bytes],
+) -> int:
+    """Store messages in their topics, all or none of them.
+
+    Args:
+        broker: where.
+        wanted: batches of half messages, in order.
+        entry: makes what the journal is to say of it, for the topics at their queues.
+
+    Returns the position of the log behind them.
+
+    Raises:
+        BadRecord: half messages are damaged.
+        WritesRefused: there is no room.
+    """
+    broker.commit()
+    batch = broker.lend_scratch()
+    pieces = list(_pieces(wanted))
+    topics = list(dict.fromkeys(piece.topic for piece in pieces))
+    now_ns = broker.stored_at_ns()
+    try:
+        positions = broker.log.append_bundle(
+            entry(topics),
+            [piece.length for piece in pieces],
+            (_laid_out(batch, piece, now_ns) for piece in pieces),
+            now_ns,
+        )
+    finally:
+        broker.take_scratch(batch)
+    firsts = {topic: topic.queue.end_offset for topic in topics}
+    for piece, position in zip(pieces, positions, strict=True):
+        queue = piece.topic.queue
+        times_ns = (now_ns, piece.deliver_at_ns)
+        queue.index.add(Entry(piece.first_offset, position, piece.count, piece.length, *times_ns))
+        queue.end_offset += piece.count
+        queue.message_bytes += piece.payload_length - FRAME_HEADER_BYTES * piece.count
+        broker.stored_count += piece.count
+        if piece.deliver_at_ns:
+            # A bucket hands out nothing yet, and looks at one row of its index at a time.
+            piece.topic.stored(piece.first_offset, False)
+            firsts.pop(piece.topic, None)
+    position = broker.moved_to = broker.log.position
+    for topic, first in firsts.items():
+        topic.stored(first, False)
+    return position
+
+
+def _pieces(wanted: Sequence[Wanted]) -> Iterator[_Piece]:
+    """What goes into each batch: those of one topic and time in their order, up to a size."""
+    groups: dict[tuple[Topic, int], list[Stored]] = {}
+    for topic, stored, deliver_at_ns in wanted:
+        groups.setdefault((topic, deliver_at_ns), []).append(stored)
+    offsets = {topic: topic.queue.end_offset for topic, _ in groups}
+    for (topic, deliver_at_ns), all_stored in groups.items():
+        some: list[Stored] = []
+        size_bytes = 0
+        for stored in all_stored:
+            if some and size_bytes + len(stored.frames) > MOST_BATCH_BYTES:
+                piece = _piece(topic, deliver_at_ns, offsets[topic], some)
+                yield piece
+                offsets[topic] += piece.count
+                some, size_bytes = [], 0
+            some.append(stored)
+            size_bytes += len(stored.frames)
+        piece = _piece(topic, deliver_at_ns, offsets[topic], some)
+        yield piece
+        offsets[topic] += piece.count
+
+
+def _piece(topic: Topic, deliver_at_ns: int, first_offset: int, stored: list[Stored]) -> _Piece:
+    count = sum(len(each.ends) for each in stored)
+    payload_length = sum(len(each.frames) for each in stored)
+    properties_length = packed_bytes([each.entries for each in stored])
+    return _Piece(
+        topic, deliver_at_ns, first_offset, stored, count, payload_length, properties_length
+    )
+
+
+def _laid_out(batch: Batch, piece: _Piece, now_ns: int) -> Part:
+    queue = piece.topic.queue
+    batch.begin((queue.id_base + piece.first_offset) & ID_MASK, now_ns)
+    for stored in piece.stored:
+        if stored.entries:
+            batch.tell(batch.count, stored.entries)
+        batch.add_frames(stored.frames, stored.ends)
+    record, flags = batch.finish()
+    return Part(
+        record,
+        batch.payload_length,
+        flags,
+        queue.topic,
+        queue.number,
+        piece.count,
+        piece.first_offset,
+        now_ns,
+        piece.deliver_at_ns,
+        batch.properties_length,
+    )

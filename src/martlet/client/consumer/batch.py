@@ -1,0 +1,108 @@
+"""Many messages at once, for those who want speed: nothing is made of a single one unasked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from martlet.client.consumer.acks import Answers
+from martlet.client.consumer.columns import Decoded
+from martlet.client.consumer.message import check_delay_ms
+from martlet.client.errors import AlreadyAnswered
+from martlet.protocol.nsq.message_run import MessageRun
+
+Where = NDArray[np.bool_] | NDArray[np.integer[Any]] | list[int] | list[bool] | slice
+"""Some messages of a batch: a mask, or their places from 0, or a slice."""
+
+
+class Batch(Decoded):
+    """Messages of one broker, in flight to you until you answer them or their time runs out.
+
+    Attributes:
+        count: how many there are.
+        answers: what tells the broker of them.
+        is_open: whether one of them is neither finished nor requeued.
+    """
+
+    def __init__(self, answers: Answers, run: MessageRun) -> None:
+        super().__init__(run)
+        self.answers = answers
+        self.is_open = True
+        self._open = np.ones(run.count, np.bool_)
+
+    def __repr__(self) -> str:
+        return f"<Batch of {self.count} messages, {self.unanswered_count} unanswered>"
+
+    @property
+    def unanswered_count(self) -> int:
+        """How many messages of the batch are neither finished nor requeued."""
+        return int(np.count_nonzero(self._open))
+
+    async def finish(self, where: Where | None = None) -> None:
+        """Tell the broker, in one write, that the messages have been dealt with.
+
+        Without ``where``: all that are not answered yet.
+
+        Raises:
+            AlreadyAnswered: one of them was finished or requeued before.
+        """
+        self.answers.finish_array(self._answer(where))
+        await self.answers.drain()
+
+    async def requeue(
+        self, delay_ms: int = 0, where: Where | None = None, *, backoff: bool = False
+    ) -> None:
+        """Have the broker deliver the messages again, after so many milliseconds, in one write.
+
+        Without ``where``: all that are not answered yet.  They are only put off; with ``backoff``
+        that counts as one failure (see ``FailureBackoff``).
+
+        Raises:
+            AlreadyAnswered: one of them was finished or requeued before.
+            ValueError: the delay is negative.
+        """
+        delay_ms = check_delay_ms(delay_ms)
+        self.answers.requeue_array(self._answer(where), delay_ms, backoff=backoff)
+        await self.answers.drain()
+
+    async def touch(self) -> None:
+        """Have the time of all that are not answered yet start anew, in one write."""
+        self.touch_soon()
+        await self.answers.drain()
+
+    def touch_soon(self) -> None:
+        """The same, without waiting until the broker has read it."""
+        self.answers.touch_array(self._run.ids()[self._open])
+
+    def start(self) -> bool:
+        """Tell the broker that the messages are being dealt with, if it wants to know that."""
+        if not self.answers.max_attempts:
+            return False
+        self.answers.started(self._run.ids()[-1].tobytes())
+        return True
+
+    def give_back(self) -> None:
+        """Have the broker deliver what is not answered to others, without waiting."""
+        if self.is_open:
+            self.answers.give_back(self._answer(None), is_started=True)
+
+    def _answer(self, where: Where | None) -> NDArray[np.void]:
+        """The ids of these messages, which from now on are answered."""
+        ids = self._run.ids()
+        if where is None:
+            if not self._open.any():
+                raise AlreadyAnswered(f"{self!r}: all were finished or requeued before")
+            if self._open.all():
+                self._open[:] = False
+                self.is_open = False
+                return ids
+            where = self._open.copy()
+        asked = np.zeros(self.count, np.bool_)
+        asked[where] = True
+        if (asked & ~self._open).any():
+            raise AlreadyAnswered(f"{self!r}: some of these were finished or requeued before")
+        self._open[asked] = False
+        self.is_open = bool(self._open.any())
+        return ids[asked]

@@ -1,0 +1,355 @@
+"""What has been received and not been handed to the application yet.
+
+Runs of messages stay as they came until somebody takes a message, which makes message objects of
+one run, or a batch, which makes none.
+
+Where a broker counts failures it is told which messages are started before they are handed out, and
+that has to be on its way before a handler can end the process.  So there what is ready comes in
+runs that are told at once, a turn of the event loop before: as many messages as are handled in one
+turn, or as there are idle workers; one where handlers take long::
+
+    came      | rest: not started | told, on its way | ready: started | handed out
+                                  1 turn             ^ to be taken from the left
+
+A message that has failed before has a run of its own, and one that was with a client when that was
+lost, a suspect, is handled while nothing else is (see
+`martlet.client.consumer.handling.isolation`): so if it ends this process too, it is found alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from martlet.client.consumer.acks import Answers
+from martlet.client.consumer.batch import Batch
+from martlet.client.consumer.handling.isolation import Solitude
+from martlet.client.consumer.message import Message
+from martlet.client.consumer.waiters import TURN_S, Takers
+from martlet.properties.model import Properties
+from martlet.protocol.nsq.message_run import MessageRun
+
+_LONGEST_RUN = 1024
+"""So many messages are told of as started at once."""
+_PATIENCE = 1 / 8
+"""Such a part of a message's time a suspect waits, and others for one that was taken one by one."""
+
+
+@dataclass(slots=True)
+class Delivery:
+    """A run of messages from one connection.
+
+    Attributes:
+        expires_at_s: when the broker has certainly begun to deliver them again, by
+            ``time.monotonic``.
+    """
+
+    answers: Answers
+    run: MessageRun
+    expires_at_s: float
+
+
+class Inbox(Takers):
+    """Deliveries in the order in which they came, and those who wait for one.
+
+    Attributes:
+        ready: message objects made of the oldest delivery; to be taken from the left after
+            ``refill`` said that there are some.
+        expires_at_s: until when those are worth handling.
+        touch_at_s: from when on they are to be touched when their handling begins.
+        on_expired: called with how many messages were dropped because they had waited for longer
+            than the broker's message timeout; the broker delivers them again, so that handling
+            them here would be for nothing.
+        taken: how many runs of messages were begun or handed out.
+        worker_count: how many workers take messages from here.
+        on_hungry: called when somebody waits for a message after `take_late` found some.
+        is_out: whether the application has taken messages or batches that it has not answered.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ready: deque[Message] = deque()
+        self.expires_at_s = 0.0
+        self.touch_at_s = 0.0
+        self.on_expired: Callable[[int], None] = lambda _count: None
+        self.taken = 0
+        self.worker_count = 0
+        self.on_hungry: Callable[[], None] | None = None
+        self.is_out: Callable[[], bool] = lambda: False
+        self._rest: deque[Message] = deque()
+        """What follows in the current delivery, and is not started."""
+        self._told: list[Message] = []
+        """What the broker is told of as started, and is ready in the next turn."""
+        self._run_size = 1
+        self._run_began_s = 0.0
+        self._solitude = Solitude(partial(self._wake, 1))
+        self._current: Delivery | None = None
+        self._deliveries: deque[Delivery] = deque()
+        self._delivered = 0
+        """The messages of those."""
+
+    def put(self, delivery: Delivery) -> None:
+        """This came."""
+        count = delivery.run.count
+        self._deliveries.append(delivery)
+        self._delivered += count
+        if self._waiters:
+            self._begin_turn()
+            self._wake(count)
+
+    def close(self, error: Exception | None = None) -> None:
+        """Hand out no more; whoever asks is told the error, if there is one."""
+        self._solitude.close()
+        super().close(error)
+
+    async def arrival(self) -> None:
+        """Wait until there may be something, or the inbox is closed."""
+        if self.is_closed or self.ready:
+            return
+        if self._is_held_up or self._solitude.is_waiting or not (self._rest or self._deliveries):
+            if self.on_hungry is not None:
+                self.on_hungry()
+            await self._wait()
+
+    async def fill(self, count: int, wait_s: float) -> None:
+        """Wait until there are so many messages, or for so long since there was one."""
+        await self.arrival()
+        try:
+            async with asyncio.timeout(wait_s):
+                while self.count() < count and not self.is_closed:
+                    await self._wait()
+        except TimeoutError:
+            pass
+
+    def refill(self) -> bool:
+        """Make sure that ``ready`` has messages; False if there are none."""
+        if self.ready:
+            return True
+        if self._is_held_up:
+            return False
+        if self._rest:
+            return self._start(idle_count=len(self._waiters) + 1)
+        delivery = self._next_delivery()
+        if delivery is None:
+            return False
+        answers = delivery.answers
+        self.expires_at_s = delivery.expires_at_s
+        self.touch_at_s = delivery.expires_at_s - answers.touch_before_s
+        self._current = delivery
+        run = delivery.run
+        messages = [Message(answers, *fields) for fields in run.fields()]
+        for place, packed in run.properties.items():
+            messages[place].carries(packed)
+        if answers.max_attempts:
+            self._rest.extend(messages)
+            return self._start(idle_count=len(self._waiters) + 1)
+        self.ready.extend(messages)
+        return True
+
+    # what is started
+
+    @property
+    def _is_held_up(self) -> bool:
+        """Whether nothing may be taken just now, though there may be something."""
+        return bool(self._told) or self._solitude.holds_up
+
+    def _start(self, *, idle_count: int) -> bool:
+        """Tell the broker of the next messages as started. True where they are ready already."""
+        rest, current = self._rest, self._current
+        assert current is not None
+        if not current.answers.max_attempts:
+            self.ready.extend(rest)  # It does not want to know any more.
+            rest.clear()
+            return True
+        first = rest[0]
+        if (
+            first.attempts > 1
+            and first.is_suspect
+            and self.worker_count != 1
+            and not self._begins_alone(first, current.answers, idle_count)
+        ):
+            return False
+        count = self._count_to_start(idle_count, current.answers.max_attempts)
+        self._told = [rest.popleft() for _ in range(count)]
+        current.answers.started(self._told[-1].id)
+        asyncio.get_running_loop().call_soon(self._have_told)
+        return False
+
+    def _count_to_start(self, idle_count: int, max_attempts: int) -> int:
+        """How many of the next messages are handled at once, as far as that can be foreseen."""
+        took_s = time.monotonic() - self._run_began_s
+        size = self._run_size
+        size = 2 * size if took_s < TURN_S else max(1, int(size * TURN_S / took_s))
+        self._run_size = size = min(size, _LONGEST_RUN)
+        if max_attempts == 1:
+            return 1
+        count = 0
+        for message in islice(self._rest, max(size, idle_count)):
+            if message.attempts > 1 and message.failures:
+                return count or 1
+            count += 1
+        return count
+
+    def _have_told(self) -> None:
+        """The broker knows: hand them out."""
+        told, self._told = self._told, []
+        self.ready.extend(told)
+        self._run_began_s = time.monotonic()
+        self._begin_turn()
+        self._wake(len(told))
+        if self._waiters and self._rest and not self._is_held_up:
+            self._start(idle_count=len(self._waiters))
+
+    def _begins_alone(self, suspect: Message, answers: Answers, idle_count: int) -> bool:
+        """Whether a suspect is to begin now, with nothing beside it."""
+        patience_s = answers.message_timeout_s * _PATIENCE
+        solitude = self._solitude
+        if not self.worker_count:
+            if not solitude.may_begin(self.is_out, patience_s):
+                return False
+            solitude.begin(lambda: bool(self._told or self.ready) or self.is_out(), patience_s)
+            return True
+        is_busy = idle_count < self.worker_count  # The last one that becomes idle begins it.
+        if not solitude.may_begin(lambda: is_busy, patience_s):
+            return False
+        solitude.begin(lambda: not suspect.is_answered, answers.message_timeout_s)
+        return True
+
+    def take_late(self, until_s: float) -> list[tuple[Answers, NDArray[np.void]]]:
+        """Take out what a Martlet broker sent, nobody handles, and has its time run out by then."""
+        late: list[tuple[Answers, NDArray[np.void]]] = []
+        current = self._current
+        if (
+            current is not None
+            and not self._told
+            and current.expires_at_s < until_s
+            and current.answers.are_extended
+        ):
+            self._unready()
+        while self._deliveries and self._deliveries[0].expires_at_s < until_s:
+            if not self._deliveries[0].answers.are_extended:
+                break
+            delivery = self._pop()
+            late.append((delivery.answers, delivery.run.ids()))
+        return late
+
+    def forget(self, answers: Answers) -> None:
+        """The connection of these is lost: what it delivered comes again, from another."""
+        if self._current is not None and self._current.answers is answers:
+            self._forget_current()
+        kept = [each for each in self._deliveries if each.answers is not answers]
+        self._deliveries.clear()
+        self._deliveries.extend(kept)
+        self._delivered = sum(each.run.count for each in kept)
+
+    def drop_ready(self) -> None:
+        """Drop the messages of ``ready``, which have expired."""
+        count = self._current_count
+        if self._current is not None:
+            self._current.answers.dropped += count
+        self._forget_current()
+        self.on_expired(count)
+
+    @property
+    def _current_count(self) -> int:
+        return len(self.ready) + len(self._told) + len(self._rest)
+
+    def _forget_current(self) -> None:
+        self.ready.clear()
+        self._told.clear()
+        self._rest.clear()
+        self._solitude.is_waiting = False
+        self._current = None
+
+    def next_batch(self, max_messages: int) -> Batch | None:
+        """The oldest messages, as many as one connection gave and no more than so many. None where
+        there are none, or not yet.
+        """
+        if self._solitude.holds_up:
+            return None
+        self._unready()
+        delivery = self._next_delivery()
+        if delivery is None:
+            return None
+        runs = [delivery.run]
+        left = max_messages - delivery.run.count
+        suspect_at = _suspect_at(delivery.run) if delivery.answers.max_attempts else None
+        if suspect_at == 0:
+            patience_s = delivery.answers.message_timeout_s * _PATIENCE
+            if not self._solitude.may_begin(self.is_out, patience_s):
+                self._put_back(delivery)
+                return None
+            self._solitude.begin(self.is_out, patience_s)
+        if suspect_at is not None:
+            left = min(left, max(1, suspect_at) - delivery.run.count)
+        while left > 0 and self._deliveries and suspect_at is None:
+            following = self._deliveries[0]
+            if following.answers is not delivery.answers or _suspect_at(following.run) is not None:
+                break
+            runs.append(following.run)
+            left -= following.run.count
+            self._pop()
+        if left < 0:
+            runs[-1], rest = runs[-1].split(runs[-1].count + left)
+            self._put_back(Delivery(delivery.answers, rest, delivery.expires_at_s))
+        batch = Batch(delivery.answers, MessageRun.joined(runs))
+        if delivery.answers.touch_before_s > delivery.expires_at_s - time.monotonic():
+            batch.touch_soon()
+        return batch
+
+    def count(self) -> int:
+        """How many messages wait here."""
+        return self._current_count + self._delivered
+
+    def drain(self) -> list[tuple[Answers, NDArray[np.void]]]:
+        """Take everything out: the ids of what was never handed out."""
+        self._unready()
+        left = [(delivery.answers, delivery.run.ids()) for delivery in self._deliveries]
+        self._deliveries.clear()
+        self._delivered = 0
+        return left
+
+    def _unready(self) -> None:
+        """Make a delivery again of the messages that are ready and that nobody took."""
+        count = self._current_count
+        current = self._current
+        if count and current is not None:
+            run = current.run if count == current.run.count else current.run.split(-count)[1]
+            self._put_back(Delivery(current.answers, run, current.expires_at_s))
+        self._forget_current()
+
+    def _next_delivery(self) -> Delivery | None:
+        now_s = time.monotonic()
+        while self._deliveries:
+            delivery = self._pop()
+            if now_s < delivery.expires_at_s:
+                self.taken += 1
+                return delivery
+            delivery.answers.dropped += delivery.run.count
+            self.on_expired(delivery.run.count)
+        return None
+
+    def _pop(self) -> Delivery:
+        delivery = self._deliveries.popleft()
+        self._delivered -= delivery.run.count
+        return delivery
+
+    def _put_back(self, delivery: Delivery) -> None:
+        self._deliveries.appendleft(delivery)
+        self._delivered += delivery.run.count
+
+
+def _suspect_at(run: MessageRun) -> int | None:
+    """Where in a run the first message stands that was with a client when that was lost."""
+    for place, packed in run.properties.items():
+        if Properties.unpack(packed).system.get("suspect"):
+            return place
+    return None

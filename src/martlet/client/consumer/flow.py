@@ -1,0 +1,163 @@
+"""How much a consumer lets come: its ready counts, its pauses, and its backing off from failures.
+
+This is where the rules (`readiness`, `failure_backoff`) meet connections, the clock and timers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable
+
+from martlet.client.consumer.handling.backoff import (
+    Action,
+    Event,
+    FailureBackoff,
+    FailureGate,
+    State,
+)
+from martlet.client.consumer.rdy import Readiness, Rotation
+from martlet.client.consumer.subscription import Subscription
+
+logger = logging.getLogger("martlet.client")
+
+
+class Flow:
+    """Sends ready counts to subscriptions.
+
+    Args:
+        max_in_flight: how many messages may be in flight, from all brokers together.
+        rotation: how connections take turns where there are more of them than that.
+        failure_backoff: how long nothing is asked for when messages fail.
+        name: whose it is, for logs.
+        chance: throws the dice, from 0 to below 1.
+    """
+
+    def __init__(
+        self,
+        max_in_flight: int,
+        rotation: Rotation,
+        failure_backoff: FailureBackoff,
+        name: str,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._interval_s = rotation.rdy_redistribute_interval_s
+        self._readiness: Readiness[Subscription] = Readiness(max_in_flight, rotation, chance)
+        self._gate = FailureGate(failure_backoff, chance)
+        self._name = name
+        self._is_stopped = False
+        self._rotation: asyncio.TimerHandle | None = None
+        self._trial: asyncio.TimerHandle | None = None
+        self.trial_at_s = 0.0
+
+    @property
+    def max_in_flight(self) -> int:
+        """How many messages may be in flight, from all brokers together."""
+        return self._readiness.max_in_flight
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is to come."""
+        return self._readiness.is_paused
+
+    @property
+    def state(self) -> State:
+        """Whether messages flow, or are held back because others failed."""
+        return self._gate.state
+
+    @property
+    def level(self) -> int:
+        """How far it has backed off; 0 is not at all."""
+        return self._gate.level
+
+    def counts(self) -> dict[Subscription, int]:
+        """The ready count of each connection."""
+        return self._readiness.counts
+
+    # What the consumer is told to do.
+
+    def change(self, max_in_flight: int) -> None:
+        """Let so many messages be in flight from now on; 0 lets none come."""
+        self._send(self._readiness.change(max_in_flight, time.monotonic()))
+
+    def pause(self) -> None:
+        """Let none come until ``resume``."""
+        self._send(self._readiness.pause(True, time.monotonic()))
+
+    def resume(self) -> None:
+        """Let them come again."""
+        if not self._is_stopped:
+            self._send(self._readiness.pause(False, time.monotonic()))
+
+    def stop(self) -> None:
+        """Let none come any more."""
+        self._is_stopped = True
+        self.pause()
+        for timer in (self._rotation, self._trial):
+            if timer is not None:
+                timer.cancel()
+        self._rotation = self._trial = None
+
+    # What happens.
+
+    def add(self, subscription: Subscription) -> None:
+        """Messages can be asked for there."""
+        self._send(self._readiness.add(subscription, time.monotonic()))
+
+    def remove(self, subscription: Subscription) -> None:
+        """They no longer can."""
+        self._send(self._readiness.remove(subscription, time.monotonic()))
+
+    def feed(self, event: Event) -> None:
+        """A message is about to be answered so."""
+        gate = self._gate
+        if gate.state is State.OPEN and event is not Event.FAILURE:
+            return
+        self._act(gate.feed(event, is_connected=bool(self._readiness.counts)))
+
+    def settle(self) -> None:
+        """Messages have been answered."""
+        if self._readiness.is_owing:
+            self._send(self._readiness.share(time.monotonic()))
+
+    def _act(self, action: Action) -> None:
+        if self._is_stopped or action is Action.NOTHING:
+            return
+        gate = self._gate
+        now_s = time.monotonic()
+        if action is Action.RESUME:
+            logger.warning("%s: messages succeed again: all brokers may send", self._name)
+            self._send(self._readiness.cap(None, now_s))
+        elif action is Action.TRY:
+            logger.info("%s: backed off for long enough: one message is tried", self._name)
+            self._send(self._readiness.cap(1, now_s))
+        else:
+            if action is Action.BLOCK:
+                logger.warning(
+                    "%s: messages fail: no more are asked for in the next %.3g s (level %d)",
+                    self._name,
+                    gate.wait_s,
+                    gate.level,
+                )
+                self._send(self._readiness.cap(0, now_s))
+            self.trial_at_s = now_s + gate.wait_s
+            loop = asyncio.get_running_loop()
+            self._trial = loop.call_later(gate.wait_s, self.feed, Event.ELAPSED)
+
+    def _send(self, changes: Iterable[tuple[Subscription, int]]) -> None:
+        for subscription, count in changes:
+            subscription.ready(count)
+        readiness = self._readiness
+        if (
+            self._rotation is None
+            and not self._is_stopped
+            and (readiness.is_too_many or readiness.is_owing)
+        ):
+            loop = asyncio.get_running_loop()
+            self._rotation = loop.call_later(self._interval_s, self._redistribute)
+
+    def _redistribute(self) -> None:
+        self._rotation = None
+        self._send(self._readiness.redistribute(time.monotonic()))

@@ -1,0 +1,152 @@
+"""Asks for more time for messages whose handling takes long, before their time runs out.
+
+A broker delivers a message again when it is not answered within the message timeout, unless it is
+touched; and whatever the touches, when ``--max-msg-timeout`` has passed.  So, four times in a
+message timeout, all that is being worked on is touched: messages in handlers, those that were taken
+by iterating, and batches that are not answered.  What is quick is hardly ever met at work, so this
+costs next to nothing; and a message that has waited for long is touched when it is handed out
+(`Inbox.touch_at_s`).
+
+A batch, or a message taken by iterating, counts as being worked on as long as anybody holds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
+
+from martlet.client.consumer.acks import Answers
+from martlet.client.consumer.batch import Batch
+from martlet.client.consumer.handling.handed_out import Lent
+from martlet.client.consumer.handling.worker import Worker
+from martlet.client.consumer.message import Message
+
+logger = logging.getLogger("martlet.client")
+
+SHORTEST_PAUSE_S = 0.02
+MANY = 1000
+"""Of so many batches, those that are done with are sought out."""
+
+
+class Toucher:
+    """Touches what is being worked on, every so often while there is something.
+
+    Args:
+        is_on: whether it does; else it only remembers batches.
+        lent: what was taken by iterating.
+    """
+
+    def __init__(self, is_on: bool, lent: Lent) -> None:
+        self.is_on = is_on
+        self._lent = lent
+        self._lent_since_s: WeakKeyDictionary[Message, float] = WeakKeyDictionary()
+        self._workers: set[Worker] = set()
+        self._seen: dict[Worker, tuple[Message, float]] = {}
+        self._batches: deque[ReferenceType[Batch]] = deque()
+        self._taken_s: WeakKeyDictionary[Batch, float] = WeakKeyDictionary()
+        self._overdue: WeakSet[Message | Batch] = WeakSet()
+        """Of these it was said that touches do not help any more."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._pause_s = float("inf")
+
+    def connected(self, message_timeout_s: float) -> None:
+        """A broker gives messages so much time."""
+        pause_s = max(SHORTEST_PAUSE_S, message_timeout_s / 4)
+        if pause_s < self._pause_s:
+            self._pause_s = pause_s
+            self._begin_again()
+
+    def begin(self, workers: Iterable[Worker]) -> None:
+        """These work."""
+        self._workers.update(workers)
+        self._begin_again()
+
+    def end(self, workers: Iterable[Worker]) -> None:
+        """These no longer do."""
+        for worker in workers:
+            self._workers.discard(worker)
+            self._seen.pop(worker, None)
+
+    def take(self, batch: Batch) -> None:
+        """This is handed out."""
+        batches = self._batches
+        while batches:
+            first = batches[0]()
+            if first is not None and first.is_open:
+                break
+            batches.popleft()
+        batches.append(ref(batch))
+        if len(batches) > MANY:
+            self._batches = deque(ref(held) for held in self.held())
+        if self._timer is None:
+            self._begin_again()
+
+    def close(self) -> None:
+        """Touch no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        self._pause_s = 0.0
+
+    def held(self) -> list[Batch]:
+        """Batches that were handed out and are not answered."""
+        batches = (held() for held in self._batches)
+        return [batch for batch in batches if batch is not None and batch.is_open]
+
+    def _begin_again(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        # Also while nothing is: to begin with the first message would cost something for each.
+        if self.is_on and 0 < self._pause_s < float("inf"):
+            self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._touch)
+
+    def _touch(self) -> None:
+        self._timer = None
+        now_s = time.monotonic()
+        for worker in self._workers:
+            message = worker.message
+            answers = message._answers if message is not None else None
+            if message is None or answers is None:
+                self._seen.pop(worker, None)
+                continue
+            seen, since_s = self._seen.get(worker, (None, now_s))
+            if seen is not message:
+                since_s = now_s
+                self._seen[worker] = message, now_s
+            if self._may_touch(answers, now_s - since_s, message):
+                message.touch()
+        held = self.held()
+        self._batches = deque(ref(batch) for batch in held)
+        for batch in held:
+            since_s = self._taken_s.setdefault(batch, now_s)
+            if self._may_touch(batch.answers, now_s - since_s, batch):
+                batch.touch_soon()
+        self._touch_lent(now_s)
+        self._begin_again()
+
+    def _touch_lent(self, now_s: float) -> None:
+        for message in self._lent.held():
+            answers = message._answers
+            if answers is None:
+                continue  # Another thread has answered it meanwhile.
+            since_s = self._lent_since_s.setdefault(message, now_s)
+            if self._may_touch(answers, now_s - since_s, message):
+                answers.touch(message.id)
+
+    def _may_touch(self, answers: Answers, at_work_s: float, what: Message | Batch) -> bool:
+        """Whether the broker would heed it; says once when it no longer does."""
+        left_s = answers.max_message_timeout_s - at_work_s
+        if left_s <= 0 and what not in self._overdue:
+            self._overdue.add(what)
+            logger.error(
+                "%r has been worked on for %.3g s, and the broker delivers it again: that is its"
+                " --max-msg-timeout",
+                what,
+                at_work_s,
+            )
+        return left_s > 0

@@ -1,0 +1,193 @@
+"""What becomes of a message when its handler fails: it comes again later, or is given up.
+
+Nothing is given up unless the application says so: ``max_attempts`` is 0, no limit, by default.
+NSQ's clients give up after five attempts, and a consumer that does not look for it then loses what
+failed for the time of a small outage; here a message that always fails costs a delivery every ten
+minutes, and shows in the logs and in the channel's count of requeues.  Where there is a limit,
+``on_giving_up`` gets the message first, to put it elsewhere; only when that succeeds is the message
+finished.  Without it, a Martlet broker puts the message into the channel's dead-letter topic.
+
+A Martlet broker is told what went wrong.  Where the channel has a retry policy of its own, it
+decides when the message comes again, unless the application has chosen a ``retry``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable
+from traceback import format_exception_only
+from typing import Protocol
+
+from martlet.client.consumer.message import Message
+from martlet.client.transport.backoff import Backoff
+from martlet.plural import counted
+
+logger = logging.getLogger("martlet.client")
+
+RETRY = Backoff(first_s=4.0, max_s=600.0, jitter=0.25)
+"""How long a message that failed waits, by its attempts: for longer than nothing is asked for after
+one failure (see `martlet.client.consumer.handling.backoff`).  Else the message that is tried then
+is the same again, and one that always fails holds up all others for minutes.
+"""
+NO_LIMIT = 65_535
+"""More attempts than a message can tell of."""
+
+
+class Delay(Protocol):
+    """How long a message waits that failed, by its attempts: a ``Backoff`` or ``LinearDelay``."""
+
+    def delay_s(self, attempt: int) -> float:
+        """Seconds to wait after so many attempts, the first being 1."""
+
+
+class Requeue(Exception):
+    """Raised by a handler that wants its message again later, though nothing is wrong.
+
+    Args:
+        delay_ms: how much later, or None for as long as a message waits that failed: where the
+            channel has a retry policy, and the application no ``retry``, as that has it.
+        backoff: whether it counts as a failure, so that the consumer asks for no more for a while.
+    """
+
+    def __init__(self, delay_ms: int | None = None, *, backoff: bool = False) -> None:
+        super().__init__(delay_ms, backoff)
+        self.delay_ms = delay_ms
+        self.backoff = backoff
+
+
+class Reject(Exception):
+    """Raised by a handler whose message would fail again however often it came, as one that cannot
+    be read.  A Martlet broker puts it into the channel's dead-letter topic at once, with the text;
+    from a broker of NSQ it comes again, as after any error.
+    """
+
+
+def told(error: BaseException) -> str:
+    """What a person is told of an error."""
+    if isinstance(error, Reject) and str(error):
+        return str(error)
+    return "".join(format_exception_only(error)).strip()
+
+
+def is_cancelled() -> bool:
+    """Whether this task is to end, and not only something that it awaited."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+OnGivingUp = Callable[[Message], Awaitable[object] | object]
+"""Gets a message that is given up, before it is finished."""
+
+
+class FailurePolicy:
+    """Deals with messages that were not handled.
+
+    Args:
+        retry: how long a message waits, by how often it was tried.
+        max_attempts: a message that comes for more than so many times is given up; 0 for none.
+            Where a Martlet broker counts failures (its channel has a retry policy), those count,
+            and not the times that it came and was not handled.
+        on_giving_up: gets it, before it is finished.
+    """
+
+    def __init__(
+        self, retry: Delay, max_attempts: int = 0, on_giving_up: OnGivingUp | None = None
+    ) -> None:
+        if not 0 <= max_attempts <= NO_LIMIT:
+            raise ValueError(f"max_attempts={max_attempts} must be from 0 (no limit) to {NO_LIMIT}")
+        self.attempt_limit = max_attempts or NO_LIMIT
+        self.given_up = 0
+        self._retry = retry
+        self._on_giving_up = on_giving_up
+
+    def failed(self, message: Message, error: BaseException) -> None:
+        """Its handler raised this: the message comes again."""
+        if isinstance(error, Requeue):
+            if not message.is_answered:
+                self._put_off(message, error)
+            return
+        delay_ms = self._delay_ms(message)
+        is_rejected = isinstance(error, Reject) and message.can_be_rejected
+        again = f"again in {delay_ms} ms"
+        if is_rejected:
+            again = "it goes to the dead-letter topic"
+        elif self._retry is RETRY and message.can_be_rejected:
+            again += ", or when its channel's retry policy has it"
+        logger.error(
+            "handler failed for message %s, attempt %d; %s",
+            message.id.decode("ascii", "replace"),
+            message.tries,
+            "it had answered it" if message.is_answered else again,
+            exc_info=error,
+        )
+        if message.is_answered:
+            return
+        text = told(error)
+        if is_rejected:
+            message.reject(text)
+        elif self._retry is RETRY:
+            message.fail(text, delay_ms)
+        else:
+            message.requeue(delay_ms, backoff=True, error=text)
+
+    def _put_off(self, message: Message, wish: Requeue) -> None:
+        if wish.delay_ms is not None:
+            message.requeue(wish.delay_ms, backoff=wish.backoff)
+        elif self._retry is RETRY:
+            message.fail("", self._delay_ms(message), backoff=wish.backoff)
+        else:
+            message.requeue(self._delay_ms(message), backoff=wish.backoff)
+
+    async def give_up(self, message: Message) -> None:
+        """It was tried too often: hand it to whom it may concern, and finish it; where there is
+        nobody to hand it to, a Martlet broker puts it into the dead-letter topic.
+        """
+        is_rejected = self._on_giving_up is None and message.can_be_rejected
+        where = "; on_giving_up, to keep it, is not set"
+        if is_rejected:
+            where = "; it goes to the channel's dead-letter topic"
+        logger.error(
+            "giving up message %s: it has come %s, max_attempts is %d%s",
+            message.id.decode("ascii", "replace"),
+            counted(message.tries, "time"),
+            self.attempt_limit,
+            "" if self._on_giving_up else where,
+        )
+        if is_rejected:
+            self.given_up += 1
+            message.reject(reason="given_up")
+            return
+        try:
+            if self._on_giving_up is not None:
+                result = self._on_giving_up(message)
+                if isawaitable(result):
+                    await result
+        except Exception as error:
+            self._not_kept(message, error)
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                self._give_back(message)
+                raise
+            self._not_kept(message, error)  # Something that was awaited is cancelled.
+        except BaseException:
+            self._give_back(message)
+            raise
+        else:
+            self.given_up += 1
+            if not message.is_answered:
+                message.finish()
+
+    def _not_kept(self, message: Message, error: BaseException) -> None:
+        logger.error("on_giving_up failed, so the message is kept", exc_info=error)
+        if not message.is_answered:
+            message.requeue(self._delay_ms(message), backoff=True)
+
+    @staticmethod
+    def _give_back(message: Message) -> None:
+        if not message.is_answered:
+            message.give_back()
+
+    def _delay_ms(self, message: Message) -> int:
+        return round(1000 * self._retry.delay_s(message.tries))

@@ -1,0 +1,90 @@
+"""Gives back what has waited here for nearly its whole time, before the broker takes it back.
+
+A handler that takes long, or hangs, leaves messages waiting that other consumers could handle.  A
+Martlet broker takes them back free of charge: they come to others at once, and the delivery counts
+as no attempt.  No more are asked for then until somebody here wants one, so that they are not just
+sent here again.  A broker of NSQ would count an attempt, so from there they run out of time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from martlet.client.consumer.acks import Answers
+    from martlet.client.consumer.buffer import Inbox
+
+Late = list[tuple["Answers", NDArray[np.void]]]
+"""The ids of messages, by whom they are answered."""
+PART = 1 / 4
+"""What is left of its time when a message is given back, at the most."""
+_SHORTEST_PAUSE_S = 0.01
+
+
+def _none(_until_s: float) -> Late:
+    return []
+
+
+class Returner:
+    """Looks every so often for what has waited for too long.
+
+    Args:
+        inbox: where it waits.
+
+    Attributes:
+        hold, go_on: called to have a broker send nothing, and all of them send again.
+        besides: takes out what waits elsewhere, and has its time run out by then.
+        returned_count: how many were given back since messages were asked for last.
+    """
+
+    def __init__(self, inbox: Inbox) -> None:
+        self.hold: Callable[[Answers], None] = lambda _answers: None
+        self.go_on: Callable[[], None] = lambda: None
+        self.besides: Callable[[float], Late] = _none
+        self.returned_count = 0
+        self._inbox = inbox
+        self._left_s = float("inf")
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    def connected(self, message_timeout_s: float) -> None:
+        """A broker gives messages so much time."""
+        left_s = message_timeout_s * PART
+        if left_s < self._left_s and not self._is_closed:
+            self._left_s = left_s
+            if self._timer is not None:
+                self._timer.cancel()
+            self._look_later()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look_later(self) -> None:
+        pause_s = max(_SHORTEST_PAUSE_S, self._left_s / 2)
+        self._timer = asyncio.get_running_loop().call_later(pause_s, self._look)
+
+    def _look(self) -> None:
+        inbox = self._inbox
+        until_s = time.monotonic() + self._left_s
+        late = [*self.besides(until_s), *inbox.take_late(until_s)]
+        for answers, ids in late:
+            self.returned_count += len(ids)
+            self.hold(answers)
+            answers.give_back(ids)
+        if late:
+            inbox.on_hungry = self._ask_again
+        self._look_later()
+
+    def _ask_again(self) -> None:
+        self._inbox.on_hungry = None
+        self.returned_count = 0
+        self.go_on()

@@ -1,0 +1,214 @@
+"""Handlers that block: run in threads or in processes, so that heartbeats are answered meanwhile.
+
+What runs elsewhere gets a `MessageView`, a copy, and answers by how it ends: when it returns the
+message is finished, when it raises ``Requeue`` it is put off, and when it raises anything else it
+failed.  In a process nothing of what it raises has to be understood here: it comes as text.
+
+No more is given to the pool than it has threads or processes.  A process that dies takes those with
+it that worked beside it, and nothing tells which message it was.  So there is a new pool, and each
+message that was at work is handled there once more, one after the other and nothing else beside it:
+only the one whose handler ends a process then too has failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Literal
+
+from martlet.client.consumer.handling.failure_policy import Reject, Requeue
+from martlet.client.consumer.message import Message, MessageView
+from martlet.client.errors import HandlerFailed
+from martlet.plural import counted
+
+logger = logging.getLogger("martlet.client")
+
+_ENDED = "a process that handled messages has ended"
+
+Place = Literal["threads", "processes"]
+
+PlainHandler = Callable[[MessageView], object]
+"""Handles a message in a thread or a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """How a handler in a process failed."""
+
+    text: str
+    requeue: tuple[int | None, bool] | None = None
+    is_rejected: bool = False
+
+
+class HandlerPool:
+    """Calls a handler elsewhere; to be awaited with each message.
+
+    Args:
+        handler: a plain function; for processes one that can be imported.
+        place: where it runs.
+        size: how many threads or processes there are.
+
+    Raises:
+        ValueError: it is a coroutine function, or cannot be sent to a process.
+    """
+
+    def __init__(self, handler: PlainHandler, place: Place, size: int) -> None:
+        if inspect.iscoroutinefunction(handler):
+            raise ValueError(f"{handler!r} is a coroutine function: those run on the event loop")
+        if place == "processes":
+            try:
+                pickle.dumps(handler)
+            except Exception as error:
+                raise ValueError(
+                    f"{handler!r} cannot be sent to a process: it must be a function at the top of"
+                    f" a module ({error})"
+                ) from error
+        self._handler = handler
+        self._place = place
+        self._size = size
+        self._left_at_work = 0
+        self._at_work = 0
+        self._suspects = 0
+        """Messages that were at work when a process ended, and have not been handled since."""
+        self._no_suspects = asyncio.Event()
+        self._no_suspects.set()
+        self._alone = asyncio.Lock()
+        self._executor = self._executor_made()
+
+    def _executor_made(self) -> Executor:
+        if self._place == "threads":
+            return ThreadPoolExecutor(self._size, thread_name_prefix="martlet handler")
+        context = multiprocessing.get_context("spawn")  # Others would inherit sockets and locks.
+        return ProcessPoolExecutor(self._size, mp_context=context, initializer=_begin_process)
+
+    async def __call__(self, message: Message) -> None:
+        """Have the message handled.
+
+        Raises:
+            Requeue: the handler wants it again later.
+            Reject: it does not want it again.
+            HandlerFailed: it failed in a process, or ended the thread or process.
+            Exception: what it raised in a thread.
+        """
+        view = MessageView(
+            message.id, message.timestamp_ns, message.attempts, message.body, message.properties
+        )
+        loop = asyncio.get_running_loop()
+        try:
+            if self._place == "threads":
+                context = contextvars.copy_context()
+                run = context.run
+                await loop.run_in_executor(self._executor, run, _in_thread, self._handler, view)
+            else:
+                await self._in_process(loop, view)
+        except asyncio.CancelledError:
+            self._left_at_work += 1  # Neither a thread nor a process can be told.
+            raise
+
+    async def _in_process(self, loop: asyncio.AbstractEventLoop, view: MessageView) -> None:
+        while self._suspects:
+            await self._no_suspects.wait()
+        executor = self._executor
+        self._at_work += 1
+        try:
+            failure = await loop.run_in_executor(executor, _handle_there, self._handler, view)
+        except BrokenProcessPool as error:
+            was_alone = self._executor is executor and self._at_work == 1
+            self._replace(executor)
+            if was_alone:
+                raise HandlerFailed(_ENDED) from error
+            failure = await self._handle_alone(loop, view)
+        finally:
+            self._at_work -= 1
+        if failure is not None:
+            if failure.requeue is not None:
+                delay_ms, backoff = failure.requeue
+                raise Requeue(delay_ms, backoff=backoff)
+            if failure.is_rejected:
+                raise Reject(failure.text)
+            raise HandlerFailed(f"in a process:\n{failure.text}")
+
+    async def _handle_alone(
+        self, loop: asyncio.AbstractEventLoop, view: MessageView
+    ) -> _Failure | None:
+        """Handle a message that was at work when a process ended, with nothing else beside it."""
+        self._suspects += 1
+        self._no_suspects.clear()
+        try:
+            async with self._alone:
+                executor = self._executor
+                try:
+                    return await loop.run_in_executor(executor, _handle_there, self._handler, view)
+                except BrokenProcessPool as error:
+                    self._replace(executor)
+                    raise HandlerFailed(_ENDED) from error
+        finally:
+            self._suspects -= 1
+            if not self._suspects:
+                self._no_suspects.set()
+
+    def _replace(self, executor: Executor) -> None:
+        """One of its processes has ended: have another pool in its place."""
+        if self._executor is executor:
+            executor.shutdown(wait=False)
+            self._executor = self._executor_made()
+
+    def close(self) -> None:
+        """Let threads and processes end; processes that are still at work are ended."""
+        if self._left_at_work and isinstance(self._executor, ThreadPoolExecutor):
+            logger.warning(
+                "%s still at work in threads; the program ends only after that",
+                counted(self._left_at_work, "handler is", "handlers are"),
+            )
+        processes = list((getattr(self._executor, "_processes", None) or {}).values())
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        if self._left_at_work:
+            for process in processes:
+                process.terminate()
+
+
+def _in_thread(handler: PlainHandler, view: MessageView) -> None:
+    try:
+        handler(view)
+    except (SystemExit, KeyboardInterrupt) as error:
+        # They would end the event loop when they come out of the future.
+        raise HandlerFailed(f"the handler raised {error!r}") from error
+
+
+def _begin_process() -> None:
+    """Ctrl-C is the consumer's, which lets handlers end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, name="martlet parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Nobody gives it work, or tells it to end, once the consumer's process was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _handle_there(handler: PlainHandler, view: MessageView) -> _Failure | None:
+    """Runs in the process: what it returns can be sent, whatever the handler raises."""
+    try:
+        handler(view)
+    except Requeue as request:
+        return _Failure("", (request.delay_ms, request.backoff))
+    except Reject as rejection:
+        return _Failure(str(rejection), is_rejected=True)
+    except BaseException:
+        return _Failure(traceback.format_exc())
+    return None

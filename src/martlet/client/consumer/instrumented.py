@@ -1,0 +1,67 @@
+"""What a consumer's hooks are told by one of its subscriptions, or outposts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from martlet.client.consumer.buffer import Delivery
+from martlet.client.consumer.subscription import Subscription
+from martlet.client.hooks import Hooks
+from martlet.protocol.nsq.message_run import FRAME_HEADER_BYTES
+
+
+class Counted(Protocol):
+    """What messages are counted at."""
+
+    @property
+    def finished(self) -> int:
+        """How many were finished."""
+
+    @property
+    def requeued(self) -> int:
+        """How many were requeued."""
+
+
+def tell(hooks: Hooks, subscription: Subscription) -> None:
+    """Have the hooks told of what comes and is answered, besides whoever is told already."""
+    address = str(subscription.address)
+    if hooks.on_received is not None:
+        subscription.on_delivery = _receiving(hooks.on_received, address, subscription.on_delivery)
+    if hooks.has_settling:
+        on_settled, report = subscription.on_settled, settling(hooks, address, subscription)
+
+        def settled() -> None:
+            on_settled()
+            report()
+
+        subscription.on_settled = settled
+
+
+def _receiving(
+    on_received: Callable[[str, int, int], object],
+    address: str,
+    on_delivery: Callable[[Delivery], None],
+) -> Callable[[Delivery], None]:
+    def received(delivery: Delivery) -> None:
+        run = delivery.run
+        on_received(address, run.count, len(run.raw) - FRAME_HEADER_BYTES * run.count)
+        on_delivery(delivery)
+
+    return received
+
+
+def settling(hooks: Hooks, address: str, counted: Counted) -> Callable[[], None]:
+    """A function that tells the hooks what was finished and requeued since it was called last."""
+    finished = requeued = 0
+
+    def report() -> None:
+        nonlocal finished, requeued
+        now_finished, now_requeued = counted.finished, counted.requeued
+        if hooks.on_finished is not None and now_finished > finished:
+            hooks.on_finished(address, now_finished - finished)
+        if hooks.on_requeued is not None and now_requeued > requeued:
+            hooks.on_requeued(address, now_requeued - requeued)
+        finished, requeued = now_finished, now_requeued
+
+    return report

@@ -1,0 +1,288 @@
+"""A consumer's place at one broker: connected, subscribed, and so again whenever it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from martlet.addresses import Address
+from martlet.client.consumer.acks import Answers
+from martlet.client.consumer.buffer import Delivery
+from martlet.client.consumer.handling.backoff import Event
+from martlet.client.consumer.stats import ConnectionStats
+from martlet.client.errors import (
+    CallRefused,
+    ConnectionLost,
+    NotSupported,
+    Refused,
+    SubscribeRefused,
+)
+from martlet.client.transport.connection import Connection
+from martlet.client.transport.dialer import Dialer
+from martlet.protocol.nsq import commands
+from martlet.protocol.nsq.message_run import MessageRun
+
+logger = logging.getLogger("martlet.client")
+
+HOPELESS = frozenset({"E_INVALID", "E_BAD_TOPIC", "E_BAD_CHANNEL", "E_UNAUTHORIZED"})
+"""Errors of SUB that another attempt would only get again."""
+PASSING = frozenset({"REFUSED", "TRY_AGAIN"})
+"""Errors of calls that another attempt may not get."""
+TOUCH_PART = 1 / 3
+"""When less of its time is left, a message is touched before it is worked on."""
+
+
+class Subscription:
+    """Keeps one connection subscribed to a channel.
+
+    Args:
+        address: the broker's.
+        topic, channel: what is subscribed to.
+        dialer: connects.
+        timeout_s: how long the broker may take to answer SUB.
+        wanted: what the channel is to be like; empty for what it is.
+
+    Attributes:
+        connection: the connection, while it is subscribed.
+        attempted: done when the first attempt to connect and subscribe was made.
+        on_delivery, on_ready, on_lost: called with what is received, when messages can be asked
+            for, and when they no longer can.
+        on_late: called when an answer to a message came too late.
+        on_answer, on_settled: called before and after an answer to a message is written.
+        auto_touch: whether messages are touched when little of their time is left.
+        last_message_s: when the last message came, by ``time.monotonic``.
+        received, finished, requeued: how many messages were, on all connections so far.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        topic: str,
+        channel: str,
+        dialer: Dialer,
+        timeout_s: float,
+        wanted: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self.address = address
+        self.last_message_s = 0.0
+        self.auto_touch = False
+        self.connection: Connection | None = None
+        self.attempted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.on_delivery: Callable[[Delivery], None] = lambda _delivery: None
+        self.on_ready: Callable[[Subscription], None] = lambda _subscription: None
+        self.on_lost: Callable[[Subscription, Answers], None] = lambda _subscription, _answers: None
+        self.on_late: Callable[[Refused], None] = lambda _error: None
+        self.on_answer: Callable[[Event], None] = lambda _event: None
+        self.on_settled: Callable[[], None] = lambda: None
+        self._topic = topic
+        self._channel = channel
+        self._dialer = dialer
+        self._timeout_s = timeout_s
+        self._wanted = wanted
+        self._dialer.on_failure = self.mark_attempted
+        self._answers: Answers | None = None
+        self._received = 0
+        self._finished = 0
+        self._requeued = 0
+        self._is_closing = False
+        self._ready_count = 0
+        self._is_held = False
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it is subscribed now."""
+        return self.connection is not None
+
+    @property
+    def max_ready_count(self) -> int:
+        """The highest ready count that the broker takes."""
+        return self.connection.features.max_ready_count if self.connection else 0
+
+    @property
+    def message_timeout_s(self) -> float:
+        """How much time the broker gives a message."""
+        return self._answers.message_timeout_s if self._answers else 0.0
+
+    @property
+    def in_flight(self) -> int:
+        """How many messages came on this connection and are not answered."""
+        return self._answers.in_flight if self._answers else 0
+
+    @property
+    def received(self) -> int:
+        """How many messages came from here."""
+        return self._received + (self._answers.received if self._answers else 0)
+
+    def stats(self, ready_count: int) -> ConnectionStats:
+        """How it stands, now that it may have so many messages in flight."""
+        error = self._dialer.last_error
+        return ConnectionStats(
+            address=str(self.address),
+            is_connected=self.connection is not None,
+            ready_count=ready_count,
+            in_flight=self.in_flight,
+            received=self.received,
+            finished=self.finished,
+            requeued=self.requeued,
+            last_message_s=self.last_message_s,
+            last_error=str(error or ""),
+        )
+
+    @property
+    def finished(self) -> int:
+        """How many messages were finished here."""
+        return self._finished + (self._answers.finished if self._answers else 0)
+
+    @property
+    def requeued(self) -> int:
+        """How many messages were requeued here."""
+        return self._requeued + (self._answers.requeued if self._answers else 0)
+
+    async def keep(self) -> None:
+        """Connect and subscribe, again and again, until closed.
+
+        Raises:
+            SubscribeRefused: the broker will not have it.
+            ConnectRefused: it will not even have the connection.
+        """
+        while not self._is_closing:
+            connection = await self._dialer.dial()
+            try:
+                await self._subscribe(connection)
+                error = await connection.wait_lost()
+            except ConnectionLost as lost:
+                error = lost
+            except SubscribeRefused:
+                raise
+            except Refused as refused:
+                if refused.code in HOPELESS:
+                    raise SubscribeRefused(refused.code, refused.text) from refused
+                logger.warning("cannot subscribe at %s: %s", connection.address, refused)
+                self._dialer.failed(refused)
+                await connection.wait_lost()
+                continue
+            finally:
+                self._leave(connection)
+            if not self._is_closing:
+                self._dialer.lost(error)
+            self.mark_attempted()
+
+    async def _subscribe(self, connection: Connection) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                if self._wanted:
+                    await self._want(connection)
+                await connection.ask(commands.subscribe(self._topic, self._channel))
+        except TimeoutError as error:
+            raise ConnectionLost(
+                f"{connection.address}: no answer to SUB within {self._timeout_s:g} s"
+            ) from error
+        answers = Answers(connection)
+        answers.on_answer = self.on_answer
+        answers.on_settled = self.on_settled
+        timeout_s = answers.message_timeout_s
+        answers.touch_before_s = timeout_s * TOUCH_PART if self.auto_touch else 0.0
+        succeeded = self._dialer.succeeded
+        on_delivery = self.on_delivery
+
+        def on_run(run: MessageRun) -> None:
+            succeeded()
+            self.last_message_s = now_s = time.monotonic()
+            answers.received += run.count
+            on_delivery(Delivery(answers, run, now_s + timeout_s))
+
+        connection.on_run = on_run
+        connection.on_refusal = self.on_late
+        self.connection = connection
+        self._is_held = False
+        self._answers = answers
+        self.on_ready(self)
+        self.mark_attempted()
+
+    async def _want(self, connection: Connection) -> None:
+        """See that the channel is as it is wanted."""
+        try:
+            answer = await connection.call(
+                "channel.want",
+                topic=self._topic,
+                channel=self._channel,
+                policy=dict(self._wanted),
+            )
+        except NotSupported as error:
+            raise SubscribeRefused("NOT_SUPPORTED", str(error)) from error
+        except CallRefused as error:
+            if error.code in PASSING:
+                raise ConnectionLost(f"{connection.address}: {error}") from error
+            raise SubscribeRefused(error.code, error.text) from error
+        if replaced := answer.fields.get("replaced"):
+            logger.warning(
+                "%s: channel %s of topic %s wanted %s before, as consumers that have left had set"
+                " it; now it wants %s",
+                *(connection.address, self._channel, self._topic, replaced, self._wanted),
+            )
+
+    def _leave(self, connection: Connection) -> None:
+        answers, self._answers = self._answers, None
+        self.connection = None
+        if answers is not None:
+            self._received += answers.received
+            self._finished += answers.finished
+            self._requeued += answers.requeued
+            self.on_lost(self, answers)
+        connection.abort()
+
+    def mark_attempted(self) -> None:
+        """Nobody is to wait for the first attempt any longer."""
+        if not self.attempted.done():
+            self.attempted.set_result(None)
+
+    def ready(self, count: int) -> None:
+        """Let the broker have so many messages in flight to us."""
+        self._ready_count = count
+        if self.connection is not None and not self._is_held:
+            self.connection.write(commands.ready(count))
+
+    def hold(self) -> None:
+        """Have the broker send nothing for now, whatever the ready count is."""
+        if self.connection is not None and not self._is_held:
+            self._is_held = True
+            self.connection.write(commands.ready(0))
+
+    def go_on(self) -> None:
+        """Have it send again."""
+        if self._is_held:
+            self._is_held = False
+            self.ready(self._ready_count)
+
+    def is_answered_by(self, answers: Answers) -> bool:
+        """Whether messages of the present connection are answered so."""
+        return self._answers is answers
+
+    async def close(self, timeout_s: float) -> None:
+        """Hang up for good once everything written is sent, or the broker did not read it."""
+        self._is_closing = True
+        connection = self.connection
+        if connection is not None:
+            connection.close()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await connection.wait_lost()
+            except TimeoutError:
+                logger.warning("%s does not read what it is sent: hung up", self.address)
+                connection.abort()
+
+    async def leave(self, timeout_s: float) -> None:
+        """Tell the broker to send no more, and wait until it has taken all our answers."""
+        if self.connection is None or self._answers is None:
+            return
+        self._answers.flush()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.connection.ask(commands.CLS)
+        except (TimeoutError, ConnectionLost, Refused) as error:
+            reason = str(error) or f"no answer within {timeout_s:.3g} s"
+            logger.warning("%s did not confirm the end: %s", self.address, reason)

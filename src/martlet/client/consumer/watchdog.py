@@ -1,0 +1,170 @@
+"""Notices a consumer that has silently stopped, and says why.
+
+A consumer that gets no messages and one that has stopped look alike from outside.  From inside they
+do not: either messages wait here and none is taken or answered, or nothing is asked for though
+nothing holds it back, or a timer that should have run has not.  What is looked at is handed in, and
+so is the time.
+
+It also notices when the event loop is held up: while a handler blocks it no heartbeat is answered,
+and after two of them the broker hangs up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from martlet.client.consumer.handling.backoff import State
+from martlet.client.safe_callback import guarded
+
+logger = logging.getLogger("martlet.client")
+
+LONGEST_PAUSE_S = 1.0
+LATE_S = 1.0
+"""When the loop is held up for longer than this, it is said."""
+QUIET_S = 60.0
+"""And not more often than so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """How a consumer stands, as far as it matters here.
+
+    Attributes:
+        connected: at how many brokers.
+        ready: the sum of its ready counts.
+        is_held_back: whether it is not meant to ask for messages.
+        backoff: whether it backs off.
+        trial_at_s: when it is to try a message after that.
+        waiting: how many messages wait to be handed out.
+        progress: something that changes whenever a message is handed out or answered.
+    """
+
+    connected: int
+    ready: int
+    is_held_back: bool
+    backoff: State
+    trial_at_s: float
+    waiting: int
+    progress: Hashable
+
+
+class Watchdog:
+    """Looks at a consumer every so often.
+
+    Args:
+        after_s: how long nothing must get on before it is a stall; 0 never looks.
+        look: tells how the consumer stands.
+        on_stall: told the cause, once for each stall.
+
+    Attributes:
+        stall: the cause, while there is one.
+    """
+
+    def __init__(
+        self,
+        after_s: float,
+        look: Callable[[], Sight],
+        on_stall: Callable[[str], object] | None = None,
+    ) -> None:
+        if after_s < 0:
+            raise ValueError(f"stall_after_s={after_s}: 0, for never, is the least")
+        self.stall = ""
+        self._after_s = after_s
+        self._look = look
+        self._on_stall = guarded("on_stall", on_stall) if on_stall is not None else None
+        self._since_s: dict[str, float] = {}
+        self._progress: Hashable = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._quiet_until_s = 0.0
+
+    def begin(self) -> None:
+        """Look from now on."""
+        if self._after_s:
+            self._pause(time.monotonic())
+
+    def end(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+
+    def bark(self, cause: str) -> None:
+        """Say that the consumer does not get on."""
+        logger.error("the consumer has stalled: %s", cause)
+        if self._on_stall is not None:
+            self._on_stall(cause)
+
+    def check(self, sight: Sight, now_s: float) -> str:
+        """The cause of a stall; empty where there is none."""
+        has_progressed = sight.progress != self._progress
+        self._progress = sight.progress
+        conditions = {
+            "handlers": sight.waiting > 0 and not has_progressed,
+            "ready": (
+                sight.connected > 0
+                and sight.ready == 0
+                and sight.backoff is not State.BLOCKED
+                and not sight.is_held_back
+            ),
+            "timer": sight.backoff is State.BLOCKED
+            and not sight.is_held_back
+            and now_s > sight.trial_at_s,
+        }
+        for name, holds in conditions.items():
+            if holds:
+                self._since_s.setdefault(name, now_s)
+            else:
+                self._since_s.pop(name, None)
+        for name, since_s in self._since_s.items():
+            for_s = now_s - since_s
+            if for_s >= self._after_s:
+                return _CAUSES[name].format(for_s=for_s, sight=sight)
+        return ""
+
+    def _pause(self, now_s: float) -> None:
+        pause_s = min(LONGEST_PAUSE_S, self._after_s / 4)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(pause_s, self._tick, now_s + pause_s)
+
+    def _tick(self, due_s: float) -> None:
+        now_s = time.monotonic()
+        late_s = max(0.0, now_s - due_s)
+        self._check_loop(late_s, now_s)
+        for name in self._since_s:
+            self._since_s[name] += late_s  # Nobody could get on while the loop was held up.
+        was = bool(self.stall)
+        self.stall = self.check(self._look(), now_s)
+        if self.stall and not was:
+            self.bark(self.stall)
+        elif was and not self.stall:
+            logger.warning("the consumer gets on again")
+        self._pause(now_s)
+
+    def _check_loop(self, late_s: float, now_s: float) -> None:
+        if late_s > LATE_S and now_s >= self._quiet_until_s:
+            self._quiet_until_s = now_s + QUIET_S
+            logger.warning(
+                "the event loop was held up for %.3g s, while no heartbeat is answered: a handler"
+                " that blocks is for run(..., on='threads') or on='processes'",
+                late_s,
+            )
+
+
+_CAUSES = {
+    "handlers": (
+        "for {for_s:.3g} s no message was handed out or answered, though {sight.waiting} wait here:"
+        " handlers hang, or nobody takes messages"
+    ),
+    "ready": (
+        "for {for_s:.3g} s nothing was asked for (ready counts are 0), though {sight.connected}"
+        " brokers are connected and nothing holds it back"
+    ),
+    "timer": (
+        "for {for_s:.3g} s the consumer has backed off for longer than it was to: its timer has not"
+        " run"
+    ),
+}

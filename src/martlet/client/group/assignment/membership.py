@@ -1,0 +1,423 @@
+"""A member of a group at one broker.
+
+It joins, and then always asks who has which queue; the broker holds the question until that
+changes, and takes it as a sign of life.  A queue that another is to have is handed out no more;
+once the handlers at work on it have ended, or after ``leave_timeout_s``, it is given back with its
+offset.  Should it be ours after all meanwhile, we go on where we were.
+
+Whoever is told that it is no member any more (its lease is over, or the broker was started again)
+joins again.  Others may have had its queues since: what it commits of them is refused then, so
+that it cannot undo what they did.
+
+Where a topic's queues are at several brokers, one of the members shares them out: see
+`martlet.client.group.assignment.planner`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from martlet.addresses import Address
+from martlet.client.errors import CallRefused, ClientError, ConnectionLost
+from martlet.client.group.assignment.planner import Planner
+from martlet.client.group.message import PulledMessage
+from martlet.client.group.queues.assigned_queue import HeldQueue, Hold
+from martlet.client.group.queues.fetcher import ERROR_PAUSE_S, GONE
+from martlet.client.group.session import Outpost, Settings
+from martlet.client.transport.connection import Connection
+from martlet.client.transport.dialer import Dialer
+
+logger = logging.getLogger("martlet.client")
+
+FAREWELL_S = 5.0
+"""How long it is waited for the answer that one is no member any more, before joining again."""
+ASK_MS = 15_000
+"""How long the broker may hold the question who has which queue; it is never above half a lease."""
+
+
+class Membership(Outpost):
+    """Is a member of a group as long as it can.
+
+    Args:
+        address: the broker's.
+        dialer: connects.
+        settings: what is the same at all brokers.
+        group: the group's name.
+        joining: what is said when joining.
+        planner: shares the queues of all brokers out; told when it may have to.
+
+    Attributes:
+        roster: where we lead, the broker's number for who is there; None where we do not.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        dialer: Dialer,
+        settings: Settings,
+        group: str,
+        joining: Mapping[str, Any],
+        planner: Planner,
+    ) -> None:
+        super().__init__(address, dialer, settings)
+        self.roster: int | None = None
+        self._planner = planner
+        self._group = {"topic": settings.topic, "group": group}
+        self._joining = joining
+        self._member: dict[str, Any] | None = None
+        """What each call of the member says."""
+        self._generation = 0
+        self._since: dict[int, int] = {}
+        """Of each queue, the generation in which it became ours."""
+        self._leaving: dict[HeldQueue, asyncio.Task[None]] = {}
+        self._releasing: set[int] = set()
+        """Of those, the queues that cannot stay any more."""
+        self._errands: set[asyncio.Task[None]] = set()
+
+    @property
+    def _fetching(self) -> tuple[str, Mapping[str, Any]]:
+        return "group.fetch", self._member or {}
+
+    @property
+    def is_member(self) -> bool:
+        """Whether we are a member of the group there."""
+        return self._member is not None
+
+    async def call(self, method: str, **fields: Any) -> Mapping[str, Any]:
+        """Ask the broker something as a member.
+
+        Raises:
+            CallRefused: it will not.
+            ConnectionLost: there is no connection, or it was lost.
+        """
+        connection, member = self.connection, self._member
+        if connection is None or member is None:
+            raise ConnectionLost(f"{self.address} is not connected")
+        return (await connection.call(method, **member, **fields)).fields
+
+    async def describe_group(self) -> Mapping[str, Any]:
+        """What the broker knows of the group. Raises CallRefused and ConnectionLost."""
+        if self.connection is None:
+            raise ConnectionLost(f"{self.address} is not connected")
+        return (await self.connection.call("group.describe", **self._group)).fields
+
+    # being a member
+
+    async def _attend(self, connection: Connection) -> None:
+        joined = await connection.call("group.join", **self._group, **self._joining)
+        self._member = member = {**self._group, "member": joined.fields["member"]}
+        tasks: list[asyncio.Task[None]] = []
+        assert self._over is not None
+        try:
+            self.is_there(connection)
+            self._planner.met(self)
+            await self._heed(connection, joined.fields)
+            self.mark_attempted()
+            tasks.append(asyncio.create_task(self._follow(connection), name="martlet assignment"))
+            if self.settings.auto_commit:
+                task = asyncio.create_task(self._commit_regularly(), name="martlet commit")
+                tasks.append(task)
+            ends: list[asyncio.Future[Any]] = [self._over, connection.lost, *tasks]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()  # Raises what broke it.
+        finally:
+            self._member = self.roster = None
+            self._planner.lost(self)
+            self._since.clear()
+            self._releasing.clear()
+            tasks += [*self._leaving.values(), *self._errands]
+            self._leaving.clear()
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+            if self._goes_on(connection):
+                await self._lose(list(self.held.values()))
+                await self._leave_as(connection, member)
+
+    async def _leave_as(self, connection: Connection, member: Mapping[str, Any]) -> None:
+        """Be that member no longer: should it still be one, its queues would wait for the end of
+        its lease.
+        """
+        try:
+            async with asyncio.timeout(FAREWELL_S):
+                await connection.call("group.leave", **member)
+        except CallRefused as error:
+            if error.code not in GONE:
+                logger.warning("%s did not let us leave: %s", self.address, error)
+        except (TimeoutError, ConnectionLost) as error:
+            logger.warning("%s did not confirm the end: %r", self.address, error)
+
+    async def _follow(self, connection: Connection) -> None:
+        """Ask who has which queue, again and again."""
+        while (member := self._member) is not None:
+            try:
+                told = await connection.call(
+                    "group.assignment", **member, generation=self._generation, wait_ms=ASK_MS
+                )
+            except CallRefused as error:
+                if error.code in GONE:
+                    self.end(str(error))
+                    return
+                logger.warning("%s: cannot ask who has which queue: %s", self.address, error)
+                await asyncio.sleep(ERROR_PAUSE_S)
+            except ConnectionLost:
+                return
+            else:
+                await self._heed(connection, told.fields)
+
+    async def _heed(self, connection: Connection, told: Mapping[str, Any]) -> None:
+        """Have the queues that we were told are ours, and no others."""
+        self._generation = int(told["generation"])
+        if self._closing.is_set():
+            return  # All of them are given up.
+        before, self.roster = self.roster, told.get("roster")
+        if self.roster not in (None, before):
+            self._planner.wake()
+        ours = {int(each["queue"]): each for each in told["queues"]}
+        revoked = set(told["revoked"])
+        gone = [
+            held
+            for number, held in self.held.items()
+            if number not in ours
+            or ours[number]["since"] != self._since.get(number)
+            or held.hold is Hold.CLOSED
+        ]
+        for held in gone:
+            if held not in self._leaving:
+                logger.warning("%s of %s was taken from us", held.place, held.topic)
+        await self._lose(gone)
+        for number, held in self.held.items():
+            if number in self._releasing:
+                continue
+            if number not in revoked:
+                self._stay(held)
+            elif held not in self._leaving:
+                held.begin_leaving()
+                task = asyncio.create_task(self._give_back(connection, held))
+                self._leaving[held] = task
+        fresh = {
+            number: int(each["offset"])
+            for number, each in ours.items()
+            if number not in self.held and number not in self._releasing
+        }
+        if unused := {number: fresh.pop(number) for number in revoked & fresh.keys()}:
+            await self._release(connection, unused)
+        taken = await self._take(connection, fresh)
+        if self._closing.is_set():
+            for held in taken:
+                self._drop(held)  # Nothing was told of them.
+            return
+        for held in taken:
+            told_of = ours[held.place.queue]
+            self._since[held.place.queue] = told_of["since"]
+            held.end_offset = int(told_of["end_offset"])
+        await self.settings.watcher.assigned([held.place for held in taken])
+        self._begin(connection, [self.held[number] for number in fresh if number in self.held])
+
+    def _prepare(self, held: HeldQueue) -> None:
+        """The broker is told what of a queue is started, where the group has a retry policy."""
+        held.say_started = partial(self._say_started, held)
+
+    def _say_started(self, held: HeldQueue, runs: Sequence[tuple[int, int]], alone: bool) -> None:
+        """It is written before the handler begins; nobody waits for the answer."""
+        connection, member = self.connection, self._member
+        number = held.place.queue
+        if connection is None or member is None or self.held.get(number) is not held:
+            return
+        connection.write(
+            connection.unanswered("group.start", **member, queue=number, runs=runs, alone=alone)
+        )
+
+    # queues that go
+
+    def _stay(self, held: HeldQueue) -> None:
+        """It is not to go, if it was to."""
+        task = self._leaving.pop(held, None)
+        if task is not None:
+            task.cancel()
+            held.stay()
+
+    async def _give_back(self, connection: Connection, held: HeldQueue) -> None:
+        """Let go of a queue once its handlers have ended."""
+        if not await held.idle(self.settings.leave_timeout_s):
+            logger.warning(
+                "%s of %s goes to another member, and after %g s handlers are still at work on it:"
+                " what they are at work on comes to that one too",
+                *(held.place, held.topic, self.settings.leave_timeout_s),
+            )
+        number = held.place.queue
+        task = self._leaving.pop(held)
+        if self.held.get(number) is not held or self._closing.is_set():
+            return
+        # From here on it cannot stay; should it be ours again, we are told so anew.
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+        self._releasing.add(number)
+        try:
+            await self.settings.watcher.revoked([held.place])
+            is_ours = self.settings.auto_commit
+            offset = held.next_commit if is_ours else held.committed
+            self._drop(held)
+            await self._release(connection, {number: offset}, back=is_ours and held.is_set_back)
+        finally:
+            self._releasing.discard(number)
+
+    async def _release(
+        self, connection: Connection, offsets: Mapping[int, int], *, back: bool = False
+    ) -> None:
+        if self._member is None:
+            return
+        for number in offsets:
+            self._since.pop(number, None)
+        backwards = {"back": list(offsets)} if back else {}
+        try:
+            told = await connection.call(
+                "group.release",
+                **self._member,
+                generation=self._generation,
+                offsets={str(number): offset for number, offset in offsets.items()},
+                **backwards,
+            )
+        except CallRefused as error:
+            self.end(f"queues could not be given back: {error}")
+        except ConnectionLost:
+            return
+        else:
+            self._heed_refusals(told.fields, {})
+
+    # how far we are
+
+    async def commit(self) -> None:
+        """Tell the broker how far the queues have come, where that has changed.
+
+        Raises:
+            ClientError: it could not be told.
+        """
+        connection, member = self.connection, self._member
+        if connection is None or member is None:
+            if any(_has_moved(held) for held in self.held.values()):
+                raise ConnectionLost(f"{self.address} is not connected")
+            return
+        offsets = {
+            number: held.next_commit
+            for number, held in self.held.items()
+            if held.hold is not Hold.CLOSED and _has_moved(held)
+        }
+        if not offsets:
+            return
+        asked = {number: self.held[number] for number in offsets}
+        back = [number for number, held in asked.items() if held.is_set_back]
+        try:
+            told = await connection.call(
+                "group.commit",
+                **member,
+                generation=self._generation,
+                offsets={str(number): offset for number, offset in offsets.items()},
+                **({"back": back} if back else {}),
+            )
+        except CallRefused as error:
+            if error.code in GONE:
+                self.end(str(error))
+            raise
+        for number, offset in told.fields["offsets"].items():
+            asked[int(number)].committed = int(offset)
+            asked[int(number)].is_set_back = False
+        self._heed_refusals(told.fields, asked)
+
+    def _carry_over(self, before: HeldQueue, held: HeldQueue) -> None:
+        """Only offsets that rise are taken unasked.
+
+        What was done is counted as committed: a commit of it may be on its way.
+        """
+        held.committed = before.committed
+        held.is_set_back = held.fetch_offset < max(before.committed, before.next_commit)
+
+    def _heed_refusals(self, told: Mapping[str, Any], asked: Mapping[int, HeldQueue]) -> None:
+        """Offsets that were not taken: others have had these queues since."""
+        for number, why in told.get("refused", {}).items():
+            logger.warning(
+                "%s: the offset of queue %s was not taken (%s): what was handled of it meanwhile"
+                " may be handled again by the member that has it now",
+                *(self.address, number, why),
+            )
+            held = asked.get(int(number))
+            if held is not None and why == "NOT_HELD":
+                held.close()
+
+    def _moved(self, held: HeldQueue) -> None:
+        if not self.settings.auto_commit:
+            return
+        task = asyncio.get_running_loop().create_task(self._commit_soon())
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    async def _commit_soon(self) -> None:
+        try:
+            await self.commit()
+        except ClientError as error:
+            logger.warning("%s: offsets could not be committed: %s", self.address, error)
+
+    async def leave(self, timeout_s: float) -> None:
+        """Commit, unless only the application does, and let the others have the queues."""
+        self._closing.set()
+        connection, member = self.connection, self._member
+        if connection is None or member is None:
+            return
+        places = [held.place for n, held in self.held.items() if n not in self._releasing]
+        for held in self.held.values():
+            held.begin_leaving()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.settings.watcher.revoked(places)
+                if self.settings.auto_commit:
+                    await self.commit()
+                await connection.call("group.leave", **member)
+        except (TimeoutError, ClientError) as error:
+            reason = str(error) or f"no answer within {timeout_s:.3g} s"
+            logger.warning("%s did not confirm the end: %s", self.address, reason)
+        for held in list(self.held.values()):
+            self._drop(held)
+
+    # messages that are given up
+
+    async def bury(self, message: PulledMessage) -> str | None:
+        """Have the broker keep a message in the group's dead-letter topic.
+
+        Raises:
+            ClientError: it is not kept.
+        """
+        connection, member = self.connection, self._member
+        if connection is None or member is None:
+            raise ConnectionLost(f"{self.address} is not connected")
+        first, last = message.errors
+        told = await connection.call(
+            "group.dead",
+            **member,
+            generation=self._generation,
+            queue=message.queue,
+            offset=message.offset,
+            reason=_reason(message),
+            attempts=message.attempts,
+            first_error=first,
+            last_error=last,
+        )
+        return str(told.fields["dead_letter_topic"])
+
+
+def _reason(message: PulledMessage) -> str:
+    """Why it is given up."""
+    if message.is_lost:
+        return "disconnected"
+    return "rejected" if message.is_rejected else "max_attempts"
+
+
+def _has_moved(held: HeldQueue) -> bool:
+    """Whether there is an offset to be committed."""
+    return held.next_commit > held.committed or held.is_set_back

@@ -1,0 +1,175 @@
+"""A broadcasting consumer at one broker: it has all queues, as every other one has.
+
+The broker knows nothing of it, so it keeps nothing for it either: what is fetched is there as long
+as some channel or group needs it, or the topic's retention keeps it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from martlet.addresses import Address
+from martlet.client.errors import CallRefused
+from martlet.client.group.queues.assigned_queue import HeldQueue
+from martlet.client.group.queues.offset_file import OffsetFile
+from martlet.client.group.queues.queue_id import Place
+from martlet.client.group.session import Outpost, Settings
+from martlet.client.group.start_position import Start, time_ms
+from martlet.client.transport.connection import Connection
+from martlet.client.transport.dialer import Dialer
+
+logger = logging.getLogger("martlet.client")
+
+LOOK_S = 20.0
+"""How often it is asked for new queues: RocketMQ's time between two rebalances."""
+ABSENT_S = 1.0
+"""How often it is asked for the topic, while there is none."""
+
+
+class Audience(Outpost):
+    """Fetches from all queues of a topic.
+
+    Args:
+        address: the broker's.
+        dialer: connects.
+        settings: what is the same at all brokers.
+        file: where offsets are kept; None for nowhere.
+        start: where to begin in a queue of which none is kept.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        dialer: Dialer,
+        settings: Settings,
+        file: OffsetFile | None,
+        start: Start,
+    ) -> None:
+        super().__init__(address, dialer, settings)
+        self._file = file
+        self._start = start
+        self._was_there = False
+        self._last: dict[Place, int] = {}
+        """Where we were, which counts when the connection was lost."""
+
+    @property
+    def _fetching(self) -> tuple[str, Mapping[str, Any]]:
+        return "topic.fetch", {"topic": self.settings.topic}
+
+    async def _attend(self, connection: Connection) -> None:
+        assert self._over is not None
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            tasks.append(asyncio.create_task(self._look(connection), name="martlet queues"))
+            if self.settings.auto_commit:
+                task = asyncio.create_task(self._commit_regularly(), name="martlet commit")
+                tasks.append(task)
+            ends: list[asyncio.Future[Any]] = [self._over, connection.lost, *tasks]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()  # Raises what broke it.
+        finally:
+            self._remember()
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _look(self, connection: Connection) -> None:
+        """Have all queues that there are, again and again."""
+        while True:
+            try:
+                queues = await self.describe(connection)
+            except CallRefused as error:
+                if error.code != "NOT_FOUND":
+                    raise
+                # A topic that comes later is had from its first message on.
+                self._was_there = True
+                self.is_there(connection)
+                self.mark_attempted()
+                await asyncio.sleep(ABSENT_S)
+                continue
+            offsets = {
+                int(each["queue"]): await self._begins(connection, each)
+                for each in queues
+                if int(each["queue"]) not in self.held
+            }
+            self._was_there = True
+            taken = await self._take(connection, offsets)
+            ends = {int(each["queue"]): int(each["end_offset"]) for each in queues}
+            for held in taken:
+                held.end_offset = ends[held.place.queue]
+            self.is_there(connection)
+            await self.settings.watcher.assigned([held.place for held in taken])
+            self.mark_attempted()
+            self._begin(connection, [self.held[number] for number in offsets])
+            await asyncio.sleep(LOOK_S)
+
+    async def _begins(self, connection: Connection, queue: Mapping[str, Any]) -> int:
+        """Where to begin in a queue."""
+        number = int(queue["queue"])
+        place = Place(str(self.address), number)
+        known = self._last.get(place)
+        if known is None and self._file is not None:
+            known = self._file.get(place)
+        if known is not None:
+            return known
+        start = self._start
+        if self._was_there or start == "first":
+            return int(queue["start_offset"])
+        if isinstance(start, datetime):
+            told = await connection.call(
+                "topic.offset", topic=self.settings.topic, queue=number, time_ms=time_ms(start)
+            )
+            return int(told.fields["offset"])
+        return start if isinstance(start, int) else int(queue["end_offset"])
+
+    def _remember(self) -> None:
+        self._last |= {held.place: held.next_commit for held in self.held.values()}
+
+    def _carry_over(self, before: HeldQueue, held: HeldQueue) -> None:
+        """The file is ours alone, so it goes back too."""
+        held.committed = -1
+
+    def _moved(self, held: HeldQueue) -> None:
+        """What is kept moves with the next commit."""
+
+    async def commit(self) -> None:
+        """Keep how far the queues have come, where that has changed.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        self._remember()
+        changed = {
+            held: held.next_commit
+            for held in self.held.values()
+            if held.next_commit != held.committed
+        }
+        if self._file is not None and (changed or self._unkept()):
+            await asyncio.to_thread(self._file.write, dict(self._last))
+        for held, offset in changed.items():
+            held.committed = offset
+
+    def _unkept(self) -> bool:
+        """Whether the file does not have what there is to keep."""
+        assert self._file is not None
+        return any(self._file.get(place) != offset for place, offset in self._last.items())
+
+    async def leave(self, timeout_s: float) -> None:
+        """Keep how far the queues have come, unless only the application does."""
+        self._closing.set()
+        for held in self.held.values():
+            held.begin_leaving()
+        await self.settings.watcher.revoked([held.place for held in self.held.values()])
+        try:
+            if self.settings.auto_commit:
+                await self.commit()
+        except OSError as error:
+            logger.error("offsets could not be kept: %s", error)
+        for held in list(self.held.values()):
+            self._drop(held)

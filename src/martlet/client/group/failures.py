@@ -1,0 +1,129 @@
+"""What becomes of a message whose handler fails: it is tried again here, and then kept elsewhere.
+
+It is tried again in its place: in a consumer that handles in order nothing of its queue passes it;
+else later ones are handled meanwhile, as far as the limits of flow control go, and only the
+committed offset waits.  After ``max_attempts``, or when its handler raises ``Reject``, it is kept
+elsewhere (in the group's dead-letter topic, or by ``on_giving_up``), and is done once that has
+succeeded, not before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable
+
+from martlet.client.consumer.handling.failure_policy import Delay, Reject, Requeue, told
+from martlet.client.errors import HandlerFailed
+from martlet.client.group.message import PulledMessage, Stage
+from martlet.client.transport.backoff import Backoff
+from martlet.plural import counted
+
+logger = logging.getLogger("martlet.client")
+
+RETRY = Backoff(first_s=1.0, max_s=60.0, jitter=0.25)
+"""How long a message waits that failed: some nine minutes in all, with `MAX_ATTEMPTS`."""
+MAX_ATTEMPTS = 16
+"""RocketMQ's."""
+LONGEST_ERROR = 1000
+"""Characters of what a handler raised that are kept."""
+
+OnGivingUp = Callable[[PulledMessage], Awaitable[object] | object]
+"""Gets a message that is given up, to keep it elsewhere."""
+
+
+class PullFailures:
+    """Deals with messages that were not handled.
+
+    Args:
+        retry: how long a message waits, by its attempts.
+        max_attempts: after so many it is given up; 0 for never.
+        bury: keeps it elsewhere, and says where; None where that is nowhere.
+
+    Attributes:
+        given_up: how many messages were.
+    """
+
+    def __init__(
+        self,
+        retry: Delay,
+        max_attempts: int,
+        bury: Callable[[PulledMessage], Awaitable[str | None]],
+    ) -> None:
+        if max_attempts < 0:
+            raise ValueError(f"max_attempts={max_attempts}: 0, for no limit, is the least")
+        self.given_up = 0
+        self._retry = retry
+        self._max_attempts = max_attempts
+        self._bury = bury
+
+    async def failed(self, message: PulledMessage, error: BaseException) -> None:
+        """Its handler raised this."""
+        if message._stage is not Stage.OUT:
+            logger.error("handler failed for %r, which it had finished", message, exc_info=error)
+            return
+        if isinstance(error, Requeue):
+            if not error.backoff:
+                message.attempts -= 1
+            self._put_off(message, error.delay_ms)
+            return
+        said = told(error)[:LONGEST_ERROR]
+        message.errors = (message.errors[0] or said, said)
+        message.is_rejected = isinstance(error, Reject)
+        if message.is_rejected or 0 < self._max_attempts <= message.attempts:
+            await self._give_up(message, error)
+            return
+        delay_s = self._put_off(message)
+        logger.error("handler failed for %r; again in %.3g s", message, delay_s, exc_info=error)
+
+    async def lost_often(self, message: PulledMessage, count: int) -> None:
+        """So many members of its group were lost while they handled it: no handler gets it."""
+        said = f"{count} members of the group were lost while they handled it"
+        message.errors, message.is_lost = (said, said), True
+        await self._give_up(message, HandlerFailed(said))
+
+    async def _give_up(self, message: PulledMessage, error: BaseException) -> None:
+        try:
+            where = await self._bury(message)
+        except Exception as trouble:
+            delay_s = self._put_off(message)
+            logger.error(
+                "%r has failed %s and could not be kept elsewhere (%s); again in %.3g s",
+                *(message, counted(message.attempts, "time"), trouble, delay_s),
+                exc_info=error,
+            )
+            return
+        logger.error(
+            "%r has failed %s and is given up; it is %s",
+            *(
+                message,
+                counted(message.attempts, "time"),
+                f"kept in {where}" if where else "kept nowhere",
+            ),
+            exc_info=error,
+        )
+        self.given_up += 1
+        message._held.tally.dead += 1
+        if message._stage is Stage.OUT:
+            message.finish()
+
+    def _put_off(self, message: PulledMessage, delay_ms: int | None = None) -> float:
+        """Have it handled again later. Returns in how many seconds."""
+        delay_s = self._retry.delay_s(message.attempts) if delay_ms is None else delay_ms / 1000
+        held = message._held
+        held.put_off(message)
+        asyncio.get_running_loop().call_later(delay_s, held.put_back, message)
+        return delay_s
+
+
+def kept_by(on_giving_up: OnGivingUp) -> Callable[[PulledMessage], Awaitable[str | None]]:
+    """The application's function, as what keeps messages."""
+
+    async def keep(message: PulledMessage) -> str:
+        result = on_giving_up(message)
+        if isawaitable(result):
+            await result
+        return "on_giving_up"
+
+    return keep

@@ -1,0 +1,91 @@
+"""Iterating: what was handed out is done when the next is asked for.
+
+A loop that is left in between drops its iterator, and with that what it was at work on goes back
+into the line, at once: so it is an object, and no generator, which asyncio would end a little later
+when the next loop has already begun behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from martlet.client.group.queues.ready_queues import Line
+
+
+class Handed(Protocol):
+    """A message, or a batch of them."""
+
+    @property
+    def is_out(self) -> bool:
+        """Whether somebody is at work on it."""
+
+    def finish(self) -> None:
+        """It is done."""
+
+    def give_back(self) -> None:
+        """It is to be handed out again."""
+
+
+HandedT = TypeVar("HandedT", bound=Handed)
+
+
+class Iteration(AsyncIterator[HandedT]):
+    """One loop over what there is to handle.
+
+    Args:
+        line: where it is.
+        take: takes the next out of it; None at the end.
+        lent: where it is noted what is handed out.
+    """
+
+    def __init__(
+        self,
+        line: Line,
+        take: Callable[[], Awaitable[HandedT | None]],
+        lent: dict[Handed, None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._line = line
+        self._take = take
+        self._lent = lent
+        self._last: HandedT | None = None
+
+    async def __anext__(self) -> HandedT:
+        last, self._last = self._last, None
+        if last is not None:
+            self._lent.pop(last, None)
+            if last.is_out:
+                last.finish()
+        taken = await self._take()
+        if taken is None:
+            self._line.check()
+            raise StopAsyncIteration
+        self._last = taken
+        self._lent[taken] = None
+        return taken
+
+    async def aclose(self) -> None:
+        """The loop is left."""
+        self._give_back()
+
+    def _give_back(self) -> None:
+        last, self._last = self._last, None
+        if last is not None:
+            self._lent.pop(last, None)
+            if last.is_out:
+                last.give_back()
+
+    def __del__(self) -> None:
+        if self._last is None or self._loop.is_closed():
+            return
+        try:
+            is_here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            is_here = False
+        if is_here:
+            self._give_back()
+        else:  # The garbage collector was at work in another thread.
+            last = self._last
+            self._loop.call_soon_threadsafe(lambda: last.is_out and last.give_back())

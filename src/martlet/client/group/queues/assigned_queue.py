@@ -1,0 +1,470 @@
+"""A queue that this consumer holds: what was fetched of it and is not done.
+
+::
+
+    offset   100      103        107            140            396
+             done     at work    waits to be    fetched, as    to be
+             below    or done    tried again    it came        fetched
+             ^ committed next                   ^ position     ^ fetch_offset
+
+A queue that is being given back hands out nothing more, and what of it was not handed out is
+forgotten; what is at work may still be finished.  One that is closed has gone to another member, or
+was replaced when the application went elsewhere in it: nothing that is finished counts any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from heapq import heapify, heappop, heappush
+from itertools import chain, islice, takewhile
+from typing import TYPE_CHECKING
+
+from martlet.client.group.batch import PulledBatch
+from martlet.client.group.counters import Tally
+from martlet.client.group.flow_limits import FlowLimits
+from martlet.client.group.message import PulledMessage, Stage
+from martlet.client.group.queues.fetched_chunk import Piece, joined
+from martlet.client.group.queues.offset_tracker import Progress
+from martlet.client.group.queues.queue_id import Place
+from martlet.client.group.started import Say, Starts
+from martlet.client.group.stats import QueueStats
+from martlet.protocol.nsq.message_run import FRAME_HEADER_BYTES, MessageRun
+
+if TYPE_CHECKING:
+    from martlet.client.group.queues.ready_queues import Line
+
+
+SHORT_WAIT_S = 0.001
+
+
+class Hold(Enum):
+    """Whose the queue is."""
+
+    OPEN = "open"
+    """Ours."""
+    LEAVING = "leaving"
+    """To be given back once nobody is at work on it."""
+    CLOSED = "closed"
+    """Not ours."""
+
+
+class HeldQueue:
+    """What is here of a queue.
+
+    Args:
+        topic: the topic's name.
+        place: which queue.
+        offset: where to go on.
+        id_base: what offsets are added to in ids.
+        limits: how much may be here.
+        line: where it waits to be handled.
+        tally: counts what becomes of messages.
+
+    Attributes:
+        hold: whose it is.
+        fetch_offset: of what is fetched next.
+        committed: what the broker was told last.
+        end_offset: of the queue, when it was last fetched from.
+        tally: what becomes of messages.
+        count, size_bytes: of what is here and not done.
+        at_work: how many messages or batches are handed out.
+        is_set_back: whether what is committed next may be below what was committed before.
+        is_paused: whether the application wants nothing of it now.
+        is_busy: whether a handler is at work on it beside which there must be no other.
+        is_in_line: whether it is in the line.
+        starts: what is started, where the broker wants to know it.
+        say_started: tells the broker.
+        on_settled: called when something of it was finished or put off, where that is to be told.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        place: Place,
+        offset: int,
+        id_base: int,
+        limits: FlowLimits,
+        line: Line,
+        tally: Tally,
+    ) -> None:
+        self.topic = topic
+        self.place = place
+        self.id_base = id_base
+        self.hold = Hold.OPEN
+        self.fetch_offset = self.committed = self.end_offset = offset
+        self.count = self.size_bytes = self.at_work = 0
+        self.is_set_back = self.is_paused = self.is_busy = self.is_in_line = False
+        self.starts: Starts | None = None
+        self.say_started: Say | None = None
+        self.on_settled: Callable[[], None] | None = None
+        self._limits = limits
+        self._line = line
+        self.tally = tally
+        self._again: list[PulledMessage] = []
+        """A heap of those that were handed out before."""
+        self._ready: deque[PulledMessage] = deque()
+        self._pieces: deque[Piece] = deque()
+        self._progress = Progress()
+        self._changed = asyncio.Event()
+        self._newest = -1
+        """The highest offset that was handed out by itself."""
+
+    # how it stands
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether something of it can be handed out."""
+        return (
+            self.hold is Hold.OPEN
+            and not self.is_paused
+            and bool(self._ready or self._pieces or self._again)
+        )
+
+    @property
+    def position(self) -> int:
+        """The offset of what is handed out next."""
+        if self._again:
+            return self._again[0].offset
+        return self._untouched
+
+    @property
+    def _untouched(self) -> int:
+        """The offset of the first message that was not handed out yet."""
+        if self._ready:
+            return self._ready[0].offset
+        return self._pieces[0].first if self._pieces else self.fetch_offset
+
+    @property
+    def waiting(self) -> int:
+        """How many messages were fetched and are not handed out."""
+        untouched = len(self._ready) + sum(piece.run.count for piece in self._pieces)
+        return untouched + len(self._again)
+
+    @property
+    def lag(self) -> int:
+        """How many messages there were that are not done, when it was last fetched from."""
+        return max(0, self.end_offset - self.next_commit)
+
+    def stats(self) -> QueueStats:
+        """How it stands."""
+        return QueueStats(
+            place=self.place,
+            position=self.position,
+            committed=self.committed,
+            lag=self.lag,
+            in_flight=self.count,
+            is_paused=self.is_paused,
+        )
+
+    @property
+    def next_commit(self) -> int:
+        """All below this offset are done."""
+        lowest = self._progress.lowest
+        untouched = self._untouched
+        return untouched if lowest is None else min(lowest, untouched)
+
+    def room(self) -> tuple[int, int]:
+        """How many messages may be fetched now, and bytes; none where nothing may.
+
+        While there is something to handle, there are no fetches of less than half of what one may
+        bring: else a queue that is full would fetch message by message.
+        """
+        limits = self._limits
+        span = self.fetch_offset - self.next_commit
+        messages = min(limits.max_messages - self.count, limits.fetch_messages)
+        size_bytes = min(limits.max_bytes - self.size_bytes, limits.fetch_bytes)
+        if self.hold is not Hold.OPEN or self.is_paused or span >= limits.max_span:
+            return 0, 0
+        if self.count and (
+            messages < min(limits.fetch_messages, limits.max_messages) // 2
+            or size_bytes < min(limits.fetch_bytes, limits.max_bytes) // 2
+        ):
+            return 0, 0
+        return max(0, messages), max(0, size_bytes)
+
+    async def change(self) -> None:
+        """Wait until there may be more room, or it has another holder, or nobody is at work."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    # what comes in
+
+    def put(self, run: MessageRun | None, next_offset: int) -> None:
+        """These were fetched, and there is nothing else before that offset."""
+        if run is not None:
+            self._pieces.append(Piece.of(run, self.id_base))
+            self.tally.received += run.count
+            self.count += run.count
+            self.size_bytes += len(run.raw)
+        self.fetch_offset = next_offset
+        self._line.add(self)
+
+    def learn(self, failures: Iterable[Sequence[int]] | None) -> None:
+        """The broker tells of messages that members were lost by, and wants to know what is
+        started; with None it does not.
+        """
+        if failures is None:
+            self.starts = None
+        elif self.say_started is not None:
+            if self.starts is None:
+                self.starts = Starts(self.say_started)
+            self.starts.learn(failures)
+
+    # what goes out
+
+    def take(self) -> PulledMessage:
+        """The next message, which there is."""
+        if self._again:
+            message = heappop(self._again)
+        else:
+            if not self._ready:
+                self._make_ready()
+            message = self._ready.popleft()
+            self._newest = message.offset
+            self._progress.begin(message.offset)
+        message._stage = Stage.OUT
+        message.attempts += 1
+        self.at_work += 1
+        self._line.at_work += 1
+        return message
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether the next message is to be handled while nothing else is."""
+        return self.starts is not None and self.starts.is_alone(self.position)
+
+    @property
+    def has_charged(self) -> bool:
+        """Whether the next message was charged."""
+        return self.starts is not None and self.position in self.starts.charged
+
+    def start(self, message: PulledMessage) -> None:
+        """It is to be handled now: tell the broker."""
+        if self.starts is not None:
+            offset = message.offset
+            fetched_end = self.fetch_offset if offset == self._newest else offset + 1
+            self.starts.begin(offset, offset + 1, fetched_end)
+
+    def withhold(self, message: PulledMessage, *, alone: bool) -> bool:
+        """Whether a message that was taken is not to be handled now: it waits for its time, or is
+        a dead letter.
+
+        Args:
+            message: which.
+            alone: whether nothing else is handled, and it may be handled if it was charged.
+        """
+        charge = self.starts.charged.get(message.offset) if self.starts is not None else None
+        if charge is None:
+            return False
+        if charge.is_over:
+            message.attempts = charge.failures
+            self._line.on_lost_often(message, charge.failures)
+            return True
+        message.attempts = max(message.attempts, charge.failures + 1)
+        if alone:
+            return False
+        message.attempts -= 1
+        self.put_off(message)
+        wait_s = max(charge.wait_s(), SHORT_WAIT_S)
+        asyncio.get_running_loop().call_later(wait_s, self.put_back, message)
+        return True
+
+    def _end_work(self) -> None:
+        line = self._line
+        self.at_work -= 1
+        line.at_work -= 1
+        if line.is_held_back and not line.at_work:
+            line.look_again()
+
+    def _make_ready(self) -> None:
+        piece = self._pieces.popleft()
+        told = piece.run.properties
+        self._ready.extend(
+            PulledMessage(self, offset, timestamp_ns, id, body, told.get(at, b""))
+            for at, (offset, (timestamp_ns, _, id, body)) in enumerate(
+                zip(piece.offsets(), piece.run.fields(), strict=True)
+            )
+        )
+
+    def batch_of(self, message: PulledMessage) -> PulledBatch:
+        """A batch of one message that was taken."""
+        message._stage = Stage.DONE  # It is the batch that is to be finished now.
+        self.start(message)
+        return PulledBatch(self, Piece.again([message]), (message.offset,))
+
+    def _before_charged(self, most: int) -> int:
+        """How many messages are to be handed out before one that was charged, up to so many."""
+        if self.starts is None or not self.starts.charged:
+            return most
+        if self._again:
+            ahead: Iterable[int] = sorted(message.offset for message in self._again)
+        else:
+            fetched = chain.from_iterable(piece.offsets() for piece in self._pieces)
+            ahead = chain((message.offset for message in self._ready), fetched)
+        charged = self.starts.charged
+        return sum(1 for _ in takewhile(lambda offset: offset not in charged, islice(ahead, most)))
+
+    def take_batch(self, most: int) -> PulledBatch:
+        """The next messages, of which there are some, up to so many, none of which was charged."""
+        most = self._before_charged(most)
+        batch = self._take_batch(most)
+        if self.starts is not None:
+            for key in batch.keys[1:]:
+                self.starts.at_work[key] = key + 1
+            first = batch.keys[0]
+            end = first + 1 if len(batch.keys) > 1 else batch.piece.last + 1
+            self.starts.begin(first, end, end)
+        return batch
+
+    def _take_batch(self, most: int) -> PulledBatch:
+        self.at_work += 1
+        self._line.at_work += 1
+        if self._again:
+            messages = [heappop(self._again) for _ in range(min(most, len(self._again)))]
+            for message in messages:
+                message._stage = Stage.DONE  # It is the batch that is to be finished now.
+            keys = tuple(message.offset for message in messages)
+            return PulledBatch(self, Piece.again(messages), keys)
+        if self._ready:
+            self._pieces.appendleft(Piece.again(self._ready))
+            self._ready.clear()
+        taken = [self._pieces.popleft()]
+        count = taken[0].run.count
+        while count < most and self._pieces:
+            taken.append(self._pieces.popleft())
+            count += taken[-1].run.count
+        if count > most:
+            taken[-1], rest = taken[-1].split(taken[-1].run.count - (count - most))
+            self._pieces.appendleft(rest)
+        piece = joined(taken)
+        self._progress.begin(piece.first)
+        return PulledBatch(self, piece, (piece.first,))
+
+    # what is done
+
+    def finish(self, message: PulledMessage) -> None:
+        """It is done."""
+        if message._stage is Stage.OUT:
+            self._end(message)
+        elif message in self._again:
+            self._again.remove(message)
+            heapify(self._again)
+        message._stage = Stage.DONE
+        self._progress.end(message.offset)
+        if self.starts is not None:
+            self.starts.charged.pop(message.offset, None)
+        self.tally.finished += 1
+        self.count -= 1
+        self.size_bytes -= len(message.body) + FRAME_HEADER_BYTES
+        self._settled()
+
+    def finish_batch(self, batch: PulledBatch) -> None:
+        """They are done."""
+        batch.is_finished = True
+        self._end_batch(batch)
+        if self.starts is not None:
+            for key in batch.keys:
+                self.starts.charged.pop(key, None)
+        self.tally.finished += batch.count
+        self.count -= batch.count
+        self.size_bytes -= len(batch.piece.run.raw)
+        self._settled()
+
+    def put_off(self, message: PulledMessage) -> None:
+        """Nobody is at work on it any more; it is not done, and waits for its time."""
+        message._stage = Stage.WAITING
+        self.tally.requeued += 1
+        self._end(message)
+        self._changed.set()
+        if self.on_settled is not None:
+            self.on_settled()
+
+    def put_back(self, message: PulledMessage) -> None:
+        """It is to be handed out again, before those that have higher offsets."""
+        if message._stage is Stage.DONE:
+            return  # Somebody has finished it while it waited.
+        if message._stage is Stage.OUT:
+            self.put_off(message)
+        heappush(self._again, message)
+        self.is_busy = False
+        self._line.add(self)
+
+    def put_back_batch(self, batch: PulledBatch) -> None:
+        """They are to be handed out again."""
+        batch.is_finished = True
+        self._end_batch(batch)
+        piece = batch.piece
+        self._pieces.appendleft(piece)
+        ready, self._ready = self._ready, deque()
+        self._make_ready()
+        again, self._ready = self._ready, ready
+        for message in again:
+            self._progress.begin(message.offset)
+            heappush(self._again, message)
+        self._settled()
+
+    def _end(self, message: PulledMessage) -> None:
+        if self.starts is not None:
+            self.starts.end(message.offset)
+        self._end_work()
+
+    def _end_batch(self, batch: PulledBatch) -> None:
+        for key in batch.keys:
+            self._progress.end(key)
+            if self.starts is not None:
+                self.starts.end(key)
+        self._end_work()
+
+    def _settled(self) -> None:
+        if self.on_settled is not None:
+            self.on_settled()
+        self.is_busy = False
+        self._changed.set()
+        self._line.add(self)
+
+    # where it belongs
+
+    def pause(self) -> None:
+        """Hand out and fetch nothing more until `resume`."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """Go on."""
+        self.is_paused = False
+        self._changed.set()
+        self._line.add(self)
+
+    def begin_leaving(self) -> None:
+        """Hand out nothing more; what was not handed out is forgotten."""
+        self.hold = Hold.LEAVING
+        self.fetch_offset = self._untouched
+        self.count -= len(self._ready) + sum(piece.run.count for piece in self._pieces)
+        self.size_bytes -= sum(len(each.body) + FRAME_HEADER_BYTES for each in self._ready)
+        self.size_bytes -= sum(len(piece.run.raw) for piece in self._pieces)
+        self._ready.clear()
+        self._pieces.clear()
+        self._changed.set()
+
+    def stay(self) -> None:
+        """It is ours after all."""
+        self.hold = Hold.OPEN
+        self._changed.set()
+        self._line.add(self)
+
+    def close(self) -> None:
+        """It is not ours any more."""
+        self.begin_leaving()
+        self.hold = Hold.CLOSED
+
+    async def idle(self, timeout_s: float) -> bool:
+        """Wait until nobody is at work on it. Returns whether that is so within the time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.at_work and self.hold is Hold.LEAVING:
+                    await self.change()
+        except TimeoutError:
+            return False
+        return True

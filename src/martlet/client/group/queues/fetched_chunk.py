@@ -1,0 +1,75 @@
+"""A piece of a queue: messages as they were fetched, and which offsets they have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from martlet.protocol.nsq.frames import MESSAGE
+from martlet.protocol.nsq.message_run import FRAME_SIZE_EXTRA, MessageRun
+
+if TYPE_CHECKING:
+    from martlet.client.group.message import PulledMessage
+
+_MASK = (1 << 64) - 1
+_HEAD = Struct(">IIqH16s")
+
+
+class Piece(NamedTuple):
+    """Messages of one queue, in order.
+
+    Attributes:
+        run: their frames.
+        first, last: the first one's offset and the last one's; there may be gaps between.
+    """
+
+    run: MessageRun
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, run: MessageRun, id_base: int) -> Piece:
+        """A run of a queue, in which a message's id is its offset on that base."""
+        ids = run.ids()
+        first, last = (((int(bytes(ids[at]), 16) - id_base) & _MASK) for at in (0, -1))
+        return cls(run, first, last)
+
+    @classmethod
+    def again(cls, messages: Sequence[PulledMessage]) -> Piece:
+        """The same as a run, of messages that were made of one."""
+        frames: list[bytes] = []
+        ends: list[int] = []
+        end = 0
+        for each in messages:
+            size = len(each.body) + FRAME_SIZE_EXTRA
+            frames += (_HEAD.pack(size, MESSAGE, each.timestamp_ns, 1, each.id), each.body)
+            end += size + 4
+            ends.append(end)
+        run = MessageRun(b"".join(frames), ends)
+        run.properties = {at: each.packed for at, each in enumerate(messages) if each.packed}
+        return cls(run, messages[0].offset, messages[-1].offset)
+
+    def offsets(self) -> Sequence[int]:
+        """The offset of each."""
+        if self.last - self.first + 1 == self.run.count:
+            return range(self.first, self.last + 1)
+        ids = [int(id, 16) for id in self.run.ids().view("S16").tolist()]
+        return [self.first + ((id - ids[0]) & _MASK) for id in ids]
+
+    def split(self, count: int) -> tuple[Piece, Piece]:
+        """The first so many, and the others."""
+        offsets = self.offsets()
+        head, rest = self.run.split(count)
+        return (
+            Piece(head, self.first, offsets[count - 1]),
+            Piece(rest, offsets[count], self.last),
+        )
+
+
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """One piece of several that follow each other."""
+    if len(pieces) == 1:
+        return pieces[0]
+    run = MessageRun.joined([piece.run for piece in pieces])
+    return Piece(run, pieces[0].first, pieces[-1].last)

@@ -1,0 +1,108 @@
+"""The offset file: where a broadcasting consumer is in each queue, kept on its own disk.
+
+It is JSON, and is always replaced as a whole, once the new one is on the disk::
+
+    {"format": "martlet-offsets", "version": 1, "topic": "orders",
+     "offsets": {"127.0.0.1:4150": {"0": 1041, "1": 1038}}}
+
+A file that cannot be read is never overwritten: it may be the only trace of where the consumer was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from martlet.client.errors import ClientError
+from martlet.client.group.queues.queue_id import Place
+
+_FORMAT, _VERSION = "martlet-offsets", 1
+LONGEST_BYTES = 16 << 20
+
+
+class BadOffsetFile(ClientError, ValueError):
+    """The file of offsets cannot be read, or is another topic's; the text says what to do."""
+
+
+class OffsetFile:
+    """Offsets by queue.
+
+    Args:
+        path: of the file, in a folder that is there.
+        topic: whose offsets.
+
+    Raises:
+        BadOffsetFile: there is a file, and it is none of this topic.
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], topic: str) -> None:
+        self.path = Path(path)
+        self._topic = topic
+        self._offsets: dict[Place, int] = {}
+        self._writing = threading.Lock()
+        if not self.path.parent.is_dir():
+            raise BadOffsetFile(f"{self.path}: there is no folder {self.path.parent}: make it")
+        try:
+            with self.path.open("rb") as file:
+                data = file.read(LONGEST_BYTES + 1)
+        except FileNotFoundError:
+            return
+        self._offsets = self._parsed(data)
+
+    def _parsed(self, data: bytes) -> dict[Place, int]:
+        try:
+            if len(data) > LONGEST_BYTES:
+                raise ValueError(f"it is longer than {LONGEST_BYTES} bytes")
+            told: dict[str, Any] = json.loads(data)
+            if told["format"] != _FORMAT or told["version"] != _VERSION:
+                raise ValueError(f"its format is {told['format']!r} {told['version']!r}")
+            topic, offsets = told["topic"], told["offsets"]
+            found = {
+                Place(broker, int(number)): offset
+                for broker, queues in offsets.items()
+                for number, offset in queues.items()
+            }
+            if wrong := [each for each in found.values() if type(each) is not int or each < 0]:
+                raise ValueError(f"{wrong[0]!r} is no offset")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise BadOffsetFile(
+                f"{self.path} cannot be read as offsets ({error!r}): put back an older copy of it,"
+                " or move it away, and the consumer begins where its 'start' says"
+            ) from None
+        if topic != self._topic:
+            raise BadOffsetFile(
+                f"{self.path} has the offsets of topic {topic!r}, and not of {self._topic!r}: name"
+                " another file, one for each consumer"
+            )
+        return found
+
+    def get(self, place: Place) -> int | None:
+        """Where the consumer was in a queue; None where it never was."""
+        return self._offsets.get(place)
+
+    def write(self, offsets: dict[Place, int]) -> None:
+        """Keep these, beside those of other queues, on the disk. Raises OSError."""
+        with self._writing:
+            self._write(offsets)
+
+    def _write(self, offsets: dict[Place, int]) -> None:
+        self._offsets |= offsets
+        brokers: dict[str, dict[str, int]] = {}
+        for place in sorted(self._offsets):
+            brokers.setdefault(place.broker, {})[str(place.queue)] = self._offsets[place]
+        told = {"format": _FORMAT, "version": _VERSION, "topic": self._topic, "offsets": brokers}
+        fresh = self.path.with_name(f"{self.path.name}.new")
+        with fresh.open("w", encoding="utf-8") as file:
+            json.dump(told, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

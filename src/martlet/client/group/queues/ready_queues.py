@@ -1,0 +1,140 @@
+"""The line: queues of which something can be handled, and those who wait to handle it.
+
+The queues take turns, message by message, so that a long backlog in one does not hold up the
+others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from martlet.client.consumer.waiters import Takers
+
+if TYPE_CHECKING:
+    from martlet.client.group.batch import PulledBatch
+    from martlet.client.group.message import PulledMessage
+    from martlet.client.group.queues.assigned_queue import HeldQueue
+
+
+class Line(Takers):
+    """The queues that have something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_work = 0
+        """How many messages or batches are handed out, of all queues."""
+        self.on_lost_often: Callable[[PulledMessage, int], object] = lambda _message, _count: None
+        """Gets messages, with how many members were lost by them, that are to be dead letters."""
+        self._queues: deque[HeldQueue] = deque()
+        self._is_alone = False
+        """Whether what is handed out was charged before."""
+        self.is_held_back = False
+        """Whether others wait until nothing is handed out."""
+
+    def add(self, held: HeldQueue) -> None:
+        """There may be something of it to be handled."""
+        if not held.is_in_line and held.is_ready:
+            held.is_in_line = True
+            self._queues.append(held)
+            self._wake(1)
+
+    async def message(self, *, in_order: bool = False) -> PulledMessage | None:
+        """The next message; None at the end.
+
+        With ``in_order`` none of a queue of which one taken so is at work.
+        """
+        while not self.is_closed:
+            if time.monotonic() > self.turn_ends_at_s:
+                await self.rest()
+            elif (message := self._taken(in_order)) is not None:
+                return message
+            else:
+                await self._wait()
+        return None
+
+    def message_now(self, in_order: bool) -> PulledMessage | None:
+        """The next message, where one may be handled now: for those who handle many."""
+        if self.is_closed or time.monotonic() > self.turn_ends_at_s:
+            return None
+        return self._taken(in_order)
+
+    def _taken(self, in_order: bool) -> PulledMessage | None:
+        """The next message, whatever the time.  None where a later one wakes those who wait."""
+        while (held := self._next(in_order)) is not None:
+            if held.starts is None:
+                message = held.take()
+                is_withheld = False
+            else:
+                self._is_alone = self.is_held_back = held.is_charged and not self.at_work
+                message = held.take()
+                is_withheld = held.withhold(message, alone=self._is_alone)
+                if not is_withheld:
+                    held.start(message)
+            held.is_busy = in_order
+            self._back(held, in_order)
+            if not is_withheld:
+                return message
+        return None
+
+    def look_again(self) -> None:
+        """Nothing is handled any more, which others have waited for."""
+        self._is_alone = self.is_held_back = False
+        self._wake(1)
+
+    async def batch(self, most: int, wait_s: float = 0.0) -> PulledBatch | None:
+        """The next messages of one queue, as many as are here up to so many; None at the end.
+
+        With ``wait_s`` that is how long it may take to fill.
+        """
+        while not self.is_closed:
+            held = self._next(False)
+            if held is None:
+                await self._wait()
+                continue
+            if wait_s > 0 and held.count < most:
+                self._back(held, False)
+                await asyncio.sleep(wait_s)
+                wait_s = 0.0
+                continue
+            batch = self._batch_of(held, most)
+            self._back(held, False)
+            if batch is not None:
+                return batch
+        return None
+
+    def _batch_of(self, held: HeldQueue, most: int) -> PulledBatch | None:
+        """The next messages of a queue; None where the next one is withheld."""
+        if not held.has_charged:
+            return held.take_batch(most)
+        self._is_alone = self.is_held_back = alone = held.is_charged and not self.at_work
+        message = held.take()
+        return None if held.withhold(message, alone=alone) else held.batch_of(message)
+
+    def _next(self, in_order: bool) -> HeldQueue | None:
+        """The queue whose turn it is."""
+        queues = self._queues
+        if self._is_alone:
+            return None
+        while queues:
+            held = queues.popleft()
+            held.is_in_line = False
+            if not held.is_ready or (in_order and held.is_busy):
+                continue
+            if held.starts is not None and self.at_work and held.is_charged:
+                held.is_in_line = self.is_held_back = True
+                queues.appendleft(held)
+                return None
+            return held
+        return None
+
+    def _back(self, held: HeldQueue, in_order: bool) -> None:
+        """Let it wait for its next turn, if there is more of it; let the next one take its own."""
+        if held.is_ready and not (in_order and held.is_busy):
+            held.is_in_line = True
+            self._queues.append(held)
+        if self._queues:
+            self._wake(1)

@@ -1,0 +1,51 @@
+"""Who is told which queues come and go."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from inspect import isawaitable
+
+from martlet.client.group.queues.queue_id import Place
+
+logger = logging.getLogger("martlet.client")
+
+OnQueues = Callable[[Sequence[Place]], Awaitable[object] | object]
+"""Told of queues; a function or a coroutine function, which is waited for."""
+
+
+class Watcher:
+    """Tells the application's functions; what they raise is logged.
+
+    Args:
+        on_assigned: queues have come; nothing was fetched of them yet.
+        on_revoked: queues go, or have gone; no handler is at work on them unless it took too long.
+    """
+
+    def __init__(
+        self, on_assigned: OnQueues | None = None, on_revoked: OnQueues | None = None
+    ) -> None:
+        self._on_assigned = on_assigned
+        self._on_revoked = on_revoked
+
+    async def assigned(self, places: Sequence[Place]) -> None:
+        """These have come."""
+        await _tell("on_assigned", self._on_assigned, places)
+
+    async def revoked(self, places: Sequence[Place]) -> None:
+        """These go."""
+        await _tell("on_revoked", self._on_revoked, places)
+
+
+async def _tell(name: str, function: OnQueues | None, places: Sequence[Place]) -> None:
+    if function is None or not places:
+        return
+    try:
+        result = function(places)
+        if isawaitable(result):
+            await result
+    except Exception:
+        logger.exception("%s failed", name)
+
+
+NO_WATCHER = Watcher()

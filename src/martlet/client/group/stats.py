@@ -1,0 +1,58 @@
+"""How a pull consumer stands, and what it has done so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from martlet.client.consumer.stats import ConnectionStats
+from martlet.client.group.counters import Tally
+from martlet.client.group.queues.queue_id import Place
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """How a pull consumer stands in one queue that it holds.
+
+    Attributes:
+        place: the queue, and the broker's address.
+        position: the offset of what is handed out next.
+        committed: the offset that was kept last.
+        lag: messages that are not done, as of the last fetch.
+        in_flight: messages that were fetched and are not done.
+        is_paused: whether `pause` holds.
+    """
+
+    place: Place
+    position: int
+    committed: int
+    lag: int
+    in_flight: int
+    is_paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PullStats:
+    """How a pull consumer stands: what `ConsumerStats` has, as far as a consumer that fetches has
+    it too.
+
+    Attributes:
+        counts: what it has done so far.
+        given_up: messages given up because they failed ``max_attempts`` times, or were rejected.
+        waiting: messages that were fetched and are not handed out.
+        workers: how many handlers may be at work now.
+        connections: how it stands with each broker; their ``ready_count`` is how many messages of
+            all its queues there may be here and not done, and ``in_flight`` how many are.
+        queues: how it stands in each queue that it holds.
+    """
+
+    counts: Tally
+    given_up: int
+    waiting: int
+    workers: int
+    connections: tuple[ConnectionStats, ...]
+    queues: tuple[QueueStats, ...]
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether a connection is: more could be fetched if handlers were faster, or more."""
+        return any(each.is_starved for each in self.connections)

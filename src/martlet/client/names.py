@@ -1,0 +1,41 @@
+"""A name is checked before the broker is asked, which hangs up on a wrong one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from martlet.client.errors import InvalidName
+from martlet.names import LONGEST_NAME, is_valid_name
+from martlet.properties.model import BadProperties, Properties
+
+
+@lru_cache(maxsize=4096)
+def check_name(name: str, kind: str) -> str:
+    """The name, if a topic or channel (the kind) may be called that.
+
+    Raises:
+        InvalidName: it may not.
+    """
+    if not is_valid_name(name):
+        raise InvalidName(
+            f"{name!r} is no name of a {kind}: 1 to {LONGEST_NAME} of the characters"
+            " . a-z A-Z 0-9 _ -, and #ephemeral at the end for one that is not kept"
+        )
+    return name
+
+
+def check_tags(tags: str | Iterable[str]) -> tuple[str, ...]:
+    """The tags of a list, or of an expression of RocketMQ's: ``a || b``, ``*`` for all.
+
+    Raises:
+        BadProperties: one of them is none that a message can have.
+    """
+    if isinstance(tags, str):
+        tags = [] if tags.strip() in ("", "*") else [tag.strip() for tag in tags.split("||")]
+    found = tuple(dict.fromkeys(tags))
+    for tag in found:
+        if not tag:
+            raise BadProperties("an empty tag; leave the tags out for all messages")
+        Properties(tag=tag).pack()
+    return found

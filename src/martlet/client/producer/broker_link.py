@@ -1,0 +1,164 @@
+"""A producer's place at one broker: connected, and so again whenever it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from martlet.client.errors import ConnectionLost, ConnectRefused
+from martlet.client.hooks import Hooks
+from martlet.client.producer.accumulator import Outbox
+from martlet.client.producer.in_flight import Lane
+from martlet.client.producer.stats import BrokerStats, Health
+from martlet.client.transport.backoff import Backoff
+from martlet.client.transport.connection import Connection
+from martlet.client.transport.dialer import Dialer
+from martlet.plural import counted
+
+logger = logging.getLogger("martlet.client")
+
+REFUSED_PAUSE_S = 60.0
+"""How long a broker that will not have this client is left alone."""
+CLOSE_S = 2.0
+"""How long a broker may take to read what was written before the connection is cut."""
+
+
+class Link:
+    """Keeps a broker connected, and sends it what its lane is given.
+
+    Attributes:
+        lane: what is in flight there.
+        connection: while it stands.
+        on_up: called when it stands.
+        on_down: called when it is lost, after what was in flight was put back.
+        refusal: what the broker said that will not have this client.
+        on_refused: called when it has said so.
+        health_when_down: how the broker does when there is no connection.
+    """
+
+    def __init__(
+        self, outbox: Outbox, name: str, dialer: Dialer, backoff: Backoff, hooks: Hooks
+    ) -> None:
+        self.lane: Lane = outbox.add_lane(name)
+        self.connection: Connection | None = None
+        self.on_up: Callable[[Link], None] = lambda _link: None
+        self.on_down: Callable[[Link], None] = lambda _link: None
+        self.refusal: ConnectRefused | None = None
+        self.on_refused: Callable[[Link], None] = lambda _link: None
+        self.health_when_down = Health.CONNECTING
+        self._outbox = outbox
+        self._dialer = dialer
+        self._dialer.on_failure = self._failed
+        self.lane.on_answer = self._dialer.succeeded
+        dialer.on_connected, dialer.on_lost = hooks.on_connected, hooks.on_lost
+        self._on_retried = hooks.on_retried
+        self._backoff = backoff
+        self._answers_seen = 0
+        self._silent_looks = 0
+
+    def __str__(self) -> str:
+        return self.lane.name
+
+    @property
+    def health(self) -> Health:
+        """How the broker does."""
+        if self.connection is None:
+            return self.health_when_down
+        return Health.SILENT if self.lane.is_slow else Health.CONNECTED
+
+    @property
+    def last_error(self) -> Exception | None:
+        """Why there is, or was, no connection."""
+        return self._dialer.last_error
+
+    async def keep(self) -> None:
+        """Connect, again and again, until cancelled."""
+        while True:
+            try:
+                connection = await self._dialer.dial()
+            except ConnectRefused as refusal:
+                logger.error("%s; trying again in %g s", refusal, REFUSED_PAUSE_S)
+                self.refusal = refusal
+                self.health_when_down = Health.REFUSING
+                self.on_refused(self)
+                await asyncio.sleep(REFUSED_PAUSE_S)
+                continue
+            self.refusal = None
+            self.connection = connection
+            self._answers_seen, self._silent_looks = -1, 0
+            self._outbox.raise_lane(self.lane)
+            self.on_up(self)
+            error = await connection.wait_lost()
+            self.connection = None
+            lane = self.lane
+            was_held = lane.is_held
+            lane.is_slow = False
+            is_refusing = lane.refusals > 0 and len(self._outbox.lanes) > 1
+            self.health_when_down = Health.REFUSING if is_refusing else Health.FAILING
+            self._dialer.lost(error)
+            count = self._outbox.put_back(lane, str(error))
+            if count:
+                logger.info(
+                    "%s not answered and will be sent again",
+                    counted(count, "message was", "messages were"),
+                )
+                if self._on_retried is not None:
+                    self._on_retried(lane.name, count)
+            self.on_down(self)
+            if is_refusing:
+                # Others are there; this one is asked again in a while.
+                await asyncio.sleep(self._backoff.delay_s(lane.refusals))
+            elif was_held:
+                # What was sent alone may do this each time.
+                self._dialer.failed(error)
+
+    def look(self, may_cut: bool) -> None:
+        """Notice whether anything has been answered since the last look.
+
+        After one look without an answer others are preferred; after two, if it may, the connection
+        is cut, so that what is in flight goes to others.
+        """
+        lane = self.lane
+        seen = lane.stored_count + lane.refused_count
+        if self.connection is None or not lane.in_flight or seen != self._answers_seen:
+            self._answers_seen = seen if lane.in_flight else -1
+            self._silent_looks = 0
+            lane.is_slow = False
+            return
+        self._silent_looks += 1
+        lane.is_slow = True
+        if self._silent_looks > 1 and may_cut:
+            self.connection.abort(
+                ConnectionLost(f"{self}: the broker does not answer what is published")
+            )
+
+    def _failed(self) -> None:
+        self.health_when_down = Health.FAILING
+
+    def stats(self) -> BrokerStats:
+        """How the broker does, in numbers."""
+        lane = self.lane
+        return BrokerStats(
+            address=lane.name,
+            health=self.health,
+            in_flight_messages=lane.message_count,
+            in_flight_bytes=lane.size_bytes,
+            stored=lane.stored_count,
+            refused=lane.refused_count,
+            lost=lane.lost_count,
+            last_error=None if self.last_error is None else str(self.last_error),
+        )
+
+    async def close(self) -> None:
+        """Hang up once everything written is sent, or after a while."""
+        connection, self.connection = self.connection, None
+        if connection is None:
+            return
+        connection.close()
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await connection.wait_lost()
+        except TimeoutError:
+            connection.abort()
+            await connection.wait_lost()

@@ -1,0 +1,261 @@
+"""The brokers of a producer: those given, and those that lookup daemons know."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from martlet.addresses import Address
+from martlet.client.errors import ConnectRefused
+from martlet.client.hooks import Hooks
+from martlet.client.producer.accumulator import Outbox
+from martlet.client.producer.broker_link import Link
+from martlet.client.producer.in_flight import Lane
+from martlet.client.transport.backoff import Backoff
+from martlet.client.transport.connection import Connection
+from martlet.client.transport.dialer import Dialer
+from martlet.client.transport.discovery import Discovery
+from martlet.client.transport.identity import Identity
+
+logger = logging.getLogger("martlet.client")
+
+REVIVAL_S = 1.0
+
+
+class Pool:
+    """Keeps each broker connected, and sends what the outbox packs.
+
+    A broker that was found and is known to no lookup daemon any more is let go of once it is not
+    connected.
+
+    Attributes:
+        attempted: set once a broker has been connected, or all refuse this client, or it is closed.
+        is_closed: whether all brokers are left, for good.
+        refusal: what a broker said, while all that there are refuse this client for good.
+        on_refused: called when that becomes so.
+        on_flush: called when what waits is sent.
+        on_connected: called with each new connection to a broker.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        addresses: Sequence[Address],
+        identity: Identity,
+        *,
+        lookup: Sequence[str] | None,
+        lookup_poll_s: float,
+        backoff: Backoff,
+        connect_timeout_s: float,
+        answer_timeout_s: float,
+        hooks: Hooks,
+    ) -> None:
+        self.attempted = asyncio.Event()
+        self.refusal: ConnectRefused | None = None
+        self.on_refused: Callable[[ConnectRefused], None] = lambda _refusal: None
+        self.on_flush: Callable[[], None] = lambda: None
+        self.on_connected: Callable[[Connection], None] = lambda _connection: None
+        self._outbox = outbox
+        self._outbox.on_room = self.flush_soon
+        self._given = list(addresses)
+        self._identity = identity
+        self._backoff = backoff
+        self._hooks = hooks
+        self._connect_timeout_s = connect_timeout_s
+        self._answer_timeout_s = answer_timeout_s
+        self._discovery: Discovery | None = None
+        if lookup is not None:
+            self._discovery = Discovery(None, lookup, lookup_poll_s, self._on_found)
+        self._links: dict[Address, Link] = {}
+        self._link_of: dict[Lane, Link] = {}
+        self._keepers: dict[Link, asyncio.Task[None]] = {}
+        self._watch: asyncio.Task[None] | None = None
+        self._look: asyncio.TimerHandle | None = None
+        self._looks_in_vain = 0
+        self._has_searched = self._discovery is None
+        self.is_closed = False
+        self._change: asyncio.Future[None] | None = None
+        self._is_flushing = False
+        self._loop: asyncio.AbstractEventLoop
+
+    @property
+    def links(self) -> list[Link]:
+        """One for each broker."""
+        return list(self._links.values())
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether there will be no other brokers than those that are there."""
+        return self._discovery is None
+
+    @property
+    def errors(self) -> str:
+        """Why there is no connection."""
+        if not self._links:
+            return "the lookup daemons know no broker, or do not answer"
+        errors = [str(each.last_error) for each in self.links if each.last_error is not None]
+        return "; ".join(errors) or "no answer yet"
+
+    @property
+    def trouble(self) -> str:
+        """Why messages wait."""
+        if connected := [str(each) for each in self.links if each.connection is not None]:
+            return f"{', '.join(connected)} did not answer what was sent before"
+        return f"no connection: {self.errors}"
+
+    def open(self) -> None:
+        """Begin to connect, and to ask the lookup daemons."""
+        self._loop = asyncio.get_running_loop()
+        for address in self._given:
+            self._add(address)
+        self._search()
+        self._look_later()
+
+    def _search(self) -> None:
+        """Ask the lookup daemons from now on."""
+        if self._discovery is not None and not self.is_closed:
+            self._watch = asyncio.create_task(self._discovery.watch(), name="martlet lookup")
+            self._watch.add_done_callback(self._on_search_ended)
+
+    def _on_search_ended(self, watch: asyncio.Task[None]) -> None:
+        error = None if watch.cancelled() else watch.exception()
+        if error is not None:
+            logger.error("looking for brokers broke, and begins again", exc_info=error)
+            self._loop.call_later(REVIVAL_S, self._search)
+
+    async def close(self) -> None:
+        """Hang up."""
+        self.is_closed = True
+        self._has_changed()
+        self.attempted.set()
+        if self._look is not None:
+            self._look.cancel()
+        tasks = [*self._keepers.values(), *([self._watch] if self._watch else [])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await asyncio.gather(*(link.close() for link in self.links))
+
+    # Sending.
+
+    def flush_soon(self) -> None:
+        """Send what waits at the end of this turn."""
+        if not self._is_flushing:
+            self._is_flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flushing = False
+        self.on_flush()
+        lanes = []
+        for link in self._links.values():
+            connection = link.connection
+            if (
+                connection is not None
+                and not link.lane.is_held
+                and connection.is_alive
+                and connection.can_write
+            ):
+                lanes.append(link.lane)
+        if not lanes:
+            return  # A new connection, or the next answer, flushes again.
+        for shipment in self._outbox.pack(lanes):
+            link = self._link_of[shipment.lane]
+            assert link.connection is not None
+            link.connection.send(shipment.command(), shipment)
+
+    # The brokers.
+
+    def _add(self, address: Address) -> None:
+        dialer = Dialer(
+            [address],
+            self._identity,
+            backoff=self._backoff,
+            connect_timeout_s=self._connect_timeout_s,
+            are_found=address not in self._given,
+        )
+        link = Link(self._outbox, str(address), dialer, self._backoff, self._hooks)
+        link.on_up = self._on_up
+        link.on_down = self._on_down
+        link.on_refused = self._on_refused
+        self._links[address] = link
+        self.refusal = None
+        self._link_of[link.lane] = link
+        self._keepers[link] = asyncio.create_task(link.keep(), name=f"martlet producer {address}")
+        self._has_changed()
+
+    def _on_found(self, addresses: list[Address], is_all: bool) -> None:
+        """Lookup daemons have told what brokers there are."""
+        if self.is_closed:
+            return
+        self._has_searched = self._has_searched or is_all
+        for address in addresses:
+            if address not in self._links:
+                logger.info("found a broker at %s", address)
+                self._add(address)
+        if is_all:
+            for address in self._links.keys() - set(addresses) - set(self._given):
+                if self._links[address].connection is None:
+                    self._drop(address)
+        if addresses:
+            self._looks_in_vain = 0
+        elif self._discovery is not None and not self._given:
+            self._looks_in_vain += 1
+            self._loop.call_later(
+                self._backoff.delay_s(self._looks_in_vain), self._discovery.look_again
+            )
+
+    def _drop(self, address: Address) -> None:
+        """A broker that is not connected is not known any more: do not try it again."""
+        logger.info("the broker at %s has gone", address)
+        link = self._links.pop(address)
+        del self._link_of[link.lane]
+        self._outbox.remove_lane(link.lane)
+        self._keepers.pop(link).cancel()
+        self.flush_soon()
+
+    def _on_up(self, link: Link) -> None:
+        self.refusal = None
+        self.attempted.set()
+        self.flush_soon()
+        self._has_changed()
+        if link.connection is not None:
+            self.on_connected(link.connection)
+
+    def _on_down(self, _link: Link) -> None:
+        self.flush_soon()  # What was in flight there goes to others.
+        if self._discovery is not None:
+            self._discovery.look_again()
+
+    def _on_refused(self, link: Link) -> None:
+        if self._has_searched and all(each.refusal is not None for each in self.links):
+            self.refusal = link.refusal
+            self.attempted.set()
+            assert link.refusal is not None
+            self.on_refused(link.refusal)
+            self._has_changed()
+
+    async def changed(self) -> None:
+        """Wait until a broker was connected, or found, or none will have this client."""
+        if self._change is None:
+            self._change = self._loop.create_future()
+        await asyncio.shield(self._change)
+
+    def _has_changed(self) -> None:
+        change, self._change = self._change, None
+        if change is not None:
+            change.set_result(None)
+
+    # Whether they answer.
+
+    def _look_later(self) -> None:
+        self._look = self._loop.call_later(self._answer_timeout_s / 2, self._look_at_all)
+
+    def _look_at_all(self) -> None:
+        """See which brokers have answered since the last look."""
+        answering = [each for each in self.links if each.connection and not each.lane.is_slow]
+        for link in self.links:
+            link.look(may_cut=any(each is not link for each in answering))
+        self._look_later()

@@ -1,0 +1,42 @@
+"""How much a producer sends at once, and how much may be published and not answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from martlet.protocol.nsq import commands
+
+COMMAND_BYTES = 512 * 1024
+"""Smaller pieces than a broker takes, so that it stores one while the next is on the way."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """How much is sent at once, and how much may be in flight.
+
+    Attributes:
+        max_message_bytes: the broker's ``--max-msg-size``.
+        max_body_bytes: the broker's ``--max-body-size``, which limits an MPUB.
+        max_in_flight_messages: messages sent to one broker and not answered.
+        max_in_flight_bytes: their bytes.
+        max_pending_messages: messages published and not answered, sent or not, above which
+            ``submit`` takes no more; ``publish`` waits for its answer and has no need of it.
+        max_pending_bytes: their bytes.
+    """
+
+    max_message_bytes: int = 1024 * 1024
+    max_body_bytes: int = 5 * 1024 * 1024
+    max_in_flight_messages: int = 100_000
+    max_in_flight_bytes: int = 32 * 1024 * 1024
+    max_pending_messages: int = 200_000
+    max_pending_bytes: int = 64 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: 1 is the least")
+
+    @property
+    def command_bytes(self) -> int:
+        """The most that one command carries."""
+        return min(self.max_body_bytes - commands.MPUB_EXTRA_BYTES, COMMAND_BYTES)

@@ -1,0 +1,95 @@
+"""Answers to messages that come from other threads than the event loop's."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import cast
+
+from martlet.client.consumer.acks import Answers
+from martlet.client.consumer.message import Message
+from martlet.client.sync.loop_thread import LoopThread
+
+
+class PostedAnswers:
+    """Stands in a message in the place of its connection's answers, and posts what is answered.
+
+    Attributes:
+        answers: the connection's, which are the event loop's alone.
+    """
+
+    __slots__ = ("_thread", "answers", "is_handed_out")
+
+    def __init__(self, answers: Answers, thread: LoopThread) -> None:
+        self.answers = answers
+        self._thread = thread
+        self.is_handed_out = False
+
+    @property
+    def max_message_timeout_s(self) -> float:
+        """How much time the broker gives a message, with any number of touches."""
+        return self.answers.max_message_timeout_s
+
+    def finish(self, message_id: bytes) -> None:
+        """Tell that the message has been dealt with."""
+        self._thread.check()
+        self._thread.post(self.answers.finish, message_id)
+
+    def requeue(self, message_id: bytes, delay_ms: int, *, backoff: bool) -> None:
+        """Ask for the message again, so much later."""
+        if self._thread.is_current:
+            self._requeue(message_id, delay_ms, backoff)  # The consumer gives it back.
+            return
+        self._thread.check()
+        self._thread.post(self._requeue, message_id, delay_ms, backoff)
+
+    def _requeue(self, message_id: bytes, delay_ms: int, backoff: bool) -> None:
+        self.answers.requeue(message_id, delay_ms, backoff=backoff)
+
+    @property
+    def are_extended(self) -> bool:
+        """Whether the broker is a Martlet, which takes more than NSQ's answers."""
+        return self.answers.are_extended
+
+    def later(self, message_id: bytes, error: str, *, backoff: bool, **delay: int) -> None:
+        """Ask for the message again, and say what went wrong."""
+        self._thread.check()
+        call = partial(self.answers.later, message_id, error, backoff=backoff, **delay)
+        self._thread.post(call)
+
+    def reject(self, message_id: bytes, reason: str, error: str) -> None:
+        """Have the message become a dead letter."""
+        self._thread.check()
+        self._thread.post(self.answers.reject, message_id, reason, error)
+
+    @property
+    def max_attempts(self) -> int:
+        """How often a message may fail; 0 where the broker does not count failures."""
+        return self.answers.max_attempts
+
+    def give_back_one(self, message_id: bytes) -> None:
+        """Have the message delivered to others."""
+        call = partial(self.answers.give_back_one, message_id, is_started=self.is_handed_out)
+        if self._thread.is_current:
+            call()
+            return
+        self._thread.check()
+        self._thread.post(call)
+
+    def touch(self, message_id: bytes) -> None:
+        """Ask for more time for the message."""
+        if self._thread.is_current:
+            self.answers.touch(message_id)  # The consumer touches what is held.
+            return
+        self._thread.check()
+        self._thread.post(self.answers.touch, message_id)
+
+
+def posted(message: Message, thread: LoopThread) -> Message:
+    """The same message, to be answered from any thread."""
+    answers = message._answers
+    assert answers is not None
+    # The methods that a message calls are all that it knows of its answers.
+    in_its_place = cast(Answers, PostedAnswers(answers, thread))
+    again = Message(in_its_place, message.timestamp_ns, message.attempts, message.id, message.body)
+    again.carries(message._packed)
+    return again

@@ -1,0 +1,93 @@
+"""What a pull consumer hands out, for other threads than the event loop's."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from martlet.client.group import batch as asynchronous
+from martlet.client.group.message import PulledMessage, Stage
+from martlet.client.group.queues.assigned_queue import HeldQueue
+from martlet.client.group.queues.queue_id import Place
+from martlet.client.sync.columns import Decoded
+from martlet.client.sync.loop_thread import LoopThread
+
+
+class PostedQueue:
+    """Stands in a message in the place of its queue, and posts that it is done."""
+
+    __slots__ = ("_message", "_thread", "place", "topic")
+
+    def __init__(self, message: PulledMessage, thread: LoopThread) -> None:
+        self.topic = message.topic
+        self.place = message.place
+        self._message = message
+        self._thread = thread
+
+    def finish(self, handed: PulledMessage) -> None:
+        """It is done."""
+        self._thread.check()
+        handed._stage = Stage.DONE
+        self._thread.post(self._finish)
+
+    def _finish(self) -> None:
+        message = self._message
+        if message._stage is Stage.OUT:
+            message.finish()
+
+
+def posted(message: PulledMessage, thread: LoopThread) -> PulledMessage:
+    """The same message, to be finished from any thread."""
+    # What a message asks of its queue is all here.
+    held = cast(HeldQueue, PostedQueue(message, thread))
+    handed = PulledMessage(
+        held, message.offset, message.timestamp_ns, message.id, message.body, message.packed
+    )
+    handed.attempts, handed.errors = message.attempts, message.errors
+    handed._stage = Stage.OUT
+    return handed
+
+
+class PulledBatch(Decoded[asynchronous.PulledBatch]):
+    """Messages of one queue, in order: done when the next batch is asked for, or `finish` called.
+
+    It is `martlet.client.PulledBatch`, for any thread.
+    """
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._batch.topic
+
+    @property
+    def queue(self) -> int:
+        """The number of their queue."""
+        return self._batch.queue
+
+    @property
+    def place(self) -> Place:
+        """Their queue, and at which broker that is."""
+        return self._batch.place
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """The place of each in the queue, rising; not always without gaps."""
+        return self._batch.offsets
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether they are done."""
+        return self._batch.is_finished
+
+    def finish(self) -> None:
+        """All of them have been dealt with: the offset that is committed may pass them.
+
+        Raises:
+            AlreadyAnswered: they were finished before.
+        """
+        self._thread.call(self._finish())
+
+    async def _finish(self) -> None:
+        self._batch.finish()

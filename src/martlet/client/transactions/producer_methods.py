@@ -1,0 +1,122 @@
+"""What a producer can do with transactions; at Martlet brokers."""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from martlet.client.producer.broker_pool import Pool
+from martlet.client.producer.limits import Limits
+from martlet.client.transactions.bulk import Staging
+from martlet.client.transactions.check_back import Check, Checking
+from martlet.client.transactions.session import Pinned, at_home
+from martlet.client.transactions.transaction import Transaction
+
+_MOST_TRIES = 1000
+
+
+class Transacts(ABC):
+    """Begins transactions, joins those of others, and is asked about those of its group."""
+
+    _pool: Pool
+    _limits: Limits
+    _timeout_s: float
+    _group: str
+    _checking: Checking | None
+
+    @abstractmethod
+    def _check_open(self) -> None:
+        """Raise if nothing can be published."""
+
+    def _be_of(self, group: str, check: Check | None) -> None:
+        """Be one of a group's producers, and asked about its transactions."""
+        if check is not None and not group:
+            raise ValueError("check=... needs group=...: the group whose transactions it knows")
+        if not group.isprintable():
+            raise ValueError(f"group={group!r} must have printable characters alone")
+        self._group = group
+        self._checking = None
+        if check is not None:
+            self._checking = Checking(group, check)
+            self._pool.on_connected = self._checking.connected
+
+    def transaction(
+        self, id: str = "", *, check_after_s: float | None = None, broker: str = ""
+    ) -> Transaction:
+        """A transaction: messages that are seen together, when it is committed, or not at all.
+
+        ::
+
+            async with producer.transaction() as transaction:
+                await transaction.publish("orders", b"one")
+
+        The block commits it, or rolls it back after an exception.  Where the producer has a group,
+        and dies before either, the broker asks any producer of the group with a ``check``.
+
+        Args:
+            id: a name of your own, by which a second process, or a second try, finds it again: it
+                is committed once.  A random one if empty.
+            check_after_s: how long it may be silent before producers are asked; the broker's 6 s
+                if None.
+            broker: which of several, as ``host:port``; else it is found by the id.
+
+        Raises:
+            Closed: the producer has been closed.
+        """
+        self._check_open()
+        pinned = Pinned(self._pool, self._timeout_s, broker)
+        return Transaction(
+            pinned,
+            id or self._fresh_id(pinned, broker),
+            group=self._group,
+            check_after_s=check_after_s,
+            most_body_bytes=self._limits.max_message_bytes,
+            is_named=bool(id),
+        )
+
+    def join_transaction(self, id: str, *, broker: str = "") -> Transaction:
+        """Add to a transaction that somebody else has begun, and will commit.
+
+        ::
+
+            async with producer.join_transaction(id) as transaction:
+                await transaction.publish("orders", b"two")
+            ...                                     # tell who commits it: transaction.contribution
+
+        Raises:
+            Closed: the producer has been closed.
+        """
+        self._check_open()
+        return Transaction(
+            Pinned(self._pool, self._timeout_s, broker),
+            id,
+            group="",
+            check_after_s=None,
+            most_body_bytes=self._limits.max_message_bytes,
+            is_joined=True,
+        )
+
+    def staging(self, id: str, begin: Mapping[str, Any], *, broker: str = "") -> Staging:
+        """Add to a transaction blocks of messages that are laid out already.
+
+        Args:
+            id: of the transaction, which begins with the first block, or was begun.
+            begin: what a broker is to be told when it begins.
+            broker: which of several, as ``host:port``; else it is found by the id.
+
+        Raises:
+            Closed: the producer has been closed.
+        """
+        self._check_open()
+        return Staging(Pinned(self._pool, self._timeout_s, broker), id, begin)
+
+    def _fresh_id(self, pinned: Pinned, broker: str) -> str:
+        """A random id, whose broker is the one with the least to do."""
+        link = None if broker else pinned.lightest()
+        tried = (secrets.token_hex(16) for _ in range(_MOST_TRIES))
+        if link is None:
+            return next(tried)
+        links = self._pool.links
+        return next((id for id in tried if at_home(links, id) is link), secrets.token_hex(16))

@@ -1,0 +1,180 @@
+"""Pinned: what belongs together goes to one broker, whatever happens to the connection to it.
+
+What is asked may be asked again, since the broker knows it by its name or number.  So whoever asks
+waits for the next connection to the same broker, until the time is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from martlet.client.errors import (
+    CallRefused,
+    Closed,
+    ConnectionLost,
+    NotSupported,
+    Refused,
+    TransactionRefused,
+    TransactionUnclear,
+    WrongBroker,
+)
+from martlet.client.producer.routing import home
+
+if TYPE_CHECKING:
+    from martlet.client.producer.broker_link import Link
+    from martlet.client.producer.broker_pool import Pool
+    from martlet.client.transport.connection import Connection
+    from martlet.client.transport.identity import Features
+
+T = TypeVar("T")
+
+
+def at_home(links: Sequence[Link], id: str) -> Link | None:
+    """The broker of a transaction, connected or not: at another one it would begin once more."""
+    lanes = {link.lane: link for link in links}
+    lane = home(lanes, ("%transaction", id), among_all=True)
+    return None if lane is None else lanes[lane]
+
+
+class Pinned:
+    """The broker of one transaction.
+
+    Args:
+        pool: the producer's brokers.
+        timeout_s: how long one step may take.
+        broker: which it is to be, as ``host:port``; empty for the one that its id leads to.
+    """
+
+    def __init__(self, pool: Pool, timeout_s: float, broker: str) -> None:
+        self._pool = pool
+        self._timeout_s = timeout_s
+        self._broker = broker
+        self._link: Link | None = None
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether anything was sent."""
+        return self._link is not None
+
+    def lightest(self) -> Link | None:
+        """The broker with the least to do, of those that can do this.
+
+        Raises:
+            NotSupported: there are brokers, and none of them can.
+        """
+        up = [link for link in self._pool.links if link.connection is not None]
+        able = [link for link in up if link.connection and link.connection.features.extensions]
+        if up and not able:
+            names = ", ".join(map(str, up))
+            raise NotSupported(f"{names}: no Martlet broker, so there are no transactions")
+        return min(able, key=lambda link: (link.lane.is_slow, link.lane.size_bytes), default=None)
+
+    def check_home(self, id: str, topic: str, order_key: str) -> None:
+        """See that messages with an order key belong where the others go.
+
+        Raises:
+            WrongBroker: they do not.
+        """
+        links = self._pool.links
+        if len(links) < 2:
+            return
+        lane = home([link.lane for link in links], (topic, order_key))
+        chosen = self._chosen(id)
+        if lane is not None and chosen is not None and chosen.lane is not lane:
+            raise WrongBroker(
+                f"messages of topic {topic!r} with the order key {order_key!r} go to {lane.name},"
+                f" and transaction {id!r} is at {chosen}: a transaction is at one broker; begin"
+                f" one with broker={lane.name!r} for them, or use a producer of one broker"
+            )
+
+    def _chosen(self, id: str) -> Link | None:
+        """The broker, as far as it can be told now."""
+        if self._link is not None:
+            return self._link
+        links = self._pool.links
+        if not self._broker:
+            return at_home(links, id)
+        found = [link for link in links if str(link) == self._broker]
+        if not found and self._pool.is_fixed:
+            names = ", ".join(map(str, links))
+            raise WrongBroker(f"there is no broker {self._broker!r}; there are {names}")
+        return found[0] if found else None
+
+    async def send(self, id: str, command: bytes) -> None:
+        """Send a SEND until it is answered. Raises TransactionRefused and TransactionUnclear."""
+
+        async def ask(connection: Connection) -> None:
+            if not connection.features.extensions:
+                raise NotSupported(f"{connection.address} is no Martlet broker")
+            try:
+                told = json.loads(await connection.ask(command))
+            except Refused as error:
+                raise TransactionRefused(id, error.code, error.text) from error
+            if told["status"] != "OK":
+                state = str(told.get("state", ""))
+                raise TransactionRefused(id, told["status"], told.get("text", ""), state)
+
+        await self._until_answered(id, ask)
+
+    async def call(self, id: str, method: str, **fields: Any) -> Mapping[str, Any]:
+        """Call until it is answered. Raises TransactionRefused and TransactionUnclear."""
+        return await self.ask(id, method, id=id, **fields)
+
+    async def features(self, id: str) -> Features:
+        """What the broker answered to IDENTIFY. Raises TransactionUnclear and NotSupported."""
+
+        async def ask(connection: Connection) -> Features:
+            if not connection.features.extensions:
+                raise NotSupported(f"{connection.address} is no Martlet broker")
+            return connection.features
+
+        return await self._until_answered(id, ask)
+
+    async def ask(self, transaction: str, method: str, /, **fields: Any) -> Mapping[str, Any]:
+        """Call the broker of a transaction, with fields that need not name it."""
+        id = transaction
+
+        async def ask(connection: Connection) -> Mapping[str, Any]:
+            try:
+                return (await connection.call(method, **fields)).fields
+            except CallRefused as error:
+                state = str(error.fields.get("state", ""))
+                raise TransactionRefused(id, error.code, error.text, state) from error
+
+        return await self._until_answered(id, ask)
+
+    async def _until_answered(self, id: str, ask: Callable[[Connection], Awaitable[T]]) -> T:
+        trouble: object = ""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    connection = await self._connected(id)
+                    try:
+                        return await ask(connection)
+                    except ConnectionLost as error:
+                        trouble = error
+        except TimeoutError as error:
+            where = self._link or "no broker"
+            raise TransactionUnclear(
+                id,
+                f"transaction {id!r}: no answer from {where} within {self._timeout_s:g} s"
+                f" ({trouble or self._pool.trouble}); it may have been done or not",
+            ) from error
+
+    async def _connected(self, id: str) -> Connection:
+        """A connection to the broker."""
+        while True:
+            if self._pool.is_closed:
+                raise Closed("the producer has been closed")
+            if self._pool.refusal is not None:
+                raise self._pool.refusal
+            link = self._chosen(id)
+            if link is not None:
+                self._link = link
+                connection = link.connection
+                if connection is not None and connection.is_alive:
+                    return connection
+            await self._pool.changed()

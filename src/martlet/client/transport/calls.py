@@ -1,0 +1,92 @@
+"""Calls: what a client asks of a Martlet broker beside NSQ's commands.
+
+Each has a number, by which its answer is known: a call that waits for something, such as a message,
+does not hold up those behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from itertools import count
+from struct import Struct
+from struct import error as StructError
+from typing import Any, NamedTuple
+
+from martlet.client.errors import CallRefused, ConnectionLost
+from martlet.protocol.nsq import commands
+from martlet.protocol.nsq.frames import BadFrame
+
+_HEAD = Struct(">II")
+_MOST_NUMBERS = 1 << 32
+
+
+class Answer(NamedTuple):
+    """What a call was answered.
+
+    Attributes:
+        fields: the answer.
+        data: the bytes that came with it.
+    """
+
+    fields: Mapping[str, Any]
+    data: bytes
+
+
+class Calls:
+    """The calls of one connection that wait for their answers.
+
+    Args:
+        write: sends bytes.
+    """
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self._write = write
+        self._numbers = count(1)
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+
+    async def call(self, method: str, fields: Mapping[str, Any]) -> Answer:
+        """Call, and wait for the answer.
+
+        Raises:
+            CallRefused: the broker did not do it.
+            ConnectionLost: it did not answer; it may have done it or not.
+        """
+        number = next(self._numbers) % _MOST_NUMBERS
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        try:
+            self._write(commands.call(number, method, fields))
+            return await future
+        finally:
+            self._waiting.pop(number, None)
+
+    def unanswered(self, method: str, fields: Mapping[str, Any]) -> bytes:
+        """A call whose answer nobody waits for, to be written with other commands."""
+        return commands.call(next(self._numbers) % _MOST_NUMBERS, method, fields)
+
+    def answered(self, data: bytes) -> None:
+        """An answer came. Raises BadFrame where it is none."""
+        try:
+            number, size = _HEAD.unpack_from(data)
+            fields = json.loads(data[8 : 8 + size])
+        except (ValueError, StructError, RecursionError) as error:
+            raise BadFrame(f"an answer to a call that cannot be read: {error}") from None
+        if not isinstance(fields, dict):
+            raise BadFrame("an answer to a call that is no JSON object")
+        future = self._waiting.get(number)
+        if future is None or future.done():
+            return  # Whoever asked did not wait for it.
+        told = fields.get("error")
+        if isinstance(told, dict):
+            code, text = str(told.pop("code", "ERROR")), str(told.pop("text", ""))
+            future.set_exception(CallRefused(code, text, told))
+        else:
+            future.set_result(Answer(fields, data[8 + size :]))
+
+    def lost(self, error: ConnectionLost) -> None:
+        """No answers will come."""
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(error)

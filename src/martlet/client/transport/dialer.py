@@ -1,0 +1,161 @@
+"""Who connects, and connects again: for ever, waiting longer after each failure.
+
+Not for ever where that is hopeless: brokers that refuse a client they have never taken are not
+asked again, and those that have taken it before are asked for a while, since the one that refuses
+may be half-way through a change (new flags, a new certificate, an auth server that starts).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Sequence
+
+from martlet.addresses import Address
+from martlet.client.errors import ConnectFailed, ConnectionLost, ConnectRefused
+from martlet.client.transport.backoff import Backoff
+from martlet.client.transport.connection import Connection
+from martlet.client.transport.identity import Identity
+from martlet.outage import Outage
+
+logger = logging.getLogger("martlet.client")
+
+PATIENCE_S = 60.0
+"""For how long brokers may refuse a client that they have taken before."""
+
+
+STEADY_HEARTBEATS = 2.0
+"""A connection that stands for as long as so many heartbeats take has been of use."""
+
+
+class Dialer:
+    """Connects to the first of some addresses that answers.
+
+    A connection that is lost before it was of any use counts as a failure, so that a broker that
+    accepts and hangs up is not asked a thousand times a second.  Of use is also what has stood for
+    as long as two heartbeats take: a consumer may have nothing to do for days.
+
+    Args:
+        addresses: which to try.
+        identity: what to tell the broker.
+        backoff: how long to wait after failures.
+        connect_timeout_s: how long one attempt may take.
+        are_found: whether lookup daemons, and not the application, told of the addresses.
+
+    Attributes:
+        last_error: why there is no connection, once one attempt has failed.
+        on_failure: called after each attempt that failed.
+        on_connected, on_lost: called when a connection stands, and when it is lost.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        identity: Identity,
+        *,
+        backoff: Backoff,
+        connect_timeout_s: float,
+        are_found: bool = False,
+    ) -> None:
+        self.last_error: Exception | None = None
+        self.on_failure: Callable[[], None] | None = None
+        self.on_connected: Callable[[str], object] | None = None
+        self.on_lost: Callable[[str, Exception], object] | None = None
+        self._addresses = list(addresses)
+        self._outages = {
+            each: Outage(f"cannot connect to {each}", f"connected to {each}") for each in addresses
+        }
+        self._identity = identity
+        self._backoff = backoff
+        self._connect_timeout_s = connect_timeout_s
+        self._are_found = are_found
+        self._failures = 0
+        self._useful = False
+        self._connected_at_s = 0.0
+        self._next = 0
+        self._was_taken = False
+        self._refused_since_s: dict[Address, float] = {}
+        """The brokers whose last word was a refusal."""
+
+    async def dial(self) -> Connection:
+        """Connect, however long that takes.
+
+        The addresses are tried one after the other, beginning with the one that worked last; only
+        when all have failed is there a delay before the next round.
+
+        Raises:
+            ConnectRefused: every broker refuses this client, and will the next time.
+        """
+        while True:
+            await asyncio.sleep(self._backoff.delay_s(self._failures // len(self._addresses)))
+            address = self._addresses[self._next]
+            try:
+                connection = await Connection.open(
+                    address, self._identity, timeout_s=self._connect_timeout_s
+                )
+            except ConnectFailed as error:
+                if self._is_hopeless(address, error):
+                    self.last_error = error
+                    raise
+                why = self._told(error).removeprefix(f"{address}: ")
+                self._outages[address].failed(why)
+                self.failed(error)
+            else:
+                if not self._outages[address].over():
+                    logger.info("connected to %s", address)
+                self._useful = False
+                self._connected_at_s = asyncio.get_running_loop().time()
+                self._was_taken = True
+                self._refused_since_s.clear()
+                if self.on_connected is not None:
+                    self.on_connected(str(address))
+                return connection
+
+    def _told(self, error: ConnectFailed) -> str:
+        """What is told of an attempt that failed, with the way out where there is one."""
+        if not (self._are_found and isinstance(error.__cause__, socket.gaierror)):
+            return str(error)
+        return (
+            f"{error}: lookup tells of that name, which does not resolve here; start its broker"
+            " with --broadcast-address=NAME, a name or an address by which clients reach it"
+        )
+
+    def _is_hopeless(self, address: Address, error: ConnectFailed) -> bool:
+        """Whether there is no use in trying again, now that this broker has said this."""
+        now_s = asyncio.get_running_loop().time()
+        if not isinstance(error, ConnectRefused):
+            self._refused_since_s.pop(address, None)
+            return False
+        self._refused_since_s.setdefault(address, now_s)
+        if len(self._refused_since_s) < len(self._addresses):
+            return False
+        latest_s = max(self._refused_since_s.values())
+        return not self._was_taken or now_s - latest_s >= PATIENCE_S
+
+    def failed(self, error: Exception) -> None:
+        """An attempt failed, or the connection that it gave was of no use."""
+        self.last_error = error
+        self._failures += 1
+        self._next = (self._next + 1) % len(self._addresses)
+        if self.on_failure is not None:
+            self.on_failure()
+
+    def lost(self, error: ConnectionLost) -> None:
+        """The connection was lost; the next attempt is made at once if it had been of use."""
+        logger.warning("connection lost: %s; connecting again", error)
+        self.last_error = error
+        if self.on_lost is not None:
+            self.on_lost(str(self._addresses[self._next]), error)
+        if self._useful:
+            return
+        stood_s = asyncio.get_running_loop().time() - self._connected_at_s
+        if stood_s < STEADY_HEARTBEATS * self._identity.heartbeat_interval_ms / 1000:
+            self._failures += 1
+        else:
+            self._failures = 0
+
+    def succeeded(self) -> None:
+        """The connection was of use: the broker did what it was asked."""
+        self._useful = True
+        self._failures = 0

@@ -1,0 +1,246 @@
+"""Discovery: which brokers there are, or have a topic, as lookup daemons tell it.
+
+Each daemon is asked every so often, at a moment that is partly left to chance, so that many clients
+do not ask all at once; and at once when a connection is lost.  They do not wait for each other, so
+one that is slow, silent or mad holds up nothing.  What any of them tells counts.  A broker is taken
+to have gone only when the last answers of all are sound and none tells of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from martlet import unreachable
+from martlet.addresses import Address
+from martlet.http_answer import read_json
+from martlet.outage import Outage
+
+if TYPE_CHECKING:
+    import aiohttp
+
+logger = logging.getLogger("martlet.client")
+
+JITTER = 0.3
+"""The part of the time between two looks that is left to chance."""
+SHORTEST_PAUSE_S = 0.25
+"""However often connections are lost, the daemons are not asked more often than so."""
+ANSWER_S = 5.0
+LONGEST_ANSWER_BYTES = 1 << 22
+MOST_BROKERS = 1000
+"""What one daemon tells beyond so many is not heeded."""
+DEFAULT_PORT = 4161
+_NO_SUCH_PATH = "NOT_FOUND"
+"""What any server of NSQ's answers to a path that it does not have."""
+_UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""What a daemon that does not answer raises, or an answer of another shape."""
+
+Found = Callable[[list[Address], bool], None]
+
+
+class _Answer(NamedTuple):
+    """What a daemon told last, and whether that was all it knew."""
+
+    found: list[Address]
+    is_sound: bool
+
+
+class Discovery:
+    """Looks for the brokers of a topic.
+
+    Args:
+        topic: which; None for all brokers.
+        addresses: of the HTTP doors of lookup daemons, as ``"host:port"`` or as URLs.
+        poll_s: seconds between two looks.
+        on_found: told where the topic is, and whether that is all there is.
+    """
+
+    def __init__(
+        self, topic: str | None, addresses: Sequence[str], poll_s: float, on_found: Found
+    ) -> None:
+        if poll_s <= 0:
+            raise ValueError(f"lookup_poll_s={poll_s} must be above 0")
+        urls = list(dict.fromkeys(_url(address) for address in addresses))
+        if not urls:
+            raise ValueError("no lookup daemon given: name one, as 127.0.0.1:4161")
+        self._topic = topic
+        self._poll_s = poll_s
+        self._on_found = on_found
+        self._wanted = {url: asyncio.Event() for url in urls}
+        self._outages = {url: _outage(url) for url in urls}
+        self._answers: dict[str, _Answer] = {}
+        self._has_told_none = False
+        self._has_found = asyncio.Event()
+
+    def look_again(self) -> None:
+        """Do not wait for the next look."""
+        for wanted in self._wanted.values():
+            wanted.set()
+
+    async def first_found(self) -> None:
+        """Wait until a broker was found, or each daemon was asked once."""
+        await self._has_found.wait()
+
+    async def watch(self) -> None:
+        """Ask, again and again, until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for url, wanted in self._wanted.items():
+                    group.create_task(self._watch_one(url, wanted), name=f"martlet lookup {url}")
+        finally:
+            self._has_found.set()
+
+    async def _watch_one(self, url: str, wanted: asyncio.Event) -> None:
+        while True:
+            wanted.clear()
+            self._answers[url] = await self._ask(url)
+            self._tell()
+            await asyncio.sleep(SHORTEST_PAUSE_S)
+            pause_s = self._poll_s * (1 + JITTER * (random.random() - 1))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, pause_s - SHORTEST_PAUSE_S)):
+                    await wanted.wait()
+
+    def _tell(self) -> None:
+        answers = self._answers.values()
+        found = dict.fromkeys(address for answer in answers for address in answer.found)
+        is_complete = len(self._answers) == len(self._wanted)
+        is_sound = is_complete and all(answer.is_sound for answer in answers)
+        if is_sound and not found and not self._has_told_none:
+            what = "broker" if self._topic is None else f"broker with topic {self._topic!r}"
+            logger.warning(
+                "%s: no %s is known there; looking again every %g s",
+                ", ".join(self._wanted),
+                what,
+                self._poll_s,
+            )
+        self._has_told_none = is_sound and not found
+        self._on_found(list(found), is_sound)
+        if found or is_complete:
+            self._has_found.set()
+
+    async def _ask(self, url: str) -> _Answer:
+        """What one daemon knows."""
+        try:
+            if self._topic is None:
+                known = await _get(f"{url}/nodes")
+            else:
+                known = await _get(f"{url}/lookup", topic=self._topic)
+            producers = list(known.get("producers") or ())
+        except _UNREADABLE as error:
+            self._outages[url].failed(_reason(error))
+            return _Answer([], False)
+        self._outages[url].over()
+        found: dict[Address, None] = {}
+        for producer in producers[:MOST_BROKERS]:
+            try:
+                found[_address(producer)] = None
+            except _UNREADABLE as error:
+                logger.warning("the lookup daemon at %s tells of no broker: %r", url, error)
+        if len(producers) > MOST_BROKERS:
+            logger.warning(
+                "the lookup daemon at %s tells of %d brokers; the first %d are heeded",
+                url,
+                len(producers),
+                MOST_BROKERS,
+            )
+        return _Answer(list(found), len(found) == len(producers))
+
+
+class KnownTopics:
+    """Asks lookup daemons for all topics, and tells once of a daemon that does not answer.
+
+    Args:
+        daemons: their addresses, as ``"host:port"`` or URLs.
+        connect_s: how long connecting may take, where less than everything together.
+        answer_s: how long everything may take.
+    """
+
+    def __init__(
+        self, daemons: Sequence[str], *, connect_s: float | None = None, answer_s: float = ANSWER_S
+    ) -> None:
+        self._outages = {url: _outage(url) for url in map(_url, daemons)}
+        self._connect_s = connect_s
+        self._answer_s = answer_s
+
+    async def look(self) -> list[str]:
+        """The topics that the daemons which answer know, sorted."""
+        answers = await asyncio.gather(*map(self._ask, self._outages))
+        return sorted({name for names in answers for name in names})
+
+    async def _ask(self, url: str) -> list[str]:
+        try:
+            known = await _get(f"{url}/topics", connect_s=self._connect_s, answer_s=self._answer_s)
+            names = [str(name) for name in known.get("topics", ())]
+        except _UNREADABLE as error:
+            self._outages[url].failed(_reason(error))
+            return []
+        self._outages[url].over()
+        return names
+
+
+def _address(producer: dict[str, Any]) -> Address:
+    """Where a broker listens, as a daemon tells it. Raises one of `_UNREADABLE`."""
+    host, port = str(producer["broadcast_address"]), int(producer["tcp_port"])
+    if not host or not 0 < port < 65536:
+        raise ValueError(f"no broker listens at {host!r}, port {port}")
+    return Address(host, port)
+
+
+async def _get(
+    url: str, *, connect_s: float | None = None, answer_s: float = ANSWER_S, **arguments: str
+) -> dict[str, Any]:
+    """The JSON of an answer; nothing for what is not found. Raises one of `_UNREADABLE`."""
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=answer_s, connect=connect_s)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(url, params=arguments) as response,
+        ):
+            if response.status == 404:
+                if await _has_no_such_path(response):
+                    path = response.url.path
+                    raise OSError(unreachable.not_that_server(unreachable.LOOKUP_DAEMON, path))
+                return {}
+            response.raise_for_status()
+            known: dict[str, Any] = await read_json(response, LONGEST_ANSWER_BYTES)
+            # Older ones wrap what they know.
+            wrapped: dict[str, Any] = known.get("data", known)
+            return wrapped
+    except aiohttp.ClientConnectorError as error:
+        raise OSError(unreachable.reason(error.os_error, unreachable.LOOKUP_DAEMON)) from error
+    except aiohttp.ClientError as error:
+        if unreachable.is_tcp_port(error):
+            raise OSError(unreachable.http_wanted(unreachable.LOOKUP_DAEMON)) from error
+        raise OSError(str(error) or type(error).__name__) from error
+
+
+async def _has_no_such_path(response: aiohttp.ClientResponse) -> bool:
+    """Whether an answer 404 is no lookup daemon's: such a daemon names what it does not know."""
+    try:
+        told = await read_json(response, LONGEST_ANSWER_BYTES)
+    except ValueError:
+        return True
+    return not isinstance(told, dict) or told.get("message") == _NO_SUCH_PATH
+
+
+def _outage(url: str) -> Outage:
+    daemon = f"the lookup daemon at {url}"
+    return Outage(f"{daemon} does not answer", f"{daemon} answers")
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _url(address: str) -> str:
+    if not address.startswith(("http://", "https://")):
+        with_port = address if ":" in address else f"{address}:{DEFAULT_PORT}"
+        return f"http://{with_port}"
+    return address.rstrip("/")

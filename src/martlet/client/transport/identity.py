@@ -1,0 +1,247 @@
+"""What a client says of itself when it connects, and what the broker answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import ssl
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+from martlet import __version__
+from martlet.client.transport.tls import Tls
+
+USER_AGENT = f"martlet/{__version__}"
+Compression = Literal["snappy", "deflate"]
+_MAX_COUNT = 2**63 - 1
+_MAX_MS = _MAX_COUNT // 10**6
+"""The longest time that an nsqd can be told: it counts nanoseconds in 64 bits."""
+TlsChoice = bool | Tls | ssl.SSLContext
+"""``True`` for TLS with the system's authorities, or how else."""
+
+
+def _hostname() -> str:
+    return socket.gethostname()
+
+
+def _client_id() -> str:
+    return f"{socket.gethostname().split('.')[0]}-{os.getpid()}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """What IDENTIFY says, and what is done after it: TLS, compression and AUTH.
+
+    What is asked for here and not given by a broker is an error; never is there silently less.
+
+    Attributes:
+        client_id: names this client in ``/stats``.
+        hostname: names this machine there.
+        user_agent: names this software there.
+        heartbeat_interval_ms: how often the broker sends a heartbeat; a connection on which nothing
+            comes for two of them is taken for dead.  The broker limits it (60,000 by default).
+        message_timeout_ms: how long a message may take before it is delivered again, or None for
+            what the broker has by default.
+        output_buffer_bytes: how much an nsqd gathers before it writes, or None for its default.
+        output_buffer_timeout_ms: how long an nsqd holds back what it gathered; 25 is the least that
+            it takes unless configured otherwise, and its own default of 250 is felt.
+        sample_rate: the percentage of the messages to be delivered, 0 for all of them.
+        tls: True for TLS with the system's authorities, a `Tls`, or an SSLContext of one's own.
+        compression: ``"snappy"``, ``"deflate"``, or None for none.
+        deflate_level: from 1, the fastest, to 9, the smallest; the broker's ``--max-deflate-level``
+            (6 by default) is the most that it will be.
+        auth_secret: by what a broker that wants AUTH finds out what this client may do; a broker
+            that wants none is not told.  Without TLS everybody on the way can read it.
+        topology_region, topology_zone: where this machine is, for brokers that prefer near
+            consumers.
+    """
+
+    client_id: str = field(default_factory=_client_id)
+    hostname: str = field(default_factory=_hostname)
+    user_agent: str = USER_AGENT
+    heartbeat_interval_ms: int = 30_000
+    message_timeout_ms: int | None = None
+    output_buffer_bytes: int | None = None
+    output_buffer_timeout_ms: int | None = 25
+    sample_rate: int = 0
+    tls: TlsChoice = False
+    compression: Compression | None = None
+    deflate_level: int = 6
+    auth_secret: str | bytes | None = field(default=None, repr=False)
+    topology_region: str = ""
+    topology_zone: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tls, TlsChoice):
+            raise TypeError(f"tls={self.tls!r} must be True, a Tls(...) or an ssl.SSLContext")
+        if self.compression not in (None, *get_args(Compression)):
+            raise ValueError(f"compression={self.compression!r} must be 'snappy' or 'deflate'")
+        if not 1 <= self.deflate_level <= 9:
+            raise ValueError(f"deflate_level={self.deflate_level} must be from 1 to 9")
+        if self.auth_secret is not None and not self.auth_secret:
+            raise ValueError("auth_secret is empty, which no broker takes; leave it out for none")
+        if not 0 <= self.sample_rate <= 99:
+            raise ValueError(f"sample_rate={self.sample_rate} must be from 0 (all) to 99 percent")
+        if self.heartbeat_interval_ms < 1000:
+            raise ValueError(
+                f"heartbeat_interval_ms={self.heartbeat_interval_ms}: 1000 is the least"
+            )
+
+    def secured(
+        self,
+        tls: TlsChoice | None,
+        compression: Compression | None,
+        auth_secret: str | bytes | None,
+    ) -> Identity:
+        """The same, but for what is given."""
+        given = {"tls": tls, "compression": compression, "auth_secret": auth_secret}
+        changes: dict[str, Any] = {name: each for name, each in given.items() if each is not None}
+        return replace(self, **changes) if changes else self
+
+    @property
+    def tls_settings(self) -> Tls | None:
+        """How to speak TLS; None for not at all."""
+        if isinstance(self.tls, Tls):
+            return self.tls
+        if isinstance(self.tls, ssl.SSLContext):
+            return Tls(context=self.tls)
+        return Tls() if self.tls else None
+
+    @property
+    def secret(self) -> bytes | None:
+        """AUTH's body."""
+        secret = self.auth_secret
+        return secret.encode() if isinstance(secret, str) else secret
+
+    def fields(self) -> dict[str, Any]:
+        """IDENTIFY's JSON object."""
+        fields: dict[str, Any] = {
+            "client_id": self.client_id,
+            "hostname": self.hostname,
+            "user_agent": self.user_agent,
+            "feature_negotiation": True,
+            "heartbeat_interval": self.heartbeat_interval_ms,
+            "sample_rate": self.sample_rate,
+            "tls_v1": self.tls is not False,
+            "deflate": self.compression == "deflate",
+            "snappy": self.compression == "snappy",
+            "martlet": True,
+            "martlet_started": True,
+        }
+        if self.compression == "deflate":
+            fields["deflate_level"] = self.deflate_level
+        if self.topology_region:
+            fields["topology_region"] = self.topology_region
+        if self.topology_zone:
+            fields["topology_zone"] = self.topology_zone
+        if self.message_timeout_ms is not None:
+            fields["msg_timeout"] = self.message_timeout_ms
+        if self.output_buffer_bytes is not None:
+            fields["output_buffer_size"] = self.output_buffer_bytes
+        if self.output_buffer_timeout_ms is not None:
+            fields["output_buffer_timeout"] = self.output_buffer_timeout_ms
+        return fields
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Features:
+    """What the broker answered to IDENTIFY, and to AUTH.
+
+    Attributes:
+        version: the broker's.
+        max_ready_count: the highest ready count that it takes.
+        message_timeout_ms: how long a message may take before it is delivered again.
+        max_message_timeout_ms: how long it may take with any number of touches.
+        sample_rate: the percentage of the messages that it will deliver, 0 for all of them.
+        tls, snappy, deflate: whether the connection goes on so.
+        deflate_level: of its deflate.
+        auth_required: whether it wants AUTH before anything else.
+        tls_version: such as ``TLSv1.3``; empty without TLS.
+        auth_identity, auth_identity_url: who the auth server says that this client is.
+        extensions: the version of what it speaks beside NSQ's protocol, 0 for an NSQ broker.
+        max_message_bytes, max_body_bytes: the most of one message, and of all that one command
+            carries; 0 where the broker does not tell.
+    """
+
+    version: str = ""
+    max_ready_count: int = 2500
+    message_timeout_ms: int = 60_000
+    max_message_timeout_ms: int = 900_000
+    sample_rate: int = 0
+    tls: bool = False
+    snappy: bool = False
+    deflate: bool = False
+    deflate_level: int = 6
+    auth_required: bool = False
+    tls_version: str = ""
+    auth_identity: str = ""
+    auth_identity_url: str = ""
+    extensions: int = 0
+    max_message_bytes: int = 0
+    max_body_bytes: int = 0
+
+    @classmethod
+    def parse(cls, data: bytes) -> Features:
+        """Read the answer; a broker that negotiates nothing answers ``OK``.
+
+        Raises:
+            ValueError: it is neither, or has a number in it that no broker can mean.
+        """
+        if data == b"OK":
+            return cls()
+        answer = _object("IDENTIFY", data)
+        default = cls()
+
+        def number(name: str, default: int, least: int, most: int) -> int:
+            value = answer.get(name, default)
+            if type(value) is not int:
+                raise ValueError(f"in the answer to IDENTIFY {name} is {value!r}, no whole number")
+            if not least <= value <= most:
+                raise ValueError(
+                    f"in the answer to IDENTIFY {name} is {str(value)[:40]},"
+                    f" which is not from {least} to {most}"
+                )
+            return value
+
+        return cls(
+            version=str(answer.get("version", "")),
+            max_ready_count=number("max_rdy_count", default.max_ready_count, 0, _MAX_COUNT),
+            message_timeout_ms=number("msg_timeout", default.message_timeout_ms, 1, _MAX_MS),
+            max_message_timeout_ms=number(
+                "max_msg_timeout", default.max_message_timeout_ms, 1, _MAX_MS
+            ),
+            sample_rate=number("sample_rate", default.sample_rate, 0, 100),
+            tls=answer.get("tls_v1") is True,
+            snappy=answer.get("snappy") is True,
+            deflate=answer.get("deflate") is True,
+            deflate_level=number("deflate_level", default.deflate_level, -2, 9),
+            auth_required=bool(answer.get("auth_required", False)),
+            extensions=_extension(answer.get("martlet"), "version"),
+            max_message_bytes=_extension(answer.get("martlet"), "max_msg_size"),
+            max_body_bytes=_extension(answer.get("martlet"), "max_body_size"),
+        )
+
+    def authorized(self, data: bytes) -> Features:
+        """The same, with what AUTH was answered. Raises ValueError."""
+        answer = _object("AUTH", data)
+        return replace(
+            self,
+            auth_identity=str(answer.get("identity", "")),
+            auth_identity_url=str(answer.get("identity_url", "")),
+        )
+
+
+def _extension(told: object, name: str) -> int:
+    number = told.get(name) if isinstance(told, dict) else 0
+    return number if type(number) is int and number > 0 else 0
+
+
+def _object(command: str, data: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(data)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        raise ValueError(f"the answer to {command} is no JSON object: {data[:80]!r}")
+    return answer

@@ -1,0 +1,45 @@
+"""Properties that came in a frame of their own are given to the messages behind it."""
+
+from __future__ import annotations
+
+from martlet.properties.block import Block
+from martlet.protocol.nsq.frames import BadFrame, Carried, FrameSplitter
+from martlet.protocol.nsq.message_run import MessageRun
+
+
+def carry(run: MessageRun, block: Block, first: int) -> bool:
+    """Give a run, which begins at that message of the block, its properties.
+
+    Returns whether the block tells of no later message.
+    """
+    start, stop = block.numbers.searchsorted((first, first + run.count)).tolist()
+    if start < stop:
+        places = (block.numbers[start:stop] - first).tolist()
+        run.properties = {place: bytes(block.entry(at)) for at, place in enumerate(places, start)}
+    return bool(stop == len(block))
+
+
+def cut_messages(data: bytes) -> MessageRun | None:
+    """The messages of an answer's bytes, with their properties; None where there are none.
+
+    Raises:
+        BadFrame: the bytes are no frames of messages and properties.
+        BadProperties: the properties are none.
+    """
+    splitter = FrameSplitter(space_bytes=len(data))
+    runs: list[MessageRun] = []
+    block: Block | None = None
+    carried_from = 0
+    for piece in splitter.feed(data):
+        if isinstance(piece, Carried):
+            block, carried_from = Block(piece.data), 0
+        elif isinstance(piece, MessageRun):
+            if block is not None and carry(piece, block, carried_from):
+                block = None
+            carried_from += piece.count
+            runs.append(piece)
+        else:
+            raise BadFrame(f"{type(piece).__name__} among messages")
+    if splitter.pending_bytes:
+        raise BadFrame("messages that are cut in the middle of a frame")
+    return MessageRun.joined(runs) if runs else None

@@ -1,0 +1,502 @@
+"""The commit log: one append-only run of records for the whole broker.
+
+Positions go up for ever; segments hold a stretch of them each.  There may be holes, where a
+segment that nobody needed was taken away.  A record never crosses the end of a segment: what is
+left there is closed by a SEGMENT_END record, or is too short for a header.
+
+The log is told of time by nobody and starts no thread.  A flush is handed out as a job, for its
+owner to run where waiting does no harm, and its outcome is told to the log afterwards.  A flush
+that failed is not tried again: the kernel may have dropped the pages and would call the second
+try a success (https://lwn.net/Articles/752063/).  From then on the log takes nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from martlet.log import fsync_marker
+from martlet.log.atomic_batches import Part, begin_bundle, bundle_length, write_batches
+from martlet.log.record import (
+    FRAME_HEADER_BYTES,
+    HEADER_BYTES,
+    Flag,
+    Kind,
+    align8,
+    journal_record,
+    read_record,
+    seal,
+    seal_again,
+)
+from martlet.log.single_record import Lone, lone_length
+from martlet.log.storage import Segment, Storage, StorageFull
+
+_BATCH = int(Kind.BATCH)
+
+
+_HEAD_GROWTH_BYTES = 1024
+"""How much longer, at a guess, the next segment's head will be than the last one's."""
+
+
+class WritesRefused(Exception):
+    """The log takes no writes at the moment, or never again; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class FlushJob:
+    """Makes everything below `position` durable. `run` may block and may raise OSError."""
+
+    position: int
+    segments: tuple[Segment, ...]
+
+    def run(self) -> None:
+        """Flush each segment that was written to."""
+        for segment in self.segments:
+            segment.flush()
+
+
+def spans(segments: Iterable[Segment]) -> list[tuple[int, int]]:
+    """The stretches of positions that some segments, by base, hold together."""
+    found: list[tuple[int, int]] = []
+    for segment in segments:
+        base, end = segment.base, segment.base + segment.capacity
+        if found and found[-1][1] == base:
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((base, end))
+    return found
+
+
+class CommitLog:
+    """An opened log, ready to be appended to.
+
+    Args:
+        storage: where the segments are.
+        segments: those that are there, by base.
+        position: where to append; the end of the last good record.
+        durable_position: up to where it is known to be durable.  What is behind may be no more
+            than written, by a broker that was killed; the first flush makes it durable too.
+        epoch: the number of this run of the broker, written into each record.
+        segment_bytes: the capacity of new segments.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        segments: list[Segment],
+        position: int,
+        epoch: int,
+        segment_bytes: int,
+        durable_position: int = 0,
+    ) -> None:
+        assert segment_bytes % 8 == 0 and position % 8 == 0
+        self.storage = storage
+        self.segments = segments
+        self.position = position
+        self.durable_position = durable_position
+        self.epoch = epoch
+        self.failed: str | None = None
+        self.full: str | None = None
+        self.on_roll: Callable[[], None] = lambda: None
+        """Called when a segment was begun, to write down what recovery must know there."""
+        self.on_full: Callable[[], bool] = lambda: False
+        """Called when a batch finds no room for its segment: whether some was made meanwhile.  It
+        may take segments away, and appends nothing.  May raise StorageFull, to say more.
+        """
+        self.on_refused: Callable[[str], None] = lambda reason: None
+        """Called when a write is refused."""
+        self.refuse_percent = 0
+        """How full the disk may be when a segment is begun for messages; 0 for no such limit."""
+        self.begun_count = 0
+        """How many segments were begun; its owner may count it down."""
+        self.refused_count = 0
+        """How many appends were refused."""
+        self.retired_count = 0
+        """How many segments were let go."""
+        self.segment_bytes = segment_bytes
+        self._bases = [segment.base for segment in segments]
+        self._dirty = [s for s in segments if s.base + s.capacity > durable_position]
+        self._rolling = False
+        self._copied_to = position
+        """Up to where there may be copies of batches whose first place nobody needs any more."""
+        self._lone = Lone()
+        self._head_bytes = 0
+        self._head_end = -1
+        """Up to where the last segment begun tells the whole journal, where that is known."""
+        self._heads_from = 0
+        """Before this position, what segments begin with is in doubt."""
+        self.told_position = durable_position
+        """Up to where the newest checkpoint tells everything; its owner counts it up."""
+        if not segments or position > segments[-1].base + segments[-1].capacity:
+            self._begin_segment(storage.create(position, segment_bytes))
+        else:
+            self._head_end = position
+        self._current = self.segments[-1]
+        self._end = self._current.base + self._current.capacity
+        assert self._current.base <= position <= self._current.base + self._current.capacity
+        with suppress(StorageFull):
+            storage.reserve(segment_bytes, 1)
+
+    def append_batch(
+        self,
+        record: memoryview,
+        payload_length: int,
+        flags: int,
+        topic: int,
+        queue: int,
+        count: int,
+        first_offset: int,
+        stored_at_ns: int,
+        deliver_at_ns: int,
+        properties_length: int = 0,
+    ) -> int:
+        """Seal a batch laid out in `record` and write it. Returns its position.
+
+        Raises:
+            WritesRefused: the disk is full, or a write or a flush has failed.
+        """
+        if self.failed is not None or self.position + len(record) > self._end:
+            self.make_room(len(record), journal=False)
+        position = self.position
+        seal(
+            record,
+            _BATCH,
+            position,
+            self.epoch,
+            payload_length,
+            flags,
+            topic,
+            queue,
+            count,
+            first_offset,
+            stored_at_ns,
+            deliver_at_ns,
+            properties_length,
+        )
+        self._write(record)
+        return position
+
+    def append_lone(
+        self,
+        body: bytes | memoryview,
+        id: int,
+        topic: int,
+        queue: int,
+        offset: int,
+        stored_at_ns: int,
+    ) -> tuple[int, int, memoryview]:
+        """Lay out, seal and write a batch of one message. Returns its position, its length and
+        its frame, as it now stands in the log.
+
+        Raises:
+            WritesRefused: as `append_batch`.
+        """
+        length = lone_length(len(body))
+        if self.failed is not None or self.position + length > self._end:
+            self.make_room(length, journal=False)
+        position = self.position
+        self._write(
+            self._lone.record(body, id, position, self.epoch, topic, queue, offset, stored_at_ns)
+        )
+        at = position - self._current.base + HEADER_BYTES
+        return position, length, self._current.view[at : at + FRAME_HEADER_BYTES + len(body)]
+
+    def append_journal(
+        self, kind: Kind, payload: bytes, *, topic: int, stored_at_ns: int, needed: bool = True
+    ) -> int:
+        """Write a journal entry. Returns its position.
+
+        The journal may use the segment that is kept in reserve, so that consumers can go on, and
+        free room, when publishers are refused; what is not `needed` for that may not begin it.
+
+        Raises:
+            WritesRefused: as `append`.
+        """
+        self.make_room(align8(HEADER_BYTES + len(payload)), journal=needed)
+        position = self.position
+        record = journal_record(
+            kind,
+            payload,
+            position=position,
+            epoch=self.epoch,
+            topic=topic,
+            stored_at_ns=stored_at_ns,
+        )
+        self._write(record)
+        return position
+
+    def append_entries(
+        self, kind: Kind, entries: Sequence[tuple[int, bytes]], stored_at_ns: int
+    ) -> None:
+        """Write journal entries, each with the number of its topic, by one write: all or none.
+
+        Raises WritesRefused, as `append_journal`.
+        """
+        self.make_room(sum(align8(HEADER_BYTES + len(e)) for _, e in entries), journal=True)
+        position = self.position
+        records = bytearray()
+        for topic, payload in entries:
+            records += journal_record(
+                kind,
+                payload,
+                position=position + len(records),
+                epoch=self.epoch,
+                topic=topic,
+                stored_at_ns=stored_at_ns,
+            )
+        self._write(records)
+
+    def append_bundle(
+        self, entry: bytes, lengths: Sequence[int], parts: Iterable[Part], stored_at_ns: int
+    ) -> list[int]:
+        """Write batches of these lengths, all or none, with what is decided by that. Returns their
+        positions.
+
+        They are laid out, by `parts`, one after the other, so that no more than one is in memory;
+        where that raises an error, the log stays as it was.  Raises WritesRefused.
+        """
+        length = bundle_length(entry, lengths)
+        self.make_room(length, journal=False)
+        position = self.position
+        top = begin_bundle(entry, lengths, position, self.epoch, stored_at_ns)
+        positions = write_batches(top, parts, position, self.epoch, self._write_at)
+        self._write(top)  # Last, since only now it is one.
+        self.position = position + length
+        return positions
+
+    def append_again(self, record: bytearray) -> int:
+        """Write a copy of an older record, offsets and all. Returns its position.
+
+        Raises:
+            BadRecord: the copy does not verify.
+            WritesRefused: as `append_journal`.
+        """
+        header, _ = read_record(record, 0, int.from_bytes(record[16:24], "little"))
+        self.make_room(len(record), journal=True)
+        position = self.position
+        flags = (header.flags | Flag.RELOCATED) & ~Flag.BUNDLED
+        seal_again(record, position=position, epoch=self.epoch, flags=flags)
+        self._write(record)
+        self._copied_to = self.position
+        return position
+
+    def distrust_heads(self) -> None:
+        """What is there is damaged, and what a segment began with may be among that: count on none
+        that is there, and begin one anew, if there is room.
+        """
+        self._heads_from = self.position
+        self._head_end = -1
+        with suppress(WritesRefused):
+            self._roll(0, journal=True)
+
+    def end_segment(self) -> None:
+        """See that the next record begins a segment, so that what could not be written down stands
+        before it, in what `on_roll` writes.
+        """
+        self._end = self.position
+
+    def make_room(self, length: int, *, journal: bool) -> None:
+        """See that a record of `length` bytes fits at `position`, in a new segment if need be."""
+        if self.failed is not None:
+            raise self._refuse(self.failed)
+        while self.position + length > self._end:
+            self._roll(length, journal=journal)
+
+    def _roll(self, length: int, *, journal: bool) -> None:
+        """Begin a segment with room for what it begins with, and for `length` bytes more."""
+        capacity = self.segment_bytes
+        if align8(length) + self._head_bytes > capacity:
+            capacity = align8(length) + self._head_bytes + _HEAD_GROWTH_BYTES
+        while True:
+            try:
+                if not journal:
+                    self._reserve()
+                base = self._current.base + self._current.capacity
+                segment = self.storage.create(base, capacity)
+                break
+            except StorageFull as error:
+                reason = error.strerror
+                try:
+                    if not journal and self.on_full():
+                        continue
+                except StorageFull as worse:
+                    reason = f"{reason}; {worse.strerror}"
+                if self.failed is not None:
+                    raise self._refuse(self.failed) from error
+                self.full = (
+                    f"the disk is full: {reason}; messages are taken again when consuming"
+                    " what is stored has freed segments, or when room is made on the disk"
+                )
+                raise self._refuse(self.full) from error
+            except OSError as error:
+                self.full = (
+                    f"no segment could be begun: {error}; it is tried again with each message"
+                )
+                raise self._refuse(self.full) from error
+        # Not before: while there is none, the segment that is written may go on.
+        self._close_segment()
+        self._begin_segment(segment)
+        self.full = None
+        if not self._rolling:
+            base = self.position
+            self._rolling = True
+            try:
+                self.on_roll()
+            finally:
+                self._rolling = False
+            self._head_bytes = self.position - base
+            self._head_end = self.position
+
+    def _refuse(self, reason: str) -> WritesRefused:
+        self.refused_count += 1
+        self.on_refused(reason)
+        return WritesRefused(reason)
+
+    def _reserve(self) -> None:
+        """Room for one more segment, and for one that only the journal may use."""
+        if self.refuse_percent:
+            percent = self.storage.fill().percent
+            if percent > self.refuse_percent:
+                raise StorageFull(
+                    errno.EDQUOT,
+                    f"{percent:.1f} % are used, and no segment is begun for messages above"
+                    f" {self.refuse_percent} % (--disk-refuse-percent)",
+                )
+        self.storage.reserve(self.segment_bytes, 2)
+
+    def look_for_room(self) -> None:
+        """Whether a disk that was full has room again, so that `full` says how it is now."""
+        if self.full is not None:
+            with suppress(OSError):
+                self._reserve()
+                self.full = None
+
+    def _close_segment(self) -> None:
+        left = self._current.base + self._current.capacity - self.position
+        if left >= HEADER_BYTES:
+            end = journal_record(
+                Kind.SEGMENT_END,
+                b"",
+                position=self.position,
+                epoch=self.epoch,
+                topic=0,
+                stored_at_ns=0,
+            )
+            self._write(end)
+            self.position -= len(end)
+
+    def _begin_segment(self, segment: Segment) -> None:
+        self.begun_count += 1
+        self.segments.append(segment)
+        self._bases.append(segment.base)
+        self._current = segment
+        self._end = segment.base + segment.capacity
+        self.position = segment.base
+        self._head_end = -1
+
+    def _write(self, record: memoryview | bytearray) -> None:
+        current = self._current
+        try:
+            current.write(record, self.position - current.base)
+        except OSError as error:
+            raise self._fail(error) from error
+        self.position += len(record)
+        if not self._dirty or self._dirty[-1] is not current:
+            self._dirty.append(current)
+
+    def _write_at(self, record: memoryview, position: int) -> None:
+        """Write what counts only once something is written before it."""
+        try:
+            self._current.write(record, position - self._current.base)
+        except OSError as error:
+            raise self._fail(error) from error
+
+    def _fail(self, error: OSError) -> WritesRefused:
+        self.failed = f"writing to the log failed: {error}; no more messages are taken"
+        return self._refuse(self.failed)
+
+    @property
+    def left_bytes(self) -> int:
+        """How much room the segment that is written to has."""
+        return self._end - self.position
+
+    def find(self, position: int) -> Segment | None:
+        """The segment that holds a position; None where it has gone."""
+        number = bisect_right(self._bases, position) - 1
+        if number < 0:
+            return None
+        segment = self.segments[number]
+        return segment if position < segment.base + segment.capacity else None
+
+    def view(self, position: int, length: int) -> memoryview | None:
+        """The bytes of a record, read-only and without a copy; None where they have gone."""
+        segment = self.find(position)
+        if segment is None:
+            return None
+        at = position - segment.base
+        return segment.view[at : at + length]
+
+    def flush_job(self) -> FlushJob:
+        """What has to be flushed for all that is written now to be durable."""
+        return FlushJob(self.position, tuple(self._dirty))
+
+    def flushed(self, job: FlushJob) -> None:
+        """A flush job has succeeded. Until then its segments belong to each later job too."""
+        self.durable_position = max(self.durable_position, job.position)
+        written_since = self.position > job.position
+        self._dirty = [
+            segment
+            for segment in self._dirty
+            if segment not in job.segments
+            or (written_since and segment.base + segment.capacity > job.position)
+        ]
+
+    def flush_failed(self, error: OSError) -> None:
+        """A flush job has failed: what it would have kept is in doubt; nothing more is taken."""
+        way_out = "check the disk, then start the broker again"
+        try:
+            fsync_marker.leave(self.storage, self.durable_position)
+        except OSError as worse:
+            way_out = (
+                f"check the disk, then start the machine, and with it the broker, again: the note"
+                f" for the next start that this has happened could not be written ({worse})"
+            )
+        if self.failed is None:
+            self.failed = (
+                f"flushing the log failed: {error}; what was not yet flushed may be lost in a power"
+                f" cut, and no more messages are taken: {way_out}"
+            )
+
+    @property
+    def closed_segments(self) -> list[Segment]:
+        """All but the one being written."""
+        return [segment for segment in self.segments if segment is not self._current]
+
+    def is_told_later(self, segment: Segment) -> bool:
+        """Whether a segment may be taken away before the next checkpoint is durable: the last one
+        tells all of it, or the journal stands whole, and durable, at the head of a segment behind
+        it; and the copies of batches that were needed of it are durable.
+        """
+        durable = self.durable_position
+        if durable < self._copied_to:
+            return False
+        if segment.base + segment.capacity <= self.told_position:
+            return True
+        if 0 <= self._head_end <= durable:
+            return True
+        return any(
+            later.base > segment.base and later.base + later.capacity <= durable
+            for later in self.closed_segments
+            if later.base >= self._heads_from
+        )
+
+    def retire(self, segment: Segment) -> None:
+        """Take a segment away that nobody needs. The one being written stays."""
+        assert segment is not self._current and segment not in self._dirty
+        number = self._bases.index(segment.base)
+        del self._bases[number], self.segments[number]
+        self.retired_count += 1
+        self.storage.retire(segment)

@@ -1,0 +1,101 @@
+"""Heads: the records of a log by their headers alone, for whoever looks for few of very many.
+
+A header says how long its record is, so what is between is not looked at: neither read from the
+disk nor verified.  What was found is to be verified by `martlet.log.record.read_record` before
+anything of it is believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+from martlet.log.atomic_batches import batches_of
+from martlet.log.record import (
+    HEADER_BYTES,
+    HEADER_STRUCT,
+    MAGIC,
+    BadRecord,
+    Header,
+    Kind,
+)
+from martlet.log.recovery import next_good
+from martlet.log.storage import Segment, forget_pages
+
+_LENGTH, _KIND, _POSITION = 2, 4, 6
+"""Where those stand in a header."""
+_BATCH, _END, _BUNDLE = int(Kind.BATCH), int(Kind.SEGMENT_END), int(Kind.BUNDLE)
+_LOOK_AT_CLOCK = 256
+"""After so many records it is asked whether that is enough."""
+
+
+def heads(
+    segments: list[Segment],
+    start: int,
+    kinds: Collection[Kind],
+    is_over: Callable[[], bool] = lambda: False,
+) -> Iterator[tuple[Header, Segment]]:
+    """The header of each record of some kinds from position `start` on, and the segment that it is
+    in; batches also where they are in a bundle. Damaged places are passed over.
+
+    It ends early when `is_over` says so, which is asked every now and then.
+    """
+    unpack = HEADER_STRUCT.unpack_from
+    wanted = frozenset(map(int, kinds))
+    count = 0
+    for segment in segments:
+        base, view, capacity = segment.base, segment.view, segment.capacity
+        if base + capacity <= start:
+            continue
+        at = max(0, start - base)
+        while at + HEADER_BYTES <= capacity:
+            fields = unpack(view, at)
+            length, kind = fields[_LENGTH], fields[_KIND]
+            if fields[0] != MAGIC or fields[_POSITION] != base + at or length < HEADER_BYTES:
+                behind = None if segment is segments[-1] else next_good(segment, at + 8)
+                if behind is None:
+                    break
+                at = behind
+                continue
+            if kind in wanted:
+                yield Header._make(fields), segment
+            if kind == _END:
+                break
+            if kind == _BUNDLE and _BATCH in wanted:
+                yield from ((header, segment) for header in _bundled(fields, view, at))
+            at += length
+            count += 1
+            if not count % _LOOK_AT_CLOCK and is_over():
+                return
+        forget_pages(view)
+
+
+def _bundled(fields: tuple[Any, ...], view: memoryview, at: int) -> Iterator[Header]:
+    header = Header._make(fields)
+    with suppress(BadRecord):
+        for inner, _ in batches_of(header, view[at : at + header.length]):
+            yield inner
+
+
+def segments_since(segments: list[Segment], time_ns: int) -> list[Segment]:
+    """The segments in which something may stand that was written at a time, or later."""
+    if not segments:
+        return []
+    since = 0
+    for number, (_, behind) in enumerate(pairwise(segments)):
+        if _begun_at_ns(behind) <= time_ns:
+            since = number + 1
+    return segments[since:]
+
+
+def begun_at_ns(segments: list[Segment]) -> int:
+    """When the first of some segments was begun; 0 where nothing says it."""
+    return _begun_at_ns(segments[0]) if segments else 0
+
+
+def _begun_at_ns(segment: Segment) -> int:
+    fields = Header._make(HEADER_STRUCT.unpack_from(segment.view))
+    is_one = fields.magic == MAGIC and fields.position == segment.base
+    return fields.stored_at_ns if is_one else 1 << 62

@@ -1,0 +1,467 @@
+"""The book of one queue: what all segments together tell of it.
+
+The log says which offsets were stored and which are there, how far each channel is, and what it has
+done.  From that follows what is lost::
+
+    offsets       0 .... 40 .... 90 .... 150 .... 180 ... 200
+    there                | x x x |  xxxx  |      | x x x |
+    let go        ------>|                |      |           behind a segment that was let go
+    finished      ----------------------->|           needs [150, 200): [150, 180) is lost to it
+    in one piece                 |  xxxx  |                  no segment between was let go: lost
+
+An offset that is not there is lost where some channel has yet to finish it, or where nothing of the
+log between its neighbours was let go: then it was not the broker that took it away.  Messages of
+the broker's own topics, delayed ones and those of transactions, are lost where the checkpoint needs
+them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from martlet.broker.offset_ranges import Stretch, apart_from, with_stretch
+from martlet.broker.tracing.counters import COUNTS, FIRST_BUCKET, Count
+from martlet.names import is_ephemeral, is_system
+from martlet.pipeline.audit.coverage import Extent, Place
+from martlet.pipeline.audit.facts import Fact, FactKind
+from martlet.pipeline.audit.finding import EARLIER, Finding, Line
+from martlet.pipeline.audit.journal import HOUR_NS
+
+_MOST_STRETCHES = 100
+"""So many stretches of one loss are named; all are counted."""
+
+
+@dataclass(frozen=True)
+class _Channel:
+    """A channel as it was told last."""
+
+    id: int
+    name: str
+    told: dict[str, Any]
+
+
+class Book:
+    """What is told of one queue.
+
+    Args:
+        extent: of the log.
+        facts: of the queue's number.
+    """
+
+    def __init__(self, extent: Extent, facts: Sequence[Fact]) -> None:
+        self._extent = extent
+        self._facts = sorted(facts, key=lambda fact: (fact.position, fact.kind))
+        runs = self._of(FactKind.RUN)
+        self._runs = [run for run in runs if not run.moved]
+        self._copies = [run for run in runs if run.moved]
+        self._states = [
+            (fact.segment, json.loads(fact.payload)) for fact in self._of(FactKind.STATE)
+        ]
+        self._names: dict[int, str] = {}
+        self.lines: dict[tuple[str, int], Line] = {}
+        self.findings: list[Finding] = []
+        self.topic, self.queue = "", 0
+        if self._states:
+            self._read()
+
+    def _of(self, kind: FactKind) -> list[Fact]:
+        return [fact for fact in self._facts if fact.kind == kind]
+
+    # what is told
+
+    def _read(self) -> None:
+        newest = self._states[-1][1]
+        self.topic, self.queue = newest["name"], newest["queue"]
+        for _, state in self._states:
+            for id, told in state["channels"].items():
+                if told["name"]:
+                    self._names[int(id)] = told["name"]
+        self._strangers()
+        stored: list[Stretch] = []
+        for run in sorted([*self._runs, *self._copies], key=lambda run: run.first):
+            stored = _joined(stored, run.first, run.end)
+        if is_system(self.topic):
+            self._judge_needed(stored)
+            return
+        self._published(stored)
+        for channel in self._names:
+            self._accounts(channel)
+        self._doubled()
+        self._finish_gaps()
+        self._judge(stored)
+
+    def _line(self, channel: str, hour: int) -> Line:
+        line = self.lines.get((channel, hour))
+        if line is None:
+            line = self.lines[channel, hour] = Line(self.topic, channel, hour)
+        return line
+
+    def _published(self, stored: list[Stretch]) -> None:
+        covered: list[Stretch] = []
+        for run in sorted(self._runs, key=lambda run: run.first):
+            if not run.only:
+                self._publish(run, run.messages)
+            covered = _joined(covered, run.first, run.end)
+        for run in self._copies:
+            # Copies count where the segment that they were copied out of has gone.
+            messages = sum(end - first for first, end in apart_from(covered, run.first, run.end))
+            if messages and not run.only:
+                self._publish(run, messages)
+            covered = with_stretch(covered, run.first, run.end)
+
+    def _publish(self, run: Fact, messages: int) -> None:
+        counts = self._line("", run.since_ns // HOUR_NS).counts
+        counts["published"] += messages
+        counts["bytes"] += run.body_bytes * messages // run.messages
+
+    def _accounts(self, channel: int) -> None:
+        """Add up by the hour what a channel has done."""
+        before: dict[int, npt.NDArray[np.int64]] = {}
+        for fact in self._of(FactKind.ACCOUNT):
+            if fact.only != channel:
+                continue
+            counts = np.frombuffer(fact.payload, "<i8")
+            hour = fact.since_ns // HOUR_NS
+            if fact.epoch not in before:
+                before[fact.epoch] = np.zeros(COUNTS, np.int64)
+                if self._began_before(fact.epoch, fact.position):
+                    hour = EARLIER
+            self._done(self._line(self._names[channel], hour), counts - before[fact.epoch])
+            before[fact.epoch] = counts
+
+    def _began_before(self, epoch: int, position: int) -> bool:
+        """Whether some of what a run of the broker has done before a position was let go."""
+        began = self._extent.epochs.get(epoch)
+        return began is None or self._extent.was_let_go(began, position)
+
+    @staticmethod
+    def _done(line: Line, counts: npt.NDArray[np.int64]) -> None:
+        for count in Count:
+            line.counts[count.name.lower()] += int(counts[count])
+        line.buckets += counts[FIRST_BUCKET:]
+        finished = int(counts[FIRST_BUCKET:].sum()) + int(counts[Count.COMMITTED])
+        line.counts["finished"] += finished
+
+    # what is wrong
+
+    def _strangers(self) -> None:
+        """See that all who tell of the queue mean the same: it got its number, and the random one
+        that its messages' ids begin with, once and for all.
+        """
+        usual: dict[str, set[int]] = {}
+        for segment, state in self._states:
+            who = f"topic {state['name']!r} with ids from {state['id_base']}"
+            usual.setdefault(who, set()).add(-1 if state["checkpoint"] else segment)
+        own = max(usual, key=lambda who: len(usual[who]))
+        for who, segments in usual.items():
+            if who == own:
+                continue
+            others = f"the others say {own}: files of two brokers are mixed"
+            for segment in sorted(segments):
+                if segment < 0:
+                    place = Place(segment, 0, 0, f"the checkpoint tells of {who}; {others}")
+                else:
+                    place = Place(segment, segment, segment, f"it tells of {who}; {others}")
+                self._find("damage", [], [place], text="these are of another log")
+
+    def _doubled(self) -> None:
+        end, last = -1, None
+        for run in sorted(self._runs, key=lambda run: (run.first, run.position)):
+            if last is not None and run.first < end:
+                again = min(run.end, end) - run.first
+                self._line("", run.since_ns // HOUR_NS).counts["doubled"] += again
+                place = Place(
+                    self._extent.base_of(run.position), run.position, run.end_position,
+                    f"stored before at position {last.position}",
+                )  # fmt: skip
+                self._find("doubled", [(run.first, min(run.end, end))], [place])
+            if run.end > end:
+                end, last = run.end, run
+
+    def _finish_gaps(self) -> None:
+        for fact in self._of(FactKind.GAP):
+            self._finish_gap(json.loads(fact.payload))
+        last: dict[str, tuple[int, dict[str, Any]]] = {}
+        by_segment = [told for told in self._states if not told[1]["checkpoint"]]
+        for segment, state in by_segment:
+            for id, told in state["channels"].items():
+                if id in last and not told["made"]:
+                    self._continued(int(id), *last[id], segment, told, told["first_number"])
+                if told["known"] or id not in last:
+                    last[id] = segment, told
+        for segment, state in self._states:
+            before = [told for base, told in by_segment if base == segment]
+            if state["checkpoint"] and before:
+                for id, told in state["channels"].items():
+                    known = before[0]["channels"].get(id)
+                    if known is not None:
+                        position = state["position"]
+                        self._continued(int(id), segment, known, position, told, told["number"])
+
+    def _continued(
+        self,
+        id: int,
+        segment: int,
+        before: dict[str, Any],
+        position: int,
+        told: dict[str, Any],
+        number: int,
+    ) -> None:
+        """See that a channel's finish records reach as far as what tells all of it again says, the
+        head of the next segment or a checkpoint.
+        """
+        missing = number - before["number"]
+        let_go = self._extent.was_let_go(segment, position)
+        if missing <= 0 or let_go or not (before["known"] and told["known"]):
+            return
+        gap = {
+            "channel": id,
+            "missing": missing,
+            "since": before["position"],
+            "position": max(position, before["position"]),
+            "first": min([before["next"], *(first for first, _ in before["ranges"])]),
+            "end": told["next"],
+        }
+        self._finish_gap(gap)
+
+    def _finish_gap(self, gap: dict[str, Any]) -> None:
+        since, until = gap["since"], gap["position"]
+        if self._extent.is_torn(since, until + 1):
+            return  # What it told of was not durable yet, and comes again.
+        places = self._extent.places(since, until + 1) or [self._between(since, until)]
+        first, end = gap["first"], max(gap["first"], gap["end"])
+        self.findings.append(
+            Finding(
+                "finish", self._extent.broker, self.topic, self.queue,
+                self._names.get(gap["channel"], ""), [(first, end)], gap["missing"], {}, places,
+                f"{gap['missing']} finish records are missing; they told what was finished of"
+                " these offsets and of older ones that had failed",
+            )
+        )  # fmt: skip
+
+    def _judge(self, stored: list[Stretch]) -> None:
+        """See what of the queue is not there, and should be."""
+        state = self._newest()
+        end = max([state["end"], state["backlog"], *(run.end for run in self._runs)])
+        channels = self._channels()
+        for channel in channels:
+            end = max(end, channel.told["next"])
+        is_there = self._is_there()
+        voids = [tuple(void) for void in state["voids"]]
+        absent = [
+            part
+            for first, stop in apart_from(stored, 0, end)
+            for part in apart_from(voids, first, stop)
+        ]
+        earlier = 0
+        for gap in absent:
+            since, until = self._bracket(gap)
+            unfinished = {
+                channel.name: needed
+                for channel in channels
+                if (needed := _needed(channel, gap, end))
+            }
+            if not channels and is_there:
+                waiting = gap[1] - max(gap[0], state["backlog"])
+                unfinished |= {"": waiting} if waiting > 0 else {}
+            let_go = since is None or until is None or self._extent.was_let_go(since, until)
+            if not is_there:
+                unfinished = {}
+            if is_ephemeral(self.topic) or (let_go and not unfinished):
+                earlier += gap[1] - gap[0]
+                continue
+            if let_go and self._extent.gone:
+                continue  # It may have been finished since what was read of the journal.
+            self._lose(gap, unfinished, since, until, all_of_it=not let_go)
+        if earlier and not is_ephemeral(self.topic):
+            self._line("", EARLIER).counts["published"] += earlier
+        for channel in channels:
+            self._line(channel.name, self._last_hour()).counts["open"] += self._open(
+                channel, end, voids
+            )
+
+    def _lose(
+        self,
+        gap: Stretch,
+        unfinished: dict[str, int],
+        since: int | None,
+        until: int | None,
+        *,
+        all_of_it: bool,
+    ) -> None:
+        hour = self._hour_near(gap)
+        count = gap[1] - gap[0] if all_of_it else max(unfinished.values())
+        self._line("", hour).counts["lost"] += count
+        self._line("", hour).counts["published"] += count
+        for channel, lost in unfinished.items():
+            if channel:
+                self._line(channel, hour).counts["lost"] += lost
+        extent = self._extent
+        start, end = since or 0, extent.end if until is None else until
+        places = extent.places(start, end) or extent.gap(start, end) or [self._between(start, end)]
+        self._find("lost", [gap], places, count, unfinished)
+
+    def _judge_needed(self, stored: list[Stretch]) -> None:
+        """See that what the checkpoint needs of a topic of the broker's own is there."""
+        what = "delayed messages" if self._newest()["delayed"] else "messages of transactions"
+        for fact in self._of(FactKind.NEEDED):
+            needed = json.loads(fact.payload)
+            lost: list[Stretch] = [
+                part for first, end in needed for part in apart_from(stored, first, end)
+            ]
+            if self._extent.gone:
+                continue
+            places: list[Place] = []
+            taken: list[Stretch] = []
+            for part in lost:
+                since, until = self._bracket(part)
+                start, stop = since or 0, self._extent.end if until is None else until
+                found = self._extent.places(start, stop)
+                if found or not self._extent.was_let_go(start, stop):
+                    # Else a full disk has made room by it since the checkpoint.
+                    taken.append(part)
+                    found = found or [self._between(start, stop)]
+                    places += [place for place in found if place not in places]
+            if taken:
+                self._find("lost", taken, places, text=what)
+
+    def _find(
+        self,
+        kind: str,
+        stretches: list[Stretch],
+        places: Sequence[Place],
+        count: int | None = None,
+        unfinished: dict[str, int] | None = None,
+        text: str = "",
+    ) -> None:
+        if count is None:
+            count = sum(end - first for first, end in stretches)
+        self.findings.append(
+            Finding(
+                kind, self._extent.broker, self.topic, self.queue, "",
+                stretches[:_MOST_STRETCHES], count, unfinished or {}, places, text,
+            )
+        )  # fmt: skip
+
+    def _between(self, start: int, end: int) -> Place:
+        return Place(self._extent.base_of(start), start, end, "between these positions")
+
+    def _open(self, channel: _Channel, end: int, voids: list[Stretch]) -> int:
+        """How many messages a channel has yet to finish."""
+        skipped = list(voids)
+        for void in channel.told["voids"]:
+            skipped = with_stretch(skipped, *void)
+        for run in [*self._runs, *self._copies]:
+            if run.only not in (0, channel.id):
+                skipped = with_stretch(skipped, run.first, run.end)
+        ahead = sum(b - a for a, b in apart_from(skipped, channel.told["next"], end))
+        return ahead + _needed(channel, (0, channel.told["next"]), channel.told["next"])
+
+    # where it stands
+
+    def _newest(self) -> dict[str, Any]:
+        """The topic as it was told last."""
+        newest: dict[str, Any] = max(
+            (state for _, state in self._states), key=lambda state: state["position"]
+        )
+        return newest
+
+    def _last_state(self) -> dict[str, Any]:
+        """What there was at the end: what the last segment tells, or the checkpoint, where that
+        reaches beyond what is there.
+        """
+        state: dict[str, Any]
+        _, state = max(
+            self._states,
+            key=lambda told: (
+                not told[1]["checkpoint"] or told[1]["position"] > self._extent.written_end,
+                told[1]["position"] if told[1]["checkpoint"] else told[0],
+            ),
+        )
+        return state
+
+    def _is_there(self) -> bool:
+        """Whether the topic is there at the log's end: it was not deleted, and the newest segment
+        tells of it.
+        """
+        if self._of(FactKind.DELETED):
+            return False
+        return max(segment for segment, _ in self._states) >= self._extent.newest_head
+
+    def _channels(self) -> list[_Channel]:
+        """The channels that are there at the end, each as it was told last."""
+        if not self._is_there() or is_ephemeral(self.topic):
+            return []
+        there: dict[str, dict[str, Any]] = {}
+        for _, state in self._states:
+            for id, told in state["channels"].items():
+                if id not in there or _newness(told) > _newness(there[id]):
+                    there[id] = told
+        kept = self._last_state()["channels"]
+        return [
+            _Channel(int(id), self._names[int(id)], told)
+            for id, told in there.items()
+            if id in kept and not is_ephemeral(self._names.get(int(id), ""))
+        ]
+
+    def _bracket(self, gap: Stretch) -> tuple[int | None, int | None]:
+        """The positions between which the messages of a gap were stored; None where that is not
+        known, since their neighbours have gone too.
+        """
+        before = [run for run in self._runs if run.end <= gap[0]]
+        behind = [run for run in self._runs if run.first >= gap[1]]
+        made_at = next((s["made_at"] for _, s in self._states if s["made_at"] is not None), None)
+        if made_at is None and self._extent.start == 0:
+            made_at = 0  # Nothing was ever let go before what is there.
+        since = max((run.end_position for run in before), default=made_at)
+        until: int | None = min((run.position for run in behind), default=None)
+        if until is None:
+            until = max([since or 0, *(state["position"] for _, state in self._states)])
+        return since, until
+
+    def _hour_near(self, gap: Stretch) -> int:
+        """The hour in which the messages before a gap were stored, or else those behind it."""
+        before = [run for run in self._runs if run.end <= gap[0]]
+        behind = [run for run in self._runs if run.first >= gap[1]]
+        if before:
+            return max(before, key=lambda run: run.end).until_ns // HOUR_NS
+        if behind:
+            return min(behind, key=lambda run: run.first).since_ns // HOUR_NS
+        return EARLIER
+
+    def _last_hour(self) -> int:
+        hours = [hour for _, hour in self.lines]
+        return max(hours, default=EARLIER)
+
+
+def _newness(told: dict[str, Any]) -> tuple[bool, int, int]:
+    return told["known"], told["number"], told["position"]
+
+
+def _joined(stretches: list[Stretch], first: int, end: int) -> list[Stretch]:
+    """The same with one more, which begins behind where the last one begins."""
+    if stretches and first <= stretches[-1][1]:
+        stretches[-1] = stretches[-1][0], max(stretches[-1][1], end)
+    else:
+        stretches.append((first, end))
+    return stretches
+
+
+def _needed(channel: _Channel, gap: Stretch, end: int) -> int:
+    """How many offsets of a gap a channel has yet to finish."""
+    told = channel.told
+    first, stop = gap
+    voids = [tuple(void) for void in told["voids"]]
+    ahead = max(first, told["next"]), min(stop, end)
+    count = sum(b - a for a, b in apart_from(voids, *ahead)) if ahead[0] < ahead[1] else 0
+    held: set[int] = set()
+    for begin, behind in told["ranges"]:
+        held.update(range(max(begin, first), min(behind, stop)))
+    held.update(offset for offset in told["stragglers"] if first <= offset < stop)
+    return count + sum(1 for offset in held if offset < told["next"])

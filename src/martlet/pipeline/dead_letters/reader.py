@@ -1,0 +1,173 @@
+"""Dead letters as a table, read by Spark's tasks from the brokers that keep them.
+
+=================== ========= ====================================================================
+column              type      meaning
+=================== ========= ====================================================================
+topic, channel      STRING    who gave it up
+reason              STRING    why: max_attempts, rejected, ...
+error               STRING    the kind of its last error: numbers, ids and quotes taken out, so that
+                              those that fail alike are alike
+first_error,        STRING    what its consumers said when it failed first, and last
+last_error
+attempts, failures  INT       how often it was delivered, and had failed
+redriven            INT       how often it was brought back before
+died_at,            TIMESTAMP when it was given up, and first published
+published_at
+value               BINARY    its body
+tag, keys, key,     as in the source
+headers
+message_id          STRING    its id as the message that it was
+id                  STRING    its id as a dead letter
+dead_letter_topic,  STRING,   where it is kept
+broker, partition,  INT,
+offset              BIGINT
+=================== ========= ====================================================================
+
+What a consumer works through at this moment, and what was brought back or dropped, is not there.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+from martlet.spark.brokers.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SCHEMA = (
+    "topic STRING, channel STRING, reason STRING, error STRING, first_error STRING,"
+    " last_error STRING, attempts INT, failures INT, redriven INT, died_at TIMESTAMP,"
+    " published_at TIMESTAMP,"
+    " value BINARY, tag STRING, keys ARRAY<STRING>, key BINARY,"
+    " headers ARRAY<STRUCT<key: STRING, value: BINARY>>, message_id STRING, id STRING,"
+    " dead_letter_topic STRING, broker STRING, partition INT, offset BIGINT"
+)
+_ARROW = pa.schema(
+    [
+        *((name, pa.string()) for name in ("topic", "channel", "reason", "error")),
+        *((name, pa.string()) for name in ("first_error", "last_error")),
+        *((name, pa.int32()) for name in ("attempts", "failures", "redriven")),
+        *((name, pa.timestamp("us", "UTC")) for name in ("died_at", "published_at")),
+        ("value", pa.binary()),
+        ("tag", pa.string()),
+        ("keys", pa.list_(pa.string())),
+        ("key", pa.binary()),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        *((name, pa.string()) for name in ("message_id", "id", "dead_letter_topic", "broker")),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+    ]
+)
+IN_FLIGHT = "in_flight"
+_PAGE = 1000
+_MOST_BODY_BYTES = 8 << 20
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_NUMBER = re.compile(r"\b(?:0x)?[0-9a-fA-F]*\d[0-9a-fA-F]*\b")
+_LONGEST_KIND = 120
+
+
+class Keeper(NamedTuple):
+    """A dead-letter topic at a broker, and how to ask it."""
+
+    endpoint: Endpoint
+    topic: str
+
+
+def keepers(endpoints: Iterable[Endpoint]) -> list[Keeper]:
+    """The dead-letter topics of brokers.
+
+    Raises:
+        BrokerUnreachable, BrokerRefused.
+    """
+    found = []
+    for endpoint in endpoints:
+        told = endpoint.call("dead_letters.list", {})
+        found += [
+            Keeper(endpoint, topic["dead_letter_topic"])
+            for topic in told["dead_letter_topics"]
+            if topic["count"]
+        ]
+    return found
+
+
+def letters(spark: SparkSession, found: Sequence[Keeper]) -> DataFrame:
+    """All dead letters of some keepers; each keeper is read by one task."""
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch["id"].to_pylist():
+                yield from _pages(found[number])
+
+    count = len(found)
+    return spark.range(0, count, 1, max(1, count)).mapInArrow(read, SCHEMA)
+
+
+def _pages(keeper: Keeper) -> Iterator[pa.RecordBatch]:
+    place: dict[str, int] | None = {}
+    fields = {
+        "dead_letter_topic": keeper.topic,
+        "limit": _PAGE,
+        "max_body_bytes": _MOST_BODY_BYTES,
+    }
+    try:
+        while place is not None:
+            page = keeper.endpoint.call("dead_letters.show", {**fields, **place})
+            waiting = (letter for letter in page["messages"] if letter["state"] != IN_FLIGHT)
+            yield pa.RecordBatch.from_pylist([_row(keeper, letter) for letter in waiting], _ARROW)
+            place = page["next"]
+    finally:
+        keeper.endpoint.close()
+
+
+def _row(keeper: Keeper, letter: dict[str, Any]) -> dict[str, Any]:
+    last = letter.get("last_error", "")
+    body = letter["body"]
+    return {
+        "topic": letter.get("topic"),
+        "channel": letter.get("channel"),
+        "reason": letter.get("reason") or "unknown",
+        "error": kind_of(last or letter.get("first_error", "")),
+        "first_error": letter.get("first_error"),
+        "last_error": last or None,
+        "attempts": _number(letter.get("attempts")),
+        "failures": _number(letter.get("failures")),
+        "redriven": _number(letter.get("redrives")) or 0,
+        "died_at": _time(letter["at_ms"]),
+        "published_at": _time(letter.get("stored_ms")),
+        "value": base64.b64decode(letter["body_base64"]) if body is None else body.encode(),
+        "tag": letter["tag"] or None,
+        "keys": letter["keys"] or None,
+        "key": letter["order_key"].encode() or None,
+        "headers": [
+            {"key": name, "value": value.encode()} for name, value in letter["headers"].items()
+        ]
+        or None,
+        "message_id": letter["message_id"],
+        "id": letter["id"],
+        "dead_letter_topic": keeper.topic,
+        "broker": keeper.endpoint.address,
+        "partition": letter["queue"],
+        "offset": letter["offset"],
+    }
+
+
+def _number(told: object) -> int | None:
+    return int(told) if isinstance(told, int | str) and str(told).isdecimal() else None
+
+
+def _time(told: object) -> datetime | None:
+    milliseconds = _number(told)
+    return None if milliseconds is None else datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+def kind_of(error: str) -> str:
+    """What errors that are alike have in common: without numbers, and what stands in quotes."""
+    line = error.strip().partition("\n")[0]
+    return _NUMBER.sub("#", _QUOTED.sub("'...'", line))[:_LONGEST_KIND]

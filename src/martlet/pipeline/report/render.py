@@ -1,0 +1,135 @@
+"""Figures as people see them: tables on a terminal, and a page with plots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as ConsoleTable
+
+from martlet.pipeline.html_page import Page, Plot, Section, Table
+from martlet.pipeline.report.board import MOST_ROWS, Row
+from martlet.pipeline.report.description import Description, Figure
+from martlet.pipeline.report.query import END, START, aggregates, name_of
+
+_CONSOLE_ROWS = 10
+_PAGE_ROWS = 50
+
+
+def print_board(console: Console, figure: Figure, rows: Sequence[Row]) -> None:
+    """Print the newest rows of a figure, the newest last; or the first, as a query has them."""
+    if not rows:
+        return
+    shown = rows[:_CONSOLE_ROWS] if figure.mode == "complete" else rows[-_CONSOLE_ROWS:]
+    title = figure.name
+    if len(rows) > len(shown):
+        title += f", {len(shown)} of {_many(rows)} rows"
+    table = ConsoleTable(title=title, title_justify="left", title_style="bold", box=None)
+    columns = [column for column in shown[-1] if column != END]
+    for column in columns:
+        number = isinstance(shown[-1][column], int | float)
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+    for row in shown:
+        table.add_row(*(cell(row.get(column)) for column in columns))
+    console.print(table)
+
+
+def page_of(
+    description: Description, boards: Mapping[str, Sequence[Row]], *, reload_s: int
+) -> Page:
+    """The page of a report."""
+    sections: list[Section] = []
+    for figure in description.figures:
+        rows = boards.get(figure.name, ())
+        sections += _plots(figure, rows) if not figure.sql else ()
+        columns = list(rows[-1]) if rows else []
+        is_whole = figure.mode == "complete"
+        shown = rows[:_PAGE_ROWS] if is_whole else rows[-_PAGE_ROWS:][::-1]
+        title = figure.name if is_whole else f"{figure.name}, newest first"
+        if len(rows) > len(shown):
+            title += f", {len(shown)} of {_many(rows)} rows"
+        cells = [[_plain(row.get(column)) for column in columns] for row in shown]
+        sections.append(Table(title, columns, cells))
+    now = datetime.now(UTC)
+    return Page(
+        description.title,
+        f"of {now:%Y-%m-%d %H:%M:%S} UTC; windows that are still open may change",
+        sections,
+        reload_s,
+    )
+
+
+def _plots(figure: Figure, rows: Sequence[Row]) -> list[Section]:
+    """A plot for each number of a figure, over its windows, and one for each list of the top."""
+    starts = sorted({row[START] for row in rows})
+    if not starts:
+        return []
+    groups = [name_of(expression) for expression in figure.by]
+    found: list[Section] = []
+    for name, _ in aggregates(figure):
+        if any(isinstance(row.get(name), list) for row in rows):
+            newest = [row for row in rows if row[START] == starts[-1]]
+            found += [_top(figure, name, row, groups) for row in newest[:3]]
+            continue
+        series: dict[str, dict[datetime, Any]] = {}
+        for row in rows:
+            group = ", ".join(_label(row.get(column)) for column in groups) or name
+            series.setdefault(group, {})[row[START]] = row.get(name)
+        numbers = {
+            group: [_number(values.get(start)) for start in starts]
+            for group, values in series.items()
+        }
+        found.append(Plot(f"{figure.name}: {name}", starts, numbers, unit=name))
+    return found
+
+
+def _top(figure: Figure, name: str, row: Row, groups: Sequence[str]) -> Plot:
+    entries = row.get(name) or []
+    group = ", ".join(_label(row.get(column)) for column in groups)
+    return Plot(
+        f"{figure.name}: {name}{f' of {group}' if group else ''}, {row[START]:%H:%M:%S} UTC",
+        [_label(entry["item"]) for entry in entries],
+        {"count": [_number(entry["count"]) for entry in entries]},
+        kind="bar",
+    )
+
+
+def _label(value: object) -> str:
+    """How a value is called in a plot, where nothing and an empty text have to be seen too."""
+    return "null" if value is None else cell(value) or "''"
+
+
+def _many(rows: Sequence[Row]) -> str:
+    return f"more than {MOST_ROWS:,}" if len(rows) >= MOST_ROWS else f"{len(rows):,}"
+
+
+def _number(value: object) -> float | None:
+    try:
+        return None if value is None else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, int | float | datetime) or value is None else cell(value)
+
+
+def cell(value: object) -> str:
+    """How a value is written."""
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S}"
+    if isinstance(value, float):
+        return f"{value:,.3f}".rstrip("0").rstrip(".")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, list):
+        return ", ".join(cell(entry) for entry in value)
+    if isinstance(value, dict) and value.keys() == {"item", "count"}:
+        return f"{cell(value['item'])} ({cell(value['count'])})"
+    return str(value)

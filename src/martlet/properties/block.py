@@ -1,0 +1,181 @@
+"""The block of a batch: the properties of those of its messages that have any.
+
+It stands behind the batch's frames::
+
+    0 count u32               messages that have properties
+    4 numbers  count x u32    which of the batch they are, rising
+    . ends     count x u32    where the entry of each ends, from the first entry's start
+    . tags     count x u32    the hash of each one's tag, 0 for none
+    . entries, back to back   see `martlet.properties.model`
+
+Numbers are little-endian.  The tags' hashes stand apart so that a filter looks at all of them at
+once.  To a consumer a block goes in a frame of its own, before the messages that it tells of.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from martlet.properties.model import BadProperties, Bytes, check, hash_of
+
+Numbers = npt.NDArray[np.uint32]
+FRAME_TYPE = 16
+"""Of the frame that tells a consumer the properties of the messages that come right behind it."""
+
+_FRAME = struct.Struct(">II")
+_COUNT = struct.Struct("<I")
+_SINGLE = struct.Struct("<IIII")
+"""What stands before the entry in the block of one message."""
+BLOCK_HEAD_BYTES = _COUNT.size
+BLOCK_ROW_BYTES = 12
+"""What a block takes for each message that has properties, beside its entry."""
+
+
+def entries_of(data: Bytes, count: int) -> list[tuple[int, bytes]]:
+    """What a client says of the properties of `count` messages, as `Batch.tell` takes it.
+
+    Raises BadProperties.
+    """
+    block = Block(data)
+    numbers = block.numbers.tolist()
+    if any(later <= earlier for earlier, later in pairwise(numbers)):
+        raise BadProperties("properties whose messages do not rise")
+    if numbers and numbers[-1] >= count:
+        raise BadProperties(f"properties of message {numbers[-1]}, there are {count}")
+    entries = [(number, bytes(block.entry(at))) for at, number in enumerate(numbers)]
+    if sum(len(entry) for _, entry in entries) != block.entries_length:
+        raise BadProperties("properties whose entries do not fill their block")
+    for _, entry in entries:
+        check(entry)
+    return entries
+
+
+def pack_block(entries: Sequence[tuple[int, bytes]]) -> bytes:
+    """The block of a batch: for each message that has properties its number, rising, and entry."""
+    count = len(entries)
+    if not count:
+        return b""
+    if count == 1:
+        ((number, entry),) = entries
+        return _SINGLE.pack(1, number, len(entry), hash_of(entry)) + entry
+    numbers, told = zip(*entries, strict=True)
+    ends = np.fromiter(map(len, told), "<u4", count).cumsum(dtype="<u4")
+    tags = np.fromiter(map(hash_of, told), "<u4", count)
+    head = (_COUNT.pack(count), np.array(numbers, "<u4").tobytes(), ends.tobytes(), tags.tobytes())
+    return b"".join([*head, *told])
+
+
+def block_bytes(entries: Sequence[tuple[int, bytes]]) -> int:
+    """How large the block of some entries is."""
+    if not entries:
+        return 0
+    return BLOCK_HEAD_BYTES + sum(BLOCK_ROW_BYTES + len(entry) for _, entry in entries)
+
+
+def frame(block: Bytes) -> bytes:
+    """A block as the frame that a consumer gets before the messages that it tells of."""
+    return _FRAME.pack(len(block) + 4, FRAME_TYPE) + block
+
+
+def told_alone(entry: bytes) -> bytes:
+    """The frame that tells the properties of the one message behind it."""
+    return frame(pack_block([(0, entry)]))
+
+
+def entry_of(data: Bytes, number: int) -> bytes:
+    """From a block the entry of the message of that number; empty where it has none."""
+    if len(data) >= _SINGLE.size:
+        count, only, length, _ = _SINGLE.unpack_from(data)
+        if count == 1:
+            return bytes(data[_SINGLE.size : _SINGLE.size + length]) if only == number else b""
+    return Block(data).of(number)
+
+
+_NO_NUMBERS: Numbers = np.empty(0, np.uint32)
+
+
+class Block:
+    """The properties of a batch, read in place.
+
+    Attributes:
+        numbers: of the messages that have any: ``uint32[n]``, rising.
+        tags: the hash of each one's tag: ``uint32[n]``.
+
+    Args:
+        data: the block, or nothing.
+
+    Raises BadProperties.
+    """
+
+    __slots__ = ("_data", "_ends", "_entries_at", "numbers", "tags")
+
+    def __init__(self, data: Bytes) -> None:
+        self._data = memoryview(data)
+        self.numbers = self.tags = self._ends = _NO_NUMBERS
+        self._entries_at = 0
+        if not len(data):
+            return
+        count = _COUNT.unpack_from(data)[0] if len(data) >= _COUNT.size else 0
+        at = _COUNT.size
+        self._entries_at = at + 12 * count
+        if not count or len(data) < self._entries_at:
+            raise BadProperties("a block of properties that is cut")
+        self.numbers = np.frombuffer(data, "<u4", count, at)
+        self._ends = np.frombuffer(data, "<u4", count, at + 4 * count)
+        self.tags = np.frombuffer(data, "<u4", count, at + 8 * count)
+        if self._entries_at + int(self._ends[-1]) != len(data):
+            raise BadProperties("a block of properties whose entries do not fill it")
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def ends(self) -> Numbers:
+        """Where the entry of each ends, from the first one's start."""
+        return self._ends
+
+    @property
+    def entries(self) -> memoryview:
+        """All entries, back to back."""
+        return self._data[self._entries_at :]
+
+    @property
+    def entries_length(self) -> int:
+        """The bytes of all entries."""
+        return len(self._data) - self._entries_at
+
+    def entry(self, at: int) -> memoryview:
+        """The entry of the message that stands at a place in `numbers`."""
+        start = int(self._ends[at - 1]) if at else 0
+        return self._data[self._entries_at + start : self._entries_at + int(self._ends[at])]
+
+    def of(self, number: int) -> bytes:
+        """The entry of the batch's message of that number; empty where it has none."""
+        at = int(np.searchsorted(self.numbers, number))
+        if at < len(self.numbers) and self.numbers[at] == number:
+            return bytes(self.entry(at))
+        return b""
+
+    def cut(self, begin: int, end: int) -> bytes:
+        """The block of the messages from number `begin` up to `end`, counted from `begin`; nothing
+        where none of them has properties.
+        """
+        first, stop = np.searchsorted(self.numbers, (begin, end)).tolist()
+        if first == stop:
+            return b""
+        start = int(self._ends[first - 1]) if first else 0
+        at = self._entries_at
+        return b"".join(
+            (
+                _COUNT.pack(stop - first),
+                (self.numbers[first:stop] - np.uint32(begin)).tobytes(),
+                (self._ends[first:stop] - np.uint32(start)).tobytes(),
+                self.tags[first:stop].tobytes(),
+                self._data[at + start : at + int(self._ends[stop - 1])],
+            )
+        )

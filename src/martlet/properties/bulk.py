@@ -1,0 +1,188 @@
+"""The properties of many messages as they lie packed in a block, for what has no time for each.
+
+A client that sends columns, as Spark does, has laid the block of a batch out itself (see
+`martlet.properties.model`).  Here it is checked for all messages at once, field by field: the first
+of each, then the second of those that have one, and so on.  So it costs a few steps of numpy for as
+many fields as the longest entry has, in place of a loop over all of them.  What it does not know to
+be good, such as what is not ASCII, it leaves to the check of single entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+from martlet.properties.block import BLOCK_HEAD_BYTES, Block, block_bytes, pack_block
+from martlet.properties.model import (
+    LONGEST_KEY_BYTES,
+    LONGEST_TAG_BYTES,
+    MOST_BYTES,
+    MOST_KEYS,
+    Bytes,
+    Field,
+)
+
+Int64s = npt.NDArray[np.int64]
+Entry = tuple[int, bytes]
+_HEAD_BYTES = 4
+_FEW = 16
+"""Up to so many messages are quicker one by one."""
+_MOST_FIELDS = 32
+"""Of a message; one that has more is left to the check of single entries."""
+
+
+class Packed(Sequence[Entry]):
+    """The messages of a batch that have properties: the number of each, and its entry.
+
+    Args:
+        block: as it lies.
+        shift: what is to be added to each number.
+    """
+
+    __slots__ = ("block", "shift")
+
+    def __init__(self, block: Block, shift: int = 0) -> None:
+        self.block = block
+        self.shift = shift
+
+    def __len__(self) -> int:
+        return len(self.block)
+
+    @overload
+    def __getitem__(self, at: int) -> Entry: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Entry]: ...
+    def __getitem__(self, at: int | slice) -> Entry | Sequence[Entry]:
+        if isinstance(at, slice):
+            return [self[place] for place in range(*at.indices(len(self)))]
+        if not -len(self) <= at < len(self):
+            raise IndexError(at)
+        place = at % len(self)
+        return int(self.block.numbers[place]) + self.shift, bytes(self.block.entry(place))
+
+    def cut(self, first: int, stop: int) -> Packed:
+        """Those of the messages from one number up to another, counted from the first."""
+        return Packed(Block(self.block.cut(first - self.shift, stop - self.shift)))
+
+
+def packed_bytes(some: Sequence[Sequence[Entry]]) -> int:
+    """How large the block of all these entries is."""
+    size_bytes = 0
+    for entries in some:
+        if isinstance(entries, Packed):
+            size_bytes += len(entries) * _ROW_BYTES + entries.block.entries_length
+        elif entries:
+            size_bytes += block_bytes(entries) - BLOCK_HEAD_BYTES
+    return size_bytes + BLOCK_HEAD_BYTES if size_bytes else 0
+
+
+_ROW_BYTES = block_bytes([(0, b"")]) - BLOCK_HEAD_BYTES
+
+
+def join(some: Sequence[tuple[int, Sequence[Entry]]]) -> bytes:
+    """The block of entries whose numbers count from a first one each, all rising."""
+    blocks = [(first, entries) for first, entries in some if isinstance(entries, Packed)]
+    if len(blocks) < len(some):
+        return pack_block(
+            [(first + number, entry) for first, entries in some for number, entry in entries]
+        )
+    numbers, ends, tags, told, end = [], [], [], [], 0
+    for first, entries in blocks:
+        block = entries.block
+        numbers.append(block.numbers.astype(np.int64) + (first + entries.shift))
+        ends.append(block.ends + np.uint32(end))
+        tags.append(block.tags)
+        told.append(block.entries)
+        end += block.entries_length
+    count = sum(map(len, numbers))
+    columns = (np.concatenate(each).astype("<u4").tobytes() for each in (numbers, ends, tags))
+    return b"".join([count.to_bytes(4, "little"), *columns, *told])
+
+
+def read(data: Bytes, count: int) -> Packed | None:
+    """What a client says of the properties of `count` messages; None where it has to be checked
+    entry by entry.
+
+    Raises BadProperties, where it is no block.
+    """
+    block = Block(data)
+    ends = block.ends.astype(np.int64)
+    numbers = block.numbers.astype(np.int64)
+    if len(ends) <= _FEW or int(numbers[-1]) >= count or (np.diff(numbers) <= 0).any():
+        return None
+    starts = np.zeros_like(ends)
+    starts[1:] = ends[:-1]
+    sizes = ends - starts
+    if int(sizes.min()) < 0 or int(sizes.max()) > MOST_BYTES:
+        return None
+    raw: npt.NDArray[np.uint8] = np.frombuffer(block.entries, np.uint8)
+    tags = _checked(raw, starts, ends)
+    return Packed(block) if tags is not None and (tags == block.tags).all() else None
+
+
+def _checked(
+    raw: npt.NDArray[np.uint8], starts: Int64s, ends: Int64s
+) -> npt.NDArray[np.uint32] | None:
+    """The hash of each entry's tag, where all of them are good; None where that is not known."""
+    is_text = np.ones(len(raw), bool)
+    key_counts = np.zeros(len(starts), np.int64)
+    tags_at, tag_sizes = np.zeros_like(starts), np.zeros_like(starts)
+    at = starts.copy()
+    live = np.flatnonzero(at < ends)
+    for _ in range(_MOST_FIELDS):
+        if not len(live):
+            break
+        heads = at[live]
+        if (heads + _HEAD_BYTES > ends[live]).any():
+            return None
+        kinds, names = raw[heads], raw[heads + 1].astype(np.int64)
+        values = raw[heads + 2].astype(np.int64) + raw[heads + 3].astype(np.int64) * 256
+        stops = heads + _HEAD_BYTES + names + values
+        is_tag, is_key = kinds == Field.TAG, kinds == Field.KEY
+        is_header, is_order_key = kinds == Field.HEADER, kinds == Field.ORDER_KEY
+        good = (
+            ((is_tag | is_key | is_order_key) & (names == 0) & (values > 0))
+            | is_header & (names > 0)
+        ) & (stops <= ends[live])
+        good &= ~((is_key | is_order_key) & (values > LONGEST_KEY_BYTES))
+        good &= ~(is_tag & ((values > LONGEST_TAG_BYTES) | (tag_sizes[live] > 0)))
+        if not good.all():
+            return None
+        key_counts[live] += is_key
+        tagged = live[is_tag]
+        tags_at[tagged], tag_sizes[tagged] = heads[is_tag] + _HEAD_BYTES, values[is_tag]
+        for byte in range(_HEAD_BYTES):
+            is_text[heads + byte] = False
+        at[live] = stops
+        live = live[stops < ends[live]]
+    if len(live) or int(key_counts.max()) > MOST_KEYS or (raw[is_text] >= 0x80).any():
+        return None
+    return _hashes(raw, tags_at, tag_sizes)
+
+
+def _hashes(
+    raw: npt.NDArray[np.uint8], tags_at: Int64s, sizes: Int64s
+) -> npt.NDArray[np.uint32] | None:
+    """The hashes of tags in ASCII, as `martlet.properties.model.tag_hash`; None where one is no
+    tag.
+    """
+    hashes = np.zeros(len(sizes), np.uint32)
+    tagged = np.flatnonzero(sizes)
+    if not len(tagged):
+        return hashes
+    starts, lengths = tags_at[tagged], sizes[tagged]
+    if (raw[starts] == 0x20).any() or (raw[starts + lengths - 1] == 0x20).any():
+        return None
+    if ((lengths == 1) & (raw[starts] == ord("*"))).any():
+        return None
+    for byte in range(int(lengths.max())):
+        some = lengths > byte
+        letters = raw[starts[some] + byte]
+        if ((letters < 0x20) | (letters > 0x7E) | (letters == ord("|"))).any():
+            return None
+        rows = tagged[some]
+        hashes[rows] = hashes[rows] * np.uint32(31) + letters
+    return hashes

@@ -1,0 +1,336 @@
+"""Properties: what a message carries beside its body.
+
+A tag to filter by, keys to find it by, an order key, headers of the application, and what the
+broker itself notes (where a dead letter came from, say).  They are no part of the frame that an
+NSQ consumer gets; a batch keeps those of its messages in a `martlet.properties.block`.
+
+Packed they are an entry, which is fields: ``kind u8 | name length u8 | value length u16 | name |
+value``; the tag is the first of them, and has no name.  Numbers are little-endian, text is UTF-8.
+The hash of a tag is that of RocketMQ, Java's ``String.hashCode``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+Bytes = bytes | bytearray | memoryview
+
+MOST_BYTES = 32 * 1024
+"""Of one message's properties, packed."""
+LONGEST_NAME_BYTES = 255
+LONGEST_TAG_BYTES = 255
+LONGEST_KEY_BYTES = 1024
+MOST_KEYS = 64
+PRODUCER_BYTES = 16
+"""Of the id that a producer has chosen for itself."""
+SENT_BYTES = PRODUCER_BYTES + 12
+"""Of the mark that tells which send a message came with."""
+
+_CUT = "properties that are cut in the middle of a field"
+_FIELD = struct.Struct("<BBH")
+_SENT = struct.Struct("<QI")
+
+
+class BadProperties(ValueError):
+    """Properties that no message may have, or bytes that are none; the text says why."""
+
+
+class Field(IntEnum):
+    """What a field of an entry is."""
+
+    TAG = 1
+    KEY = 2
+    HEADER = 3
+    ORDER_KEY = 4
+    SYSTEM = 5
+    """Written by the broker alone."""
+    SENT = 6
+    """Of the first message of a send: who sent it, and the send's number (see `Sent`)."""
+
+
+_OF_CLIENTS = frozenset({Field.TAG, Field.KEY, Field.HEADER, Field.ORDER_KEY})
+
+
+class Sent(NamedTuple):
+    """Which send of which producer a message came with.
+
+    Attributes:
+        producer: 16 random bytes that a producer has chosen for itself.
+        sequence: the number of its send, from 1.
+        count: how many messages came with it, of which this is the first.
+    """
+
+    producer: bytes
+    sequence: int
+    count: int = 1  # type: ignore[assignment]  # a tuple has a method of that name
+
+    def pack(self) -> bytes:
+        """28 bytes: the producer, the sequence u64, the count u32."""
+        return self.producer + _SENT.pack(self.sequence, self.count)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Sent:
+        """The other way. Raises BadProperties."""
+        if len(data) != SENT_BYTES:
+            raise BadProperties(f"a producer's mark of {len(data)} bytes, it has {SENT_BYTES}")
+        return cls(data[:PRODUCER_BYTES], *_SENT.unpack_from(data, PRODUCER_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class Properties:
+    """What one message carries.
+
+    Attributes:
+        tag: one word to filter by; empty for none.
+        keys: to find the message by, such as an order's number.
+        headers: the application's, such as a trace's context.
+        order_key: messages of one order key stand in one queue, in order; empty for none.
+        system: what the broker has noted.
+        sent: which send it came with, for a send that may be repeated.
+    """
+
+    tag: str = ""
+    keys: tuple[str, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    order_key: str = ""
+    system: Mapping[str, str] = field(default_factory=dict)
+    sent: Sent | None = None
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.tag or self.keys or self.headers or self.order_key or self.system or self.sent
+        )
+
+    def told(self) -> dict[str, object]:
+        """As JSON tells them, with no field for what there is none of."""
+        told: dict[str, object] = {
+            "tag": self.tag,
+            "keys": list(self.keys),
+            "order_key": self.order_key,
+            "headers": dict(self.headers),
+            "system": dict(self.system),
+        }
+        if self.sent is not None:
+            told |= {"producer": self.sent.producer.hex(), "sequence": self.sent.sequence}
+        return {name: value for name, value in told.items() if value}
+
+    def pack(self) -> bytes:
+        """The entry; empty where there is nothing in it.
+
+        Raises:
+            BadProperties: something is too long, or is no tag or name.
+        """
+        entry = b"".join([_packed(*each) for each in self._fields()])
+        if len(entry) > MOST_BYTES:
+            raise BadProperties(
+                f"the properties of one message take {len(entry)} bytes, the most is {MOST_BYTES}:"
+                " put large things into its body"
+            )
+        return entry
+
+    def _fields(self) -> Iterable[tuple[Field, str, bytes]]:
+        if self.tag:
+            yield Field.TAG, "", _tag(self.tag)
+        if len(self.keys) > MOST_KEYS:
+            raise BadProperties(f"{len(self.keys)} keys, the most is {MOST_KEYS}")
+        for key in self.keys:
+            yield Field.KEY, "", _key("key", key)
+        if self.order_key:
+            yield Field.ORDER_KEY, "", _key("order key", self.order_key)
+        for name, value in self.headers.items():
+            yield Field.HEADER, name, _utf8(f"header {name!r}", value)
+        for name, value in self.system.items():
+            yield Field.SYSTEM, name, _utf8(name, value)
+        if self.sent is not None:
+            yield Field.SENT, "", self.sent.pack()
+
+    @classmethod
+    def unpack(cls, entry: Bytes) -> Properties:
+        """Properties from an entry, which may be empty. Raises BadProperties."""
+        tag = order_key = ""
+        keys: list[str] = []
+        headers: dict[str, str] = {}
+        system: dict[str, str] = {}
+        sent: Sent | None = None
+        try:
+            for kind, name, value in fields(entry):
+                if kind == Field.TAG:
+                    tag = value.decode()
+                elif kind == Field.KEY:
+                    keys.append(value.decode())
+                elif kind == Field.HEADER:
+                    headers[name.decode()] = value.decode()
+                elif kind == Field.ORDER_KEY:
+                    order_key = value.decode()
+                elif kind == Field.SYSTEM:
+                    system[name.decode()] = value.decode()
+                elif kind == Field.SENT:
+                    sent = Sent.unpack(value)
+        except UnicodeDecodeError as error:
+            raise BadProperties(f"properties that are not UTF-8: {error}") from None
+        return cls(tag, tuple(keys), headers, order_key, system, sent)
+
+
+NONE = Properties()
+
+
+def fields(entry: Bytes) -> Iterable[tuple[int, bytes, bytes]]:
+    """The fields of an entry: kind, name, value. Raises BadProperties."""
+    data = bytes(entry)
+    at = 0
+    while at < len(data):
+        if at + _FIELD.size > len(data):
+            raise BadProperties(_CUT)
+        kind, name_length, length = _FIELD.unpack_from(data, at)
+        at += _FIELD.size
+        end = at + name_length + length
+        if end > len(data):
+            raise BadProperties(_CUT)
+        yield kind, data[at : at + name_length], data[at + name_length : end]
+        at = end
+
+
+def system_field(name: str, value: bytes) -> bytes:
+    """One field that the broker has noted, to be put behind an entry that has none of that name."""
+    told = name.encode()
+    return _FIELD.pack(Field.SYSTEM, len(told), len(value)) + told + value
+
+
+def system_value(entry: Bytes, name: str) -> bytes | None:
+    """What the broker has noted under a name; None for nothing."""
+    wanted = name.encode()
+    for kind, known, value in fields(entry):
+        if kind == Field.SYSTEM and known == wanted:
+            return value
+    return None
+
+
+def without(entry: bytes, kind: Field) -> bytes:
+    """An entry without its fields of a kind."""
+    if not entry:
+        return entry
+    return b"".join(
+        _FIELD.pack(known, len(name), len(value)) + name + value
+        for known, name, value in fields(entry)
+        if known != kind
+    )
+
+
+def check(entry: Bytes) -> None:
+    """See that an entry is one that a client may send. Raises BadProperties."""
+    if len(entry) > MOST_BYTES:
+        raise BadProperties(
+            f"the properties of one message take {len(entry)} bytes, the most is {MOST_BYTES}"
+        )
+    data, at, end, key_count = bytes(entry), 0, len(entry), 0
+    try:
+        while at < end:
+            kind, name_length, length = _FIELD.unpack_from(data, at)
+            name_end = at + _FIELD.size + name_length
+            at = name_end + length
+            if at > end:
+                raise BadProperties(_CUT)
+            name, value = data[name_end - name_length : name_end].decode(), data[name_end:at]
+            if kind not in _OF_CLIENTS:
+                raise BadProperties(
+                    f"only the broker may set {name!r}"
+                    if kind == Field.SYSTEM
+                    else f"a field of the kind {kind}, which no client may send"
+                )
+            text = value.decode()
+            if kind == Field.KEY:
+                key_count += 1
+                _key("key", text)
+            elif kind == Field.TAG:
+                if at > _FIELD.size + length:
+                    raise BadProperties(
+                        f"the tag {text!r} stands behind other fields, or is one"
+                        " of several: a message has one at most, and it comes first"
+                    )
+                _tag(text)
+            elif kind == Field.ORDER_KEY:
+                _key("order key", text)
+            elif not name:
+                raise BadProperties(
+                    f"the header name {name!r} takes 0 bytes, between 1 and {LONGEST_NAME_BYTES}"
+                    " are allowed"
+                )
+    except struct.error:
+        raise BadProperties(_CUT) from None
+    except UnicodeDecodeError as error:
+        raise BadProperties(f"properties that are not UTF-8: {error}") from None
+    if key_count > MOST_KEYS:
+        raise BadProperties(f"{key_count} keys, the most is {MOST_KEYS}")
+
+
+def _packed(kind: Field, name: str, value: bytes) -> bytes:
+    told = _utf8(f"the name {name!r}", name)
+    if len(told) > LONGEST_NAME_BYTES or (kind in (Field.HEADER, Field.SYSTEM) and not told):
+        raise BadProperties(
+            f"the header name {name[:80]!r} takes {len(told)} bytes, between 1 and"
+            f" {LONGEST_NAME_BYTES} are allowed"
+        )
+    if len(value) > MOST_BYTES:
+        raise BadProperties(
+            f"the header {name!r} takes {len(value)} bytes, the properties of one message may take"
+            f" {MOST_BYTES}"
+        )
+    return _FIELD.pack(kind, len(told), len(value)) + told + value
+
+
+def _utf8(what: str, text: str) -> bytes:
+    if not isinstance(text, str):
+        raise BadProperties(f"{what} is {type(text).__name__}, it must be str")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise BadProperties(f"{what} is no text that UTF-8 can tell: {error}") from None
+
+
+def _tag(tag: str) -> bytes:
+    told = _utf8("the tag", tag)
+    if len(told) > LONGEST_TAG_BYTES:
+        raise BadProperties(f"a tag of {len(told)} bytes, the most is {LONGEST_TAG_BYTES}")
+    if "|" in tag or not tag.isprintable() or tag != tag.strip() or tag == "*":
+        raise BadProperties(
+            f"the tag {tag!r}: a tag is printable, without '|' or spaces around it, and not '*'"
+        )
+    return told
+
+
+def _key(what: str, key: str) -> bytes:
+    told = _utf8(f"the {what}", key)
+    if not 0 < len(told) <= LONGEST_KEY_BYTES:
+        raise BadProperties(
+            f"the {what} {key[:40]!r} takes {len(told)} bytes, between 1 and {LONGEST_KEY_BYTES}"
+            " are allowed"
+        )
+    return told
+
+
+@lru_cache(maxsize=4096)
+def tag_hash(tag: str) -> int:
+    """The hash of a tag: Java's ``String.hashCode``, as a number of 32 bits without sign."""
+    total = 0
+    for unit in np.frombuffer(tag.encode("utf-16-le"), "<u2").tolist():
+        total = (31 * total + unit) & 0xFFFF_FFFF
+    return total
+
+
+def hash_of(entry: bytes) -> int:
+    """The hash of the tag in an entry, 0 where it has none."""
+    at = 0
+    while at < len(entry):
+        kind, name_length, length = _FIELD.unpack_from(entry, at)
+        at += _FIELD.size + name_length
+        if kind == Field.TAG:
+            return tag_hash(entry[at : at + length].decode())
+        at += length
+    return 0

@@ -1,0 +1,174 @@
+r"""Commands as a client sends them: values in, bytes out; no sockets.
+
+A command is a line, and some are followed by a body with its size before it, big-endian::
+
+    IDENTIFY\n size u32 | JSON                        PUB topic\n size u32 | body
+    SUB topic channel\n                               DPUB topic milliseconds\n size u32 | body
+    RDY count\n                                       MPUB topic\n size u32 | count u32 |
+    FIN id\n   REQ id milliseconds\n   TOUCH id\n          count x (size u32 | body)
+    NOP\n      CLS\n                                      AUTH\n size u32 | secret
+
+and to a broker that speaks more than NSQ's protocol (see `martlet.protocol.nsq.v2`)::
+
+    SEND topic\n size u32 | options size u32 | JSON | properties size u32 | properties |
+        count u32 | count x (size u32 | body)
+    CALL number method\n size u32 | JSON
+    STARTED id\n
+
+Names and numbers are the caller's to check: a name with a space in it would be another command.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from struct import Struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAGIC = b"  V2"
+"""What a connection begins with."""
+NOP = b"NOP\n"
+CLS = b"CLS\n"
+MPUB_EXTRA_BYTES = 4
+"""What each body takes in an MPUB beside itself, and the MPUB beside its bodies."""
+
+_u32 = Struct(">I").pack
+
+
+def identify(fields: Mapping[str, Any]) -> bytes:
+    """What the client is and wants."""
+    body = json.dumps(fields).encode()
+    return b"IDENTIFY\n" + _u32(len(body)) + body
+
+
+def auth(secret: bytes) -> bytes:
+    """Show the secret by which the broker finds out what the client may do."""
+    return b"AUTH\n" + _u32(len(secret)) + secret
+
+
+def subscribe(topic: str, channel: str) -> bytes:
+    """Become a consumer of the channel."""
+    return f"SUB {topic} {channel}\n".encode()
+
+
+def ready(count: int) -> bytes:
+    """Let so many messages be in flight."""
+    return b"RDY %d\n" % count
+
+
+def publish(topic: str, body: bytes) -> bytes:
+    """Publish one message."""
+    return b"PUB %b\n%b%b" % (topic.encode(), _u32(len(body)), body)
+
+
+def publish_deferred(topic: str, body: bytes, defer_ms: int) -> bytes:
+    """Publish one message that is delivered so much later."""
+    return b"DPUB %b %d\n%b%b" % (topic.encode(), defer_ms, _u32(len(body)), body)
+
+
+def publish_many(topic: str, bodies: Sequence[bytes]) -> bytes:
+    """Publish several messages, all or none."""
+    sizes = list(map(len, bodies))
+    count = len(sizes)
+    total = sum(sizes) + MPUB_EXTRA_BYTES * (count + 1)
+    head = b"MPUB %b\n%b%b" % (topic.encode(), _u32(total), _u32(count))
+    if sizes.count(sizes[0]) == count:
+        return _u32(sizes[0]).join([head, *bodies])
+    return b"".join([head, *chain.from_iterable(zip(map(_u32, sizes), bodies, strict=True))])
+
+
+def send(
+    topic: str, bodies: Sequence[bytes], options: Mapping[str, Any], properties: bytes = b""
+) -> bytes:
+    """Publish several messages, all or none, with options and a block of properties."""
+    sizes = list(map(len, bodies))
+    count = len(sizes)
+    head = _send_head(topic, count, sum(sizes) + 4 * count, options, properties)
+    if sizes.count(sizes[0]) == count:
+        return _u32(sizes[0]).join([head, *bodies])
+    return b"".join([head, *chain.from_iterable(zip(map(_u32, sizes), bodies, strict=True))])
+
+
+def send_laid_out(
+    topic: str,
+    count: int,
+    bodies: bytes | memoryview,
+    options: Mapping[str, Any],
+    properties: bytes = b"",
+) -> bytes:
+    """The same of messages that stand one behind the other already, each behind its size, u32."""
+    return b"".join([_send_head(topic, count, len(bodies), options, properties), bodies])
+
+
+def _send_head(
+    topic: str, count: int, bodies_bytes: int, options: Mapping[str, Any], properties: bytes
+) -> bytes:
+    told = _json(options)
+    return b"SEND %b\n%b%b%b%b%b%b" % (
+        topic.encode(),
+        _u32(len(told) + len(properties) + bodies_bytes + 12),
+        _u32(len(told)),
+        told,
+        _u32(len(properties)),
+        properties,
+        _u32(count),
+    )
+
+
+def call(number: int, method: str, fields: Mapping[str, Any]) -> bytes:
+    """Ask for anything else."""
+    told = _json(fields)
+    return b"CALL %d %b\n%b%b" % (number, method.encode(), _u32(len(told)), told)
+
+
+def _json(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def finish(ids: Sequence[bytes]) -> bytes:
+    """Finish these messages."""
+    return b"FIN " + b"\nFIN ".join(ids) + b"\n"
+
+
+def requeue(message_id: bytes, delay_ms: int) -> bytes:
+    """Have a message delivered again, so much later."""
+    return b"REQ %b %d\n" % (message_id, delay_ms)
+
+
+def touch(message_id: bytes) -> bytes:
+    """Have a message's time start anew."""
+    return b"TOUCH %b\n" % message_id
+
+
+def started(message_id: bytes) -> bytes:
+    """Say that the message is handled from now on, and all that came before it were."""
+    return b"STARTED %b\n" % message_id
+
+
+def finish_array(ids: NDArray[np.void]) -> bytes:
+    """Finish the messages of an array of ids: 21 bytes each."""
+    return _rows(b"FIN ", ids, b"\n")
+
+
+def requeue_array(ids: NDArray[np.void], delay_ms: int) -> bytes:
+    """Have the messages of an array of ids delivered again, so much later."""
+    return _rows(b"REQ ", ids, b" %d\n" % delay_ms)
+
+
+def touch_array(ids: NDArray[np.void]) -> bytes:
+    """Have the time of the messages of an array of ids start anew."""
+    return _rows(b"TOUCH ", ids, b"\n")
+
+
+def _rows(before: bytes, ids: NDArray[np.void], after: bytes) -> bytes:
+    """The same command for each id."""
+    row = np.dtype([("before", f"V{len(before)}"), ("id", ids.dtype), ("after", f"V{len(after)}")])
+    rows = np.empty(ids.shape, row)
+    rows["before"] = np.void(before)
+    rows["id"] = ids
+    rows["after"] = np.void(after)
+    return rows.tobytes()

@@ -1,0 +1,267 @@
+"""Frames as a client receives them: bytes in, replies and runs of messages out; no sockets.
+
+Everything that an NSQ broker sends is a frame, big-endian::
+
+    size u32 | type u32 | data            size counts the type and the data
+               0 = response, 1 = error, 2 = message; of Martlet's brokers alone, where a client
+               has asked for that: 16 = properties of the messages behind it, 17 = answer to a call,
+               18 = what a consumer has to know of its channel
+
+and a message frame's data is::
+
+    timestamp i64 ns | attempts u16 | id 16 | body
+
+Messages come in runs: a broker answers a ready count with as many frames as it has.  So a run is
+kept as the very bytes that came, with where its frames end, and nothing is made of a message
+before somebody asks.  Where all frames of a run have one size, the run is a 2-D array and its ends
+are not even looked for one by one: if the sixteenth frame from here has the header of the first, a
+single numpy comparison of the headers at that stride tells how many follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from struct import Struct
+
+import numpy as np
+
+from martlet.protocol.nsq.message_run import FRAME_HEADER_BYTES, FRAME_SIZE_EXTRA, MessageRun
+from martlet.unreachable import tcp_wanted
+
+RESPONSE, ERROR, MESSAGE = range(3)
+PROPERTIES, ANSWER, CHANNEL = 16, 17, 18
+_KNOWN = frozenset({RESPONSE, ERROR, MESSAGE, PROPERTIES, ANSWER, CHANNEL})
+HEADER_BYTES = 8
+SPACE_BYTES = 256 * 1024
+"""What a splitter offers to be received into, unless a frame needs more."""
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+"""The longest frame that a splitter takes unless told otherwise: far above a broker's default
+of 1 MiB a message, and far below what garbage in the size field would ask for."""
+
+_LEAP = 16
+_REPROBE = 64
+_unpack_header = Struct(">II").unpack_from
+
+
+_HTTP = int.from_bytes(b"HTTP")
+"""The size that the answer of an HTTP server seems to tell."""
+
+
+class BadFrame(Exception):
+    """What came is not a frame; the text says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A reply: ``OK``, ``_heartbeat_``, ``CLOSE_WAIT`` or JSON."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """An error: a code, and after a space what it says."""
+
+    data: bytes
+
+    @property
+    def code(self) -> str:
+        """Such as ``E_BAD_TOPIC``."""
+        return self.data.split(b" ", 1)[0].decode("utf-8", "replace")
+
+    @property
+    def text(self) -> str:
+        """What follows the code."""
+        return self.data.partition(b" ")[2].decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """The properties of messages that come right behind: a block of `martlet.properties.model`."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CallAnswer:
+    """The answer to a call: ``number u32 | JSON size u32 | JSON | bytes``."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelNews:
+    """What a consumer has to know of its channel: JSON."""
+
+    data: bytes
+
+
+Piece = Response | ErrorReply | MessageRun | Carried | CallAnswer | ChannelNews
+_PIECES: dict[int, type[Response | ErrorReply | Carried | CallAnswer | ChannelNews]] = {
+    RESPONSE: Response,
+    ERROR: ErrorReply,
+    PROPERTIES: Carried,
+    ANSWER: CallAnswer,
+    CHANNEL: ChannelNews,
+}
+
+
+class FrameSplitter:
+    """Cuts what is received into frames.
+
+    Receive into ``space()``, then tell how many bytes came by ``received``, which returns the
+    pieces that are now whole, in order.  Or hand bytes in by ``feed``.
+    """
+
+    def __init__(
+        self, *, space_bytes: int = SPACE_BYTES, max_frame_bytes: int = MAX_FRAME_BYTES
+    ) -> None:
+        self._space_bytes = max(space_bytes, 2 * HEADER_BYTES)
+        self._max_frame_bytes = max_frame_bytes
+        self._buffer = bytearray(self._space_bytes)
+        self._view = memoryview(self._buffer)
+        self._filled = 0
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes received that are no whole frame yet."""
+        return self._filled
+
+    def space(self) -> memoryview:
+        """Where to receive; never empty.  Valid until the next call of ``received``."""
+        return self._view[self._filled :]
+
+    def feed(self, data: bytes | memoryview) -> list[Piece]:
+        """The pieces that are whole once the data has come too.
+
+        Raises:
+            BadFrame: what came is not a frame.
+        """
+        pieces: list[Piece] = []
+        rest = memoryview(data)
+        while rest.nbytes:
+            space = self.space()
+            part = rest[: space.nbytes]
+            space[: part.nbytes] = part
+            space.release()
+            rest = rest[part.nbytes :]
+            pieces += self.received(part.nbytes)
+        return pieces
+
+    def received(self, nbytes: int) -> list[Piece]:
+        """The pieces that are whole now that so many bytes of ``space()`` were filled.
+
+        Raises:
+            BadFrame: what came is not a frame; the connection is of no more use.
+        """
+        pieces: list[Piece] = []
+        buffer = self._buffer
+        end = self._filled + nbytes
+        position = 0
+        needed = 0
+        while end - position >= HEADER_BYTES:
+            size, kind = _unpack_header(buffer, position)
+            if (kind > MESSAGE and kind not in _KNOWN) or not 4 <= size <= self._max_frame_bytes:
+                raise BadFrame(self._what_is_wrong(size, kind))
+            if kind == MESSAGE and size < FRAME_SIZE_EXTRA:
+                raise BadFrame(f"a message frame of size {size}: {FRAME_SIZE_EXTRA} is the least")
+            stop = position + 4 + size
+            if stop > end:
+                needed = stop - position
+                break
+            if kind == MESSAGE:
+                position = self._cut_messages(pieces, position, end)
+            else:
+                data = bytes(self._view[position + HEADER_BYTES : stop])
+                pieces.append(_PIECES[kind](data))
+                position = stop
+        self._keep(position, end, needed)
+        return pieces
+
+    def _what_is_wrong(self, size: int, kind: int) -> str:
+        if size == _HTTP:
+            return tcp_wanted()
+        if kind not in _KNOWN:
+            return (
+                f"a frame of unknown type {kind} (size {size}): is this an NSQ broker's TCP port?"
+            )
+        if size < 4:
+            return f"a frame of size {size}: 4 is the least"
+        return f"a frame of {size} bytes, above the limit max_frame_bytes={self._max_frame_bytes}"
+
+    def _keep(self, position: int, end: int, needed: int) -> None:
+        """Bring what is no whole frame yet to the front, with room for the rest of it."""
+        left = end - position
+        capacity = max(needed, self._space_bytes)
+        if capacity != len(self._buffer):
+            grown = bytearray(capacity)
+            grown[:left] = self._view[position:end]
+            self._buffer = grown
+            self._view = memoryview(grown)
+        elif position and left:
+            self._view[:left] = self._view[position:end]
+        self._filled = left
+
+    def _cut_messages(self, pieces: list[Piece], position: int, end: int) -> int:
+        """Append the run of message frames that starts here, and return where it ends.
+
+        The first frame is known to be a whole message.
+        """
+        length = 4 + int.from_bytes(self._buffer[position : position + 4], "big")
+        count = self._leap(position, end, length)
+        if count:
+            stop = position + count * length
+            pieces.append(MessageRun.uniform(bytes(self._view[position:stop]), length))
+            return stop
+        ends, uniform = self._walk(position, end)
+        stop = position + ends[-1]
+        raw = bytes(self._view[position:stop])
+        pieces.append(MessageRun.uniform(raw, length) if uniform else MessageRun(raw, ends))
+        return stop
+
+    def _leap(self, position: int, end: int, length: int) -> int:
+        """How many frames of this length start here: 0 or at least ``_LEAP``."""
+        most = (end - position) // length
+        far = position + (_LEAP - 1) * length
+        buffer = self._buffer
+        if (
+            most < _LEAP
+            or buffer[far : far + HEADER_BYTES] != buffer[position : position + HEADER_BYTES]
+        ):
+            return 0
+        headers = np.ndarray((most,), "=u8", buffer, offset=position, strides=(length,))
+        same = headers == headers[0]
+        count = most if same.all() else int(same.argmin())
+        return count if count >= _LEAP else 0
+
+    def _walk(self, position: int, end: int) -> tuple[Sequence[int], bool]:
+        """The ends of the message frames from here, and whether they have one size.
+
+        Stops at the last whole one, before a frame of another type or a bad one, and where a long
+        run of one size begins.
+        """
+        buffer = self._buffer
+        limit = end - HEADER_BYTES
+        start = position
+        ends: list[int] = []
+        most = self._max_frame_bytes
+        size, kind = _unpack_header(buffer, position)
+        first = size
+        uniform = True
+        while kind == MESSAGE and FRAME_SIZE_EXTRA <= size <= most:
+            stop = position + 4 + size
+            if stop > end:
+                break
+            ends.append(stop - start)
+            uniform = uniform and size == first
+            position = stop
+            if position > limit:
+                break
+            size, kind = _unpack_header(buffer, position)
+            if len(ends) % _REPROBE == 0 and self._leap(position, end, 4 + size):
+                break
+        return ends, uniform
+
+
+assert FRAME_HEADER_BYTES == HEADER_BYTES + 26

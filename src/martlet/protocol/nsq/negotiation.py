@@ -1,0 +1,208 @@
+"""Negotiation: what a client asks for in IDENTIFY, and what it gets.
+
+Field by field as nsqd does it, its limits, defaults and texts included.  What this broker is not
+set up to do is answered with false, which every client takes for a no.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from martlet.options import BrokerOptions
+from martlet.protocol.nsq.v2 import EXTENSION_VERSION, ProtocolError
+
+_MILLISECOND_NS = 1_000_000
+_SHORTEST_MS = 1000
+_SMALLEST_OUTPUT_BUFFER = 64
+_DEFAULT_OUTPUT_BUFFER = 16 * 1024
+_DEFAULT_DEFLATE_LEVEL = 6
+_STRINGS = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone")
+_INTEGERS = (
+    "heartbeat_interval",
+    "output_buffer_size",
+    "output_buffer_timeout",
+    "deflate_level",
+    "sample_rate",
+    "msg_timeout",
+)
+_BOOLEANS = ("feature_negotiation", "tls_v1", "deflate", "snappy", "martlet", "martlet_started")
+
+
+@dataclass
+class Identity:
+    """What is known of a client, and agreed with it. Times are in nanoseconds, 0 for none."""
+
+    client_id: str = ""
+    hostname: str = ""
+    user_agent: str = ""
+    topology_region: str = ""
+    topology_zone: str = ""
+    heartbeat_interval_ns: int = 0
+    msg_timeout_ns: int = 0
+    output_buffer_size: int = _DEFAULT_OUTPUT_BUFFER
+    output_buffer_timeout_ns: int = 0
+    sample_rate: int = 0
+    extended: bool = False
+    """Whether it speaks more than NSQ's protocol."""
+    says_started: bool = False
+    """Whether it says which messages it starts to handle."""
+
+
+def default_identity(options: BrokerOptions, address: str) -> Identity:
+    """A client that has not identified itself: it is named by where it comes from."""
+    host = address.rpartition(":")[0].strip("[]")
+    return Identity(
+        client_id=host,
+        hostname=host,
+        heartbeat_interval_ns=options.client_timeout_ns // 2,
+        msg_timeout_ns=options.msg_timeout_ns,
+        output_buffer_timeout_ns=options.output_buffer_timeout_ns,
+    )
+
+
+def _checked(fields: dict[str, object]) -> dict[str, object]:
+    """The known fields, each of its type, with what Go calls zero where one is missing."""
+    known: dict[str, object] = {}
+    for names, kind, zero in ((_STRINGS, str, ""), (_INTEGERS, int, 0), (_BOOLEANS, bool, False)):
+        for name in names:
+            value = fields.get(name)
+            if value is None:
+                value = zero
+            if type(value) is not kind:
+                raise ProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body")
+            known[name] = value
+    for name in _STRINGS:
+        known[name] = _encodable(str(known[name]))
+    return known
+
+
+def _encodable(text: str) -> str:
+    """JSON may name half of a surrogate pair, which is no character: Go reads U+FFFD there."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _within(value: int, low: int, high: int, text: str) -> int:
+    if not low <= value <= high:
+        raise ProtocolError("E_BAD_BODY", f"IDENTIFY {text} ({value}) is invalid")
+    return value
+
+
+class Agreement(NamedTuple):
+    """What was agreed on.
+
+    Attributes:
+        answer: what the client is told: JSON where it negotiates features, else ``OK``.
+        tls: whether the connection goes on in TLS.
+        snappy: whether it goes on compressed by snappy, within TLS where that is on too.
+        deflate_level: at which level it goes on compressed by deflate; 0 if it does not.
+    """
+
+    answer: bytes
+    tls: bool = False
+    snappy: bool = False
+    deflate_level: int = 0
+
+    @property
+    def upgrades(self) -> bool:
+        """Whether the connection goes on in another form."""
+        return self.tls or self.snappy or self.deflate_level > 0
+
+
+def negotiate(
+    fields: dict[str, object],
+    identity: Identity,
+    options: BrokerOptions,
+    version: str,
+    offers_tls: bool = False,
+) -> Agreement:
+    """Take a client's wishes over into its identity.
+
+    Raises:
+        ProtocolError: a field of a wrong type or out of its limits, or two that exclude each other.
+    """
+    told = _checked(fields)
+    for name in _STRINGS:
+        setattr(identity, name, told[name])
+    _take_times(told, identity, options)
+    identity.sample_rate = _within(int(str(told["sample_rate"])), 0, 99, "sample rate")
+    timeout_ms = int(str(told["msg_timeout"]))
+    if timeout_ms:
+        longest_ms = options.max_msg_timeout_ns // _MILLISECOND_NS
+        _within(timeout_ms, _SHORTEST_MS, longest_ms, "msg timeout")
+        identity.msg_timeout_ns = timeout_ms * _MILLISECOND_NS
+    if not told["feature_negotiation"]:
+        return Agreement(b"OK")
+    tls = offers_tls and bool(told["tls_v1"])
+    snappy = options.snappy and bool(told["snappy"])
+    deflate = options.deflate and bool(told["deflate"])
+    if deflate and snappy:
+        raise ProtocolError(
+            "E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression"
+        )
+    level = int(str(told["deflate_level"])) if deflate else 0
+    level = min(level if level > 0 else _DEFAULT_DEFLATE_LEVEL, options.max_deflate_level)
+    topology = {}
+    if options.topology_region or options.topology_zone:
+        topology = {
+            "topology_region": options.topology_region,
+            "topology_zone": options.topology_zone,
+        }
+    identity.extended = bool(told["martlet"])
+    identity.says_started = identity.extended and bool(told["martlet_started"])
+    extensions = {"martlet": _extensions(options)} if identity.extended else {}
+    answer = json.dumps(
+        {
+            "max_rdy_count": options.max_rdy_count,
+            "version": version,
+            "max_msg_timeout": options.max_msg_timeout_ns // _MILLISECOND_NS,
+            "msg_timeout": identity.msg_timeout_ns // _MILLISECOND_NS,
+            "tls_v1": tls,
+            "deflate": deflate,
+            "deflate_level": level,
+            "max_deflate_level": options.max_deflate_level,
+            "snappy": snappy,
+            "sample_rate": identity.sample_rate,
+            "auth_required": bool(options.auth_http_addresses),
+            "output_buffer_size": identity.output_buffer_size,
+            "output_buffer_timeout": identity.output_buffer_timeout_ns // _MILLISECOND_NS,
+        }
+        | topology
+        | extensions,
+        separators=(",", ":"),
+    ).encode()
+    return Agreement(answer, tls, snappy, level if deflate else 0)
+
+
+def _extensions(options: BrokerOptions) -> dict[str, int]:
+    return {
+        "version": EXTENSION_VERSION,
+        "max_msg_size": options.max_msg_size,
+        "max_body_size": options.max_body_size,
+    }
+
+
+def _take_times(told: dict[str, object], identity: Identity, options: BrokerOptions) -> None:
+    heartbeat_ms = int(str(told["heartbeat_interval"]))
+    if heartbeat_ms == -1:
+        identity.heartbeat_interval_ns = 0
+    elif heartbeat_ms:
+        longest_ms = options.max_heartbeat_interval_ns // _MILLISECOND_NS
+        _within(heartbeat_ms, _SHORTEST_MS, longest_ms, "heartbeat interval")
+        identity.heartbeat_interval_ns = heartbeat_ms * _MILLISECOND_NS
+    buffer_ms = int(str(told["output_buffer_timeout"]))
+    if buffer_ms == -1:
+        identity.output_buffer_timeout_ns = 0
+    elif buffer_ms:
+        shortest_ms = options.min_output_buffer_timeout_ns // _MILLISECOND_NS
+        longest_ms = options.max_output_buffer_timeout_ns // _MILLISECOND_NS
+        _within(buffer_ms, shortest_ms, longest_ms, "output buffer timeout")
+        identity.output_buffer_timeout_ns = buffer_ms * _MILLISECOND_NS
+    buffer_size = int(str(told["output_buffer_size"]))
+    if buffer_size == -1:
+        identity.output_buffer_size, identity.output_buffer_timeout_ns = 1, 0
+    elif buffer_size:
+        largest = options.max_output_buffer_size
+        _within(buffer_size, _SMALLEST_OUTPUT_BUFFER, largest, "output buffer size")
+        identity.output_buffer_size = buffer_size

@@ -1,0 +1,230 @@
+"""The disk's side of a broker: flushes and checkpoints, in a thread, one at a time.
+
+While one flush runs, what comes meanwhile gathers, and the next one covers it all: that is group
+commit.  A flush that fails is final (see `martlet.log.commit_log`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+
+from martlet.broker.broker import Broker
+from martlet.broker.errors import WritesRefused
+from martlet.broker.retention.checkpoint import (
+    CheckpointJob,
+    begin_checkpoint,
+    count_needs,
+    end_some,
+    history_makes_room,
+    keeps_history,
+    makes_room,
+    write_some_indexes,
+)
+from martlet.log.commit_log import FlushJob
+from martlet.server.observability.histogram import Histogram
+
+_REST = 50
+"""A flush that nobody waits for comes so many times its length after the last one."""
+
+
+class Disk:
+    """Runs the jobs that block.
+
+    Args:
+        broker: whose log it is.
+        on_durable: called when more of the log has become durable, or never will.
+    """
+
+    def __init__(self, broker: Broker, log: logging.Logger, on_durable: Callable[[], None]) -> None:
+        self._broker = broker
+        self._log = log
+        self._on_durable = on_durable
+        self._thread = ThreadPoolExecutor(1, "martlet-disk")
+        self._loop = asyncio.get_running_loop()
+        self.flushing = False
+        self._flush_again = False
+        self._ended: asyncio.Future[None] | None = None
+        self._checkpointing = False
+        self.checkpoint_position = -1
+        """Up to where the newest checkpoint tells everything."""
+        self.flushes = Histogram()
+        self.checkpoints = Histogram()
+        """How long those took that went well."""
+        self._began = 0.0
+        self._rested_at = 0.0
+        self._failure: OSError | None = None
+        """With which the first flush that failed did so."""
+
+    @property
+    def rested(self) -> bool:
+        """Whether the disk has been left alone for a while since the last flush.
+
+        Flushes that nobody waits for leave it most of the time to others.
+        """
+        return not self.flushing and self._loop.time() >= self._rested_at
+
+    def flush(self) -> None:
+        """Make durable what is written now; when a flush runs, another follows it."""
+        if self.flushing:
+            self._flush_again = True
+            return
+        log = self._broker.log
+        if log.failed is not None or log.durable_position >= log.position:
+            return
+        self.flushing = True
+        self._flush_again = False
+        self._began = self._loop.time()
+        job = log.flush_job()
+        future = self._loop.run_in_executor(self._thread, self._run, job)
+        future.add_done_callback(lambda done: self._flushed(job, done))
+
+    async def flushed(self) -> None:
+        """Flush what is written now, and return when a flush has ended, well or not."""
+        if self._ended is None:
+            self._ended = self._loop.create_future()
+        self.flush()
+        await asyncio.shield(self._ended)
+
+    def _flushed(self, job: FlushJob, done: asyncio.Future[None]) -> None:
+        self.flushing = False
+        now = self._loop.time()
+        self._rested_at = now + _REST * (now - self._began)
+        if self._ended_well(done) and self._broker.log.failed is None:
+            self._broker.log.flushed(job)
+            self.flushes.add(now - self._began)
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended.set_result(None)
+        self._on_durable()
+        if self._flush_again:
+            self.flush()
+
+    def _ended_well(self, done: asyncio.Future[None]) -> bool:
+        error = done.exception()
+        if error is None:
+            return True
+        if not isinstance(error, OSError):
+            raise error
+        self._fail(error)
+        return False
+
+    def flush_now(self) -> bool:
+        """Make durable what is written now, while everybody waits. False where that failed.
+
+        For a log that has no room left but what is not yet on the disk: it takes messages no faster
+        than the disk does.
+        """
+        job = self._broker.log.flush_job()
+        try:
+            self._thread.submit(self._run, job).result()
+        except OSError as error:
+            self._fail(error)
+            return False
+        self._broker.log.flushed(job)
+        return True
+
+    def _run(self, job: FlushJob) -> None:
+        """In the thread: a flush after one that failed fails too, though none has heard of it."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            job.run()
+        except OSError as error:
+            self._failure = error
+            raise
+
+    def _fail(self, error: OSError) -> None:
+        log = self._broker.log
+        known = log.failed is not None
+        log.flush_failed(error)
+        if not known:
+            self._log.critical("%s", log.failed)
+
+    async def find_room(self) -> bool:
+        """Whether time alone has made room, or the disk has filled up around what is history: a
+        checkpoint lets it go, though there is nothing else to write down.
+        """
+        if not keeps_history(self._broker):
+            return False
+        for _ in count_needs(self._broker):
+            await asyncio.sleep(0)
+        try:
+            return history_makes_room(self._broker)
+        except OSError:
+            return False
+
+    async def free_room(self) -> None:
+        """Make a checkpoint where that lets a segment go, as when consumers have finished what is
+        in one: for a log that is full.
+        """
+        for _ in count_needs(self._broker):
+            await asyncio.sleep(0)
+        try:
+            if makes_room(self._broker):
+                await self.checkpoint()
+        except OSError as error:
+            self._log.error("no room could be looked for: %s; it is tried again", error)
+
+    async def checkpoint(self) -> bool:
+        """Save the broker's state and let go of what is not needed. False where it failed."""
+        log = self._broker.log
+        if self._checkpointing or log.failed is not None:
+            return False
+        self._checkpointing = True
+        began = self._loop.time()
+        try:
+            for _ in chain(write_some_indexes(self._broker), count_needs(self._broker)):
+                await asyncio.sleep(0)
+            job = begin_checkpoint(self._broker)
+            done = await self._run_checkpoint(job)
+            if done:
+                self.checkpoints.add(self._loop.time() - began)
+            return done
+        except OSError as error:
+            self._log.error("the checkpoint failed: %s; the log is kept whole", error)
+            return False
+        finally:
+            self._checkpointing = False
+
+    async def _run_checkpoint(self, job: CheckpointJob) -> bool:
+        try:
+            await self._loop.run_in_executor(self._thread, self._run, job.flush)
+        except OSError as error:
+            self._fail(error)
+            self._on_durable()
+            return False
+        if self._broker.log.failed is not None:
+            return False
+        # Now, so that no flush that begins while the state is saved has a segment that is let go.
+        self._broker.log.flushed(job.flush)
+        self._on_durable()
+        await self._loop.run_in_executor(self._thread, job.save)
+        self.checkpoint_position = job.flush.position
+        if job.forced:
+            self._log.warning(
+                "LOG: the disk is %.1f %% full: %d segments of %d bytes with finished messages go"
+                " before their retention ends (--disk-force-percent)",
+                job.fill.percent,
+                len(job.forced),
+                sum(segment.capacity for segment in job.forced),
+            )
+        try:
+            for _ in end_some(self._broker, job):
+                await asyncio.sleep(0)
+        except WritesRefused as error:
+            self._log.warning(
+                "LOG: what is needed of a segment found no room elsewhere, and so it stays: %s."
+                " Where others do not give back some of the disk, less may stay free for a while"
+                " (--min-free-bytes), or more be taken (--max-disk-bytes)",
+                error,
+            )
+        self._on_durable()
+        return True
+
+    def close(self) -> None:
+        """Wait for the thread to end."""
+        self._thread.shutdown()

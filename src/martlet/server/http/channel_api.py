@@ -1,0 +1,242 @@
+"""The HTTP endpoints for looking into a channel, and for setting it back.
+
+===============================  ==================================================================
+``GET /channel/peek``            messages that the channel has yet to finish, by offset: up to
+                                 ``limit`` from ``offset`` on, in the states of ``state``, of one
+                                 ``queue``, 0 by default; ``queue_count`` says how many there are
+``POST /channel/replay``         the channel goes on from ``offset``, or from what was stored at or
+                                 after ``timestamp_ns``; with ``new=true`` a channel is made that
+                                 begins there; 410 with ``start_offset`` where that has gone.
+                                 Without a ``queue`` a time is looked for in all of them
+===============================  ==================================================================
+
+A body is told as text where it is UTF-8, else as ``body_base64``; no more of it than
+``max_body_bytes``.  Where there is more to see, ``next_offset`` says where.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import TYPE_CHECKING, Any, cast
+
+from martlet.broker.channel.peek import Frames, Peeked, State, peek
+from martlet.broker.channel.rewind import channel_from, first_entry, offset_at, replay
+from martlet.broker.errors import InvalidName, NotFound, OutOfReach, WritesRefused
+from martlet.log.record import FRAME_HEADER_BYTES
+from martlet.properties.model import Properties
+from martlet.server.durability import written_down
+from martlet.server.http.request import HttpError, Request
+
+if TYPE_CHECKING:
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.channel.consumer import Consumer
+    from martlet.broker.topic.topic import Topic
+    from martlet.server.http.server import Routes
+    from martlet.server.nsq.connection import Connection
+    from martlet.server.server import Server
+
+DEFAULT_MESSAGES = 100
+MOST_MESSAGES = 1000
+DEFAULT_BODY_BYTES = 1 << 10
+MOST_ANSWER_BYTES = 8 << 20
+"""No more of all bodies together is told at once."""
+
+
+class ChannelApi:
+    """What an operator does with a channel, over a server's broker."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def routes(self) -> Routes:
+        """The endpoint of each path and method."""
+        return {
+            "/channel/peek": {"GET": self.peek},
+            "/channel/replay": {"POST": self.replay},
+        }
+
+    async def peek(self, request: Request) -> object:
+        """What a channel has yet to finish."""
+        topic, name = self._topic_and_name(request)
+        part = _part(request, topic)
+        try:
+            channel = part.find_channel(name)
+        except NotFound:
+            raise HttpError(404, "CHANNEL_NOT_FOUND") from None
+        most = request.number("limit", DEFAULT_MESSAGES)
+        if not 1 <= most <= MOST_MESSAGES:
+            raise HttpError(400, f"INVALID_ARG_LIMIT: {most} is not between 1 and {MOST_MESSAGES}")
+        start = request.number("offset", 0)
+        most_bytes = min(request.number("max_body_bytes", DEFAULT_BODY_BYTES), MOST_ANSWER_BYTES)
+        found = peek(channel, start, most + 1, _states(request))
+        messages: list[dict[str, Any]] = []
+        frames = Frames(channel.cursor)
+        told_bytes = 0
+        for peeked in found[:most]:
+            message = _message(channel, peeked, frames, most_bytes)
+            told_bytes += min(message["body_bytes"] or 0, most_bytes)
+            if messages and told_bytes > MOST_ANSWER_BYTES:
+                break
+            messages.append(message)
+        more = found[len(messages) :]
+        return {
+            "topic": topic.name,
+            "channel": name,
+            "queue": part.number,
+            "queue_count": len(topic.parts),
+            "paused": channel.paused,
+            "topic_paused": topic.paused,
+            "depth": channel.depth,
+            "in_flight_count": channel.in_flight_count,
+            "deferred_count": channel.deferred_count,
+            "now_ns": self._server.broker.clock(),
+            "next_offset": more[0].offset if more else None,
+            "messages": messages,
+        }
+
+    async def replay(self, request: Request) -> object:
+        """Set a channel back, or make one that begins in the past."""
+        topic, name = self._topic_and_name(request)
+        is_new = request.query.get("new", "false")
+        if is_new not in ("true", "false"):
+            raise HttpError(400, f"INVALID_ARG_NEW: {is_new!r} is neither true nor false")
+        try:
+            offsets = self._wanted(request, topic)
+            if is_new == "true":
+                channel_from(topic, name, offsets)
+            else:
+                channel = topic.find_channel(name)
+                if len(offsets) > 1:
+                    # A queue where it has not come to that time yet has it before it anyway.
+                    there = {n: o for n, o in offsets.items() if o <= channel.parts[n].cursor.next}
+                    offsets = there or offsets
+                replay(topic, name, offsets)
+            await written_down(self._server)
+        except NotFound:
+            raise HttpError(404, "CHANNEL_NOT_FOUND") from None
+        except InvalidName:
+            raise HttpError(400, "INVALID_ARG_CHANNEL") from None
+        except OutOfReach as error:
+            told = _beginning(topic.parts[error.queue])
+            raise HttpError(410 if error.gone else 409, str(error), told) from None
+        except WritesRefused as error:
+            raise HttpError(503, f"REFUSED {error}") from None
+        if not topic.several:
+            depth = topic.channels[name].depth
+            return {"offset": offsets[0], "end_offset": topic.limit, "depth": depth}
+        queues = [
+            {"queue": number, "offset": offset, "end_offset": topic.parts[number].limit}
+            for number, offset in offsets.items()
+        ]
+        return {"queues": queues, "depth": topic.channels[name].whole.depth}
+
+    def _wanted(self, request: Request, topic: Topic) -> dict[int, int]:
+        """The offset that is asked for in each queue, one way or the other."""
+        given = [each for each in ("offset", "timestamp_ns", "beginning") if each in request.query]
+        if len(given) != 1:
+            raise HttpError(400, "MISSING_ARG_OFFSET: give one of offset, timestamp_ns, beginning")
+        one = "queue" in request.query or not topic.several
+        parts = [_part(request, topic)] if one else topic.parts
+        if given == ["offset"]:
+            if not one:
+                raise HttpError(
+                    400,
+                    f"MISSING_ARG_QUEUE: topic {topic.name} has {len(parts)} queues, and an offset"
+                    " is one of a queue",
+                )
+            return {parts[0].number: request.number("offset")}
+        if given == ["timestamp_ns"]:
+            time_ns = request.number("timestamp_ns")
+            return {part.number: offset_at(part, time_ns) for part in parts}
+        if request.query["beginning"] != "true":
+            raise HttpError(400, "INVALID_ARG_BEGINNING: it can only be true")
+        return {part.number: part.queue.start_offset for part in parts}
+
+    def _topic_and_name(self, request: Request) -> tuple[Topic, str]:
+        topic, channel = request.topic_and_channel()
+        try:
+            return self._server.broker.find_topic(topic), channel
+        except NotFound:
+            raise HttpError(404, "TOPIC_NOT_FOUND") from None
+
+
+def _part(request: Request, topic: Topic) -> Topic:
+    """The topic at the queue that is named, number 0 by default."""
+    try:
+        return topic.part(request.number("queue", 0))
+    except NotFound:
+        raise HttpError(404, "QUEUE_NOT_FOUND") from None
+
+
+def _beginning(topic: Topic) -> dict[str, object]:
+    """Where what is stored of a topic begins."""
+    first = first_entry(topic.queue)
+    return {
+        "start_offset": topic.queue.start_offset,
+        "start_ns": first.stored_at_ns if first is not None else None,
+    }
+
+
+def _states(request: Request) -> list[State]:
+    """The states that are asked for, all of them by default."""
+    told = request.query.get("state", "")
+    try:
+        return [State(name) for name in told.split(",")] if told else list(State)
+    except ValueError:
+        names = ", ".join(State)
+        raise HttpError(400, f"INVALID_ARG_STATE: {told!r} is not of {names}") from None
+
+
+def _message(channel: Channel, peeked: Peeked, frames: Frames, most_bytes: int) -> dict[str, Any]:
+    """A message as it is told; where it can not be read, its body is null."""
+    message: dict[str, Any] = {
+        "offset": peeked.offset,
+        "id": channel.cursor.queue.message_id(peeked.offset).decode(),
+        "state": peeked.state,
+        "attempts": peeked.attempts,
+        "failures": peeked.failures,
+        "timestamp_ns": None,
+        "due_ns": peeked.due_ns or None,
+        "delivered_at_ns": peeked.delivered_at_ns or None,
+        "client": None if peeked.owner is None else _client(peeked.owner),
+        "body_bytes": None,
+        "body": None,
+    }
+    read = frames.read(peeked.offset)
+    entry = channel.cursor.properties(peeked.offset)
+    if entry:
+        message["properties"] = Properties.unpack(entry).told()
+    if read is not None:
+        row, frame = read
+        body = bytes(frame[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + most_bytes])
+        message["timestamp_ns"] = row.stored_at_ns
+        message["body_bytes"] = len(frame) - FRAME_HEADER_BYTES
+        try:
+            message["body"] = _decoded(body, len(body) < message["body_bytes"])
+        except UnicodeDecodeError:
+            message["body_base64"] = b64encode(body).decode()
+    return message
+
+
+def _decoded(body: bytes, is_cut: bool) -> str:
+    """A body as text; of one that was cut, without the half of a character at its end.
+
+    Raises UnicodeDecodeError.
+    """
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        if is_cut and error.end == len(body) and len(body) - error.start < 4:
+            return body[: error.start].decode()
+        raise
+
+
+def _client(consumer: Consumer) -> dict[str, object]:
+    connection = cast("Connection", consumer.client)
+    identity = connection.identity
+    return {
+        "client_id": identity.client_id,
+        "hostname": identity.hostname,
+        "remote_address": connection.remote_address,
+        "user_agent": identity.user_agent,
+    }

@@ -1,0 +1,334 @@
+"""The HTTP endpoints for readers of the log, such as Spark.
+
+A reader lists the topics, finds offsets by time, asks the index where batches are, and fetches
+whole batch records, the very bytes of the log, each of which it can verify by itself.  A channel
+that the reader advances keeps what it has not read yet from being thrown away.
+
+===============================  ==================================================================
+``GET /log/topics``              all topics, or those in ``names``, comma separated, with their
+                                 queues and the offsets that those hold; a queue's records name its
+                                 ``topic_id``, where it has its own. Where something is missing
+                                 before ``start_offset`` that was not let go of, ``holes`` has the
+                                 offsets, and ``first_offset`` is where to begin to read
+``GET /log/offset``              the first offset stored at or after ``timestamp_ns``
+``GET /log/index``               index rows of 40 bytes of the batches from ``start`` up to ``end``
+``POST /log/index``              the same of up to 1,000 queues at once, each a list of its topic,
+                                 queue, ``topic_id``, start and end, in a JSON list: of each the
+                                 number of its rows, 8 bytes, and then those. The last ones may be
+                                 too many for one answer: ask again from where one's rows end
+``GET /log/reach``               the offset that one comes to from ``start``, up to ``end``, with
+                                 ``max_bytes`` of whole batches, but one at least, and their bytes
+``GET /log/batches``             batch records from the one that holds ``offset``; 204 at the end,
+                                 410 with ``start_offset`` where the offset has gone; with
+                                 ``bodies=false`` of each only its header and its properties, these
+                                 padded to 8 bytes
+``POST /channel/advance``        a channel is done with all below ``offset``; made where missing
+===============================  ==================================================================
+
+All others are of one ``queue``, 0 by default.  Who names its ``topic_id`` gets nothing of
+another topic that was made under the same name since: that is 404 TOPIC_MADE_ANEW.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from aiohttp import web
+
+from martlet.broker.errors import NotFound, WritesRefused
+from martlet.broker.retention.gaps import holes
+from martlet.log.index import ENTRY
+from martlet.log.record import HEADER_BYTES, properties_in
+from martlet.names import is_valid_name
+from martlet.server.durability import written_down
+from martlet.server.http.request import HttpError, Request
+
+if TYPE_CHECKING:
+    from martlet.broker.topic.queue_log import Queue
+    from martlet.broker.topic.topic import Topic
+    from martlet.log.index import Index, Rows
+    from martlet.server.http.server import Routes
+    from martlet.server.server import Server
+
+MIB = 1 << 20
+MOST_INDEX_ROWS = MIB // ENTRY.itemsize
+"""The most that one answer of the index holds; ask again from its last row's end."""
+DEFAULT_BATCHES_BYTES = 8 * MIB
+MOST_BATCHES_BYTES = 64 * MIB
+_PIECE_BYTES = 256 * 1024
+"""How much is handed to the socket at a time, so that a slow reader holds little."""
+_ROWS_AT_A_TIME = 1024
+MOST_PLACES = 1000
+_MOST_PLACES_BYTES = 1 << 20
+_PLACES_AT_A_TIME = 64
+_REACH_ROWS = 1 << 16
+_OCTETS = "application/octet-stream"
+_Asked = tuple[str, int, int, int, int]
+"""Topic, queue, the topic's number, start and end."""
+
+
+class LogApi:
+    """The reader's endpoints over a server's broker."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._known_holes: WeakKeyDictionary[Queue, tuple[object, dict[str, object]]] = (
+            WeakKeyDictionary()
+        )
+        """What was found of each queue, and how the log was then."""
+
+    def routes(self) -> Routes:
+        """The endpoint of each path and method."""
+        return {
+            "/log/topics": {"GET": self.topics},
+            "/log/offset": {"GET": self.offset},
+            "/log/index": {"GET": self.index, "POST": self.indexes},
+            "/log/reach": {"GET": self.reach},
+            "/log/batches": {"GET": self.batches},
+            "/channel/advance": {"POST": self.advance},
+        }
+
+    async def topics(self, request: Request) -> object:
+        """What there is to read."""
+        broker = self._server.broker
+        names = request.query.get("names")
+        some: list[Topic] = list(broker.topics.values())
+        if names is not None:
+            known = broker.topics
+            some = [known[name] for name in dict.fromkeys(names.split(",")) if name in known]
+        return {
+            "broker": self._server.broker_id,
+            "data_path": str(self._server.data_path),
+            "topics": [
+                {
+                    "topic": topic.name,
+                    "topic_id": topic.id,
+                    "queues": [
+                        {
+                            "queue": part.number,
+                            **({"topic_id": part.id} if part.number else {}),
+                            "start_offset": part.queue.start_offset,
+                            "end_offset": part.queue.end_offset,
+                            **self._holes(part.queue),
+                        }
+                        for part in topic.parts
+                    ],
+                }
+                for topic in sorted(some, key=lambda topic: topic.name)
+            ],
+        }
+
+    def _holes(self, queue: Queue) -> dict[str, object]:
+        """What is told of a queue's holes, where it has any."""
+        if not queue.start_offset:
+            return {}
+        log = self._server.broker.log
+        state = (log.retired_count, queue.index.first_row, queue.start_row)
+        known = self._known_holes.get(queue)
+        if known is None or known[0] != state:
+            first, found = holes(log, queue)
+            told = {"first_offset": first, "holes": found} if found else {}
+            known = self._known_holes[queue] = (state, told)
+        return known[1]
+
+    async def offset(self, request: Request) -> object:
+        """Where a time begins; the queue's end if nothing was stored since."""
+        queue = self._queue(request)
+        timestamp_ns = request.number("timestamp_ns")
+        index = queue.index
+        row = index.find_time(timestamp_ns)
+        if row >= index.end_row:
+            return {"offset": queue.end_offset}
+        return {"offset": max(index.row(row).first_offset, queue.start_offset)}
+
+    async def index(self, request: Request) -> object:
+        """Rows of the batches that hold any offset from ``start`` up to ``end``."""
+        index = self._queue(request).index
+        start, end = request.number("start"), request.number("end")
+        rows = _rows(index, start, end, MOST_INDEX_ROWS)
+        return web.Response(body=rows.tobytes(), content_type=_OCTETS)
+
+    async def indexes(self, request: Request) -> object:
+        """The same of many queues: at each request, what takes longest is the request."""
+        body = await request.read(_MOST_PLACES_BYTES, "BODY_TOO_BIG")
+        pieces: list[bytes] = []
+        left = MOST_INDEX_ROWS
+        for number, (topic, queue, topic_id, start, end) in enumerate(_places(body), 1):
+            index = self._part_of(topic, queue, topic_id).queue.index
+            rows = _rows(index, start, end, left)
+            left -= len(rows)
+            pieces += (len(rows).to_bytes(8, "little"), rows.tobytes())
+            if number % _PLACES_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+        return web.Response(body=b"".join(pieces), content_type=_OCTETS)
+
+    async def reach(self, request: Request) -> object:
+        """How far one comes with so many bytes."""
+        index = self._queue(request).index
+        start, end = request.number("start"), request.number("end")
+        most_bytes = request.number("max_bytes")
+        reached, total = start, 0
+        number = index.find(start)
+        stop = min(index.find(end - 1) + 1, index.end_row) if start < end else number
+        while number < stop:
+            rows = index.array(number, min(stop, number + _REACH_ROWS))
+            sums = total + np.cumsum(rows["length"], dtype=np.int64)
+            count = int(np.searchsorted(sums, most_bytes, "right"))
+            count = max(count, 1 if not total else 0)
+            if count:
+                total = int(sums[count - 1])
+                reached = int(rows["first_offset"][count - 1]) + int(rows["count"][count - 1])
+            if count < len(rows):
+                break
+            number += len(rows)
+        else:
+            reached = end
+        return {"offset": max(start, min(reached, end)), "bytes": total}
+
+    async def batches(self, request: Request) -> object:
+        """Records of the log, as they lie there."""
+        queue = self._queue(request)
+        offset = request.number("offset")
+        most_bytes = request.number("max_bytes", DEFAULT_BATCHES_BYTES)
+        if offset >= queue.end_offset:
+            return web.Response(status=204)
+        most_bytes = min(most_bytes, MOST_BATCHES_BYTES)
+        if request.query.get("bodies") == "false":
+            pieces = self._heads(queue, offset, most_bytes)
+        else:
+            pieces = self._records(queue, offset, most_bytes)
+        if not pieces:
+            start_offset = queue.start_offset
+            raise HttpError(
+                410,
+                f"offset {offset} of topic {request.query['topic']} has gone: the queue begins at"
+                f" {start_offset}",
+                {"start_offset": start_offset},
+            )
+        return await request.stream(pieces, _OCTETS, _PIECE_BYTES)
+
+    def _records(self, queue: Queue, offset: int, most_bytes: int) -> list[memoryview]:
+        """The log's bytes from the batch that holds an offset on; nothing if it has gone.
+
+        What lies side by side in the log comes as one piece.
+        """
+        log, index = self._server.broker.log, queue.index
+        runs: list[tuple[int, int]] = []
+        total = 0
+        number = index.find(offset)
+        rows = index.rows(number, number + _ROWS_AT_A_TIME)
+        if not rows or not rows[0].first_offset <= offset < rows[0].end_offset:
+            return []
+        while rows:
+            for row in rows:
+                if (runs and total + row.length > most_bytes) or not log.find(row.position):
+                    rows = []
+                    break
+                total += row.length
+                if runs and runs[-1][0] + runs[-1][1] == row.position:
+                    runs[-1] = (runs[-1][0], runs[-1][1] + row.length)
+                else:
+                    runs.append((row.position, row.length))
+            number += len(rows)
+            rows = rows and index.rows(number, number + _ROWS_AT_A_TIME)
+        views = [log.view(position, length) for position, length in runs]
+        return [view for view in views if view is not None]
+
+    def _heads(self, queue: Queue, offset: int, most_bytes: int) -> list[memoryview]:
+        """Of the same batches, so far as there are as many bytes in these, header and properties.
+
+        Of a record whose header is damaged it is the header alone.
+        """
+        log, index = self._server.broker.log, queue.index
+        number = index.find(offset)
+        rows = index.rows(number, number + _ROWS_AT_A_TIME)
+        if not rows or not rows[0].first_offset <= offset < rows[0].end_offset:
+            return []
+        pieces: list[memoryview] = []
+        total = 0
+        for row in rows:
+            record = log.view(row.position, row.length)
+            if record is None or total >= most_bytes:
+                break
+            pieces.append(record[:HEADER_BYTES])
+            block = properties_in(record)
+            if len(block):
+                pieces.append(block)
+            total += HEADER_BYTES + len(block)
+        return [memoryview(b"".join(pieces))] if pieces else []
+
+    async def advance(self, request: Request) -> object:
+        """Let a channel go forward, and with it what the log must keep."""
+        topic = self._part(request)
+        name = request.argument("channel")
+        if not is_valid_name(name):
+            raise HttpError(400, "INVALID_ARG_CHANNEL")
+        offset = request.number("offset")
+        if offset > topic.queue.end_offset:
+            raise HttpError(
+                400,
+                f"INVALID_ARG_OFFSET: {offset} is past the end of the queue,"
+                f" {topic.queue.end_offset}",
+            )
+        try:
+            starts = {part.number: part.queue.start_offset for part in topic.parts}
+            topic.parts[0].channel(name, start=starts)
+            topic.channels[name].advance(offset)
+            await written_down(self._server)
+        except WritesRefused as error:
+            raise HttpError(503, f"REFUSED {error}") from None
+        return None
+
+    def _queue(self, request: Request) -> Queue:
+        return self._part(request).queue
+
+    def _part(self, request: Request) -> Topic:
+        """The topic at the queue that is named, number 0 by default."""
+        asked = request.number("topic_id") if "topic_id" in request.query else None
+        return self._part_of(request.argument("topic"), request.number("queue", 0), asked)
+
+    def _part_of(self, name: str, number: int, topic_id: int | None) -> Topic:
+        if not is_valid_name(name):
+            raise HttpError(400, "INVALID_ARG_TOPIC")
+        try:
+            topic = self._server.broker.find_topic(name)
+        except NotFound:
+            raise HttpError(404, "TOPIC_NOT_FOUND") from None
+        try:
+            part = topic.part(number)
+        except NotFound:
+            raise HttpError(404, "QUEUE_NOT_FOUND") from None
+        if topic_id not in (None, part.id):
+            raise HttpError(
+                404, f"TOPIC_MADE_ANEW: topic {name} is number {part.id} now, not {topic_id}"
+            )
+        return part
+
+
+def _rows(index: Index, start: int, end: int, most: int) -> Rows:
+    """Of the batches that hold any offset from one up to another, the first so many."""
+    if start >= end or not most:
+        return np.empty(0, ENTRY)
+    first = index.find(start)
+    found = index.array(first, min(index.find(end - 1) + 1, first + most))
+    return found[found["first_offset"] < end]
+
+
+def _places(body: bytes) -> list[_Asked]:
+    """What is asked for of many queues. Raises HttpError."""
+    try:
+        places = json.loads(body)
+        wanted = [(str(t), int(q), int(i), int(first), int(end)) for t, q, i, first, end in places]
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        raise HttpError(
+            400, "INVALID_BODY: it must be a JSON list of [topic, queue, topic_id, start, end]"
+        ) from None
+    if len(wanted) > MOST_PLACES:
+        raise HttpError(400, f"TOO_MANY_PLACES: {len(wanted)}, and {MOST_PLACES} at most")
+    if any(min(place[1:]) < 0 or max(place[1:]) >= 1 << 63 for place in wanted):
+        raise HttpError(400, "INVALID_BODY: a number is negative, or too large")
+    return wanted

@@ -1,0 +1,401 @@
+"""The HTTP endpoints of nsqd: publish, look, and manage topics and channels.
+
+What is checked, in which order, and with which status and message it is refused, is as in nsqd.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from martlet import __version__
+from martlet.broker.errors import NotFound, QueuesRefused, WritesRefused
+from martlet.broker.topic.expand import check_count
+from martlet.durations import MILLISECOND_NS, SECOND_NS
+from martlet.log.single_record import LONGEST_BODY_BYTES
+from martlet.names import is_valid_name
+from martlet.options import BrokerOptions, LogLevel, OptionError
+from martlet.protocol.nsq.v2 import NSQD_VERSION
+from martlet.server.durability import written_down
+from martlet.server.http.delayed_publish import asked_time_ns, store_for_later
+from martlet.server.http.headers import asked_properties
+from martlet.server.http.request import HttpError, Request
+from martlet.server.http.response import respond_json
+from martlet.server.observability import stats, stats_text
+from martlet.server.time_slice import Pace
+
+if TYPE_CHECKING:
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.topic.topic import Topic
+    from martlet.properties.model import Properties
+    from martlet.server.http.server import Routes
+    from martlet.server.server import Server
+
+log = logging.getLogger(__name__)
+
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9]+")
+_U32 = struct.Struct(">I")
+_SMALLEST_MESSAGE_BYTES = 5
+"""What a message takes at least in a binary /mpub: its size and one byte."""
+
+
+class NsqApi:
+    """nsqd's endpoints over a server's broker."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def routes(self) -> Routes:
+        """The endpoint of each path and method."""
+        routes: dict[str, dict[str, Callable[[Request], Awaitable[object]]]] = {
+            "/ping": {"GET": self.ping},
+            "/info": {"GET": self.info},
+            "/stats": {"GET": self.stats},
+            "/pub": {"POST": self.publish},
+            "/mpub": {"POST": self.publish_many},
+            "/config/:name": {"GET": self.config, "PUT": self.set_config},
+        }
+        for path, endpoint in {
+            "/topic/create": self.create_topic,
+            "/topic/delete": self.delete_topic,
+            "/topic/empty": self.empty_topic,
+            "/topic/pause": self.pause_topic,
+            "/topic/unpause": self.pause_topic,
+            "/channel/create": self.create_channel,
+            "/channel/delete": self.delete_channel,
+            "/channel/empty": self.empty_channel,
+            "/channel/pause": self.pause_channel,
+            "/channel/unpause": self.pause_channel,
+        }.items():
+            routes[path] = {"POST": self._changing(endpoint)}
+        return routes
+
+    # looking
+
+    async def ping(self, request: Request) -> object:
+        """``OK``, or why the broker is not well."""
+        health = self._server.broker.health
+        if health != "OK":
+            raise HttpError(500, health, plain=True)
+        return health
+
+    async def info(self, request: Request) -> object:
+        """What the broker is, and what it agrees to with clients."""
+        server, options = self._server, self._server.options
+        topology = {
+            "topology_zone": options.topology_zone,
+            "topology_region": options.topology_region,
+        }
+        return {
+            "version": NSQD_VERSION,
+            "broadcast_address": options.broadcast_address,
+            "hostname": socket.gethostname(),
+            "http_port": server.http_port,
+            "tcp_port": server.tcp_port,
+            "start_time": server.broker.started_at_ns // SECOND_NS,
+            "max_heartbeat_interval": options.max_heartbeat_interval_ns,
+            "max_output_buffer_size": options.max_output_buffer_size,
+            "max_output_buffer_timeout": options.max_output_buffer_timeout_ns,
+            "max_deflate_level": options.max_deflate_level,
+            **(topology if any(topology.values()) else {}),
+            "martlet_version": __version__,
+        }
+
+    async def stats(self, request: Request) -> object:
+        """Counts of everything, as text or, with ``format=json``, for programs."""
+        query, server = request.query, self._server
+        topic, channel = query.get("topic", ""), query.get("channel", "")
+        clients = _BOOLEANS.get(query.get("include_clients", ""), True)
+        memory = _BOOLEANS.get(query.get("include_mem", ""), True)
+        now_ns, pace = server.broker.clock(), Pace()
+        as_json = query.get("format") == "json"
+        topics: list[str] | None = None
+        if not topic or topic in server.broker.topics:
+            topics = []
+            reports = stats.topic_reports(server, pace, topic, channel, include_clients=clients)
+            async for report in reports:
+                if as_json:
+                    topics.append(await stats_text.topic_json(report, pace))
+                else:
+                    topics.append(await stats_text.topic_text(report, now_ns, pace))
+        head, told = stats.head(server), stats.pauses.memory() if memory else None
+        producers = await stats.producers(server, topic, pace) if clients else None
+        if as_json:
+            return respond_json(await stats_text.whole_json(head, topics, told, producers, pace))
+        return await stats_text.whole_text(head, topics, told, producers, now_ns, pace)
+
+    # publishing
+
+    async def publish(self, request: Request) -> object:
+        """The body is one message."""
+        options = self._server.options
+        body = await request.read(options.max_msg_size, "MSG_TOO_BIG")
+        if not body:
+            raise HttpError(400, "MSG_EMPTY")
+        topic = self._topic_to_fill(request).next_part()
+        deliver_at_ns = 0
+        if "defer" in request.query:
+            text = request.query["defer"]
+            defer_ns = int(text) * MILLISECOND_NS if _WHOLE_NUMBER.fullmatch(text) else -1
+            if not 0 <= defer_ns <= options.max_req_timeout_ns:
+                raise HttpError(400, "INVALID_DEFER")
+            if defer_ns:
+                deliver_at_ns = self._server.broker.clock() + defer_ns
+        properties, at_ns = asked_properties(request), asked_time_ns(request, self._server)
+        if at_ns is not None:
+            return await self._store(topic, [body], at_ns, properties, for_later=True)
+        if deliver_at_ns or properties or not self._append(topic, body):
+            await self._store(topic, [body], deliver_at_ns, properties)
+        return "OK"
+
+    async def publish_many(self, request: Request) -> object:
+        """The body is a message a line or, with ``binary=true``, sizes and messages."""
+        options = self._server.options
+        if request.content_length > options.max_body_size:
+            raise HttpError(413, "BODY_TOO_BIG")
+        topic = self._topic_to_fill(request)
+        wanted = request.query.get("binary", "false")
+        binary = _BOOLEANS.get(wanted, True)
+        if wanted not in _BOOLEANS:
+            log.warning("deprecated value '%s' used for /mpub binary param", wanted)
+        body = await request.read(options.max_body_size, "BODY_TOO_BIG")
+        if binary:
+            bodies = split_binary(body, options.max_msg_size, options.max_body_size)
+        else:
+            bodies = [line for line in body.split(b"\n") if line]
+            if bodies and max(map(len, bodies)) > options.max_msg_size:
+                raise HttpError(413, "MSG_TOO_BIG")
+        # Reading the body took time, in which the topic may have been deleted.
+        topic = self._topic_to_fill(request).next_part()
+        properties, at_ns = asked_properties(request), asked_time_ns(request, self._server)
+        if not bodies:
+            return "OK"
+        return await self._store(topic, bodies, at_ns or 0, properties, for_later=at_ns is not None)
+
+    def _append(self, topic: Topic, body: bytes) -> bool:
+        """Append one message that has not to wait for others, nor for the disk. False where it
+        has.
+        """
+        server = self._server
+        server.turns.heard()
+        too_long = len(body) > LONGEST_BODY_BYTES
+        if too_long or server.turns.crowded or not server.answers_at_once:
+            return False
+        try:
+            server.broker.append(topic, body)
+        except WritesRefused as error:
+            raise HttpError(503, f"PUB_FAILED {error}") from None
+        return True
+
+    async def _store(
+        self,
+        topic: Topic,
+        bodies: list[bytes],
+        deliver_at_ns: int,
+        properties: Properties,
+        *,
+        for_later: bool = False,
+    ) -> object:
+        """Store messages. Returns what is answered."""
+        entry = properties.pack()
+        entries = [(number, entry) for number in range(len(bodies))] if entry else []
+        if properties.order_key:
+            topic = topic.part_for_key(properties.order_key.encode())
+        try:
+            if for_later:
+                return await store_for_later(self._server, topic, bodies, deliver_at_ns, entries)
+            stage = topic.stage
+            if deliver_at_ns:
+                stage = partial(self._server.broker.delays.defer, topic)
+            await self._server.settled(stage(bodies, deliver_at_ns, entries))
+            return "OK"
+        except WritesRefused as error:
+            raise HttpError(503, f"PUB_FAILED {error}") from None
+
+    def _topic_to_fill(self, request: Request) -> Topic:
+        """The topic named, made where it is missing."""
+        name = request.query.get("topic")
+        if name is None:
+            raise HttpError(400, "MISSING_ARG_TOPIC")
+        if not is_valid_name(name):
+            raise HttpError(400, "INVALID_TOPIC")
+        try:
+            return self._server.broker.topic(name)
+        except WritesRefused as error:
+            raise HttpError(503, f"PUB_FAILED {error}") from None
+
+    # managing
+
+    def _changing(
+        self, endpoint: Callable[[Request], None]
+    ) -> Callable[[Request], Awaitable[object]]:
+        """An endpoint that changes what must survive: it answers once it does."""
+
+        async def change(request: Request) -> object:
+            try:
+                endpoint(request)
+                await written_down(self._server)
+            except WritesRefused as error:
+                raise HttpError(503, f"REFUSED {error}") from None
+            return None
+
+        return change
+
+    def create_topic(self, request: Request) -> None:
+        """Make a topic, unless it is there; with ``queues``, so many, which are never fewer."""
+        if "queues" not in request.query:
+            self._topic_to_fill(request)
+            return
+        count = request.number("queues")
+        name = request.query.get("topic", "")
+        if not is_valid_name(name):
+            raise HttpError(400, "INVALID_TOPIC" if name else "MISSING_ARG_TOPIC")
+        try:
+            check_count(count)
+        except QueuesRefused as error:
+            raise HttpError(400, f"INVALID_ARG_QUEUES: {error}") from None
+        try:
+            self._server.broker.set_queues(name, count)
+        except QueuesRefused as error:
+            raise HttpError(409, f"QUEUES_REFUSED {error}") from None
+
+    def delete_topic(self, request: Request) -> None:
+        """Delete a topic with its channels and messages."""
+        try:
+            self._server.broker.delete_topic(request.argument("topic"))
+        except NotFound:
+            raise HttpError(404, "TOPIC_NOT_FOUND") from None
+
+    def empty_topic(self, request: Request) -> None:
+        """Drop the messages that no channel has got."""
+        name = request.argument("topic")
+        if not is_valid_name(name):
+            raise HttpError(400, "INVALID_TOPIC")
+        self._server.broker.empty_topic(self._topic(name).name)
+
+    def pause_topic(self, request: Request) -> None:
+        """Keep messages from the channels, or hand them on again."""
+        self._topic(request.argument("topic")).set_paused("unpause" not in request.path)
+
+    def create_channel(self, request: Request) -> None:
+        """Make a channel, unless it is there."""
+        topic, name = self._topic_and_channel_name(request)
+        topic.channel(name)
+
+    def delete_channel(self, request: Request) -> None:
+        """Delete a channel and disconnect its consumers."""
+        topic, name = self._topic_and_channel_name(request)
+        try:
+            self._server.broker.delete_channel(topic, name)
+        except NotFound:
+            raise HttpError(404, "CHANNEL_NOT_FOUND") from None
+
+    def empty_channel(self, request: Request) -> None:
+        """Finish all that is stored for a channel."""
+        topic, name = self._topic_and_channel_name(request)
+        self._channel(request)
+        self._server.broker.empty_channel(topic, name)
+
+    def pause_channel(self, request: Request) -> None:
+        """Stop a channel's delivery, or let it go on."""
+        topic, name = self._topic_and_channel_name(request)
+        self._channel(request)
+        topic.pause_channel(name, "unpause" not in request.path)
+
+    def _topic(self, name: str) -> Topic:
+        try:
+            return self._server.broker.find_topic(name)
+        except NotFound:
+            raise HttpError(404, "TOPIC_NOT_FOUND") from None
+
+    def _topic_and_channel_name(self, request: Request) -> tuple[Topic, str]:
+        topic, channel = request.topic_and_channel()
+        return self._topic(topic), channel
+
+    def _channel(self, request: Request) -> Channel:
+        topic, name = self._topic_and_channel_name(request)
+        try:
+            return topic.find_channel(name)
+        except NotFound:
+            raise HttpError(404, "CHANNEL_NOT_FOUND") from None
+
+    # options
+
+    async def config(self, request: Request) -> object:
+        """The value of an option, named as in the config file."""
+        name = request.path.rpartition("/")[2]
+        for flag in BrokerOptions.flags().values():
+            if flag.config_key == name:
+                value: object = getattr(self._server.options, flag.field)
+                return list(value) if isinstance(value, tuple) else value
+        raise HttpError(400, "INVALID_OPTION")
+
+    async def set_config(self, request: Request) -> object:
+        """Change one of the options that may change while the broker runs."""
+        name = request.path.rpartition("/")[2]
+        options = self._server.options
+        body = await request.read(options.max_msg_size, "INVALID_VALUE")
+        if not body:
+            raise HttpError(413, "INVALID_VALUE")
+        if name == "log_level":
+            try:
+                level: LogLevel = BrokerOptions.flags()["log-level"].parse(body.decode())
+            except (OptionError, UnicodeDecodeError):
+                raise HttpError(400, "INVALID_VALUE") from None
+            self._server.options = options.replace(log_level=level)
+            logging.getLogger("martlet").setLevel(level.for_logging)
+        elif name == "nsqlookupd_tcp_addresses":
+            addresses = _addresses(body)
+            self._server.options = options.replace(lookupd_tcp_addresses=addresses)
+            await self._server.lookups.set_addresses(addresses)
+        else:
+            raise HttpError(400, "INVALID_OPTION")
+        return await self.config(request)
+
+
+def _addresses(body: bytes) -> tuple[str, ...]:
+    try:
+        value = json.loads(body.decode(errors="replace"))
+    except ValueError:
+        raise HttpError(400, "INVALID_VALUE") from None
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(piece, str) for piece in value):
+        raise HttpError(400, "INVALID_VALUE")
+    # Half a pair of surrogates is no character: as Go does, it is replaced.
+    return tuple(
+        piece.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for piece in value
+    )
+
+
+def split_binary(body: bytes, max_msg_size: int, max_body_size: int) -> list[bytes]:
+    """The messages of a binary /mpub: ``count u32 | count x (size u32 | message)``, big-endian.
+
+    What comes behind the last message is not looked at, as by nsqd.
+
+    Raises:
+        HttpError: 413 BAD_BODY, the count is missing or impossible; 413 BAD_MESSAGE, a size is, or
+            a message is cut short.
+    """
+    most = (max_body_size - _U32.size) // _SMALLEST_MESSAGE_BYTES
+    if len(body) < _U32.size or not 0 < _U32.unpack_from(body)[0] <= most:
+        raise HttpError(413, "BAD_BODY")
+    bodies: list[bytes] = []
+    start = _U32.size
+    for _ in range(_U32.unpack_from(body)[0]):
+        begin = start + _U32.size
+        if begin > len(body):
+            raise HttpError(413, "BAD_MESSAGE")
+        (size,) = _U32.unpack_from(body, start)
+        start = begin + size
+        if not 0 < size <= max_msg_size or start > len(body):
+            raise HttpError(413, "BAD_MESSAGE")
+        bodies.append(body[begin:start])
+    return bodies

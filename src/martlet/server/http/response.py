@@ -1,0 +1,92 @@
+"""Answers: what an endpoint returned, as an HTTP response.
+
+Most requests publish, and are answered ``OK``.  Those bytes are put together once, but for the
+date: aiohttp would build and write out the same headers again each time, which costs as much as
+storing the message does.
+"""
+
+from __future__ import annotations
+
+import json
+
+from aiohttp import HttpVersion11, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.helpers import rfc822_formatted_time
+
+from martlet.server.http.request import SERVER, HttpError
+
+JSON = "application/json; charset=utf-8"
+TEXT = "text/plain; charset=utf-8"
+_HEADERS = {**SERVER, "X-NSQ-Content-Type": "nsq; version=1.0"}
+_TEXT_HEADERS = {**_HEADERS, "Content-Type": TEXT}
+_JSON_HEADERS = {**_HEADERS, "Content-Type": JSON}
+
+
+def respond(status: int, answer: object) -> web.Response:
+    """The response for what an endpoint returned: text as it is, nothing empty, the rest JSON."""
+    if not answer and isinstance(answer, str | None):
+        return web.Response(status=status, headers=_HEADERS)
+    if isinstance(answer, str):
+        return web.Response(status=status, body=answer.encode(), headers=_TEXT_HEADERS)
+    return respond_json(json.dumps(answer, separators=(",", ":"), ensure_ascii=False), status)
+
+
+def respond_json(text: str, status: int = 200) -> web.Response:
+    """The response for what is JSON already."""
+    return web.Response(status=status, body=text.encode(), headers=_JSON_HEADERS)
+
+
+def refuse(error: HttpError) -> web.Response:
+    """The response that tells of an error."""
+    if error.plain:
+        return web.Response(
+            status=error.status,
+            body=error.message.encode(),
+            headers={**SERVER, "Content-Type": TEXT},
+        )
+    return respond(error.status, {"message": error.message, **error.fields})
+
+
+class ReadyText(web.StreamResponse):
+    """Status 200 and a short text, for a connection of HTTP/1.1 that stays open.
+
+    It keeps nothing of a request, so one serves them all.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(headers=_TEXT_HEADERS)
+        body = text.encode()
+        lines = [f"{name}: {value}" for name, value in _TEXT_HEADERS.items()]
+        self._begin = "\r\n".join(
+            ["HTTP/1.1 200 OK", *lines, f"Content-Length: {len(body)}", "Date: "]
+        ).encode()
+        self._end = b"\r\n\r\n" + body
+        self._made_for = ""
+        self._bytes = b""
+
+    @staticmethod
+    def suits(request: web.BaseRequest) -> bool:
+        """Whether a request may be answered with it."""
+        return request.version == HttpVersion11 and request.keep_alive
+
+    @property
+    def keep_alive(self) -> bool:
+        """Always."""
+        return True
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Send it. Raises ConnectionResetError where nobody is there any more."""
+        transport = request.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client has gone")
+        date = rfc822_formatted_time()
+        if date != self._made_for:
+            self._made_for = date
+            self._bytes = self._begin + date.encode() + self._end
+        transport.write(self._bytes)
+        if transport.get_write_buffer_size():
+            await request.writer.drain()
+        return None
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Nothing is left to send."""

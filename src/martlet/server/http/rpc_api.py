@@ -1,0 +1,91 @@
+"""The HTTP endpoint for calls: ``POST /call/<method>``, the fields as a JSON object in the body.
+
+An error is answered with 404 where something is not there, 400 for a bad argument, 503 where the
+broker takes no writes, and its code, text and fields as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from martlet.server.http.request import HttpError, Request
+from martlet.server.rpc.arguments import CallError
+from martlet.server.rpc.registry import encoded
+
+if TYPE_CHECKING:
+    from martlet.server.http.server import Routes
+    from martlet.server.nsq.connection import Connection
+    from martlet.server.server import Server
+
+MOST_BODY_BYTES = 1 << 20
+FIELDS_HEADER = "X-Martlet-Fields"
+_STATUS = {
+    "NOT_FOUND": 404,
+    "UNKNOWN_METHOD": 404,
+    "REFUSED": 503,
+    "LIMIT_REACHED": 503,
+    "CONFLICT": 409,
+    "NOT_A_MEMBER": 409,
+    "OUT_OF_REACH": 409,
+    "INCOMPLETE": 409,
+    "GONE": 410,
+    "FORBIDDEN": 403,
+}
+
+
+class HttpCaller:
+    """Who calls over HTTP, which is an operator's door: nsqd has no AUTH there either."""
+
+    def __init__(self, request: Request) -> None:
+        self.remote_address = request.remote_address
+        self._request = request
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether he has hung up."""
+        return self._request.is_gone
+
+    @property
+    def connection(self) -> Connection | None:
+        """None."""
+        return None
+
+    def may(self, topic: str, channel: str = "") -> None:
+        """Whoever gets here may do all."""
+
+
+class CallApi:
+    """The calls of a server's broker."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def routes(self) -> Routes:
+        """The endpoint of each path and method."""
+        return {"/call/:name": {"POST": self.call}}
+
+    async def call(self, request: Request) -> object:
+        """Call the method that the path names."""
+        method = request.path.rpartition("/")[2]
+        body = await request.read(MOST_BODY_BYTES, "BODY_TOO_BIG")
+        try:
+            fields = json.loads(body) if body else {}
+        except (ValueError, RecursionError):
+            fields = None
+        if not isinstance(fields, dict):
+            raise HttpError(400, "INVALID_BODY: it must be a JSON object")
+        try:
+            told, data = await self._server.calls.run(HttpCaller(request), method, fields)
+        except CallError as error:
+            status = _STATUS.get(error.code, 400)
+            raise HttpError(status, str(error), {"code": error.code, **error.fields}) from None
+        if not data:
+            return dict(told)
+        return web.Response(
+            body=data,
+            content_type="application/octet-stream",
+            headers={FIELDS_HEADER: encoded(told).decode()},
+        )

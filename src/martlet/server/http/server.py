@@ -1,0 +1,222 @@
+"""The HTTP door: nsqd's endpoints, and those through which readers follow the log.
+
+aiohttp does the protocol.  Which path means what is decided here, as nsqd's router does it: JSON
+for 404 and 405, the methods allowed, a redirect from ``/ping/`` and ``/PING`` to ``/ping``.  An
+endpoint is a coroutine function; what it returns is the answer: nothing, text, something for JSON,
+or a response of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import logging
+import posixpath
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from aiohttp import web
+
+from martlet.durations import format_duration
+from martlet.server.http.channel_api import ChannelApi
+from martlet.server.http.debug_api import DebugApi
+from martlet.server.http.log_api import LogApi
+from martlet.server.http.nsq_api import NsqApi
+from martlet.server.http.request import BAD_ESCAPE, SERVER, HttpError, Request
+from martlet.server.http.response import ReadyText, refuse, respond
+from martlet.server.http.rpc_api import CallApi
+from martlet.server.http.segment_api import SegmentApi
+from martlet.server.listening_socket import serve, shown_host
+from martlet.server.observability.metrics import MetricsApi
+from martlet.server.observability.stats import pauses
+
+if TYPE_CHECKING:
+    import ssl
+
+    from martlet.server.server import Server
+
+log = logging.getLogger(__name__)
+
+Endpoint = Callable[[Request], Awaitable[object]]
+Routes = Mapping[str, Mapping[str, Endpoint]]
+"""For each path, the endpoint of each method. A path may end in ``/:name``, for any one name."""
+
+_STOP_S = 0.3
+"""How long requests under way may take when the broker stops, in seconds."""
+_LINGER_S = 1.0
+"""How long a body that was refused is still read, so that its sender sees the answer."""
+_UNTOLD = frozenset({"/pub", "/mpub"})
+"""Paths that are asked too often for a log line each."""
+_PLAIN = frozenset({"/ping"})
+"""Paths whose answers do not name NSQ's content type."""
+_LONGEST_LINE_BYTES = 1 << 16
+_MOST_HEADERS = 1 << 10
+_OK = ReadyText("OK")
+
+
+def broker_routes(server: Server) -> Routes:
+    """The endpoints of a broker."""
+    _ = server.calls.methods  # Not when the first client waits for it.
+    return {
+        **NsqApi(server).routes(),
+        **LogApi(server).routes(),
+        **SegmentApi(server).routes(),
+        **ChannelApi(server).routes(),
+        **CallApi(server).routes(),
+        **MetricsApi(server).routes(),
+        **DebugApi().routes(),
+    }
+
+
+class _Protocol(web.RequestHandler):
+    """One connection: what aiohttp refuses by itself is told as everything else is."""
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to what is no request."""
+        response = super().handle_error(request, status, exc, message)
+        response.headers.update(SERVER)
+        return response
+
+    def log_exception(self, *arguments: Any, **named: Any) -> None:
+        """Log an error, with the address as it is shown elsewhere."""
+        shown = (shown_host(each) if isinstance(each, str) else each for each in arguments)
+        super().log_exception(*shown, **named)
+
+
+class _WebServer(web.Server):
+    def __call__(self) -> web.RequestHandler:
+        """The protocol of a new connection."""
+        return _Protocol(self, loop=self._loop, **self._kwargs)
+
+
+class HttpDoor:
+    """Serves HTTP on a listening socket.
+
+    Args:
+        routes: what is served.
+        https_port_instead: serve nothing, but say that there is HTTPS on this port; 0 if there is
+            none.
+    """
+
+    def __init__(self, routes: Routes, https_port_instead: int | None = None) -> None:
+        self._routes = routes
+        self._https_port_instead = https_port_instead
+        self._web = _WebServer(
+            self._handle,
+            access_log=None,
+            lingering_time=_LINGER_S,
+            max_line_size=_LONGEST_LINE_BYTES,
+            max_field_size=_LONGEST_LINE_BYTES,
+            max_headers=_MOST_HEADERS,
+            auto_decompress=False,  # a message is stored as it comes
+        )
+        self._listener: asyncio.Server | None = None
+
+    async def start(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Accept connections on a socket that listens already, in TLS if asked to."""
+        pauses.watch()
+        self._listener = await serve(asyncio.get_running_loop(), self._web, sock, tls)
+
+    async def stop(self) -> None:
+        """Accept no more, and close what is open after a moment."""
+        if self._listener is not None:
+            self._listener.close()
+        await self._web.shutdown(_STOP_S)
+
+    async def _handle(self, base: web.BaseRequest) -> web.StreamResponse:
+        if self._https_port_instead is not None:
+            fields: dict[str, object] = {"https_port": self._https_port_instead}
+            refusal = refuse(HttpError(403, "TLS_REQUIRED", fields))
+            refusal.force_close()
+            return refusal
+        request = Request(base)
+        started = time.perf_counter_ns()
+        try:
+            answer = await self._answer(request)
+            if answer == "OK" and request.path in _UNTOLD and ReadyText.suits(base):
+                return _OK
+            response = answer if isinstance(answer, web.StreamResponse) else respond(200, answer)
+        except HttpError as error:
+            response = refuse(error)
+            if error.status == 413 and request.has_much_left:
+                response.force_close()
+        except Exception:
+            log.exception("panic in HTTP handler - %s %s", request.method, request.path)
+            response = refuse(HttpError(500, "INTERNAL_ERROR"))
+        if not response.prepared:
+            response.headers.update(SERVER)
+        if request.path in _PLAIN and response.status == 200:
+            response.headers.popall("X-NSQ-Content-Type", None)
+        if request.path not in _UNTOLD and log.isEnabledFor(logging.INFO):
+            elapsed = format_duration(time.perf_counter_ns() - started)
+            log.info(
+                "%d %s %s (%s) %s",
+                response.status,
+                request.method,
+                request.target,
+                request.remote_address,
+                elapsed,
+            )
+        return response
+
+    async def _answer(self, request: Request) -> object:
+        methods = self._find(request.path)
+        if methods is None:
+            if request.method == "OPTIONS" and request.path == "*":
+                return web.Response()
+            return self._redirect(request)
+        endpoint = methods.get(request.method)
+        if endpoint is not None:
+            return await endpoint(request)
+        allow = {"Allow": ", ".join(sorted({*methods, "OPTIONS"}))}
+        if request.method == "OPTIONS":
+            return web.Response(headers=allow)
+        response = refuse(HttpError(405, "METHOD_NOT_ALLOWED"))
+        response.headers.update(allow)
+        return response
+
+    def _find(self, path: str) -> Mapping[str, Endpoint] | None:
+        methods = self._routes.get(path)
+        if methods is None:
+            folder, _, name = path.rpartition("/")
+            if name:
+                methods = self._routes.get(f"{folder}/:name")
+        return methods
+
+    def _meant(self, path: str) -> str:
+        """The path without needless slashes and dots, in the case of the routes; a name in it
+        stays as it is.
+        """
+        clean = posixpath.normpath(path).replace("//", "/")
+        for known in (clean.lower(), f"{clean.lower()}/"):
+            if known in self._routes:
+                return known
+        folder, _, name = clean.rpartition("/")
+        return f"{folder.lower()}/{name}"
+
+    def _redirect(self, request: Request) -> web.Response:
+        """To the path that was meant, if it differs by case or slashes alone."""
+        if BAD_ESCAPE.search(request.target.partition("?")[0]):
+            raise HttpError(400, "400 Bad Request", plain=True)
+        path = self._meant(request.path)
+        methods = self._find(path)
+        if not methods or request.method not in methods or path == request.path or ":" in path:
+            raise HttpError(404, "NOT_FOUND")
+        _, mark, query = request.target.partition("?")
+        target = quote(path) + mark + query
+        if request.method != "GET":
+            return web.Response(status=307, headers={"Location": target})
+        return web.Response(
+            status=301,
+            headers={"Location": target, "Content-Type": "text/html; charset=utf-8"},
+            body=f'<a href="{html.escape(target)}">Moved Permanently</a>.\n\n'.encode(),
+        )

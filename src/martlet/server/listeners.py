@@ -1,0 +1,123 @@
+"""The doors of a broker: what it listens on, and who answers there.
+
+======  ==================  ==========================================================
+door    flag                who answers
+======  ==================  ==========================================================
+TCP     ``--tcp-address``   NSQ's protocol, TLS being negotiated there
+HTTP    ``--http-address``  the endpoints; nobody where it is empty
+HTTPS   ``--https-address`` the same in TLS; nobody without a certificate
+======  ==================  ==========================================================
+
+Each is ``host:port`` or the path of a Unix socket.  Where clients must use TLS, without the
+exception for HTTP, the HTTP door does nothing but name the port of the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from martlet.options import BrokerOptions, TlsRequired
+from martlet.server.listening_socket import listen, port_of, remove, serve, shown
+
+if TYPE_CHECKING:
+    import socket
+    import ssl
+
+    from martlet.server.http.server import HttpDoor, Routes
+
+
+class Doors:
+    """The sockets listen as soon as this is made; connections are accepted from ``open`` on.
+
+    Args:
+        options: with the addresses.
+        tls: the certificate and what belongs to it, if there is one.
+        log: where log lines go.
+
+    Attributes:
+        tcp_address, http_address: as they are, with the port that was given for port 0.
+        tcp_port, http_port, https_port: 0 where there is no such door, -1 for a Unix socket.
+
+    Raises:
+        OSError: an address cannot be listened on; the text says which, and of which flag.
+    """
+
+    def __init__(
+        self, options: BrokerOptions, tls: ssl.SSLContext | None, log: logging.Logger
+    ) -> None:
+        self._tls = tls
+        self._log = log
+        self._listeners: list[asyncio.Server] = []
+        self._web: list[HttpDoor] = []
+        self._http_in_tls_only = options.tls_demanded is TlsRequired.YES
+        http = options.http_address
+        https = options.https_address if tls is not None else ""
+        with ExitStack() as undo:
+            self._tcp = undo.enter_context(listen(options.tcp_address, "tcp-address"))
+            self._http = undo.enter_context(listen(http, "http-address")) if http else None
+            self._https = undo.enter_context(listen(https, "https-address")) if https else None
+            undo.pop_all()
+        named = {"TCP": self._tcp, "HTTP": self._http, "HTTPS": self._https}
+        self._sockets = {name: sock for name, sock in named.items() if sock is not None}
+        self._addresses = {name: shown(sock) for name, sock in self._sockets.items()}
+        self._files = [shown(sock) for sock in self._sockets.values() if port_of(sock) < 0]
+        self.tcp_address = self._addresses["TCP"]
+        self.http_address = self._addresses.get("HTTP", "")
+        self.tcp_port = port_of(self._tcp)
+        self.http_port = port_of(self._http) if self._http else 0
+        self.https_port = port_of(self._https) if self._https else 0
+
+    async def open(
+        self, connection: Callable[[], asyncio.BaseProtocol], routes: Callable[[], Routes]
+    ) -> None:
+        """Accept connections.
+
+        Args:
+            connection: makes the protocol of a TCP connection.
+            routes: gives the endpoints of HTTP; asked only where there is HTTP.
+        """
+        loop = asyncio.get_running_loop()
+        self._listeners.append(await serve(loop, connection, self._tcp))
+        self._log.info("TCP: listening on %s", self.tcp_address)
+        if self._http is not None:
+            instead = self.https_port if self._http_in_tls_only else None
+            await self._open_web("HTTP", self._http, routes(), None, instead)
+        if self._https is not None:
+            await self._open_web("HTTPS", self._https, routes(), self._tls, None)
+
+    async def _open_web(
+        self,
+        name: str,
+        sock: socket.socket,
+        routes: Routes,
+        tls: ssl.SSLContext | None,
+        https_port_instead: int | None,
+    ) -> None:
+        # Not at the top: aiohttp takes longer to import than a broker takes to listen.
+        from martlet.server.http.server import HttpDoor
+
+        door = HttpDoor(routes, https_port_instead)
+        await door.start(sock, tls)
+        self._web.append(door)
+        self._log.info("%s: listening on %s", name, shown(sock))
+
+    def close(self) -> None:
+        """Accept no more connections over TCP; Unix sockets lose their files."""
+        for path in self._files:
+            remove(path)
+        for listener in self._listeners:
+            listener.close()
+        if not self._listeners:  # nobody has taken them over
+            for sock in self._sockets.values():
+                sock.close()
+        else:
+            for name, address in self._addresses.items():
+                self._log.info("%s: closing %s", name, address)
+
+    async def close_web(self) -> None:
+        """Answer no more requests, once those under way had a moment."""
+        await asyncio.gather(*(door.stop() for door in self._web))

@@ -1,0 +1,240 @@
+"""AUTH: who a client is and what it may do is asked of an auth server, over HTTP, as nsqd asks.
+
+A command that needs an answer from there waits for it: `Guard` raises `Waits`, the connection
+leaves the command in its buffer and reads no more, and begins again with the same command when the
+answer has come.  So the commands behind it keep their order, and no other connection waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import ssl
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode, urlsplit
+
+from martlet import http_answer
+from martlet.durations import SECOND_NS
+from martlet.options import BrokerOptions
+from martlet.protocol.nsq.authorization import Authorizations, BadAnswer, read_answer
+from martlet.protocol.nsq.v2 import ProtocolError, quoted
+
+if TYPE_CHECKING:
+    import aiohttp
+
+MOST_ANSWER_BYTES = 1 << 20
+"""A longer answer of an auth server is refused."""
+_ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
+
+
+class Waits(Exception):
+    """The command waits for an auth server's answer."""
+
+
+class NoAnswer(Exception):
+    """No auth server said what the client may do; the text says why, of each."""
+
+
+class AuthServers:
+    """Asks the auth servers, one after the other until one answers.
+
+    Args:
+        options: where they are, how they are asked, and how long they may take.
+    """
+
+    def __init__(self, options: BrokerOptions) -> None:
+        self._options = options
+        self._session: aiohttp.ClientSession | None = None
+
+    async def ask(self, remote_ip: str, common_name: str | None, secret: bytes) -> Authorizations:
+        """What a client may do.
+
+        Args:
+            remote_ip: where it comes from, empty for a Unix socket.
+            common_name: of its certificate, empty where it has none; None without TLS.
+            secret: what it sent.
+
+        Raises:
+            NoAnswer: none of them says it.
+        """
+        import aiohttp
+
+        question: dict[str, str | bytes] = {
+            "common_name": common_name or "",
+            "remote_ip": remote_ip,
+            "secret": secret,
+            "tls": "false" if common_name is None else "true",
+        }
+        addresses = self._options.auth_http_addresses
+        start = random.randrange(len(addresses))
+        reasons = []
+        for address in addresses[start:] + addresses[:start]:
+            try:
+                return read_answer(await self._ask_one(address, question))
+            except (BadAnswer, OSError, ValueError, aiohttp.ClientError) as error:
+                why = str(error) or type(error).__name__
+                reasons.append(f"failed to auth against {address} - {why}")
+        raise NoAnswer("; ".join(reasons))
+
+    async def _ask_one(self, address: str, question: dict[str, str | bytes]) -> bytes:
+        url = address if "://" in address else f"http://{address}/auth"
+        status, body = await self._request(url, question)
+        if status == 403 and urlsplit(url).scheme != "https":
+            status, body = await self._request(_over_https(url, body), question)
+        if status != 200:
+            raise BadAnswer(f"got response {status} {quoted(body[:200])}")
+        return body
+
+    async def _request(self, url: str, question: dict[str, str | bytes]) -> tuple[int, bytes]:
+        from yarl import URL
+
+        session = self._opened()
+        if self._options.auth_http_request_method == "post":
+            texts = {
+                name: [value.decode("utf-8", "replace") if isinstance(value, bytes) else value]
+                for name, value in question.items()
+            }
+            asked = session.post(
+                URL(url, encoded=True),
+                data=json.dumps(texts, ensure_ascii=False).encode(),
+                headers={"Content-Type": "application/json"},
+            )
+        else:
+            url = f"{url}{'&' if '?' in url else '?'}{urlencode(question)}"
+            asked = session.get(URL(url, encoded=True))
+        async with asked as response:
+            return response.status, await http_answer.read_answer(response, MOST_ANSWER_BYTES)
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            import aiohttp
+
+            options = self._options
+            self._session = aiohttp.ClientSession(
+                headers=_ACCEPT,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                connector=aiohttp.TCPConnector(force_close=True, limit=0, ssl=_tls(options)),
+                timeout=aiohttp.ClientTimeout(
+                    total=options.http_client_request_timeout_ns / SECOND_NS,
+                    sock_connect=options.http_client_connect_timeout_ns / SECOND_NS,
+                ),
+            )
+        return self._session
+
+    async def close(self) -> None:
+        """Close what is open."""
+        if self._session is not None:
+            await self._session.close()
+
+
+def _tls(options: BrokerOptions) -> ssl.SSLContext:
+    """How an https address is spoken to: its certificate is checked."""
+    return ssl.create_default_context(cafile=options.tls_root_ca_file or None)
+
+
+def _over_https(url: str, body: bytes) -> str:
+    """Where the server that answered 403 wants to be asked instead, if it says so as nsqd does."""
+    try:
+        port = json.loads(body)["https_port"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise BadAnswer(f"got response 403 {quoted(body[:200])}") from None
+    parts = urlsplit(url)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return parts._replace(scheme="https", netloc=f"{host}:{port}").geturl()
+
+
+class Guard:
+    """What one client may do.
+
+    Args:
+        servers: who is asked.
+        clock: nanoseconds.
+        remote_ip: where the client comes from.
+        common_name: tells its certificate's, None without TLS.
+        go_on: called when the answer has come that a command waits for.
+        log: where failures are told: the client hears nothing of the auth servers.
+    """
+
+    def __init__(
+        self,
+        servers: AuthServers,
+        clock: Callable[[], int],
+        remote_address: str,
+        common_name: Callable[[], str | None],
+        go_on: Callable[[], None],
+        log: logging.Logger,
+    ) -> None:
+        self._servers = servers
+        self._clock = clock
+        self._remote_address = remote_address
+        self._common_name = common_name
+        self._go_on = go_on
+        self._log = log
+        self._secret = b""
+        self._asking: asyncio.Task[None] | None = None
+        self._answered = False
+        self._error: NoAnswer | None = None
+        self._expires_ns = 0
+        self.given: Authorizations | None = None
+        """What the auth server said last."""
+
+    @property
+    def authed(self) -> bool:
+        """Whether anything is allowed at all."""
+        return self.given is not None and bool(self.given.rules)
+
+    def authenticate(self, secret: bytes) -> bytes:
+        """AUTH: what the client is answered. Raises ProtocolError, Waits."""
+        if not self._answered:
+            if self.authed:
+                raise ProtocolError("E_INVALID", "AUTH already set")
+            self._secret = secret
+        self._ask()
+        given = self.given
+        if given is None or not given.rules:
+            raise ProtocolError("E_UNAUTHORIZED", "AUTH no authorizations found")
+        return given.answer()
+
+    def check(self, verb: str, topic: str, channel: str) -> None:
+        """Let a command pass. Raises ProtocolError, Waits."""
+        if self.given is None or (not self.given.rules and not self._answered):
+            raise ProtocolError("E_AUTH_FIRST", f"AUTH required before {verb}")
+        if self._clock() > self._expires_ns or self._answered:
+            self._ask()
+        if not self.given.allow(topic, channel):
+            names = f"{quoted(topic.encode())} {quoted(channel.encode())}"
+            raise ProtocolError("E_UNAUTHORIZED", f"AUTH failed for {verb} on {names}")
+
+    def _ask(self) -> None:
+        """Return with an answer that has come for this command. Raises ProtocolError, Waits."""
+        if not self._answered:
+            if self._asking is None:
+                self._asking = asyncio.get_running_loop().create_task(self._query())
+            raise Waits
+        self._answered = False
+        error, self._error = self._error, None
+        if error is not None:
+            self._log.warning("PROTOCOL(V2): [%s] AUTH failed %s", self._remote_address, error)
+            raise ProtocolError("E_AUTH_FAILED", "AUTH failed")
+
+    async def _query(self) -> None:
+        try:
+            host = self._remote_address.rpartition(":")[0].strip("[]")
+            remote_ip = "" if host == "unknown" else host
+            given = await self._servers.ask(remote_ip, self._common_name(), self._secret)
+            self.given = given
+            self._expires_ns = self._clock() + given.ttl_s * SECOND_NS
+        except NoAnswer as error:
+            self._error = error
+        finally:
+            self._asking = None
+        self._answered = True
+        self._go_on()
+
+    def close(self) -> None:
+        """The client has gone: nobody waits any more."""
+        if self._asking is not None:
+            self._asking.cancel()

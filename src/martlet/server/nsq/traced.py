@@ -1,0 +1,100 @@
+"""The traced connection: one that logs each command and each message, as nsqd does at debug level.
+
+::
+
+    PROTOCOL(V2): [127.0.0.1:41966] [FIN 18a34d8b6a269000]
+    PROTOCOL(V2): writing msg(18a34d8b6a269000) to client(127.0.0.1:41966) - body
+    [127.0.0.1:41966] state rdy:    1 inflt:    1
+
+A connection is made traced or not when its client connects, so that the others are spared even
+the question.  A command that is refused for its form is told by its error alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from martlet.log.record import FRAME_HEADER_BYTES
+from martlet.protocol.nsq import v2
+from martlet.server.nsq.connection import Connection
+
+_OF_CONSUMERS = (v2.Ready, v2.Finish, v2.FinishRun, v2.Requeue)
+"""What changes how many messages a consumer wants, or has."""
+_ID = slice(FRAME_HEADER_BYTES - 16, FRAME_HEADER_BYTES)
+
+
+class TracedConnection(Connection):
+    """One client whose every word is logged."""
+
+    may_be_brief = False  # so that each publish is a command
+
+    def _handle(self, command: v2.Command) -> None:
+        for line in told(command):
+            self.server.log.debug("PROTOCOL(V2): [%s] [%s]", self.remote_address, line)
+        super()._handle(command)
+        if isinstance(command, _OF_CONSUMERS):
+            self._tell_state()
+
+    def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
+        """Send messages to the consumer."""
+        for frame in _each(frames):
+            self.server.log.debug(
+                "PROTOCOL(V2): writing msg(%s) to client(%s) - %s",
+                frame[_ID].decode("ascii"),
+                self.remote_address,
+                frame[FRAME_HEADER_BYTES:].decode("utf-8", "backslashreplace"),
+            )
+        super().send_messages(frames)
+        self._tell_state()
+
+    def _tell_state(self) -> None:
+        if self.consumer is not None:
+            self.server.log.debug(
+                "[%s] state rdy: %4d inflt: %4d",
+                self.remote_address,
+                self.consumer.ready_count,
+                self.consumer.in_flight_count,
+            )
+
+
+def _each(frames: Sequence[memoryview | bytes | bytearray]) -> Iterator[bytes]:
+    for part in frames:
+        data = bytes(part)
+        at = 0
+        while at < len(data):
+            end = at + 4 + int.from_bytes(data[at : at + 4])
+            yield data[at:end]
+            at = end
+
+
+def told(command: v2.Command) -> list[str]:
+    """The command lines that a command, or a run of them, came as."""
+    match command:
+        case v2.Identify():
+            lines = ["IDENTIFY"]
+        case v2.Auth():
+            lines = ["AUTH"]
+        case v2.Subscribe():
+            lines = [f"SUB {command.topic} {command.channel}"]
+        case v2.Ready():
+            lines = [f"RDY {command.count}"]
+        case v2.FinishRun():
+            lines = [f"FIN {number:016x}" for number in command.ids.tolist()]
+        case v2.Finish():
+            lines = [f"FIN {_text(command.id)}"]
+        case v2.Requeue():
+            lines = [f"REQ {_text(command.id)} {command.delay_ms}"]
+        case v2.Touch():
+            lines = [f"TOUCH {_text(command.id)}"]
+        case v2.Publish():
+            delay = "" if command.delay_ms is None else f" {command.delay_ms}"
+            lines = [f"{command.verb} {command.topic}{delay}"] * command.commands
+        case v2.Close():
+            lines = ["CLS"]
+        case _:
+            lines = ["NOP"]
+    return lines
+
+
+def _text(id: bytes) -> str:
+    return id.decode("utf-8", "backslashreplace")

@@ -1,0 +1,280 @@
+"""The event log: what clients and operators do, in the words of nsqd's log lines.
+
+People grep for these and count them, so each says what nsqd says where the same thing happens::
+
+    TOPIC(orders): created
+    TOPIC(orders): new channel(mail)
+    TCP: new client(127.0.0.1:41966)
+    CLIENT(127.0.0.1:41966): desired protocol magic '  V2'
+    [127.0.0.1:41966] IDENTIFY: {ClientID:a Hostname:b HeartbeatInterval:30000 ...}
+    [127.0.0.1:41966] - E_INVALID invalid command BAD
+    client(127.0.0.1:41966) - E_INVALID invalid command BAD
+    PROTOCOL(V2): [127.0.0.1:41966] exiting ioloop
+
+A client whose FINs, REQs or TOUCHs come too late by the thousand gets all its errors; of the lines,
+beyond a hundred a second, only their count is told.  Topics and channels that a start finds in the
+log were made before: they have no lines.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from martlet.durations import SECOND_NS
+from martlet.plural import counted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from martlet.broker.broker import Broker
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.dead_letters.move import Transfer
+    from martlet.broker.retention.eviction import Evicted
+    from martlet.broker.topic.topic import Topic
+    from martlet.broker.transactions.state import Transaction
+    from martlet.protocol.nsq.v2 import ProtocolError
+
+_NAMED = 5
+"""So many channels are named in one line, those first that lost most."""
+_IDENTIFY: Mapping[str, tuple[str, object]] = {
+    "ClientID": ("client_id", ""),
+    "Hostname": ("hostname", ""),
+    "HeartbeatInterval": ("heartbeat_interval", 0),
+    "OutputBufferSize": ("output_buffer_size", 0),
+    "OutputBufferTimeout": ("output_buffer_timeout", 0),
+    "FeatureNegotiation": ("feature_negotiation", False),
+    "TLSv1": ("tls_v1", False),
+    "Deflate": ("deflate", False),
+    "DeflateLevel": ("deflate_level", 0),
+    "Snappy": ("snappy", False),
+    "SampleRate": ("sample_rate", 0),
+    "UserAgent": ("user_agent", ""),
+    "MsgTimeout": ("msg_timeout", 0),
+}
+"""The fields in nsqd's order and under the names that it logs: their key, and what they are when
+they were not sent.
+"""
+
+
+MOST_REFUSALS = 100
+"""So many refused answers of one client are logged within a second, the others only counted."""
+
+
+class _Refusals:
+    """How many there were until a time."""
+
+    __slots__ = ("count", "until_ns")
+
+    def __init__(self, until_ns: int) -> None:
+        self.count = 0
+        self.until_ns = until_ns
+
+
+class EventLog:
+    """Writes the lines.
+
+    Args:
+        broker: whose topics and channels come and go.
+        log: where the lines go.
+    """
+
+    def __init__(self, broker: Broker, log: logging.Logger) -> None:
+        self._broker = broker
+        self._log = log
+        self.kept_in: Path | None = None
+        """Where messages are that were given up."""
+        self._refusals: dict[str, _Refusals] = {}
+        """Of the clients that are there, and had a refusal."""
+        self._refusing_since_ns: int | None = None
+        self._refused_before = 0
+
+    # topics and channels
+
+    def topic_changed(self, topic: Topic) -> None:
+        """A topic was made or deleted."""
+        there = self._broker.topics.get(topic.name) is topic
+        self._log.info("TOPIC(%s): %s", topic.name, "created" if there else "deleting")
+
+    def topic_grown(self, topic: Topic) -> None:
+        """A topic has got more queues."""
+        self._log.info("TOPIC(%s): has %s now", topic.name, counted(len(topic.parts), "queue"))
+
+    def channel_changed(self, topic: Topic, channel: Channel) -> None:
+        """A channel was made or deleted, by itself or with its topic."""
+        if topic.channels.get(channel.name) is channel:
+            self._log.info("TOPIC(%s): new channel(%s)", topic.name, channel.name)
+            return
+        if self._broker.topics.get(topic.name) is topic:
+            self._log.info("TOPIC(%s): deleting channel %s", topic.name, channel.name)
+        self._log.info("CHANNEL(%s): deleting", channel.name)
+
+    def set_aside(self, transaction: Transaction, why: str) -> None:
+        """Nobody could tell what is to become of a transaction: a person is asked."""
+        self._log.warning(
+            "TRANSACTION: %s of group %r, with %s, is set aside: %s; topic %s shows them,"
+            " and 'martlet transactions' commits it or rolls it back",
+            transaction.id,
+            transaction.group,
+            counted(transaction.message_count, "message"),
+            why,
+            self._broker.transactions.limits.aside_topic,
+        )
+
+    def abandoned(self, transaction: Transaction, why: str) -> None:
+        """A transaction was rolled back, since whoever had begun it was not heard of."""
+        self._log.info(
+            "TRANSACTION: %s, with %s, is rolled back: %s",
+            transaction.id,
+            counted(transaction.message_count, "message"),
+            why,
+        )
+
+    def evicted(self, evicted: Evicted) -> None:
+        """A segment went to make room, with messages that somebody had yet to finish."""
+        lost = [
+            (len(offsets), loss.name_of(channel))
+            for loss in evicted.losses
+            for channel, offsets in loss.unfinished.items()
+            if len(offsets)
+        ]
+        named = ", ".join(f"{name} {count}" for count, name in sorted(lost, reverse=True)[:_NAMED])
+        self._log.warning(
+            "LOG: the disk is full: the oldest segment, of %d bytes, has gone with %s not"
+            " finished%s: %s%s",
+            evicted.segment_bytes,
+            counted(sum(len(loss.offsets) for loss in evicted.losses), "message"),
+            f", and are kept in {self.kept_in}" if self.kept_in else "",
+            named,
+            f" and {counted(len(lost) - _NAMED, 'more channel')}" if len(lost) > _NAMED else "",
+        )
+
+    def transfer_refused(self, transfer: Transfer, error: Exception) -> None:
+        """A message could not be moved, a dead letter as a rule."""
+        channel = transfer.channel
+        self._log.error(
+            "LOG: message %s of topic %s, channel %s, can not be moved to another topic: %s; %s",
+            channel.queue.message_id(transfer.offset).decode(),
+            channel.topic,
+            channel.name,
+            error,
+            "it stays, and is tried again every 5 s, as those after it"
+            if transfer.insists
+            else "it stays where it is",
+        )
+
+    # the disk
+
+    def write_refused(self, reason: str) -> None:
+        """The log takes no message: told once, until `look_for_room` has told the end of it."""
+        if self._refusing_since_ns is None:
+            log = self._broker.log
+            self._refusing_since_ns = self._broker.clock()
+            self._refused_before = log.refused_count - 1
+            self._log.error(
+                "LOG: messages are refused: %s (the log has %s of %d bytes, a new one"
+                " needs %d bytes, and %s are free on the disk)",
+                reason,
+                counted(len(log.segments), "segment"),
+                sum(segment.capacity for segment in log.segments),
+                log.segment_bytes,
+                self._free_bytes(),
+            )
+
+    def _free_bytes(self) -> str:
+        try:
+            return str(self._broker.log.storage.free_bytes())
+        except OSError as error:
+            return f"nobody knows how many ({error})"
+
+    def look_for_room(self) -> None:
+        """Tell that messages are taken again, if they were refused and there is room now."""
+        log = self._broker.log
+        if self._refusing_since_ns is not None and log.full is None and log.failed is None:
+            refused_s = (self._broker.clock() - self._refusing_since_ns) / SECOND_NS
+            self._refusing_since_ns = None
+            self._log.info(
+                "LOG: messages are taken again: %s had been refused in %.1f s",
+                counted(log.refused_count - self._refused_before, "write"),
+                refused_s,
+            )
+
+    # clients
+
+    def opened(self, address: str) -> None:
+        """A client has connected."""
+        self._log.info("TCP: new client(%s)", address)
+
+    def greeted(self, address: str, magic: bytes, wanted: bytes) -> None:
+        """A client has said which protocol it speaks."""
+        text = magic.decode("utf-8", "backslashreplace")
+        self._log.info("CLIENT(%s): desired protocol magic '%s'", address, text)
+        if magic != wanted:
+            self._log.error("client(%s) bad protocol magic '%s'", address, text)
+
+    def said_nothing(self) -> None:
+        """A client has gone before it said which protocol it speaks."""
+        self._log.error("failed to read protocol version - EOF")
+
+    def identified(self, address: str, fields: Mapping[str, object]) -> None:
+        """A client has told what it is."""
+        if self._log.isEnabledFor(logging.INFO):
+            told = " ".join(
+                f"{name}:{_shown(fields.get(key, default))}"
+                for name, (key, default) in _IDENTIFY.items()
+            )
+            self._log.info("[%s] IDENTIFY: {%s}", address, told)
+
+    def refused(self, address: str, error: ProtocolError) -> None:
+        """A client was answered with an error, and is disconnected by a fatal one."""
+        if not error.fatal and self._are_too_many(address):
+            return
+        self._log.error("[%s] - %s", address, error)
+        if error.fatal:
+            self._log.error("client(%s) - %s", address, error)
+
+    def dropped(self, address: str, topic: str, error: Exception) -> None:
+        """Messages were refused whose client wants no answer."""
+        if not self._are_too_many(address):
+            self._log.error("[%s] - what was sent to %s is dropped: %s", address, topic, error)
+
+    def shortened(self, address: str, delay_ns: int, longest_ns: int) -> None:
+        """A client wants a message back later than may be."""
+        if self._are_too_many(address):
+            return
+        text = "PROTOCOL(V2): [%s] REQ timeout %d out of range 0-%d. Setting to %d"
+        self._log.info(text, address, delay_ns, longest_ns, longest_ns)
+
+    def _are_too_many(self, address: str) -> bool:
+        """Whether so many of a client's answers were told of lately that this one is only counted:
+        a line costs ten times as much as the rest, and would fill the disk that the log is on.
+        """
+        now_ns = self._broker.clock()
+        refusals = self._refusals.get(address)
+        if refusals is None or now_ns >= refusals.until_ns:
+            self._tell_untold(address)
+            self._refusals[address] = refusals = _Refusals(now_ns + SECOND_NS)
+        refusals.count += 1
+        return refusals.count > MOST_REFUSALS
+
+    def _tell_untold(self, address: str) -> None:
+        refusals = self._refusals.pop(address, None)
+        if refusals is not None and refusals.count > MOST_REFUSALS:
+            untold = refusals.count - MOST_REFUSALS
+            self._log.error("[%s] - %d more lines like these, not logged each", address, untold)
+
+    def unreadable(self, address: str, error: Exception) -> None:
+        """A client has sent what is no command at all."""
+        self._log.error("client(%s) - failed to read command - %s", address, error)
+
+    def closed(self, address: str, error: Exception | None) -> None:
+        """A client that spoke the protocol has gone."""
+        self._tell_untold(address)
+        self._log.info("PROTOCOL(V2): [%s] exiting ioloop", address)
+        if error is not None:
+            self.unreadable(address, error)
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

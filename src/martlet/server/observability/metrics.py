@@ -1,0 +1,404 @@
+"""Metrics: what ``GET /metrics`` tells a monitoring system, in Prometheus's words.
+
+Counters begin with the broker's start, as nsqd's counts do.  The topics and channels with lines of
+their own are the oldest ones, up to ``--metrics-max-channels`` of each; the rest are added up under
+the name ``(other)``, so that no number of topics makes more lines than a monitoring system can
+keep.  Between some dozen channels the loop does what else there is, so the numbers of one answer
+may lie some milliseconds apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from operator import add, attrgetter
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from aiohttp import web
+
+from martlet import __version__
+from martlet.broker.channel.finish_ages import BOUNDS_NS
+from martlet.broker.channel.topology import Nearness
+from martlet.broker.topic.partitioned import WholeChannel, WholeTopic
+from martlet.broker.transactions.state import State
+from martlet.durations import SECOND_NS
+from martlet.server.observability import prometheus
+from martlet.server.observability.histogram import Histogram
+from martlet.server.observability.process_metrics import process_metrics
+
+if TYPE_CHECKING:
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.topic.topic import Topic
+    from martlet.broker.transactions.manager import Transactions
+    from martlet.server.http.request import Request
+    from martlet.server.http.server import Routes
+    from martlet.server.server import Server
+
+OTHER = "(other)"
+"""Stands for all topics or channels beyond the limit; no topic can have that name."""
+_AT_ONCE = 50
+"""So many channels are looked at, or written, before others have their turn."""
+_Thing = TypeVar("_Thing")
+_LATENCY = "martlet_channel_publish_to_finish_seconds"
+_LATENCY_BOUNDS = [f"{bound_ns / SECOND_NS:g}" for bound_ns in BOUNDS_NS]
+
+
+class Metric(NamedTuple):
+    """A number that each topic or each channel has."""
+
+    name: str
+    kind: str
+    told: str
+    read: Callable[..., int]
+
+
+TOPIC_METRICS = (
+    Metric(
+        "martlet_topic_published_messages_total",
+        "counter",
+        "Messages published to the topic.",
+        attrgetter("message_count"),
+    ),
+    Metric(
+        "martlet_topic_published_bytes_total",
+        "counter",
+        "Bytes of their bodies.",
+        attrgetter("message_bytes"),
+    ),
+    Metric(
+        "martlet_topic_depth_messages",
+        "gauge",
+        "Messages that wait for a first channel, or for a paused topic to go on.",
+        attrgetter("depth"),
+    ),
+    Metric(
+        "martlet_topic_dropped_messages_total",
+        "counter",
+        "Messages given up before every channel had finished them: to make room, or since an"
+        " ephemeral topic keeps no more.",
+        attrgetter("dropped_count"),
+    ),
+    Metric(
+        "martlet_topic_refused_messages_total",
+        "counter",
+        "Messages published and not taken, the log being full or failed.",
+        attrgetter("refused_count"),
+    ),
+    Metric("martlet_topic_channels", "gauge", "Channels of the topic.", lambda t: len(t.channels)),
+    Metric("martlet_topic_paused", "gauge", "1 for a paused topic.", lambda t: int(t.paused)),
+)
+CHANNEL_METRICS = (
+    Metric(
+        "martlet_channel_received_messages_total",
+        "counter",
+        "Messages that have come to the channel.",
+        attrgetter("message_count"),
+    ),
+    Metric(
+        "martlet_channel_delivered_messages_total",
+        "counter",
+        "Messages sent to consumers, those sent again too.",
+        attrgetter("delivered_count"),
+    ),
+    Metric(
+        "martlet_channel_finished_messages_total",
+        "counter",
+        "Messages that consumers have finished.",
+        attrgetter("finishes.count"),
+    ),
+    Metric(
+        "martlet_channel_requeued_messages_total",
+        "counter",
+        "Messages that consumers gave back with REQ.",
+        attrgetter("requeue_count"),
+    ),
+    Metric(
+        "martlet_channel_timed_out_messages_total",
+        "counter",
+        "Messages taken back because their timeout was over.",
+        attrgetter("timeout_count"),
+    ),
+    Metric(
+        "martlet_channel_dead_letters_total",
+        "counter",
+        "Messages that went to the channel's dead-letter topic.",
+        attrgetter("dead_letter_count"),
+    ),
+    Metric(
+        "martlet_channel_dropped_messages_total",
+        "counter",
+        "Messages given up before they were finished: to make room, or since an ephemeral channel"
+        " keeps no more.",
+        attrgetter("dropped_count"),
+    ),
+    Metric(
+        "martlet_channel_depth_messages",
+        "gauge",
+        "Messages that wait to be delivered, deferred ones aside.",
+        attrgetter("depth"),
+    ),
+    Metric(
+        "martlet_channel_in_flight_messages",
+        "gauge",
+        "Messages that consumers have and did not answer.",
+        attrgetter("in_flight_count"),
+    ),
+    Metric(
+        "martlet_channel_deferred_messages",
+        "gauge",
+        "Messages that wait for a time.",
+        attrgetter("deferred_count"),
+    ),
+    Metric(
+        "martlet_channel_consumers",
+        "gauge",
+        "Clients subscribed to the channel.",
+        lambda c: len(c.consumers),
+    ),
+    Metric("martlet_channel_paused", "gauge", "1 for a paused channel.", lambda c: int(c.paused)),
+)
+NEAR_METRICS = tuple(
+    Metric(
+        f"martlet_channel_delivered_{name}_messages_total",
+        "counter",
+        f"Messages sent to consumers {where}.",
+        lambda c, place=place: c.delivered_near_counts[place],
+    )
+    for place, name, where in (
+        (Nearness.ZONE, "zone_local", "in the broker's zone"),
+        (Nearness.REGION, "region_local", "in another zone of the broker's region"),
+        (Nearness.ELSEWHERE, "elsewhere", "outside of both"),
+    )
+)
+"""Told where near consumers are preferred."""
+
+
+class MetricsApi:
+    """The endpoint over a server's broker."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def routes(self) -> Routes:
+        """The endpoint of each path and method."""
+        return {"/metrics": {"GET": self.metrics}}
+
+    async def metrics(self, request: Request) -> object:
+        """All numbers, as Prometheus's text."""
+        text = "".join([part async for part in self._parts()])
+        return web.Response(body=text.encode(), headers={"Content-Type": prometheus.CONTENT_TYPE})
+
+    async def _parts(self) -> AsyncIterator[str]:
+        most = self._server.options.metrics_max_channels
+        topics = [topic.whole for topic in self._server.broker.topics.values()]
+        topics.sort(key=attrgetter("id"))
+        channels = sorted(
+            (channel for topic in topics for channel in topic.channels.values()),
+            key=attrgetter("id"),
+        )
+        yield _broker(self._server) + _log(self._server) + process_metrics()
+        async for part in _table(TOPIC_METRICS, topics, _topic_labels, most):
+            yield part
+        async for part in _table(CHANNEL_METRICS, channels, _channel_labels, most):
+            yield part
+        if self._server.options.prefers_near:
+            async for part in _table(NEAR_METRICS, channels, _channel_labels, most):
+                yield part
+        async for part in _latencies(channels, most):
+            yield part
+
+
+def _topic_labels(topic: Topic | WholeTopic | None) -> str:
+    return prometheus.label_text({"topic": topic.name if topic else OTHER})
+
+
+def _channel_labels(channel: Channel | WholeChannel | None) -> str:
+    names = (channel.topic, channel.name) if channel else (OTHER, OTHER)
+    return prometheus.label_text(dict(zip(("topic", "channel"), names, strict=True)))
+
+
+async def _table(
+    metrics: Sequence[Metric],
+    things: Sequence[_Thing],
+    labels: Callable[[_Thing | None], str],
+    most: int,
+) -> AsyncIterator[str]:
+    """The metrics of some topics or channels; those behind the first ones are added up."""
+    reads = [metric.read for metric in metrics]
+    rows: list[tuple[str, list[int]]] = []
+    other: list[int] | None = None
+    for number, thing in enumerate(things):
+        row = [read(thing) for read in reads]
+        if number < most:
+            rows.append((labels(thing), row))
+        else:
+            other = row if other is None else list(map(add, other, row))
+        # The sums of many queues take as long as many channels.
+        if number % _AT_ONCE == 0 or isinstance(thing, WholeTopic | WholeChannel):
+            await asyncio.sleep(0)
+    if other is not None:
+        rows.append((labels(None), other))
+    for column, metric in enumerate(metrics):
+        yield prometheus.head(metric.name, metric.kind, metric.told)
+        yield prometheus.values(metric.name, ((label, row[column]) for label, row in rows))
+        await asyncio.sleep(0)
+
+
+async def _latencies(channels: Sequence[Channel | WholeChannel], most: int) -> AsyncIterator[str]:
+    yield prometheus.head(
+        _LATENCY, "histogram", "From when a message was published until it was finished."
+    )
+    other: list[int] | None = None
+    other_ns = 0
+    for number, channel in enumerate(channels):
+        finishes = channel.finishes
+        if number < most:
+            yield _latency(_channel_labels(channel), finishes.counts, finishes.sum_ns)
+        else:
+            other = list(map(add, other, finishes.counts)) if other else finishes.counts
+            other_ns += finishes.sum_ns
+        if number % _AT_ONCE == 0:
+            await asyncio.sleep(0)
+    if other is not None:
+        yield _latency(_channel_labels(None), other, other_ns)
+
+
+def _latency(labels: str, counts: Sequence[int], sum_ns: int) -> str:
+    return prometheus.histogram(_LATENCY, labels, _LATENCY_BOUNDS, counts, sum_ns / SECOND_NS)
+
+
+def _broker(server: Server) -> str:
+    name = "martlet_info"
+    version = prometheus.label_text({"version": __version__})
+    return (
+        prometheus.head(name, "gauge", "Which version runs.")
+        + prometheus.values(name, [(version, 1)])
+        + prometheus.lone(
+            [
+                (
+                    "martlet_healthy",
+                    "gauge",
+                    "1 while messages are taken, 0 when /ping says why not.",
+                    int(server.broker.health == "OK"),
+                ),
+                ("martlet_connections", "gauge", "Clients over TCP.", len(server.connections)),
+                ("martlet_topics", "gauge", "Topics.", len(server.broker.topics)),
+                (
+                    "martlet_delayed_messages",
+                    "gauge",
+                    "Messages that wait on the disk for their time.",
+                    server.broker.delays.pending_count,
+                ),
+                (
+                    "martlet_known_producers",
+                    "gauge",
+                    "Producers whose last sends are known, should they be repeated.",
+                    len(server.broker.producers),
+                ),
+                (
+                    "martlet_repeated_sends_total",
+                    "counter",
+                    "Sends that came again, and were not stored again.",
+                    server.broker.producers.repeated_count,
+                ),
+                *_transactions(server.broker.transactions),
+            ]
+        )
+    )
+
+
+def _transactions(transactions: Transactions) -> list[tuple[str, str, str, int]]:
+    return [
+        (
+            "martlet_transactions_open",
+            "gauge",
+            "Transactions that have not ended.",
+            len(transactions.open),
+        ),
+        (
+            "martlet_transactions_set_aside",
+            "gauge",
+            "Those of them that wait for a person.",
+            sum(t.state is State.SET_ASIDE for t in transactions.open.values()),
+        ),
+        (
+            "martlet_transactions_committed_total",
+            "counter",
+            "Transactions that were committed.",
+            transactions.committed_count,
+        ),
+        (
+            "martlet_transactions_rolled_back_total",
+            "counter",
+            "Transactions that were rolled back.",
+            transactions.rolled_back_count,
+        ),
+        (
+            "martlet_transaction_series",
+            "gauge",
+            "Series of numbered transactions of which the last number is remembered.",
+            len(transactions.series),
+        ),
+    ]
+
+
+def _log(server: Server) -> str:
+    log, disk = server.broker.log, server.disk
+    spare_sizes = server.storage.spare_sizes()
+    segment_bytes = sum(segment.capacity for segment in log.segments)
+    free = os.statvfs(server.data_path)
+    return (
+        prometheus.lone(
+            [
+                ("martlet_log_position_bytes", "gauge", "Where the log ends.", log.position),
+                (
+                    "martlet_log_durable_position_bytes",
+                    "gauge",
+                    "Up to where the log survives a power cut.",
+                    log.durable_position,
+                ),
+                ("martlet_log_segments", "gauge", "Files of the log.", len(log.segments)),
+                (
+                    "martlet_log_spare_segments",
+                    "gauge",
+                    "Files that wait to be used.",
+                    len(spare_sizes),
+                ),
+                (
+                    "martlet_log_disk_bytes",
+                    "gauge",
+                    "What all of them take.",
+                    segment_bytes + sum(spare_sizes),
+                ),
+                (
+                    "martlet_log_disk_free_bytes",
+                    "gauge",
+                    "Room on their disk.",
+                    free.f_bavail * free.f_frsize,
+                ),
+                (
+                    "martlet_log_refused_writes_total",
+                    "counter",
+                    "Writes that the log did not take, being full or failed.",
+                    log.refused_count,
+                ),
+                (
+                    "martlet_log_evicted_segments_total",
+                    "counter",
+                    "Files that went, to make room, though messages in them were not finished.",
+                    server.relief.evicted_count,
+                ),
+            ]
+        )
+        + _durations("flush", "Flushes of the log.", disk.flushes)
+        + _durations("checkpoint", "Checkpoints, waiting included.", disk.checkpoints)
+    )
+
+
+def _durations(what: str, told: str, durations: Histogram) -> str:
+    name = f"martlet_log_{what}_duration_seconds"
+    bounds = [f"{bound_s:g}" for bound_s in durations.bounds_s]
+    return prometheus.head(name, "histogram", told) + prometheus.histogram(
+        name, "", bounds, durations.counts, durations.sum_s
+    )

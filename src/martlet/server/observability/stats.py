@@ -1,0 +1,267 @@
+"""Counts of topics, channels and clients, field for field as nsqd's ``/stats`` tells them.
+
+One difference is of meaning: every message that waits is in the log, so ``backend_depth``, what
+lies on the disk, is the whole depth.  What is not measured (latency, without a flag for it) says
+so, as nsqd's does where it is not used.  Four fields are Martlet's own: ``dropped_count``, the
+messages that were given up to make room, as ``--disk-full-policy`` asks for; ``refused_count``,
+those that were published to a topic and not taken, since there was no room; ``dead_letter_count``,
+those that went to a channel's dead-letter topic; and ``queues``, of a topic that has several.
+
+Thousands of channels take long to be counted, so it is done in slices
+(`martlet.server.time_slice`), and the numbers of one report may lie some milliseconds apart.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from martlet.broker.channel.latency import Latency, Together, quantiles
+from martlet.broker.topic.partitioned import WholeTopic
+from martlet.durations import SECOND_NS
+from martlet.protocol.nsq.v2 import NSQD_VERSION
+from martlet.server.time_slice import Pace
+from martlet.server.tls import suite_name, version_name
+
+if TYPE_CHECKING:
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.channel.consumer import Consumer
+    from martlet.broker.channel.subscriber import Subscriber
+    from martlet.broker.topic.partitioned import WholeChannel
+    from martlet.broker.topic.topic import Topic
+    from martlet.server.nsq.connection import Connection
+    from martlet.server.server import Server
+
+Report = dict[str, Any]
+"""What ``/stats?format=json`` answers, or a part of it."""
+_Thing = TypeVar("_Thing")
+
+
+def head(server: Server) -> Report:
+    """What stands before the topics."""
+    return {
+        "version": NSQD_VERSION,
+        "health": server.broker.health,
+        "start_time": server.broker.started_at_ns // SECOND_NS,
+    }
+
+
+async def topic_reports(
+    server: Server, pace: Pace, topic: str = "", channel: str = "", *, include_clients: bool
+) -> AsyncIterator[Report]:
+    """Each topic, or the one that is named, which must be there; of its channels each, or the one
+    that is named. What is deleted meanwhile is left out.
+    """
+    topics = server.broker.topics
+    levels = server.options.e2e_processing_latency_percentiles
+    for each in [topics[topic]] if topic else _by_name(topics):
+        if topics.get(each.name) is each and (not channel or channel in each.channels):
+            yield await _topic(each.whole, channel, include_clients, topic, levels, pace)
+        await pace.rest()
+
+
+def _by_name(named: Mapping[str, _Thing]) -> list[_Thing]:
+    return [named[name] for name in sorted(named)]
+
+
+async def _topic(
+    topic: Topic | WholeTopic,
+    channel: str,
+    include_clients: bool,
+    published: str,
+    levels: Sequence[float],
+    pace: Pace,
+) -> Report:
+    reports: list[Report] = []
+    latencies = Together()
+    for each in _by_name(topic.channels):
+        if topic.channels.get(each.name) is not each:
+            continue
+        if each.latency is not None:
+            latencies.add(each.latency)
+        if channel in ("", each.name):
+            reports.append(await _channel(each, include_clients, published, levels, pace))
+        await pace.rest()
+    depth = topic.depth
+    return {
+        "topic_name": topic.name,
+        "channels": reports,
+        "depth": depth,
+        "backend_depth": depth,
+        "message_count": topic.message_count,
+        "message_bytes": topic.message_bytes,
+        "dropped_count": topic.dropped_count,
+        "refused_count": topic.refused_count,
+        "paused": topic.paused,
+        "e2e_processing_latency": _latency(latencies if latencies.some else None, levels),
+        **({"queues": await _queues(topic, pace)} if isinstance(topic, WholeTopic) else {}),
+    }
+
+
+async def _queues(topic: WholeTopic, pace: Pace) -> list[Report]:
+    """Martlet's own: the queues of a topic that has several."""
+    reports: list[Report] = []
+    for part in topic.parts.copy():
+        reports.append(
+            {
+                "queue": part.number,
+                "start_offset": part.queue.start_offset,
+                "end_offset": part.queue.end_offset,
+                "depth": part.depth,
+                "channels": {name: channel.depth for name, channel in part.channels.items()},
+            }
+        )
+        await pace.rest()
+    return reports
+
+
+async def _channel(
+    channel: Channel | WholeChannel,
+    include_clients: bool,
+    published: str,
+    levels: Sequence[float],
+    pace: Pace,
+) -> Report:
+    depth = channel.depth
+    clients: list[Report] = []
+    consumers: list[Consumer] | list[Subscriber] = channel.consumers
+    for consumer in consumers.copy() if include_clients else ():
+        clients.append(_client(consumer.client, consumer, published))
+        await pace.rest()
+    return {
+        "channel_name": channel.name,
+        "depth": depth,
+        "backend_depth": depth,
+        "in_flight_count": channel.in_flight_count,
+        "deferred_count": channel.deferred_count,
+        "message_count": channel.message_count,
+        **_near(channel),
+        "requeue_count": channel.requeue_count,
+        "timeout_count": channel.timeout_count,
+        "dropped_count": channel.dropped_count,
+        "dead_letter_count": channel.dead_letter_count,
+        "client_count": len(channel.consumers),
+        "clients": clients if include_clients else None,
+        "paused": channel.paused,
+        "e2e_processing_latency": _latency(channel.latency, levels),
+    }
+
+
+def _near(channel: Channel | WholeChannel) -> Report:
+    """How many messages went how far, where near consumers are preferred; as nsqd, without 0."""
+    counts = channel.delivered_near_counts
+    names = ("zone_local_msg_count", "region_local_msg_count", "global_msg_count")
+    return {name: count for name, count in zip(names, counts, strict=False) if count}
+
+
+def _latency(measured: Latency | Together | None, levels: Sequence[float]) -> Report:
+    """The latency percentiles; null where there is none to measure."""
+    if measured is None:
+        return {"count": 0, "percentiles": None}
+    count, values = quantiles([measured], levels)
+    percentiles = [
+        {"quantile": level, "value": value} for level, value in zip(levels, values, strict=True)
+    ]
+    return {"count": count, "percentiles": percentiles}
+
+
+def _client(connection: object, consumer: Consumer | Subscriber | None, published: str) -> Report:
+    """One client; of what it has published only the named topic, if one is named."""
+    client = cast("Connection", connection)
+    identity = client.identity
+    report: Report = {
+        "client_id": identity.client_id,
+        "hostname": identity.hostname,
+        "version": "V2",
+        "remote_address": client.remote_address,
+        "state": client.state,
+        "ready_count": consumer.ready_count if consumer else 0,
+        "in_flight_count": consumer.in_flight_count if consumer else 0,
+        "message_count": consumer.message_count if consumer else 0,
+        "finish_count": consumer.finish_count if consumer else 0,
+        "requeue_count": consumer.requeue_count if consumer else 0,
+        "connect_ts": client.connected_at_ns // SECOND_NS,
+        "sample_rate": identity.sample_rate,
+        "deflate": client.deflate,
+        "snappy": client.snappy,
+        "user_agent": identity.user_agent,
+    }
+    if identity.topology_zone or identity.topology_region:
+        report["topology_zone"] = identity.topology_zone
+        report["topology_region"] = identity.topology_region
+    if client.guard is not None and client.guard.authed and client.guard.given is not None:
+        given = client.guard.given
+        told = {"auth_identity": given.identity, "auth_identity_url": given.identity_url}
+        report["authed"] = True
+        report |= {name: text for name, text in told.items() if text}
+    counts = [
+        {"topic": name, "count": count}
+        for name, count in client.message_counters.items()
+        if published in ("", name)
+    ]
+    if counts:
+        report["pub_counts"] = counts
+    tls = client.tls
+    return report | {
+        "tls": tls is not None,
+        "tls_cipher_suite": suite_name(tls.context, tls.cipher) if tls else "",
+        "tls_version": version_name(tls.version) if tls else "",
+        "tls_negotiated_protocol": "",
+        "tls_negotiated_protocol_is_mutual": tls is not None,
+    }
+
+
+async def producers(server: Server, topic: str, pace: Pace) -> list[Report]:
+    """The clients that have published."""
+    reports = []
+    for connection in list(server.connections):
+        if connection.message_counters:
+            reports.append(_client(connection, connection.consumer, topic))
+            await pace.rest()
+    return reports
+
+
+class Pauses:
+    """How long the garbage collector stopped the broker, the last times."""
+
+    def __init__(self, most: int = 256) -> None:
+        self._lengths_ns: deque[int] = deque(maxlen=most)
+        self._began_ns = 0
+
+    def watch(self) -> None:
+        """Measure from now on. Does nothing the second time."""
+        if self._measure not in gc.callbacks:
+            gc.callbacks.append(self._measure)
+
+    def _measure(self, phase: str, info: Mapping[str, int]) -> None:
+        if phase == "start":
+            self._began_ns = perf_counter_ns()
+        else:
+            self._lengths_ns.append(perf_counter_ns() - self._began_ns)
+
+    def memory(self) -> Report:
+        """The memory of this process under the names that nsqd has for Go's."""
+        with open("/proc/self/statm", encoding="ascii") as file:
+            resident_pages = int(file.read().split()[1])
+        generations: Iterable[Mapping[str, int]] = gc.get_stats()
+        lengths_ns = sorted(self._lengths_ns) or [0]
+        return {
+            "heap_objects": sys.getallocatedblocks(),
+            "heap_idle_bytes": 0,
+            "heap_in_use_bytes": resident_pages * resource.getpagesize(),
+            "heap_released_bytes": 0,
+            "gc_pause_usec_100": lengths_ns[-1] // 1000,
+            "gc_pause_usec_99": lengths_ns[int(0.99 * (len(lengths_ns) - 1))] // 1000,
+            "gc_pause_usec_95": lengths_ns[int(0.95 * (len(lengths_ns) - 1))] // 1000,
+            "next_gc_bytes": 0,
+            "gc_total_runs": sum(generation["collections"] for generation in generations),
+        }
+
+
+pauses = Pauses()
+"""Of this process; a collection stops all that runs in it."""

@@ -1,0 +1,156 @@
+"""The layout of ``/stats``: the same counts for a program, and for a person as nsqd lays them out.
+
+It is done in slices (`martlet.server.time_slice`), channel by channel and client by client.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from datetime import datetime
+
+from martlet import __version__
+from martlet.durations import SECOND_NS, format_duration
+from martlet.server.observability.stats import Report
+from martlet.server.time_slice import Pace
+
+
+def _dumps(value: object) -> str:
+    """A value as JSON, as tight as nsqd's."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _with_items(report: Report, name: str, items: list[str] | None) -> str:
+    """The report as JSON, with a list in it of what is JSON already; None for null."""
+    # No value that stands before it can have a quotation mark.
+    text = _dumps({**report, name: None})
+    if items is None:
+        return text
+    return text.replace(f'"{name}":null', f'"{name}":[{",".join(items)}]', 1)
+
+
+async def topic_json(topic: Report, pace: Pace) -> str:
+    """A topic with its channels and their clients, for a program."""
+    channels = []
+    for channel in topic["channels"]:
+        channels.append(
+            _with_items(channel, "clients", await _clients_json(channel["clients"], pace))
+        )
+        await pace.rest()
+    return _with_items(topic, "channels", channels)
+
+
+async def _clients_json(clients: Sequence[Report] | None, pace: Pace) -> list[str] | None:
+    if clients is None:
+        return None
+    texts = []
+    for client in clients:
+        texts.append(_dumps(client))
+        await pace.rest()
+    return texts
+
+
+async def whole_json(
+    head: Report,
+    topics: Sequence[str] | None,
+    memory: Report | None,
+    producers: Sequence[Report] | None,
+    pace: Pace,
+) -> str:
+    """The report for a program, of topics that are JSON already."""
+    shown = "null" if topics is None else f"[{','.join(topics)}]"
+    tail = _dumps({} if memory is None else {"memory": memory})[1:-1]
+    clients = await _clients_json(producers or None, pace)
+    told = "null" if clients is None else f"[{','.join(clients)}]"
+    return f'{_dumps(head)[:-1]},"topics":{shown},{tail}{"," if tail else ""}"producers":{told}}}'
+
+
+async def whole_text(
+    head: Report,
+    topics: Sequence[str] | None,
+    memory: Report | None,
+    producers: Sequence[Report] | None,
+    now_ns: int,
+    pace: Pace,
+) -> str:
+    """The report for a person, of topics that are text already."""
+    started_s = head["start_time"]
+    started = datetime.fromtimestamp(started_s).astimezone()
+    zone = started.strftime("%z")
+    lines = [
+        f"nsqd v{head['version']} (martlet v{__version__} on python {platform.python_version()})",
+        f"start_time {started:%Y-%m-%dT%H:%M:%S}"
+        + ("Z" if zone == "+0000" else f"{zone[:3]}:{zone[3:]}"),
+        f"uptime {format_duration(max(0, now_ns - started_s * SECOND_NS))}",
+        "",
+        f"Health: {head['health']}",
+    ]
+    if memory is not None:
+        lines += ["", "Memory:"]
+        lines += [f"   {name:<25}\t{value}" for name, value in memory.items()]
+    lines += ["", "Topics:" if topics else "Topics: None"]
+    if topics:
+        lines += ["\n\n".join(topics)]
+    lines += ["", "Producers:" if producers else "Producers: None"]
+    for client in producers or ():
+        lines.append(f"   {_client_line(client, now_ns)}")
+        await pace.rest()
+    return "\n".join(lines) + "\n"
+
+
+async def topic_text(topic: Report, now_ns: int, pace: Pace) -> str:
+    """A topic with its channels and their clients, for a person."""
+    mark = "*P " if topic["paused"] else "   "
+    lines = [
+        f"{mark}[{topic['topic_name']:<15}] depth: {topic['depth']:<5}"
+        f" be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8}"
+        f" e2e%: {_shown_latency(topic)}"
+    ]
+    for channel in topic["channels"]:
+        mark = "   *P " if channel["paused"] else "      "
+        lines.append(
+            f"{mark}[{channel['channel_name']:<25}] depth: {channel['depth']:<5}"
+            f" be-depth: {channel['backend_depth']:<5} inflt: {channel['in_flight_count']:<4}"
+            f" def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5}"
+            f" timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8}"
+            f" e2e%: {_shown_latency(channel)}"
+        )
+        await pace.rest()
+        for client in channel["clients"] or ():
+            lines.append(f"        {_client_line(client, now_ns)}")
+            await pace.rest()
+    return "\n".join(lines)
+
+
+def _shown_latency(report: Report) -> str:
+    values = [each["value"] for each in report["e2e_processing_latency"]["percentiles"] or ()]
+    return ", ".join(_shown_duration(value) for value in values)
+
+
+def _shown_duration(value_ns: float) -> str:
+    for unit_ns, unit in ((10**9, "s"), (10**6, "ms"), (10**3, "us")):
+        if value_ns > unit_ns:
+            return f"{value_ns / unit_ns:.1f}{unit}"
+    return f"{value_ns:.1f}ns"
+
+
+def _client_line(client: Report, now_ns: int) -> str:
+    connected_ns = max(0, now_ns - client["connect_ts"] * SECOND_NS)
+    connected = format_duration(connected_ns // SECOND_NS * SECOND_NS)
+    _, colon, port = client["remote_address"].rpartition(":")
+    port = port if colon else ""
+    name = f"{client['hostname']}:{port} {client['user_agent']}"
+    if client.get("pub_counts"):
+        topics = ",".join(f"{entry['topic']}={entry['count']}" for entry in client["pub_counts"])
+        total = sum(entry["count"] for entry in client["pub_counts"])
+        return (
+            f"[{client['version']} {name:<21}] msgs: {total:<8} topics: {topics}"
+            f" connected: {connected}"
+        )
+    return (
+        f"[{client['version']} {name:<21}] state: {client['state']}"
+        f" inflt: {client['in_flight_count']:<4} rdy: {client['ready_count']:<4}"
+        f" fin: {client['finish_count']:<8} re-q: {client['requeue_count']:<8}"
+        f" msgs: {client['message_count']:<8} connected: {connected}"
+    )

@@ -1,0 +1,220 @@
+"""Statsd: counts pushed to a statsd server over UDP, as nsqd pushes them.
+
+One line a count, as many whole lines a packet as fit::
+
+    nsq.host_4151.topic.orders.message_count:17|c
+    nsq.host_4151.topic.orders.depth:4|g
+
+What only grows is a counter (``c``) and is sent as the difference from the last time, everything
+else is a gauge (``g``).  The packets of one time are spread over the interval but its last second,
+so that they do not overrun the receiver.
+
+Two differences from nsqd: a topic or channel that was deleted and made again counts from nought
+instead of sending a negative difference, and gauges of Go's memory that Python's has not are left
+out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from martlet.durations import SECOND_NS
+from martlet.names import is_ephemeral
+from martlet.server.observability.stats import Report, pauses, topic_reports
+from martlet.server.time_slice import Pace
+
+if TYPE_CHECKING:
+    from martlet.options import BrokerOptions
+    from martlet.server.server import Server
+
+log = logging.getLogger(__name__)
+
+_OPEN_S = 1.0
+"""How long it may take to find the receiver's address."""
+_TOPIC_COUNTERS = ("message_count", "message_bytes")
+_TOPIC_GAUGES = ("depth", "backend_depth")
+_CHANNEL_GAUGES = ("depth", "backend_depth", "in_flight_count", "deferred_count")
+_CHANNEL_COUNTERS = ("requeue_count", "timeout_count")
+_MEMORY_GAUGES = (
+    "heap_objects",
+    "heap_in_use_bytes",
+    "gc_pause_usec_100",
+    "gc_pause_usec_99",
+    "gc_pause_usec_95",
+)
+
+
+def expand_prefix(template: str, address: str, port: int) -> str:
+    """What each name begins with: the template with the host for each ``%s``, and a dot.
+
+    Args:
+        template: as ``--statsd-prefix`` gives it; nothing for names without a prefix.
+        address, port: where the broker says that its HTTP is.
+    """
+    if not template:
+        return ""
+    host = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+    prefix = template.replace("%s", host.replace(".", "_").replace(":", "_"))
+    return prefix if prefix.endswith(".") else f"{prefix}."
+
+
+def packets(lines: Iterable[str], most_bytes: int) -> Iterator[bytes]:
+    """The lines in packets of so many bytes at most; one that is longer goes by itself."""
+    packet = bytearray()
+    for line in lines:
+        data = line.encode() + b"\n"
+        if packet and len(packet) + len(data) > most_bytes:
+            yield bytes(packet)
+            packet.clear()
+        packet += data
+    if packet:
+        yield bytes(packet)
+
+
+class Statsd:
+    """Makes the lines; it remembers what the counters were the last time.
+
+    Args:
+        options: the prefix with the host in place, and what to leave out.
+
+    Each time is `begin`, and then the lines.
+    """
+
+    def __init__(self, options: BrokerOptions) -> None:
+        self._prefix = options.statsd_prefix
+        self._exclude_ephemeral = options.statsd_exclude_ephemeral
+        self._before: dict[str, int] = {}
+        self._counted: dict[str, int] = {}
+
+    def begin(self) -> None:
+        """A new time begins: counters are told as differences from the one before."""
+        self._before, self._counted = self._counted, {}
+
+    def _counter(self, name: str, count: int) -> str:
+        since = count - self._before.get(name, 0)
+        self._counted[name] = count
+        return f"{self._prefix}{name}:{since if since >= 0 else count}|c"
+
+    def _gauge(self, name: str, value: float) -> str:
+        return f"{self._prefix}{name}:{int(value)}|g"
+
+    def _latencies(self, name: str, report: Report) -> Iterator[str]:
+        for item in report["e2e_processing_latency"]["percentiles"] or ():
+            percent = f"{item['quantile'] * 100:.0f}"
+            yield self._gauge(f"{name}.e2e_processing_latency_{percent}", item["value"])
+
+    def topic_lines(self, topic: Report) -> Iterator[str]:
+        """The lines of a topic and its channels, of a report of
+        `martlet.server.observability.stats`.
+        """
+        if not self._is_told(topic["topic_name"]):
+            return
+        name = f"topic.{topic['topic_name']}"
+        for field in _TOPIC_COUNTERS:
+            yield self._counter(f"{name}.{field}", topic[field])
+        for field in _TOPIC_GAUGES:
+            yield self._gauge(f"{name}.{field}", topic[field])
+        yield from self._latencies(name, topic)
+        for channel in topic["channels"]:
+            if self._is_told(channel["channel_name"]):
+                yield from self._channel_lines(name, channel)
+
+    def _channel_lines(self, topic: str, channel: Report) -> Iterator[str]:
+        name = f"{topic}.channel.{channel['channel_name']}"
+        yield self._counter(f"{name}.message_count", channel["message_count"])
+        for field in _CHANNEL_GAUGES:
+            yield self._gauge(f"{name}.{field}", channel[field])
+        for field in _CHANNEL_COUNTERS:
+            yield self._counter(f"{name}.{field}", channel[field])
+        yield self._gauge(f"{name}.clients", channel["client_count"])
+        yield from self._latencies(name, channel)
+
+    def memory_lines(self, memory: Report) -> Iterator[str]:
+        """The lines of the process."""
+        for field in _MEMORY_GAUGES:
+            yield self._gauge(f"mem.{field}", memory[field])
+        yield self._counter("mem.gc_runs", memory["gc_total_runs"])
+
+    def _is_told(self, name: str) -> bool:
+        return not (self._exclude_ephemeral and is_ephemeral(name))
+
+
+class _Silent(asyncio.DatagramProtocol):
+    """What comes back, such as that nobody listens, is of no interest: UDP promises nothing."""
+
+
+async def push(server: Server) -> None:
+    """Send the counts every so often, until cancelled; then what is left is sent at once."""
+    options = server.options
+    pauses.watch()
+    statsd = Statsd(options)
+    loop = server.loop
+    interval_s = options.statsd_interval_ns / SECOND_NS
+    due_s = loop.time()
+    try:
+        while True:
+            due_s = max(due_s + interval_s, loop.time())
+            await asyncio.sleep(due_s - loop.time())
+            try:
+                transport = await _open(options.statsd_address)
+            except (OSError, ValueError) as error:
+                log.error(
+                    "failed to create UDP socket to statsd(%s) - %s; see --statsd-address",
+                    options.statsd_address,
+                    str(error) or "nobody tells its address",
+                )
+                continue
+            log.info("STATSD: pushing stats to %s", options.statsd_address)
+            with closing(transport):
+                await _send(transport, await _counts(server, statsd), interval_s - 1)
+    finally:
+        log.info("STATSD: closing")
+
+
+async def _counts(server: Server, statsd: Statsd) -> list[bytes]:
+    """The packets of one time, made in slices."""
+    pace = Pace()
+    lines: list[str] = []
+    statsd.begin()
+    async for report in topic_reports(server, pace, include_clients=False):
+        for line in statsd.topic_lines(report):
+            lines.append(line)
+            await pace.rest()
+    if server.options.statsd_mem_stats:
+        lines += statsd.memory_lines(pauses.memory())
+    found: list[bytes] = []
+    for packet in packets(lines, server.options.statsd_udp_packet_size):
+        found.append(packet)
+        await pace.rest()
+    return found
+
+
+async def _open(address: str) -> asyncio.DatagramTransport:
+    """A socket whose packets go to an address. Raises OSError, and ValueError for none."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
+        raise ValueError("it is no <addr>:<port>")
+    opening = asyncio.get_running_loop().create_datagram_endpoint(
+        _Silent, remote_addr=(host.strip("[]") or "localhost", int(port))
+    )
+    transport, _ = await asyncio.wait_for(opening, _OPEN_S)
+    return transport
+
+
+async def _send(
+    transport: asyncio.DatagramTransport, unsent: list[bytes], spread_over_s: float
+) -> None:
+    """Send packets with a pause behind each."""
+    pause_s = max(0.0, spread_over_s) / max(1, len(unsent))
+    unsent.reverse()
+    try:
+        while unsent:
+            transport.sendto(unsent.pop())
+            await asyncio.sleep(pause_s)
+    finally:
+        while unsent:
+            transport.sendto(unsent.pop())

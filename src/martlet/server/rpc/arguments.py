@@ -1,0 +1,161 @@
+"""Arguments: the fields of a call, each of its type and within its limits, or a clear error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from martlet.broker.errors import NotFound
+from martlet.names import is_valid_name
+
+if TYPE_CHECKING:
+    from martlet.broker.broker import Broker
+    from martlet.broker.topic.topic import Topic
+
+_MOST = (1 << 63) - 1
+
+
+class CallError(Exception):
+    """A call is refused.
+
+    Attributes:
+        code: one word in capitals, for programs.
+        fields: what else the answer says.
+    """
+
+    def __init__(self, code: str, text: str, **fields: object) -> None:
+        super().__init__(text)
+        self.code = code
+        self.fields = fields
+
+
+class Arguments:
+    """The fields of one call. What is asked for and missing, or of a wrong type, is an error.
+
+    Args:
+        fields: as they came.
+    """
+
+    def __init__(self, fields: Mapping[str, object]) -> None:
+        self._fields = fields
+
+    def __contains__(self, name: str) -> bool:
+        return self._fields.get(name) is not None
+
+    def only(self, *names: str) -> None:
+        """See that there are no others: a misspelt one would do nothing. Raises CallError."""
+        unknown = sorted(set(self._fields) - set(names))
+        if unknown:
+            raise CallError(
+                "BAD_ARGUMENT",
+                f"unknown argument {unknown[0]!r}; there are {', '.join(sorted(names)) or 'none'}",
+            )
+
+    def without(self, *names: str) -> Arguments:
+        """The others."""
+        return Arguments({name: v for name, v in self._fields.items() if name not in names})
+
+    def _wanted(self, name: str) -> object:
+        value = self._fields.get(name)
+        if value is None:
+            raise CallError("MISSING_ARGUMENT", f"the argument {name!r} is missing")
+        return value
+
+    def text(self, name: str, default: str | None = None, *, most: int = 1024) -> str:
+        """A text. Raises CallError."""
+        if default is not None and name not in self:
+            return default
+        value = self._wanted(name)
+        if not isinstance(value, str) or len(value) > most:
+            raise CallError("BAD_ARGUMENT", f"{name!r} must be a text of at most {most} characters")
+        if value != _characters(value):
+            raise CallError(
+                "BAD_ARGUMENT", f"{name!r} is no text that UTF-8 can tell: {value!a:.80}"
+            )
+        return value
+
+    def remark(self, name: str, *, most: int) -> str:
+        """What is said for people to read; empty for nothing. What is no character in it, as where
+        a program tells the name of a file, becomes a question mark. Raises CallError.
+        """
+        value = self._fields.get(name)
+        if isinstance(value, str):
+            return Arguments({name: _characters(value)}).text(name, most=most)
+        return self.text(name, "")
+
+    def number(
+        self, name: str, default: int | None = None, *, least: int = 0, most: int = _MOST
+    ) -> int:
+        """A whole number within limits. Raises CallError."""
+        if default is not None and name not in self:
+            return default
+        value = self._wanted(name)
+        if type(value) is not int or not least <= value <= most:
+            raise CallError(
+                "BAD_ARGUMENT",
+                f"{name!r} must be a whole number from {least} to {most}, not {_shown(value)}",
+            )
+        return value
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """True or false. Raises CallError."""
+        if name not in self:
+            return default
+        value = self._wanted(name)
+        if not isinstance(value, bool):
+            raise CallError("BAD_ARGUMENT", f"{name!r} must be true or false")
+        return value
+
+    def choice(self, name: str, choices: Sequence[str], default: str | None = None) -> str:
+        """One of some words. Raises CallError."""
+        value = self.text(name, default)
+        if value not in choices:
+            raise CallError(
+                "BAD_ARGUMENT", f"{name!r} must be one of {', '.join(choices)}, not {value[:40]!r}"
+            )
+        return value
+
+    def sequence(self, name: str, *, most: int = 10_000) -> Sequence[object]:
+        """A list. Raises CallError."""
+        value = self._wanted(name)
+        if not isinstance(value, list) or len(value) > most:
+            raise CallError("BAD_ARGUMENT", f"{name!r} must be a list of at most {most}")
+        return value
+
+    def mapping(self, name: str, *, most: int = 10_000) -> Mapping[str, object]:
+        """An object. Raises CallError."""
+        value = self._wanted(name)
+        if not isinstance(value, dict) or len(value) > most:
+            raise CallError("BAD_ARGUMENT", f"{name!r} must be an object of at most {most} fields")
+        strange = [each for each in value if each != _characters(each)]
+        if strange:
+            field = f"{strange[0]!a:.80}"
+            raise CallError("BAD_ARGUMENT", f"{name!r} has {field}, which UTF-8 cannot tell")
+        return value
+
+    def name(self, name: str) -> str:
+        """The name of a topic or a channel. Raises CallError."""
+        value = self.text(name)
+        if not is_valid_name(value):
+            raise CallError("BAD_NAME", f"{name} {value[:80]!r} is not a valid name")
+        return value
+
+    def topic(self, broker: Broker, name: str = "topic") -> Topic:
+        """A topic that is there. Raises CallError."""
+        try:
+            return broker.find_topic(self.name(name))
+        except NotFound as error:
+            raise CallError("NOT_FOUND", str(error)) from None
+
+
+def _shown(value: object) -> str:
+    """The beginning of what stands where a number should."""
+    if isinstance(value, list | dict):
+        # It may be nested deeper than it can be written out.
+        return "a list" if isinstance(value, list) else "an object"
+    return _characters(str(value))[:40]
+
+
+def _characters(text: str) -> str:
+    """A text without what is no character: JSON can tell half a pair of surrogates."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()

@@ -1,0 +1,362 @@
+"""The calls of an operator about dead letters (see `martlet.broker.dead_letters.redrive`).
+
+========================  ==========================================================================
+``dead_letters.list``     how many there are, of which channels and why, and since when
+``dead_letters.show``     dead letters with all that is known of them
+``dead_letters.redrive``  bring them back to the channels that had given them up, or to ``to_topic``
+``dead_letters.purge``    throw them away
+========================  ==========================================================================
+
+Whose is said by ``topic`` and ``channel``, those that gave them up, or by ``dead_letter_topic``.
+Which of them, by ``ids``, ``reason``, ``error`` (a part of it), ``since_ms`` and ``until_ms``; to
+move or to purge all, ``all`` has to be true; which of the ``ids`` were met, ``found`` tells.  With
+``dry_run`` nothing is done but counted.  A call looks at some thousand messages and says in
+``next`` where to go on; whoever goes on names the same ``until_ms``, so that what comes meanwhile
+is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from martlet.broker.channel.peek import State
+from martlet.broker.channel.retry import MILLISECOND_NS
+from martlet.broker.dead_letters.dead_letter import CHANNEL, default_name
+from martlet.broker.dead_letters.redrive import Letter, Selection, letters, purge, redrive, way_back
+from martlet.broker.dead_letters.send import dead_letter_topic
+from martlet.broker.errors import NotFound, WritesRefused
+from martlet.server.durability import written_down
+from martlet.server.rpc.arguments import CallError
+
+if TYPE_CHECKING:
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.topic.topic import Topic
+    from martlet.server.rpc.arguments import Arguments
+    from martlet.server.rpc.registry import Answer, Caller, Methods
+    from martlet.server.server import Server
+
+_MOST_LOOKED_AT = 5000
+"""In one call."""
+_AT_ONCE = 50
+"""So many are read before others have their turn."""
+_MOST_SHOWN = 1000
+_MOST_ANSWER_BYTES = 8 << 20
+_WHOSE = ("topic", "channel", "dead_letter_topic")
+_WHICH = ("ids", "reason", "error", "since_ms", "until_ms")
+_PAGE = ("queue", "offset")
+
+
+class DeadLetterCalls:
+    """What an operator does with dead letters, over a server's broker."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def methods(self) -> Methods:
+        """The method of each name."""
+        return {
+            "dead_letters.list": self.count,
+            "dead_letters.show": self.show,
+            "dead_letters.redrive": self.redrive,
+            "dead_letters.purge": self.purge,
+        }
+
+    # looking
+
+    async def count(self, caller: Caller, arguments: Arguments) -> Answer:
+        """How many dead letters there are; of the first thousands of each topic, whose and why."""
+        arguments.only(*_WHOSE)
+        named = bool(arguments.text("topic", "") or arguments.text("dead_letter_topic", ""))
+        topics = [self._topic(arguments)] if named else self._server.broker.topics.values()
+        seen = [topic for topic in _tended(topics) if named or _may_see(caller, topic)]
+        if named:
+            self._keepers(caller, arguments)
+        return {"dead_letter_topics": [await _counted(topic) for topic in seen]}
+
+    async def show(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Dead letters, the oldest first."""
+        arguments.only(*_WHOSE, *_WHICH, *_PAGE, "limit", "max_body_bytes")
+        most = arguments.number("limit", 100, least=1, most=_MOST_SHOWN)
+        most_bytes = arguments.number("max_body_bytes", 1024, most=_MOST_ANSWER_BYTES)
+        walk = _Walk(self._keepers(caller, arguments), arguments)
+        selection, _ = self._selection(arguments)
+        messages: list[dict[str, Any]] = []
+        told_bytes = 0
+        async for page in walk:
+            for letter in page:
+                if not selection.wants(letter):
+                    continue
+                told_bytes += min(len(letter.body), most_bytes)
+                if len(messages) == most or (messages and told_bytes > _MOST_ANSWER_BYTES):
+                    next = {"queue": letter.keeper.queue.number, "offset": letter.offset}
+                    return {"messages": messages, "next": next}
+                messages.append(_told(letter, most_bytes))
+        return {"messages": messages, "next": walk.next}
+
+    # doing
+
+    async def redrive(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Bring dead letters back."""
+        arguments.only(*_WHOSE, *_WHICH, *_PAGE, "all", "dry_run", "to_topic")
+        to_name = arguments.name("to_topic") if "to_topic" in arguments else ""
+        walk = _Walk(self._keepers(caller, arguments), arguments)
+        if to_name == walk.topic:
+            raise CallError("BAD_ARGUMENT", f"topic {to_name!r} is where they are already")
+        selection, is_dry = self._selection(arguments, to_act=True)
+        moves: list[asyncio.Future[WritesRefused | None]] = []
+        kept: Counter[str] = Counter()
+        found: set[str] = set()
+        async for page in walk:
+            for letter in page:
+                if not selection.wants(letter):
+                    continue
+                found |= selection.ids_of(letter)
+                if letter.state is State.IN_FLIGHT:
+                    kept["a consumer has it"] += 1
+                    continue
+                try:
+                    end = self._move(caller, letter, to_name, is_dry)
+                except (NotFound, CallError) as error:
+                    kept[str(error)] += 1
+                    continue
+                moves.append(end)
+        refused = [str(why) for why in await asyncio.gather(*moves) if why is not None]
+        kept.update(refused)
+        if not is_dry:
+            self._server.broker.write_journal()
+            await written_down(self._server)
+        count = len(moves) - len(refused)
+        return {"count": count, "kept": kept, "found": sorted(found), **walk.told(selection)}
+
+    def _move(
+        self, caller: Caller, letter: Letter, to_name: str, is_dry: bool
+    ) -> asyncio.Future[WritesRefused | None]:
+        broker = self._server.broker
+        end: asyncio.Future[WritesRefused | None] = self._server.loop.create_future()
+        only: Channel | None = None
+        if to_name:
+            caller.may(to_name)
+
+            def to() -> Topic:
+                return broker.topic(to_name).next_part()
+        else:
+            part, only = way_back(broker, letter)
+            caller.may(part.name)
+
+            def to() -> Topic:
+                return part
+
+        if is_dry:
+            end.set_result(None)
+        else:
+            redrive(broker, letter, to, only, partial(_end, end))
+        return end
+
+    async def purge(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Throw dead letters away."""
+        arguments.only(*_WHOSE, *_WHICH, *_PAGE, "all", "dry_run")
+        walk = _Walk(self._keepers(caller, arguments), arguments)
+        selection, is_dry = self._selection(arguments, to_act=True)
+        count = 0
+        kept: Counter[str] = Counter()
+        found: set[str] = set()
+        async for page in walk:
+            for letter in page:
+                if not selection.wants(letter):
+                    continue
+                found |= selection.ids_of(letter)
+                if letter.state is State.IN_FLIGHT:
+                    kept["a consumer has it"] += 1
+                    continue
+                count += 1
+                if not is_dry:
+                    purge(letter)
+        if not is_dry:
+            self._server.broker.write_journal()
+            await written_down(self._server)
+        return {"count": count, "kept": kept, "found": sorted(found), **walk.told(selection)}
+
+    # what is asked for
+
+    def _topic(self, arguments: Arguments) -> Topic:
+        """The dead-letter topic that is meant."""
+        broker = self._server.broker
+        if "dead_letter_topic" in arguments:
+            return arguments.topic(broker, "dead_letter_topic")
+        topic, channel = arguments.name("topic"), arguments.name("channel")
+        try:
+            name = dead_letter_topic(broker.find_topic(topic).find_channel(channel))
+        except NotFound:
+            name = default_name(topic, channel)
+        found = broker.topics.get(name)
+        if found is None or CHANNEL not in found.channels:
+            raise CallError(
+                "NOT_FOUND",
+                f"channel {channel!r} of topic {topic!r} has no dead letters: topic {name!r}, where"
+                " they would be, is not there; dead_letters.list shows all",
+            )
+        return found
+
+    def _keepers(self, caller: Caller, arguments: Arguments) -> list[Channel]:
+        topic = self._topic(arguments)
+        caller.may(topic.name, CHANNEL)
+        try:
+            topic.find_channel(CHANNEL)
+        except NotFound:
+            raise CallError(
+                "NOT_FOUND",
+                f"topic {topic.name!r} is no dead-letter topic: it has no channel {CHANNEL!r}",
+            ) from None
+        return [part.channels[CHANNEL] for part in topic.parts]
+
+    def _selection(self, arguments: Arguments, to_act: bool = False) -> tuple[Selection, bool]:
+        """Which dead letters are meant, and whether nothing is to be done to them."""
+        is_dry = to_act and arguments.flag("dry_run")
+        if to_act and not (arguments.flag("all") or any(name in arguments for name in _WHICH)):
+            raise CallError(
+                "MISSING_ARGUMENT",
+                f"say which: with any of {', '.join(_WHICH)}, or 'all' true for all of them",
+            )
+        ids = arguments.sequence("ids") if "ids" in arguments else ()
+        now_ms = self._server.broker.clock() // MILLISECOND_NS
+        return Selection(
+            frozenset(str(id) for id in ids),
+            arguments.text("reason", ""),
+            arguments.text("error", ""),
+            arguments.number("since_ms", 0),
+            arguments.number("until_ms", now_ms),
+            arguments.text("topic", ""),
+            arguments.text("channel", ""),
+        ), is_dry
+
+
+def _end(end: asyncio.Future[WritesRefused | None], error: WritesRefused | None) -> None:
+    if not end.done():  # Who has asked may have gone.
+        end.set_result(error)
+
+
+class _Walk:
+    """Goes through the dead letters of a topic, from where a call begins, some at a time.
+
+    Attributes:
+        topic: the dead-letter topic.
+        next: where to go on; None at the end.
+    """
+
+    def __init__(self, keepers: list[Channel], arguments: Arguments) -> None:
+        self.topic = keepers[0].topic
+        self._keepers = keepers
+        self._looked_at = 0
+        queue = arguments.number("queue", 0, most=len(keepers) - 1)
+        self.next: dict[str, int] | None
+        self.next = {"queue": queue, "offset": arguments.number("offset", 0)}
+
+    def __aiter__(self) -> _Walk:
+        return self
+
+    async def __anext__(self) -> list[Letter]:
+        """Some more of them; what is done with them before the next is done at once."""
+        if self._looked_at:
+            await asyncio.sleep(0)
+        if self.next is None or self._looked_at >= _MOST_LOOKED_AT:
+            raise StopAsyncIteration
+        queue, offset = self.next["queue"], self.next["offset"]
+        found, following = letters(self._keepers[queue], offset, _AT_ONCE)
+        self._looked_at += _AT_ONCE
+        if following is not None:
+            self.next = {"queue": queue, "offset": following}
+        elif queue + 1 < len(self._keepers):
+            self.next = {"queue": queue + 1, "offset": 0}
+        else:
+            self.next = None
+        return found
+
+    def told(self, selection: Selection) -> dict[str, object]:
+        """How to go on."""
+        return {"next": self.next, "until_ms": selection.until_ms}
+
+
+def _may_see(caller: Caller, topic: Topic) -> bool:
+    try:
+        caller.may(topic.name, CHANNEL)
+    except CallError:
+        return False
+    return True
+
+
+def _tended(topics: Any) -> list[Topic]:
+    """Those of some topics that are dead-letter topics."""
+    return sorted((t for t in topics if CHANNEL in t.channels), key=lambda topic: topic.name)
+
+
+async def _counted(topic: Topic) -> dict[str, Any]:
+    keepers = [part.channels[CHANNEL] for part in topic.parts]
+    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    looked_at = 0
+    for keeper in keepers:
+        offset: int | None = 0
+        while offset is not None and looked_at < _MOST_LOOKED_AT:
+            found, offset = letters(keeper, offset, _AT_ONCE)
+            looked_at += len(found)
+            for letter in found:
+                origin = letter.note("topic"), letter.note("channel")
+                group = groups.setdefault(
+                    origin,
+                    {
+                        "topic": origin[0],
+                        "channel": origin[1],
+                        "count": 0,
+                        "reasons": Counter(),
+                        "oldest_ms": letter.at_ms,
+                        "newest_ms": letter.at_ms,
+                    },
+                )
+                group["count"] += 1
+                group["reasons"][letter.note("reason") or "unknown"] += 1
+                group["oldest_ms"] = min(group["oldest_ms"], letter.at_ms)
+                group["newest_ms"] = max(group["newest_ms"], letter.at_ms)
+            await asyncio.sleep(0)
+    waiting = sum(k.depth + k.deferred_count for k in keepers)
+    return {
+        "dead_letter_topic": topic.name,
+        "count": waiting + sum(keeper.in_flight_count for keeper in keepers),
+        "in_flight_count": sum(keeper.in_flight_count for keeper in keepers),
+        "looked_at": looked_at,
+        "channels": list(groups.values()),
+    }
+
+
+def _told(letter: Letter, most_bytes: int) -> dict[str, Any]:
+    properties = letter.properties
+    body = letter.body[:most_bytes]
+    told: dict[str, Any] = {
+        "id": letter.id,
+        "queue": letter.keeper.queue.number,
+        "offset": letter.offset,
+        "state": letter.state,
+        "at_ms": letter.at_ms,
+        **{
+            name.removeprefix("dead_"): value
+            for name, value in properties.system.items()
+            if name.startswith("dead_") and name not in ("dead_id", "dead_at_ms")
+        },
+        "message_id": letter.note("id"),
+        "tag": properties.tag,
+        "keys": list(properties.keys),
+        "order_key": properties.order_key,
+        "headers": dict(properties.headers),
+        "body_bytes": len(letter.body),
+        "body": None,
+    }
+    # The dead letter's own place, not the one that the message had.
+    told["offset"], told["queue"] = letter.offset, letter.keeper.queue.number
+    told["message_offset"] = letter.note("offset")
+    try:
+        told["body"] = body.decode()
+    except UnicodeDecodeError:
+        told["body_base64"] = b64encode(body).decode()
+    return told

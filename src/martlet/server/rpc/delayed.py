@@ -1,0 +1,109 @@
+"""The calls about delayed messages: which wait, and which are given up."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING
+
+from martlet.broker.delayed.delayed_messages import Place
+from martlet.durations import MILLISECOND_NS
+from martlet.properties.model import Properties
+from martlet.server.durability import written_down
+from martlet.server.rpc.arguments import CallError
+
+if TYPE_CHECKING:
+    from martlet.broker.delayed.bucket import Delayed
+    from martlet.server.rpc.arguments import Arguments
+    from martlet.server.rpc.registry import Answer, Caller, Methods
+    from martlet.server.server import Server
+
+MOST_LISTED = 1000
+MOST_CANCELLED = 10_000
+_ID = re.compile(r"[0-9a-f]{16}")
+_FROM = re.compile(r"(\d{1,19})-(\d{1,10})-(\d{1,19})")
+
+
+class DelayCalls:
+    """What waits for its time, over a server's broker."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def methods(self) -> Methods:
+        """The method of each name."""
+        return {"delay.list": self.list, "delay.cancel": self.cancel}
+
+    async def list(self, caller: Caller, arguments: Arguments) -> Answer:
+        """The delayed messages of a topic, by when they are due.
+
+        `from` is what an answer before gave as `next`, which is empty where there are no more.  A
+        batch that was sent as one is listed whole, so there may be more than `limit`.
+        """
+        arguments.only("topic", "from", "limit")
+        delays = self._server.broker.delays
+        topic = arguments.topic(self._server.broker)
+        caller.may(topic.name)
+        behind = _place(arguments.text("from", ""))
+        most = arguments.number("limit", 100, least=1, most=MOST_LISTED)
+        found: list[tuple[Place, Delayed]] = []
+        for some in delays.look(topic, behind, most):
+            if some is not None:
+                found = some
+            await asyncio.sleep(0)
+        last = found[-1][0] if len(found) >= most else None
+        return {
+            "topic": topic.name,
+            "pending_count": sum(delays.pending_of(part.id) for part in topic.parts),
+            "messages": [_told(each) for _, each in found],
+            "next": "-".join(map(str, last)) if last else "",
+        }
+
+    async def cancel(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Give up delayed messages of a topic by their ids: `id`, or many as `ids`.
+
+        Answers which of them waited, and are cancelled; the others are unknown, delivered, or
+        cancelled already.
+        """
+        arguments.only("topic", "id", "ids")
+        broker = self._server.broker
+        topic = arguments.topic(broker)
+        caller.may(topic.name)
+        if "ids" in arguments:
+            ids = arguments.sequence("ids", most=MOST_CANCELLED)
+        else:
+            ids = [arguments.text("id")]
+        wanted: list[str] = []
+        for id in ids:
+            if not isinstance(id, str) or not _ID.fullmatch(id):
+                told = ascii(str(id)[:80])
+                raise CallError("BAD_ARGUMENT", f"an id has 16 hexadecimal digits: {told}")
+            wanted.append(id)
+        cancelled = broker.delays.cancel(topic, [id.encode() for id in dict.fromkeys(wanted)])
+        if cancelled:
+            await written_down(self._server)
+        return {
+            "cancelled": [id for id in wanted if id.encode() in cancelled],
+            "not_waiting": [id for id in wanted if id.encode() not in cancelled],
+        }
+
+
+def _place(told: str) -> Place | None:
+    if not told:
+        return None
+    match = _FROM.fullmatch(told)
+    if match is None:
+        raise CallError("BAD_ARGUMENT", f"'from' must be what 'next' was, not {told[:80]!r}")
+    return Place(*map(int, match.groups()))
+
+
+def _told(message: Delayed) -> dict[str, object]:
+    properties = Properties.unpack(message.properties)
+    return {
+        "id": message.id,
+        "deliver_at_ms": -(-message.deliver_at_ns // MILLISECOND_NS),
+        "stored_at_ms": message.stored_at_ns // MILLISECOND_NS,
+        "size_bytes": message.size_bytes,
+        "tag": properties.tag,
+        "keys": list(properties.keys),
+    }

@@ -1,0 +1,59 @@
+"""The call of readers that keep their own place, and let it be seen.
+
+======================  ============================================================================
+``group.follow``        a reader of ``topic`` is at ``offsets``, by queue, and ``group`` stands for
+                        it: a group of the kind ``follower``, made where it is missing.  With
+                        ``retain`` the broker keeps what the reader has yet to read.  Who names the
+                        ``topic_id`` is nowhere in another topic of that name: TOPIC_MADE_ANEW.
+                        Answers the lag
+======================  ============================================================================
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from martlet.broker.errors import OutOfReach
+from martlet.broker.groups.external_reader import follow
+from martlet.broker.policy import BadPolicy
+from martlet.server.durability import written_down
+from martlet.server.rpc.arguments import CallError
+from martlet.server.rpc.groups import offsets_by_queue
+
+if TYPE_CHECKING:
+    from martlet.server.rpc.arguments import Arguments
+    from martlet.server.rpc.registry import Answer, Caller, Methods
+    from martlet.server.server import Server
+
+
+class FollowCalls:
+    """The followers of a server's broker."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def methods(self) -> Methods:
+        """The method of each name."""
+        return {"group.follow": self.follow}
+
+    async def follow(self, caller: Caller, arguments: Arguments) -> Answer:
+        """A reader is somewhere."""
+        arguments.only("topic", "topic_id", "group", "offsets", "retain")
+        topic, name = arguments.topic(self._server.broker), arguments.name("group")
+        caller.may(topic.name, name)
+        offsets = offsets_by_queue(arguments)
+        if arguments.number("topic_id", topic.id) != topic.id:
+            raise CallError(
+                "NOT_FOUND", f"TOPIC_MADE_ANEW: topic {topic.name!r} is number {topic.id} now"
+            )
+        known = topic.channels.get(name)
+        policy = known.policy if known is not None else None
+        try:
+            channel = follow(topic, name, offsets, retain=arguments.flag("retain"))
+        except BadPolicy as error:
+            raise CallError("BAD_ARGUMENT", str(error)) from None
+        except OutOfReach as error:
+            raise CallError("OUT_OF_REACH", str(error)) from None
+        if channel.policy != policy:
+            await written_down(self._server)
+        return {"topic": topic.name, "group": name, "lag": channel.whole.depth}

@@ -1,0 +1,249 @@
+"""The calls that read a queue from an offset on.
+
+=================  =================================================================================
+``group.fetch``    by a ``member`` that has the ``queue``: messages from ``offset`` on, at most
+                   ``max_messages`` and ``max_bytes``, but one at least, however large; where there
+                   are none it waits up to ``wait_ms`` for some
+``topic.fetch``    the same by anybody, without a group: nothing is kept for him, so what he reads
+                   is there as long as others need it, or the topic keeps it
+``topic.offset``   the first offset stored at or after ``time_ms``; ``gone`` where there were
+                   earlier ones since that time
+=================  =================================================================================
+
+A fetch answers ``queue``, ``offset`` (as asked), ``next_offset``, ``start_offset``, ``end_offset``,
+``count`` and ``status`` (see `martlet.broker.groups.fetch.Status`), and as its bytes the frames
+that a consumer gets, messages' properties before them.  A member of a group with a retry policy is
+told ``failures`` too: of messages that members were lost by the offset, how many, in how many
+milliseconds it may be handled, and whether it is to be a dead letter.  What no channel was made for
+when it was deferred by DPUB is not there for ``topic.fetch``; what is delayed by its producer comes
+at its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from martlet.broker.channel.rewind import offset_at
+from martlet.broker.errors import NotAMember, NotFound, OutOfReach
+from martlet.broker.groups.fetch import (
+    MOST_FETCH_BYTES,
+    MOST_FETCH_MESSAGES,
+    Fetch,
+    Fetched,
+    Status,
+)
+from martlet.server.rpc.arguments import CallError
+from martlet.server.rpc.long_poll import LongPoll
+
+if TYPE_CHECKING:
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.groups.member import Member
+    from martlet.broker.groups.membership import Membership
+    from martlet.broker.topic.topic import Topic
+    from martlet.server.rpc.arguments import Arguments
+    from martlet.server.rpc.registry import Answer, Caller, Methods
+    from martlet.server.server import Server
+
+LONGEST_WAIT_MS = 300_000
+MOST_WAITING = 10_000
+"""Fetches that wait for messages of one queue."""
+_NAMES = ("topic", "queue", "offset", "max_messages", "max_bytes", "wait_ms")
+
+
+class FetchCalls:
+    """What is read by offset, over a server's broker."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def methods(self) -> Methods:
+        """The method of each name."""
+        return {
+            "group.fetch": self.group_fetch,
+            "topic.fetch": self.topic_fetch,
+            "topic.offset": self.offset,
+        }
+
+    async def group_fetch(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Messages for a member of a group."""
+        arguments.only("group", "member", *_NAMES)
+        topic, members = group_of(self._server, caller, arguments)
+        channel = part_of(topic, arguments).find_channel(arguments.name("group"))
+        member = members.find(arguments.text("member"), caller.connection)
+        return await self._fetch(caller, arguments, channel, member)
+
+    async def topic_fetch(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Messages for whoever keeps his offsets himself."""
+        arguments.only(*_NAMES)
+        topic = arguments.topic(self._server.broker)
+        caller.may(topic.name)
+        return await self._fetch(caller, arguments)
+
+    async def _fetch(
+        self,
+        caller: Caller,
+        arguments: Arguments,
+        channel: Channel | None = None,
+        member: Member | None = None,
+    ) -> Answer:
+        part = part_of(arguments.topic(self._server.broker), arguments)
+        asked = offset = arguments.number("offset")
+        most = arguments.number("max_messages", 32, least=1, most=MOST_FETCH_MESSAGES)
+        most_bytes = arguments.number("max_bytes", 1 << 20, least=1, most=MOST_FETCH_BYTES)
+        wait_ms = arguments.number("wait_ms", 15_000, most=LONGEST_WAIT_MS)
+        if member is not None:
+            wait_ms = min(wait_ms, patience_ms(member))
+        poll = LongPoll(self._server.loop, wait_ms)
+        with ExitStack() as undo:
+            while True:
+                poll.clear()
+                if caller.connection is not None:
+                    await caller.connection.drained()
+                if part.queue.topic not in self._server.broker.by_id or (
+                    channel and channel.closed
+                ):
+                    raise CallError("NOT_FOUND", f"topic {part.name!r}, or the group, was deleted")
+                status, found = self._look(part, channel, member, offset, most, most_bytes)
+                offset = found.next_offset
+                if status is not Status.NO_NEW or poll.is_over:
+                    break
+                if not found.is_end:
+                    await asyncio.sleep(0)  # It has passed over many; others have their turn.
+                    continue
+                if not poll.is_waiting:
+                    _enter(undo, poll, part, channel, member)
+                await poll.wait()
+        told: dict[str, object] = {
+            "queue": part.number,
+            "offset": asked,
+            "next_offset": offset,
+            "start_offset": _start(part, channel),
+            "end_offset": part.limit,
+            "count": found.count,
+            "status": status,
+        }
+        if channel is not None and channel.group is not None and member is not None:
+            if channel.retries:
+                told["failures"] = channel.group.charges_between(asked, offset)
+            channel.group.count(found, member)
+        return told, b"".join(found.parts)
+
+    def _look(
+        self,
+        part: Topic,
+        channel: Channel | None,
+        member: Member | None,
+        offset: int,
+        most: int,
+        most_bytes: int,
+    ) -> tuple[Status, Fetched]:
+        """What there is now. Raises CallError."""
+        if member is not None and member.is_gone:
+            raise NotAMember(f"{member.id!r} is no member of the group any more: join again")
+        if member is not None and part.number not in member.held:
+            return Status.NOT_HELD, Fetched([], 0, offset, True)
+        start, end = _start(part, channel), part.limit
+        if not start <= offset <= end:
+            return Status.OFFSET_MOVED, Fetched([], 0, min(max(start, offset), end), True)
+        if channel is not None and channel.paused:
+            return Status.NO_NEW, Fetched([], 0, offset, True)
+        broker = self._server.broker
+        fetch = Fetch(broker.log, part.queue, offset, 0 if channel is None else channel.id)
+        if channel is None:
+            fetch.on_lost = lambda first, end, why: broker.lost(part.name, "", first, end, why)
+        else:
+            fetch.on_lost = channel.cursor.on_lost
+        try:
+            found = fetch.read_on(
+                part if channel is None else channel.source,
+                most,
+                most_bytes,
+                None if channel is None else channel.wanted,
+            )
+        except OSError as error:
+            raise CallError("TRY_AGAIN", f"it can not be read at the moment: {error}") from None
+        return (Status.FOUND if found.count else Status.NO_NEW), found
+
+    def offset(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Where a queue was at a time."""
+        arguments.only("topic", "queue", "time_ms")
+        part = part_of(arguments.topic(self._server.broker), arguments)
+        caller.may(part.name)
+        offset, gone = offset_since(part, arguments.number("time_ms"))
+        return {
+            "queue": part.number,
+            "offset": offset,
+            "gone": gone,
+            "start_offset": min(part.queue.start_offset, part.limit),
+            "end_offset": part.limit,
+        }
+
+
+def _start(part: Topic, channel: Channel | None) -> int:
+    """From where on a queue may be fetched.
+
+    What a group has not committed is there, though something behind it may have gone that nobody
+    needed.
+    """
+    start = min(part.queue.start_offset, part.limit)
+    return start if channel is None else min(start, channel.cursor.next)
+
+
+def _enter(
+    undo: ExitStack,
+    poll: LongPoll,
+    part: Topic,
+    channel: Channel | None,
+    member: Member | None,
+) -> None:
+    """Have a poll told of whatever may end its wait. Raises CallError."""
+    if len(part.awaiting) >= MOST_WAITING:
+        raise CallError(
+            "LIMIT_REACHED",
+            f"{MOST_WAITING} fetches wait for messages of topic {part.name!r}, queue"
+            f" {part.number}, and that is the limit; try again later",
+        )
+    poll.is_waiting = True
+    part.awaiting[poll] = None
+    undo.callback(part.awaiting.pop, poll, None)
+    if channel is not None and channel.group is not None:
+        waiting = channel.group.waiting
+        waiting[poll] = None
+        undo.callback(waiting.pop, poll, None)
+    if member is not None:
+        member.watchers[poll.ring] = None
+        undo.callback(member.watchers.pop, poll.ring, None)
+
+
+def group_of(server: Server, caller: Caller, arguments: Arguments) -> tuple[Topic, Membership]:
+    """The members of the group that a call names. Raises CallError and NotFound."""
+    topic, name = arguments.topic(server.broker), arguments.name("group")
+    caller.may(topic.name, name)
+    channel = topic.channels.get(name)
+    if channel is None:
+        raise NotFound(f"there is no group {name!r} of topic {topic.name!r}")
+    if channel.group is None:
+        raise CallError(
+            "NOT_A_GROUP", f"{name!r} of topic {topic.name!r} is a channel that consumers share"
+        )
+    return topic, channel.group.members
+
+
+def patience_ms(member: Member) -> int:
+    """How long a call of a member may wait: not until its lease is over."""
+    return member.lease_ns // 2_000_000
+
+
+def part_of(topic: Topic, arguments: Arguments) -> Topic:
+    """The topic at the queue that a call names. Raises NotFound."""
+    return topic.part(arguments.number("queue", 0))
+
+
+def offset_since(part: Topic, time_ms: int) -> tuple[int, bool]:
+    """The first offset stored at or after a time, and whether earlier ones since then have gone."""
+    try:
+        return min(offset_at(part, time_ms * 1_000_000), part.limit), False
+    except OutOfReach:
+        return min(part.queue.start_offset, part.limit), True

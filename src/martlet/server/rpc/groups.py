@@ -1,0 +1,421 @@
+"""The calls of a group: who is in it, which queues each member has, and how far they have come.
+
+======================  ============================================================================
+``group.join``          become a member, of a group that is made where it is missing; what comes by
+                        this connection is the member's, and its end is leaving
+``group.assignment``    the queues that a member has now: at once where that has changed since
+                        ``generation``, else when it does, or after ``wait_ms``
+``group.volunteer``     be ready to lead: to share out the queues of all ``brokers``, of which a
+                        member is at so many; ``name`` is what it is called at all of them.  The
+                        leader is told the ``roster`` with its assignment, which is another number
+                        when members come or go
+``group.plan``          the leader's word which ``members`` are to have which queues, for a
+                        ``roster`` and its ``count`` of queues; ``group.describe`` tells both
+``group.release``       let go of queues, with the last ``offsets`` handled there
+``group.leave``         be a member no longer
+``group.commit``        how far a member has come: ``offsets`` by queue; those of the queues that
+                        are named in ``back`` may be lower than what was committed before
+``group.describe``      members, and for each queue its holder, offsets and lag
+``group.list``          the groups of a ``topic``, or of all
+``group.reset``         set the group's offsets, while nobody is a member, or with ``force``, when
+                        its members have to join again
+======================  ============================================================================
+
+A call by who is no member (any more) is refused with ``NOT_A_MEMBER``: join again.  Offsets for
+queues that a member does not have are not taken; they are told as ``refused``.  Offsets only rise,
+but where a member has gone ``back``: of another one that is lower than what was committed before
+nothing is kept, and the answer says which one counts.
+Reading is in `martlet.server.rpc.fetch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from martlet.allocation import STRATEGIES
+from martlet.broker.errors import Conflict, NotAMember, OutOfReach
+from martlet.broker.groups.member import Member
+from martlet.broker.groups.membership import CUSTOM, MOST_MEMBERS, Place
+from martlet.broker.groups.offset_reset import STARTS, begin_group, reset_group
+from martlet.broker.policy import BadPolicy
+from martlet.plural import counted
+from martlet.server.durability import written_down
+from martlet.server.rpc.arguments import Arguments, CallError
+from martlet.server.rpc.fetch import LONGEST_WAIT_MS, group_of, patience_ms
+from martlet.server.rpc.long_poll import LongPoll
+from martlet.server.rpc.started import failures_of
+
+if TYPE_CHECKING:
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.groups.membership import Membership
+    from martlet.broker.topic.topic import Topic
+    from martlet.server.rpc.registry import Answer, Caller, Methods
+    from martlet.server.server import Server
+
+_MILLISECOND_NS = 1_000_000
+DEFAULT_LEASE_MS = 120_000
+LONGEST_LEASE_MS = 3_600_000
+LONGEST_STRATEGY = 80
+LONGEST_NAME = 300
+
+
+class GroupCalls:
+    """The groups of a server's broker."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def methods(self) -> Methods:
+        """The method of each name."""
+        return {
+            "group.join": self.join,
+            "group.assignment": self.assignment,
+            "group.volunteer": self.volunteer,
+            "group.plan": self.plan,
+            "group.release": self.release,
+            "group.leave": self.leave,
+            "group.commit": self.commit,
+            "group.describe": self.describe,
+            "group.list": self.list_groups,
+            "group.reset": self.reset,
+        }
+
+    # members
+
+    async def join(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Become a member."""
+        arguments.only(
+            "topic", "group", "client_id", "strategy", "room", "queues", "start", "start_time_ms",
+            "start_offset", "lease_ms", "wanted_tags",
+        )  # fmt: skip
+        client_id = arguments.text("client_id", most=255)
+        strategy = arguments.text("strategy", "sticky", most=LONGEST_STRATEGY)
+        if not strategy.startswith(CUSTOM):
+            strategy = arguments.choice("strategy", list(STRATEGIES), "sticky")
+        lease_ms = arguments.number("lease_ms", DEFAULT_LEASE_MS, least=1000, most=LONGEST_LEASE_MS)
+        room = arguments.text("room", "", most=255)
+        queues = _numbers(arguments, "queues")
+        topic, channel = await self._begin(caller, arguments)
+        members = self._members(topic, channel)
+        member = members.join(
+            client_id,
+            lease_ns=lease_ms * _MILLISECOND_NS,
+            strategy=strategy,
+            room=room,
+            queues=queues,
+            address=caller.remote_address,
+            owner=caller.connection,
+        )
+        if caller.connection is not None:
+            leave = caller.connection.when_gone
+            for known in [each for each in leave if isinstance(each, Member) and each.is_gone]:
+                del leave[known]
+            leave[member] = lambda: self._gone(members, member)
+        self._server.log.info(
+            "GROUP %s:%s: %s joins from %s, generation %d",
+            topic.name, channel.name, member.id, member.address, members.generation,
+        )  # fmt: skip
+        return {
+            "member": member.id,
+            **_assigned(channel, members, member),
+            "lease_ms": lease_ms,
+        }
+
+    def _gone(self, members: Membership, member: Member) -> None:
+        """A member's connection has ended; it is lost, but where the broker hangs up to stop."""
+        if self._server.is_stopping:
+            members.leave(member)
+        else:
+            members.lose(member)
+
+    async def _begin(self, caller: Caller, arguments: Arguments) -> tuple[Topic, Channel]:
+        """The group, made where it is missing. Raises CallError."""
+        broker = self._server.broker
+        topic_name, name = arguments.name("topic"), arguments.name("group")
+        caller.may(topic_name, name)
+        start = arguments.choice("start", STARTS, "last")
+        time_ms = arguments.number("start_time_ms") if start == "time" else 0
+        offset = arguments.number("start_offset") if start == "offset" else 0
+        tags: Mapping[str, object] = {}
+        if "wanted_tags" in arguments:
+            tags = {"tags": arguments.sequence("wanted_tags")}
+        topic = broker.topic(topic_name)
+        known = topic.channels.get(name)
+        policy = known.policy if known is not None else None
+        try:
+            channel = begin_group(topic, name, start, time_ms, offset, tags)
+        except BadPolicy as error:
+            raise CallError("CONFLICT" if known else "BAD_ARGUMENT", str(error)) from None
+        if known is not channel or channel.policy != policy:
+            await written_down(self._server)
+            if channel.closed:
+                raise CallError("NOT_FOUND", f"group {name!r} was deleted while it was joined")
+        return topic, channel
+
+    def _members(self, topic: Topic, channel: Channel) -> Membership:
+        assert channel.group is not None
+        members = channel.group.members
+        options = self._server.options
+        name = f"{options.broadcast_address}:{options.broadcast_tcp_port}"
+        members.resize(Place(topic.name, name, options.topology_zone, len(topic.parts)))
+        return members
+
+    async def assignment(self, caller: Caller, arguments: Arguments) -> Answer:
+        """What a member has, when that is not what it was."""
+        arguments.only("topic", "group", "member", "generation", "wait_ms")
+        topic, members, member = self._member(caller, arguments)
+        known = arguments.number("generation")
+        wait_ms = arguments.number("wait_ms", 15_000, most=LONGEST_WAIT_MS)
+        poll = LongPoll(self._server.loop, min(wait_ms, patience_ms(member)))
+        member.watchers[poll.ring] = None
+        try:
+            while member.changed <= known and not member.is_gone and not poll.is_over:
+                poll.clear()
+                await poll.wait()
+        finally:
+            member.watchers.pop(poll.ring, None)
+        if member.is_gone:
+            raise NotAMember(f"{member.id!r} is no member of the group any more: join again")
+        members.renew(member)
+        return _assigned(topic.find_channel(arguments.name("group")), members, member)
+
+    def volunteer(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Be ready to lead, or not any more."""
+        arguments.only("topic", "group", "member", "name", "brokers")
+        _, members, member = self._member(caller, arguments)
+        name = arguments.text("name", most=LONGEST_NAME)
+        members.volunteer(member, name, arguments.number("brokers"))
+        return None
+
+    def plan(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Share the queues out, as the leader."""
+        arguments.only("topic", "group", "member", "roster", "count", "members")
+        topic, members, member = self._member(caller, arguments)
+        told = arguments.mapping("members", most=MOST_MEMBERS)
+        queues = {id: _numbers(Arguments(told), id) for id in told}
+        roster, count = arguments.number("roster"), arguments.number("count")
+        members.plan(member, roster, count, queues)
+        self._server.log.debug(
+            "GROUP %s:%s: %s shares out the queues, generation %d",
+            topic.name, arguments.name("group"), member.id, members.generation,
+        )  # fmt: skip
+        return None
+
+    def release(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Let go of queues."""
+        arguments.only("topic", "group", "member", "generation", "offsets", "back")
+        topic, members, member = self._member(caller, arguments)
+        told = self._commit(topic, members, member, arguments)
+        refused = told.get("refused", {})
+        offsets: Mapping[int, int] = told["offsets"]
+        members.release(member, [queue for queue in offsets if queue not in refused])
+        return told | {"generation": members.generation}
+
+    def leave(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Be a member no longer."""
+        arguments.only("topic", "group", "member")
+        _, members, member = self._member(caller, arguments)
+        members.leave(member)
+        if caller.connection is not None:
+            caller.connection.when_gone.pop(member, None)
+        return None
+
+    def commit(self, caller: Caller, arguments: Arguments) -> Answer:
+        """How far a member has come."""
+        arguments.only("topic", "group", "member", "generation", "offsets", "back")
+        topic, members, member = self._member(caller, arguments)
+        return self._commit(topic, members, member, arguments)
+
+    def _commit(
+        self, topic: Topic, members: Membership, member: Member, arguments: Arguments
+    ) -> dict[str, Any]:
+        generation = arguments.number("generation")
+        name = arguments.name("group")
+        back = set(_numbers(arguments, "back"))
+        offsets: dict[int, int] = {}
+        refused: dict[int, str] = {}
+        for queue, offset in offsets_by_queue(arguments).items():
+            part = topic.part(queue)
+            if not members.holds(member, queue, generation):
+                refused[queue] = "NOT_HELD"
+            elif offset > part.limit:
+                refused[queue] = "OUT_OF_REACH"
+            else:
+                group = part.find_channel(name).group
+                assert group is not None
+                take = group.go_back if queue in back else group.commit
+                offsets[queue] = take(offset, member)
+        return {"offsets": offsets} | ({"refused": refused} if refused else {})
+
+    def _member(self, caller: Caller, arguments: Arguments) -> tuple[Topic, Membership, Member]:
+        topic, members = group_of(self._server, caller, arguments)
+        return topic, members, members.find(arguments.text("member"), caller.connection)
+
+    # operators
+
+    def describe(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Members, and how far they are."""
+        arguments.only("topic", "group")
+        topic, members = group_of(self._server, caller, arguments)
+        return _described(topic, topic.channels[arguments.name("group")], members)
+
+    def list_groups(self, caller: Caller, arguments: Arguments) -> Answer:
+        """The groups that there are."""
+        arguments.only("topic")
+        broker = self._server.broker
+        some = [arguments.topic(broker)] if "topic" in arguments else list(broker.topics.values())
+        return {
+            "groups": [
+                {
+                    "topic": topic.name,
+                    "group": name,
+                    "members": len(channel.group.members),
+                    "queues": len(topic.parts),
+                    "lag": channel.whole.depth,
+                    "paused": channel.paused,
+                    "kind": channel.policy.kind,
+                    "retain": channel.policy.retain == "on",
+                }
+                for topic in sorted(some, key=lambda topic: topic.name)
+                for name, channel in sorted(topic.channels.items())
+                if channel.group is not None
+            ]
+        }
+
+    async def reset(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Set the offsets. Answers those that were and are."""
+        arguments.only("topic", "group", "to", "time_ms", "offset", "queue", "force")
+        topic, members = group_of(self._server, caller, arguments)
+        to = arguments.choice("to", STARTS)
+        time_ms = arguments.number("time_ms") if to == "time" else 0
+        offset = arguments.number("offset") if to == "offset" else 0
+        numbers = range(len(topic.parts))
+        if "queue" in arguments:
+            numbers = range(topic.part(queue := arguments.number("queue")).number, queue + 1)
+        if len(members) and not arguments.flag("force"):
+            raise Conflict(
+                f"the group has {counted(len(members), 'member')}, going on where each is: stop"
+                " all first, or reset it by force, after which each has to join again"
+            )
+        channel = topic.channels[arguments.name("group")]
+        if channel.policy.kind == "follower":
+            raise Conflict(
+                f"{channel.name!r} stands for a reader that keeps its own place, such as a query"
+                " of Spark, which is where it is to be set back"
+            )
+        before = [part.cursor.next for part in channel.parts]
+        try:
+            reset_group(topic, channel, numbers, to, time_ms, offset)
+        except OutOfReach as error:
+            raise CallError("OUT_OF_REACH", str(error)) from None
+        await written_down(self._server)
+        return {
+            "queues": [
+                {
+                    "queue": number,
+                    "before": before[number],
+                    "offset": channel.parts[number].cursor.next,
+                    "lag": channel.parts[number].depth,
+                }
+                for number in numbers
+            ]
+        }
+
+
+def _assigned(channel: Channel, members: Membership, member: Member) -> dict[str, object]:
+    """What a member is told of its queues."""
+    told = []
+    for queue in sorted(member.held):
+        part = channel.parts[queue]
+        told.append(
+            {
+                "queue": queue,
+                "offset": part.cursor.next,
+                "start_offset": min(part.queue.start_offset, part.cursor.next),
+                "end_offset": part.source.limit,
+                "since": member.held[queue].since,
+            }
+        )
+    leads = {"roster": members.roster} if member is members.leader else {}
+    return {"generation": members.generation, "queues": told, "revoked": member.revoked} | leads
+
+
+def _described(topic: Topic, channel: Channel, members: Membership) -> dict[str, object]:
+    queues = []
+    for part in channel.parts:
+        number = part.queue.number
+        holding = members.holders.get(number)
+        target = members.targets.get(number)
+        queues.append(
+            {
+                "queue": number,
+                "member": holding.member.id if holding is not None else None,
+                "since": holding.since if holding is not None else None,
+                "revoked": holding is not None and holding.until_ns is not None,
+                "target": target.id if target is not None else None,
+                "offset": part.cursor.next,
+                "start_offset": min(part.queue.start_offset, part.cursor.next),
+                "end_offset": part.source.limit,
+                "lag": part.depth,
+                "deferred": part.deferred_count,
+                "failures": dict(failures_of(part)),
+            }
+        )
+    return {
+        "topic": topic.name,
+        "group": channel.name,
+        "generation": members.generation,
+        "roster": members.roster,
+        "place": {"broker": members.place.broker, "room": members.place.room},
+        "strategy": members.strategy,
+        "leader": members.leader.id if members.leader is not None else None,
+        "paused": channel.paused,
+        "kind": channel.policy.kind,
+        "retain": channel.policy.retain == "on",
+        "tags": list(channel.policy.tags),
+        "lag": channel.whole.depth,
+        "members": [
+            {
+                "member": member.id,
+                "client_id": member.client_id,
+                "address": member.address,
+                "room": member.room,
+                "name": member.name,
+                "brokers": member.brokers,
+                "since_ms": member.since_ns // _MILLISECOND_NS,
+                "lease_ms": member.lease_ns // _MILLISECOND_NS,
+                "lease_until_ms": member.lease_until_ns // _MILLISECOND_NS,
+                "queues": sorted(member.held),
+                "revoked": member.revoked,
+            }
+            for member in members.members.values()
+        ],
+        "queues": queues,
+    }
+
+
+def _numbers(arguments: Arguments, name: str) -> list[int]:
+    if name not in arguments:
+        return []
+    numbers = arguments.sequence(name, most=1024)
+    return [_whole(name, number) for number in numbers]
+
+
+def offsets_by_queue(arguments: Arguments) -> dict[int, int]:
+    """Offsets by queue; the keys of a JSON object are texts."""
+    told: Iterable[tuple[str, object]] = arguments.mapping("offsets", most=1024).items()
+    offsets: dict[int, int] = {}
+    for queue, offset in told:
+        if not queue.isascii() or not queue.isdigit():
+            raise CallError("BAD_ARGUMENT", f"'offsets': {queue[:40]!r} is no number of a queue")
+        offsets[int(queue)] = _whole("offsets", offset)
+    return offsets
+
+
+def _whole(name: str, number: object) -> int:
+    if type(number) is not int or not 0 <= number < 1 << 63:
+        raise CallError(
+            "BAD_ARGUMENT", f"{name!r}: {str(number)[:40]} is no whole number from 0 on"
+        )
+    return number

@@ -1,0 +1,136 @@
+"""The calls of a consumer about messages that it has in flight, beyond what NSQ's FIN and REQ say.
+
+======================  ============================================================================
+``message.later``       the message comes again: after ``delay_ms``, or after one of RocketMQ's
+                        levels (``level``, 1 to 18), or, with neither, when the channel's policy has
+                        it, and where it has none after ``otherwise_ms``; ``error`` says what went
+                        wrong
+``message.dead``        the message goes to the channel's dead-letter topic; ``reason`` is
+                        ``rejected`` or ``given_up``, ``error`` says what went wrong
+``message.give_back``   the messages ``ids`` go to others at once, and have not failed; where they
+                        were not ``started``, this delivery is no attempt either
+======================  ============================================================================
+
+``message.dead`` is answered when the broker has taken it on: from then on the message is on its way
+to the dead-letter topic, and is the channel's until it is there.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from martlet.broker.channel.retry import DELAY_LEVELS_MS, MILLISECOND_NS, level_ms
+from martlet.broker.dead_letters.dead_letter import LONGEST_ERROR, Reason
+from martlet.broker.errors import NotInFlight
+from martlet.server.rpc.arguments import CallError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.topic.partitioned import WholeChannel
+    from martlet.server.rpc.arguments import Arguments
+    from martlet.server.rpc.registry import Answer, Caller, Methods
+    from martlet.server.server import Server
+
+_MOST_IDS = 10_000
+_REASONS = (Reason.REJECTED, Reason.GIVEN_UP)
+_MOST_ERROR = 100 * LONGEST_ERROR
+"""No client has to count: what is longer than what is kept is cut."""
+
+
+class MessageCalls:
+    """What consumers say of their messages, over a server's broker."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def methods(self) -> Methods:
+        """The method of each name."""
+        return {
+            "message.later": self.later,
+            "message.dead": self.dead,
+            "message.give_back": self.give_back,
+        }
+
+    def later(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Have a message delivered again."""
+        arguments.only("id", "delay_ms", "otherwise_ms", "level", "error")
+        channel, consumer = _subscription(caller)
+        error = arguments.remark("error", most=_MOST_ERROR)
+        if "level" in arguments:
+            if "delay_ms" in arguments:
+                raise CallError("BAD_ARGUMENT", "give 'delay_ms' or 'level', not both")
+            level = arguments.number("level", least=-1)
+            if level < 0:
+                # As in RocketMQ.
+                _reject(channel, consumer, arguments, Reason.REJECTED, error)
+                return None
+            delay_ms = level_ms(level) if level else 0
+        else:
+            delay_ms = self._delay_ms(arguments, "delay_ms")
+            if not delay_ms and not channel.retries:
+                delay_ms = self._delay_ms(arguments, "otherwise_ms")
+        delay_ns = delay_ms * MILLISECOND_NS
+        with _told(arguments):
+            offset = _offset(channel, arguments.text("id"))
+            channel.requeue(consumer, offset, delay_ns, error)
+        return None
+
+    def _delay_ms(self, arguments: Arguments, name: str) -> int:
+        longest_ms = self._server.options.max_req_timeout_ns // MILLISECOND_NS
+        return min(arguments.number(name, 0), max(longest_ms, DELAY_LEVELS_MS[-1]))
+
+    def dead(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Have a message go to the dead-letter topic."""
+        arguments.only("id", "reason", "error")
+        channel, consumer = _subscription(caller)
+        error = arguments.remark("error", most=_MOST_ERROR)
+        reason = Reason(arguments.choice("reason", _REASONS, Reason.REJECTED))
+        _reject(channel, consumer, arguments, reason, error)
+        return None
+
+    def give_back(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Have messages delivered to others. Answers how many were in flight."""
+        arguments.only("ids", "started")
+        channel, consumer = _subscription(caller)
+        offsets = [_offset(channel, id) for id in arguments.sequence("ids", most=_MOST_IDS)]
+        is_started = arguments.flag("started")
+        return {"count": channel.give_back(consumer, offsets, is_started=is_started)}
+
+
+def _subscription(caller: Caller) -> tuple[Channel | WholeChannel, Any]:
+    connection = caller.connection
+    if connection is None or connection.channel is None:
+        raise CallError("NOT_SUBSCRIBED", "only a consumer has messages in flight: SUB first")
+    return connection.subscription()
+
+
+def _reject(
+    channel: Channel | WholeChannel,
+    consumer: Any,
+    arguments: Arguments,
+    reason: Reason,
+    error: str,
+) -> None:
+    with _told(arguments):
+        offset = _offset(channel, arguments.text("id"))
+        channel.reject(consumer, offset, reason, error)
+
+
+@contextmanager
+def _told(arguments: Arguments) -> Iterator[None]:
+    try:
+        yield
+    except NotInFlight as error:
+        raise CallError("NOT_IN_FLIGHT", f"{arguments.text('id')}: {error}") from None
+
+
+def _offset(channel: Channel | WholeChannel, id: object) -> int:
+    try:
+        if isinstance(id, str) and len(id) == 16:
+            return channel.queue.offset_of(id.encode())
+    except ValueError:
+        pass
+    raise CallError("BAD_ARGUMENT", f"{str(id)[:40]!r} is no message id: 16 hexadecimal digits")

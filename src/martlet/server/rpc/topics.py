@@ -1,0 +1,126 @@
+"""The calls about topics and channels themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from martlet.broker.channel.requested_policy import wished
+from martlet.broker.groups.group_queue import check_kind
+from martlet.broker.policy import BadPolicy, PolicyT
+from martlet.broker.topic.queue_log import ID_MASK, MOST_QUEUES
+from martlet.server.durability import written_down
+from martlet.server.rpc.arguments import Arguments, CallError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from martlet.server.rpc.registry import Answer, Caller, Methods
+    from martlet.server.server import Server
+
+
+class TopicCalls:
+    """What a topic is, over a server's broker."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def methods(self) -> Methods:
+        """The method of each name."""
+        return {
+            "topic.create": self.create,
+            "topic.describe": self.describe,
+            "topic.configure": self.configure_topic,
+            "channel.configure": self.configure_channel,
+            "channel.want": self.want_channel,
+        }
+
+    async def create(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Make a topic, or give it more queues; it never gets fewer. Answers as `describe`."""
+        arguments.only("topic", "queues")
+        name = arguments.name("topic")
+        caller.may(name)
+        broker = self._server.broker
+        if "queues" in arguments:
+            broker.set_queues(name, arguments.number("queues", least=1, most=MOST_QUEUES))
+        else:
+            broker.topic(name)
+        await written_down(self._server)
+        return self.describe(caller, Arguments({"topic": name}))
+
+    def describe(self, caller: Caller, arguments: Arguments) -> Mapping[str, object]:
+        """A topic's queues and channels; an id is an offset on its queue's ``id_base``."""
+        arguments.only("topic")
+        topic = arguments.topic(self._server.broker)
+        return {
+            "topic": topic.name,
+            "queues": [
+                {
+                    "queue": part.number,
+                    "id_base": f"{part.queue.id_base & ID_MASK:016x}",
+                    "start_offset": part.queue.start_offset,
+                    "end_offset": part.queue.end_offset,
+                }
+                for part in topic.parts
+            ],
+            "channels": sorted(topic.channels),
+            "policy": topic.policy.told(),
+        }
+
+    async def configure_topic(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Set some fields of a topic's policy; null for the default. Answers the whole policy."""
+        arguments.only("topic", "policy")
+        topic = arguments.topic(self._server.broker)
+        caller.may(topic.name)
+        topic.configure(_changed(topic.policy, arguments))
+        await written_down(self._server)
+        return {"policy": topic.policy.told()}
+
+    async def configure_channel(self, caller: Caller, arguments: Arguments) -> Answer:
+        """The same for a channel."""
+        arguments.only("topic", "channel", "policy")
+        topic, name = arguments.topic(self._server.broker), arguments.name("channel")
+        caller.may(topic.name, name)
+        channel = topic.find_channel(name)
+        try:
+            policy = channel.policy.configured(arguments.mapping("policy"))
+            topic.configure_channel(name, policy)
+        except BadPolicy as error:
+            raise CallError("BAD_ARGUMENT", str(error)) from None
+        await written_down(self._server)
+        return {"policy": channel.policy.told()}
+
+    async def want_channel(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Have a channel, made where it is missing, be as a consumer wants it.
+
+        Answers also which fields were set in another way before, by consumers that have left.
+        """
+        arguments.only("topic", "channel", "policy")
+        broker = self._server.broker
+        topic_name, name = arguments.name("topic"), arguments.name("channel")
+        caller.may(topic_name, name)
+        topic = broker.topic(topic_name)
+        channel = topic.channel(name)
+        wish, before = arguments.mapping("policy"), channel.policy
+        try:
+            check_kind(channel, _changed(before, arguments))
+            wanted = wished(channel, wish)
+        except BadPolicy as error:
+            raise CallError("CONFLICT", str(error)) from None
+        replaced = {}
+        if wanted != before:
+            topic.configure_channel(name, wanted)
+            replaced = {field: told for field, told in before.told().items() if field in wish}
+            if replaced:
+                self._server.log.warning(
+                    "CHANNEL(%s): a consumer of topic %s wants it to be %s, which was %s before",
+                    *(name, topic_name, dict(wish), replaced),
+                )
+            await written_down(self._server)
+        return {"policy": wanted.told(), "replaced": replaced}
+
+
+def _changed(policy: PolicyT, arguments: Arguments) -> PolicyT:
+    try:
+        return policy.changed(arguments.mapping("policy"))
+    except BadPolicy as error:
+        raise CallError("BAD_ARGUMENT", str(error)) from None

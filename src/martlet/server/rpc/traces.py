@@ -1,0 +1,85 @@
+"""The call that tells where a message has been.
+
+``trace.find`` takes an ``id``, or a ``key`` with ``since_ns`` and ``most``, and perhaps a
+``topic``.  The log is read in a thread beside the broker, one search at a time, for ``limit_ms`` at
+most; the answer says whether that was enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from martlet.broker.errors import WritesRefused
+from martlet.server.rpc.arguments import CallError
+
+if TYPE_CHECKING:
+    from martlet.broker.tracing.model import Found
+    from martlet.server.rpc.arguments import Arguments
+    from martlet.server.rpc.registry import Answer, Caller, Methods
+    from martlet.server.server import Server
+
+USUAL_LIMIT_MS = 10_000
+LONGEST_LIMIT_MS = 600_000
+MOST = 1000
+
+
+class TraceCalls:
+    """Traces, over a server's broker."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._searching = asyncio.Lock()
+
+    def methods(self) -> Methods:
+        """The method of each name."""
+        return {"trace.find": self.find}
+
+    async def find(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Find messages by their id or a key, with what has become of them."""
+        arguments.only("id", "key", "topic", "since_ns", "most", "limit_ms")
+        if ("id" in arguments) == ("key" in arguments):
+            raise CallError("BAD_ARGUMENT", "give either 'id' or 'key'")
+        topic = arguments.topic(self._server.broker).name if "topic" in arguments else ""
+        if topic:
+            caller.may(topic)
+        limit_ms = arguments.number("limit_ms", USUAL_LIMIT_MS, least=1, most=LONGEST_LIMIT_MS)
+        since_ns = arguments.number("since_ns", 0)
+        most = arguments.number("most", 20, least=1, most=MOST)
+        id, key = arguments.text("id", ""), arguments.text("key", "")
+        if not id and not key:
+            raise CallError("BAD_ARGUMENT", "'id', or 'key', is empty: say what to look for")
+        if not id and not key:
+            raise CallError("BAD_ARGUMENT", "'id', or 'key', is empty: say what to look for")
+        async with self._searching:
+            with suppress(WritesRefused):
+                self._server.broker.write_journal()
+            ends_s = time.monotonic() + limit_ms / 1000
+            found = await asyncio.get_running_loop().run_in_executor(
+                None, self._search, id, key, topic, since_ns, most, ends_s
+            )
+        return self._allowed(caller, found)
+
+    def _search(
+        self, id: str, key: str, topic: str, since_ns: int, most: int, ends_s: float
+    ) -> Found:
+        """In a thread. Raises CallError."""
+        from martlet.broker.tracing.search import NotFound, Search
+        from martlet.log.folder import Folder
+
+        try:
+            folder = Folder(self._server.data_path)
+            search = Search(folder, lambda: time.monotonic() >= ends_s, topic)
+            return search.by_id(id) if id else search.by_key(key, since_ns, most)
+        except NotFound as error:
+            raise CallError("NOT_FOUND", str(error)) from None
+
+    @staticmethod
+    def _allowed(caller: Caller, found: Found) -> dict[str, Any]:
+        from martlet.broker.tracing.model import fields_of
+
+        for name in {trace.topic for trace in found.traces}:
+            caller.may(name)
+        return fields_of(found)

@@ -1,0 +1,361 @@
+"""The calls about transactions (see `martlet.broker.transactions.state`).
+
+========================  ==========================================================================
+``transaction.begin``     ``id``, ``group``, ``check_after_ms``, ``series``, ``series_number``,
+                          ``disposable``: begin, or hear of one that is known
+``transaction.prepare``   ``id``, ``branches``: it is complete, and on the disk once it is said
+``transaction.commit``    ``id``, ``branches``, ``series``, ``series_number``: everybody sees its
+                          messages
+``transaction.rollback``  ``id``: nobody ever does
+``transaction.checks``    ``group``, ``wait_ms``: wait for transactions whose producers are asked
+``transaction.series``    ``series``: how far it has come
+``transaction.list``      those that have not ended, the oldest first
+``transaction.show``      one of them with its messages, or how it has ended
+========================  ==========================================================================
+
+``branches`` has the names of those whose messages belong to it, and how many each has added; what
+others have added is left out.  Each may be repeated: it is answered as the first time.
+
+Of a ``series`` each ``series_number`` is committed once (see
+`martlet.broker.transactions.commit_sequence`): a commit that is answered ``"repeated": true`` has
+published nothing, since that number was committed before. A transaction that is ``disposable`` is
+rolled back when it was not heard of, where others are set aside.
+
+A producer of a group has a ``transaction.checks`` wait all the time.  That it waits is what makes
+it one of those that can be asked, and when its connection goes it is none any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from martlet.broker.transactions.commit_sequence import LONGEST_NAME, MOST_NUMBER, InSeries
+from martlet.broker.transactions.half_topic import frames_of
+from martlet.broker.transactions.state import (
+    BadTransaction,
+    State,
+    Transaction,
+    TransactionLimits,
+    TransactionRefused,
+    UnknownTransaction,
+)
+from martlet.durations import MILLISECOND_NS
+from martlet.log.record import FRAME_HEADER_BYTES, BadRecord
+from martlet.properties.model import Properties
+from martlet.server.durability import on_disk, written_down
+from martlet.server.rpc.arguments import Arguments, CallError
+
+if TYPE_CHECKING:
+    from martlet.broker.transactions.manager import Transactions
+    from martlet.options import BrokerOptions
+    from martlet.server.rpc.registry import Answer, Caller, Methods
+    from martlet.server.server import Server
+
+_LONGEST_ID = 255
+_MOST_BRANCHES = 10_000
+_MOST_CHECKS = 100
+_LONGEST_WAIT_MS = 60_000
+_LONGEST_CHECK_AFTER_MS = 400 * 24 * 3600 * 1000
+_MOST_LISTED = 1000
+_MOST_SHOWN = 1000
+_MOST_ANSWER_BYTES = 8 << 20
+
+
+def refused(error: Exception) -> Exception:
+    """What a client is told where it was not done."""
+    if isinstance(error, TransactionRefused):
+        code = "INCOMPLETE" if error.is_incomplete else "CONFLICT"
+        return CallError(code, str(error), state=error.state)
+    if isinstance(error, UnknownTransaction):
+        return CallError("NOT_FOUND", str(error))
+    if isinstance(error, BadTransaction):
+        return CallError("BAD_TRANSACTION", str(error))
+    return error
+
+
+def transaction_limits(options: BrokerOptions) -> TransactionLimits:
+    """What the operator has set."""
+    return TransactionLimits(
+        check_after_ns=options.transaction_check_after_ns,
+        check_every_ns=options.transaction_check_interval_ns,
+        most_checks=options.transaction_checks,
+        aside_topic=options.transaction_aside_topic,
+        most_open=options.max_transactions,
+        most_bytes=options.max_transaction_bytes,
+        most_batches=options.max_transaction_sends,
+        most_outcomes=options.transaction_outcomes,
+        most_series=options.transaction_series,
+        remembered_ns=options.transaction_memory_ns,
+    )
+
+
+def begin(transactions: Transactions, id: str, arguments: Arguments) -> State:
+    """Begin a transaction as a client asks."""
+    arguments.only("group", "check_after_ms", "series", "series_number", "disposable")
+    check_after_ns = None
+    if "check_after_ms" in arguments:
+        after_ms = arguments.number("check_after_ms", least=1, most=_LONGEST_CHECK_AFTER_MS)
+        check_after_ns = after_ms * MILLISECOND_NS
+    group, disposable = arguments.text("group", "", most=255), arguments.flag("disposable")
+    return transactions.begin(id, group, check_after_ns, place_of(arguments), disposable)
+
+
+def place_of(arguments: Arguments) -> InSeries | None:
+    """The place in a series, where there is one. Raises CallError."""
+    if "series" not in arguments and "series_number" not in arguments:
+        return None
+    name = arguments.text("series", most=LONGEST_NAME)
+    return InSeries(name, arguments.number("series_number", most=MOST_NUMBER))
+
+
+class TransactionCalls:
+    """Transactions over a server's broker."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._transactions = server.broker.transactions
+        self._transactions.check_back.on_due = self._wake
+        self._transactions.on_set_aside = server.events.set_aside
+        self._transactions.on_abandoned = server.events.abandoned
+        self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
+        """By group: those that can be asked, who has waited longest first."""
+
+    def methods(self) -> Methods:
+        """The method of each name."""
+        return {
+            "transaction.begin": self._telling(self.begin),
+            "transaction.prepare": self._telling(self.prepare),
+            "transaction.commit": self._telling(self.commit),
+            "transaction.rollback": self._telling(self.rollback),
+            "transaction.checks": self.checks,
+            "transaction.series": self.series,
+            "transaction.list": self.list,
+            "transaction.show": self._telling(self.show),
+        }
+
+    @staticmethod
+    def _telling(
+        method: Callable[[Caller, Arguments], Any],
+    ) -> Callable[[Caller, Arguments], Any]:
+        async def call(caller: Caller, arguments: Arguments) -> Any:
+            try:
+                return await method(caller, arguments)
+            except (TransactionRefused, UnknownTransaction, BadTransaction) as error:
+                raise refused(error) from error
+
+        return call
+
+    def _id(self, caller: Caller, arguments: Arguments) -> str:
+        """Which transaction; the caller must be one who may publish what is in it."""
+        id = arguments.text("id", most=_LONGEST_ID)
+        transaction = self._transactions.open.get(id)
+        if transaction is not None:
+            for topic in transaction.topics if caller.connection is not None else ():
+                caller.may(topic)
+        return id
+
+    # what producers do
+
+    async def begin(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Begin."""
+        id = arguments.text("id", most=_LONGEST_ID)
+        state = begin(self._transactions, id, arguments.without("id"))
+        await written_down(self._server)
+        return {"state": state}
+
+    async def prepare(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Have it complete, and safe from a power cut whatever the flush mode is."""
+        arguments.only("id", "branches")
+        id = self._id(caller, arguments)
+        self._transactions.prepare(id, _branches(arguments))
+        await on_disk(self._server)
+        return {"state": State.PREPARED}
+
+    async def commit(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Have everybody see it."""
+        arguments.only("id", "branches", "series", "series_number")
+        id = self._id(caller, arguments)
+        outcome = self._transactions.commit(id, _branches(arguments), place_of(arguments))
+        await written_down(self._server)
+        return {"state": outcome.state, **({"repeated": True} if outcome.is_repeated else {})}
+
+    async def rollback(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Have nobody see it."""
+        arguments.only("id")
+        outcome = self._transactions.rollback(self._id(caller, arguments))
+        await written_down(self._server)
+        return {"state": outcome.state}
+
+    # who can be asked
+
+    async def checks(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Transactions of a group that are to be asked about, or none after a while."""
+        arguments.only("group", "most", "wait_ms")
+        group = arguments.text("group", most=255)
+        if not group:
+            raise CallError("BAD_ARGUMENT", "'group' is empty: there is nobody to be asked for it")
+        most = arguments.number("most", _MOST_CHECKS, least=1, most=_MOST_CHECKS)
+        wait_ms = arguments.number("wait_ms", 30_000, most=_LONGEST_WAIT_MS)
+        deadline_s = self._server.loop.time() + wait_ms / 1000
+        while True:
+            if caller.is_gone:
+                return {"transactions": []}
+            taken = self._transactions.take_due(group, most, lambda each: _may_see(caller, each))
+            left_s = deadline_s - self._server.loop.time()
+            if taken or left_s <= 0:
+                return {"transactions": [_told(transaction) for transaction in taken]}
+            await self._wait(group, left_s)
+
+    async def _wait(self, group: str, longest_s: float) -> None:
+        future: asyncio.Future[None] = self._server.loop.create_future()
+        waiting = self._waiting.setdefault(group, {})
+        waiting[future] = None
+        try:
+            async with asyncio.timeout(longest_s):
+                await future
+        except TimeoutError:
+            pass
+        finally:
+            waiting.pop(future, None)
+            if not waiting and self._waiting.get(group) is waiting:
+                del self._waiting[group]
+
+    def _wake(self, group: str) -> None:
+        """All of them, since each may have gone by now; the first one takes what there is."""
+        for future in self._waiting.get(group, ()):
+            if not future.done():
+                future.set_result(None)
+
+    # what an operator sees
+
+    def series(self, caller: Caller, arguments: Arguments) -> Answer:
+        """How far a series has come; null where nothing of it is known."""
+        arguments.only("series")
+        last = self._transactions.series.last(arguments.text("series", most=LONGEST_NAME))
+        if last is None:
+            return {"series_number": None}
+        return {"series_number": last.number, "committed_at_ms": last.at_ns // MILLISECOND_NS}
+
+    def list(self, caller: Caller, arguments: Arguments) -> Answer:
+        """Those that have not ended."""
+        arguments.only("state", "group", "limit")
+        states = [state.value for state in State]
+        state = arguments.choice("state", states) if "state" in arguments else None
+        group = arguments.text("group") if "group" in arguments else None
+        limit = arguments.number("limit", 100, least=1, most=_MOST_LISTED)
+        wanted = [
+            transaction
+            for transaction in self._transactions.open.values()
+            if state in (None, transaction.state)
+            and group in (None, transaction.group)
+            and _may_see(caller, transaction)
+        ]
+        return {
+            "transactions": [_told(transaction) for transaction in wanted[:limit]],
+            "count": len(wanted),
+            "remembered": len(self._transactions.outcomes),
+            "series": len(self._transactions.series),
+        }
+
+    async def show(self, caller: Caller, arguments: Arguments) -> Answer:
+        """One of them, with its messages."""
+        arguments.only("id", "limit", "max_body_bytes")
+        id = self._id(caller, arguments)
+        limit = arguments.number("limit", 100, most=_MOST_SHOWN)
+        most_bytes = arguments.number("max_body_bytes", 1024, most=_MOST_ANSWER_BYTES)
+        transaction = self._transactions.open.get(id)
+        if transaction is None:
+            state = self._transactions.state(id)
+            outcome = self._transactions.outcomes.get(id)
+            assert outcome is not None
+            return {"id": id, "state": state, "ended_at_ms": outcome.at_ns // MILLISECOND_NS}
+        return _told(transaction) | {"messages": self._messages(transaction, limit, most_bytes)}
+
+    def _messages(
+        self, transaction: Transaction, limit: int, most_bytes: int
+    ) -> Sequence[dict[str, object]]:
+        half = self._transactions.half
+        messages: list[dict[str, object]] = []
+        told_bytes = 0
+        for batch in transaction.all_batches():
+            assert half is not None
+            try:
+                stored = half.get(batch.first_offset, transaction.id)
+            except BadRecord as error:
+                messages.append({"topic": batch.topic, "lost": str(error)})
+                continue
+            entries = dict(stored.entries)
+            for number, frame in enumerate(frames_of(stored)):
+                body = bytes(frame[FRAME_HEADER_BYTES:])
+                told_bytes += min(len(body), most_bytes)
+                if len(messages) >= limit or told_bytes > _MOST_ANSWER_BYTES:
+                    return messages
+                messages.append(
+                    {
+                        "topic": batch.topic,
+                        "body_bytes": len(body),
+                        "body_base64": b64encode(body[:most_bytes]).decode(),
+                        **_told_properties(entries.get(number, b"")),
+                    }
+                )
+        return messages
+
+
+def _may_see(caller: Caller, transaction: Transaction) -> bool:
+    """Whether the caller may publish what is in a transaction. Raises CallError."""
+    if caller.connection is None or caller.connection.guard is None:
+        return True
+    try:
+        for topic in transaction.topics:
+            caller.may(topic)
+    except CallError as error:
+        if error.code != "FORBIDDEN":
+            raise
+        return False
+    return True
+
+
+def _branches(arguments: Arguments) -> Mapping[str, int] | None:
+    if "branches" not in arguments:
+        return None
+    branches = arguments.mapping("branches", most=_MOST_BRANCHES)
+    counts = Arguments(branches)
+    return {name: counts.number(name) for name in branches}
+
+
+def _told(transaction: Transaction) -> dict[str, object]:
+    return {
+        "id": transaction.id,
+        "group": transaction.group,
+        "state": transaction.state,
+        "begun_at_ms": transaction.begun_at_ns // MILLISECOND_NS,
+        "messages": transaction.message_count,
+        "bytes": transaction.size_bytes,
+        "topics": transaction.topics,
+        "branches": {n: b.message_count for n, b in transaction.branches.items()},
+        "checks": transaction.checks,
+        **({} if transaction.place is None else _told_place(transaction.place)),
+    }
+
+
+def _told_place(place: InSeries) -> dict[str, object]:
+    return {"series": place.name, "series_number": place.number}
+
+
+def _told_properties(entry: bytes) -> dict[str, object]:
+    if not entry:
+        return {}
+    properties = Properties.unpack(entry)
+    return {
+        name: value
+        for name, value in (
+            ("tag", properties.tag),
+            ("keys", list(properties.keys)),
+            ("headers", dict(properties.headers)),
+            ("order_key", properties.order_key),
+        )
+        if value
+    }

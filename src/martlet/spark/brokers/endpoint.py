@@ -1,0 +1,428 @@
+"""A broker's HTTP address, as the source uses it: what there is, where it is, and the log itself.
+
+One connection, kept alive and made anew when it breaks.  A broker that is out of reach is asked
+again, at growing intervals, until `timeout_ms` have passed.  An endpoint can be pickled; its copy
+connects by itself.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import random
+import ssl
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+import numpy as np
+
+from martlet import unreachable
+from martlet.log.index import ENTRY, Rows
+from martlet.spark.brokers.addresses import Tls, with_port
+
+_LOG = logging.getLogger(__name__)
+_ANSWER_TIMEOUT_S = 30.0
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 2.0
+_BUSY = (502, 503, 504)
+_BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+_LONGEST_NAMED = 4000
+"""Characters of topics that are named; above that all are asked for, as URLs have limits too."""
+_PLACES_AT_ONCE = 1000
+_FULL_INDEX_BYTES = (1 << 20) - ENTRY.itemsize
+"""An answer of so many may lack some rows."""
+PLAIN = Tls()
+Parameters = dict[str, str | int]
+
+
+class BrokerUnreachable(Exception):
+    """A broker did not answer for as long as it was given."""
+
+
+class BrokerRefused(Exception):
+    """A broker answered with an error that asking again will not mend."""
+
+
+class NotFound(BrokerRefused):
+    """A broker does not have what it was asked for."""
+
+
+class OffsetGone(Exception):
+    """An offset is no longer in the broker's log.
+
+    Attributes:
+        start_offset: the first offset that the queue still has.
+    """
+
+    def __init__(self, start_offset: int) -> None:
+        super().__init__(f"the queue begins at offset {start_offset}")
+        self.start_offset = start_offset
+
+
+class Place(NamedTuple):
+    """A queue at one broker, for what is asked of its log.
+
+    Attributes:
+        part_id: the number that its records name: another topic of the same name has another.
+    """
+
+    topic: str
+    queue: int
+    part_id: int
+
+
+def _of(place: Place) -> Parameters:
+    return {"topic": place.topic, "queue": place.queue, "topic_id": place.part_id}
+
+
+class MadeAnew(NotFound):
+    """The topic that is asked for is another one of the same name now."""
+
+
+class NotABroker(BrokerRefused):
+    """What answers at an address has no log to read: it is nsqd, say, or nsqlookupd."""
+
+
+@dataclass(frozen=True)
+class QueueRange:
+    """A queue of a topic and the offsets that it holds, the end not included.
+
+    Attributes:
+        topic_id: the topic's number, which no other one of that name has.
+        part_id: the number that the queue's records name.
+        holes: offsets that are missing though nothing around them was let go of.
+    """
+
+    topic: str
+    topic_id: int
+    part_id: int
+    queue: int
+    start_offset: int
+    end_offset: int
+    holes: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a broker says of itself."""
+
+    broker: str
+    data_path: str
+    queues: tuple[QueueRange, ...]
+
+
+class Endpoint:
+    """A client of one broker's HTTP door.
+
+    Args:
+        address: ``host:port`` or ``https://host:port``.
+        timeout_ms: how long the broker may be out of reach before a request fails.
+        tls: how it is spoken to where it takes TLS.
+
+    Attributes:
+        is_given_up: set by another thread to have a request fail where it would be tried again.
+    """
+
+    def __init__(self, address: str, timeout_ms: int, tls: Tls = PLAIN) -> None:
+        self.address = address
+        self.is_given_up = False
+        self.timeout_ms = timeout_ms
+        self._tls = tls
+        self._door = address
+        """Where it is spoken to: another one than `address` where that has said so."""
+        self._connection: http.client.HTTPConnection | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_connection": None}
+
+    def another(self) -> Endpoint:
+        """One of the same broker, for another thread."""
+        endpoint = Endpoint(self.address, self.timeout_ms, self._tls)
+        endpoint._door = self._door
+        return endpoint
+
+    def close(self) -> None:
+        """Close the connection; the next request opens another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def listing(self, topics: Sequence[str] = (), *, patient: bool = True) -> Listing:
+        """The topics of the broker, all or those that are named. Not `patient`: one try only.
+
+        Raises:
+            BrokerUnreachable, BrokerRefused.
+            NotABroker: something else answers there.
+        """
+        named = ",".join(topics)
+        wanted: Parameters = {"names": named} if 0 < len(named) <= _LONGEST_NAMED else {}
+        try:
+            _, body = self._ask("GET", "/log/topics", wanted, patient=patient)
+            found = json.loads(body)
+            return Listing(
+                broker=found["broker"],
+                data_path=found["data_path"],
+                queues=tuple(
+                    QueueRange(
+                        topic=topic["topic"],
+                        topic_id=topic["topic_id"],
+                        part_id=queue.get("topic_id", topic["topic_id"]),
+                        queue=queue["queue"],
+                        start_offset=queue.get("first_offset", queue["start_offset"]),
+                        end_offset=queue["end_offset"],
+                        holes=tuple((first, end) for first, end in queue.get("holes", ())),
+                    )
+                    for topic in found["topics"]
+                    for queue in topic["queues"]
+                ),
+            )
+        except (NotFound, ValueError, TypeError, KeyError) as error:
+            raise NotABroker(
+                f"what answers at {self.address} is no Martlet broker: it has no /log/topics that"
+                f" could be understood ({error})"
+            ) from None
+
+    def nodes(self, *, patient: bool = True) -> list[Any]:
+        """The brokers that a lookup daemon knows, as its /nodes tells of them."""
+        try:
+            _, body = self._ask("GET", "/nodes", {}, patient=patient)
+            return list(json.loads(body)["producers"])
+        except (NotFound, ValueError, TypeError, KeyError) as error:
+            raise NotABroker(
+                f"what answers at {self.address} is no lookup daemon: it has no /nodes that could"
+                f" be understood ({error})"
+            ) from None
+
+    def offset_at(self, topic: str, queue: int, timestamp_ns: int) -> int:
+        """The first offset of the first batch stored at or after a time, else the queue's end."""
+        parameters: Parameters = {"topic": topic, "queue": queue, "timestamp_ns": timestamp_ns}
+        _, body = self._ask("GET", "/log/offset", parameters)
+        return int(json.loads(body)["offset"])
+
+    def reach(self, place: Place, start: int, end: int, max_bytes: int) -> tuple[int, int]:
+        """How far one comes from `start` with so many bytes of the log, by whole batches but one at
+        least: the offset, `end` at most, and the bytes up to there.
+        """
+        parameters = _of(place) | {"start": start, "end": end, "max_bytes": max_bytes}
+        _, body = self._ask("GET", "/log/reach", parameters)
+        told = json.loads(body)
+        return int(told["offset"]), int(told["bytes"])
+
+    def index(self, place: Place, start: int, end: int) -> Rows:
+        """The index's rows of the batches that hold any of the offsets from `start` up to `end`."""
+        pages = list(self.index_pages(place, start, end))
+        return np.concatenate(pages) if pages else np.empty(0, ENTRY)
+
+    def index_pages(self, place: Place, start: int, end: int) -> Iterator[Rows]:
+        """The same, some rows at a time."""
+        while start < end:
+            _, body = self._ask("GET", "/log/index", _of(place) | {"start": start, "end": end})
+            page = np.frombuffer(body, ENTRY)
+            if not len(page):
+                return
+            yield page
+            start = int(page[-1]["first_offset"]) + int(page[-1]["count"])
+
+    def indexes(self, ranges: Sequence[tuple[Place, int, int]]) -> list[Rows]:
+        """The same of several queues, each from an offset up to another, in few requests."""
+        found: list[Rows] = []
+        for number in range(0, len(ranges), _PLACES_AT_ONCE):
+            asked = ranges[number : number + _PLACES_AT_ONCE]
+            places = [[*place, start, end] for place, start, end in asked]
+            _, body = self._ask("POST", "/log/index", {}, json.dumps(places).encode())
+            is_full = len(body) >= _FULL_INDEX_BYTES
+            at = 0
+            for place, start, end in asked:
+                row_count = int.from_bytes(body[at : at + 8], "little")
+                rows = np.frombuffer(body, ENTRY, row_count, at + 8)
+                at += 8 + rows.nbytes
+                reached = int(rows[-1]["first_offset"] + rows[-1]["count"]) if row_count else start
+                if is_full and reached < end:
+                    rows = np.concatenate((rows, self.index(place, reached, end)))
+                found.append(rows)
+            assert at == len(body)
+        return found
+
+    def batches(self, place: Place, offset: int, max_bytes: int, *, bodies: bool = True) -> bytes:
+        """Whole records from the one that holds `offset`, one at least; none at the queue's end.
+
+        Without `bodies`, of each record its header and, padded to 8 bytes, its properties.
+
+        Raises:
+            OffsetGone: it is no longer in the log.
+        """
+        parameters = _of(place) | {"offset": offset, "max_bytes": max_bytes}
+        if not bodies:
+            parameters["bodies"] = "false"
+        _, body = self._ask("GET", "/log/batches", parameters)
+        return body
+
+    def follow(
+        self,
+        topic: str,
+        topic_id: int,
+        group: str,
+        offsets: Mapping[int, int],
+        *,
+        retain: bool,
+        patient: bool = True,
+    ) -> None:
+        """Tell how far a reader is that a group of that name, made where it is missing, stands for.
+
+        Not `patient`: one try only.
+        """
+        told = {
+            "topic": topic,
+            "topic_id": topic_id,
+            "group": group,
+            "retain": retain,
+            "offsets": {str(queue): offset for queue, offset in offsets.items()},
+        }
+        self.call("group.follow", told, patient=patient)
+
+    def call(self, method: str, fields: Mapping[str, object], *, patient: bool = True) -> Any:
+        """What a broker answers to a call.
+
+        Not `patient`: one try only.
+        """
+        _, answer = self._ask(
+            "POST", f"/call/{method}", {}, json.dumps(fields).encode(), patient=patient
+        )
+        return json.loads(answer)
+
+    def read(self, path: str, **parameters: str | int) -> bytes:
+        """What the broker answers to a GET.
+
+        Raises:
+            BrokerUnreachable, BrokerRefused.
+        """
+        return self._ask("GET", path, parameters)[1]
+
+    def advance(self, place: Place, channel: str, offset: int, *, patient: bool = True) -> None:
+        """Let a channel, made where it is missing, go forward: it is done with all of a queue that
+        lies below `offset`.
+
+        Not `patient`: one try only.
+        """
+        parameters = _of(place) | {"channel": channel, "offset": offset}
+        self._ask("POST", "/channel/advance", parameters, patient=patient)
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        parameters: Parameters,
+        body: bytes | None = None,
+        *,
+        patient: bool = True,
+    ) -> tuple[int, bytes]:
+        deadline_s = time.monotonic() + self.timeout_ms / 1000
+        pause_s = _FIRST_PAUSE_S
+        target = f"{path}?{urlencode(parameters)}" if parameters else path
+        while True:
+            answer = self._tried(method, target, body)
+            if not isinstance(answer, str):
+                return self._checked(*answer, target)
+            trouble = answer
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or not patient or self.is_given_up:
+                waited = f"; waited {self.timeout_ms} ms, see option timeoutMs" if patient else ""
+                raise BrokerUnreachable(
+                    f"the broker at {self.address} did not answer {path} ({trouble}){waited}"
+                )
+            if pause_s == _FIRST_PAUSE_S:
+                _LOG.warning(
+                    "the broker at %s is out of reach (%s); trying again for %g s",
+                    self.address,
+                    trouble,
+                    self.timeout_ms / 1000,
+                )
+            time.sleep(min(pause_s * random.uniform(0.5, 1), left_s))
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    def _tried(self, method: str, target: str, body: bytes | None) -> tuple[int, bytes] | str:
+        """The status and body of an answer, or what has kept it. Raises BrokerRefused."""
+        try:
+            status, answer = self._exchange(method, target, body)
+            if status == 403 and self._goes_to_https(answer):
+                status, answer = self._exchange(method, target, body)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            if not_http(error):
+                raise NotABroker(f"{self.address}: {unreachable.not_http(error)}") from None
+            if isinstance(error, ConnectionRefusedError):
+                return unreachable.reason(error)
+            if isinstance(error, ssl.SSLError) and not isinstance(error, _BROKEN_OFF):
+                raise BrokerRefused(
+                    f"the broker at {self._door} and this query do not agree about TLS: {error};"
+                    " see options tlsCaFile, tlsCertFile and tlsVerify"
+                ) from error
+            return f"{type(error).__name__}: {error}"
+        if status in _BUSY and b"LIMIT_REACHED" not in answer:
+            return f"HTTP {status}: {_message(answer)}"
+        return status, answer
+
+    def _goes_to_https(self, answer: bytes) -> bool:
+        """Whether a broker that takes TLS only has said where, which is where it is spoken to."""
+        if self._door.startswith("https://"):
+            return False
+        try:
+            port = json.loads(answer)["https_port"]
+        except (ValueError, TypeError, KeyError):
+            return False
+        if type(port) is not int or not 0 < port < 65536:
+            return False
+        self.close()
+        self._door = with_port(self._door, port)
+        return True
+
+    def _exchange(self, method: str, target: str, body: bytes | None) -> tuple[int, bytes]:
+        """One request and its whole answer; a kept connection that has gone stale is replaced."""
+        kept = self._connection
+        if kept is not None:
+            try:
+                return self._exchange_on(kept, method, target, body)
+            except (ConnectionError, http.client.RemoteDisconnected):
+                self.close()
+        self._connection = self._tls.connection(self._door, _ANSWER_TIMEOUT_S)
+        return self._exchange_on(self._connection, method, target, body)
+
+    @staticmethod
+    def _exchange_on(
+        connection: http.client.HTTPConnection, method: str, target: str, body: bytes | None
+    ) -> tuple[int, bytes]:
+        connection.request(method, target, body)
+        response = connection.getresponse()
+        return response.status, response.read()
+
+    def _checked(self, status: int, body: bytes, target: str) -> tuple[int, bytes]:
+        if status < 400:
+            return status, body
+        if status == 410:
+            raise OffsetGone(int(json.loads(body)["start_offset"]))
+        kind = BrokerRefused
+        if status == 404:
+            kind = MadeAnew if b"TOPIC_MADE_ANEW" in body else NotFound
+        raise kind(
+            f"the broker at {self.address} answered {target} with HTTP {status}: {_message(body)}"
+        )
+
+
+def not_http(error: Exception) -> bool:
+    """Whether something answered, and not over HTTP: to ask it again would not help."""
+    return isinstance(error, http.client.BadStatusLine) and not isinstance(
+        error, http.client.RemoteDisconnected
+    )
+
+
+def _message(body: bytes) -> str:
+    """The text of an error, which the broker wraps in JSON."""
+    try:
+        parsed = json.loads(body)
+    except ValueError:
+        return body[:200].decode(errors="replace")
+    return str(parsed.get("message", parsed)) if isinstance(parsed, dict) else str(parsed)

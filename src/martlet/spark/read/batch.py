@@ -1,0 +1,65 @@
+"""A batch query's reader: what the log holds between two bounds, once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from martlet.spark.brokers.brokers import Brokers
+from martlet.spark.brokers.endpoint import NotFound
+from martlet.spark.read.data_loss import Loss, tell_loss
+from martlet.spark.read.offsets import spans
+from martlet.spark.read.options import ReadOptions
+from martlet.spark.read.resolved_bounds import resolve
+from martlet.spark.read.split import Task, plan
+from martlet.spark.read.task import read
+
+
+class BatchReader(DataSourceReader):
+    """Plans a batch query on the driver and reads its splits in the tasks.
+
+    Args:
+        options: the query's.
+        schema: the columns it wants.
+    """
+
+    def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Cut what is there now between the bounds into splits.
+
+        Raises:
+            NoSuchTopicError: a topic does not exist.
+            ValueError: the offsets given do not fit.
+            DataLossError: the offsets to start from have gone.
+        """
+        brokers = Brokers(self._options)
+        try:
+            return self._plan(brokers)
+        except NotFound:  # A topic has gone since it was seen.
+            return self._plan(brokers)
+        finally:
+            brokers.close()
+
+    def _plan(self, brokers: Brokers) -> list[InputPartition]:
+        options = self._options
+        seen = brokers.look(patient=True)
+        brokers.require_topics(seen)
+        start = resolve(brokers, options.start, seen, "startingOffsets")
+        for key, offset in start.items():
+            first = seen[key].start_offset
+            if offset < first:
+                start[key] = tell_loss(
+                    options.fail_on_data_loss, key, offset, first, Loss.RETENTION
+                )
+        end = resolve(brokers, options.end, seen, "endingOffsets")
+        # Spark makes a partition of None out of an empty list.
+        return list(plan(spans(start, end), seen, brokers, options))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The messages of one task."""
+        return read(partition, self._schema) if isinstance(partition, Task) else iter(())

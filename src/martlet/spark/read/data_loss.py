@@ -1,0 +1,101 @@
+"""What a query does when messages that it wants have gone, and how it tells why they have."""
+
+from __future__ import annotations
+
+import logging
+from enum import Enum
+
+from martlet.plural import counted
+from martlet.spark.read.offsets import QueueKey
+
+_LOG = logging.getLogger(__name__)
+_GO_ON = "To go on without them, set option failOnDataLoss to false."
+
+
+class Loss(Enum):
+    """Why messages are not to be had: a word, what happened, and how to avoid it."""
+
+    RETENTION = (
+        "retention",
+        "the broker let go of what lies before, as no channel of the topic needed it any more",
+        "So that the broker keeps what a stream has not read yet, give the stream a group and set"
+        " retain to true (options group and retain, or channel), or let the topic keep a history"
+        " (--retention).",
+    )
+    RECREATION = (
+        "recreation",
+        "the topic was deleted and made anew under the same name",
+        "The new topic is read from its start when the query goes on.",
+    )
+    DELETION = (
+        "deletion",
+        "the topic was deleted",
+        "",
+    )
+    CORRUPTION = (
+        "corruption",
+        "the log is damaged there",
+        "What martlet log verify says of the broker's data folder may help; a replica or an archive"
+        " may have the messages.",
+    )
+    TRUNCATION = (
+        "truncation",
+        "the broker's log ends before it: it has lost its tail, as a power cut can do to a broker"
+        " that does not flush before it answers",
+        "With --flush=sync a broker does not lose what it has answered.",
+    )
+    BROKER = (
+        "missing broker",
+        "that broker is not among those of the query",
+        "Name its address, or start it where it was.",
+    )
+
+    def __init__(self, word: str, why: str, way_out: str) -> None:
+        self.word = word
+        self.why = why
+        self.way_out = way_out
+
+
+class DataLossError(Exception):
+    """Messages that a query wants are no longer, or not, in the broker's log.
+
+    Attributes:
+        loss: why.
+    """
+
+    def __init__(self, text: str, loss: Loss) -> None:
+        super().__init__(text, loss)
+        self.loss = loss
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def tell_loss(
+    fail: bool, key: QueueKey, wanted: int, there: int, loss: Loss, detail: str = ""
+) -> int:
+    """Fail, or log the loss and return where to go on.
+
+    Args:
+        fail: the option failOnDataLoss.
+        key: the queue.
+        wanted: the offset that was to be read.
+        there: the offset at which the queue goes on.
+        loss: why it is not to be had.
+        detail: more of what happened, as far as it is known.
+
+    Raises:
+        DataLossError: `fail` is set.
+    """
+    if there > wanted:
+        first = f"but the first one there is {there} ({counted(there - wanted, 'offset')} gone)"
+    elif there < wanted:
+        first = f"but the queue ends at {there}"
+    else:
+        first = "and is not to be had"
+    text = f"data loss by {loss.word}: {key}: offset {wanted} is wanted, {first}: {loss.why}"
+    text += f" ({detail})." if detail else "."
+    if fail:
+        raise DataLossError(" ".join([text, loss.way_out, _GO_ON]).replace("  ", " "), loss)
+    _LOG.warning("%s Going on at %d, as failOnDataLoss is false.", text, there)
+    return there

@@ -1,0 +1,279 @@
+"""Records of the log as Arrow columns, with no work per message in Python.
+
+The frames of a queue's batches lie in a buffer, a segment's mapping or a reply of the broker::
+
+    | header | frame frame frame | ends | ... | header | frame frame | ends | ...
+               ^34 bytes, then the body
+
+An Arrow binary array is one buffer and the n + 1 places where it is cut, so it cannot leave bytes
+out.  But the places ``body 0 starts, body 0 ends, body 1 starts, body 1 ends ...`` cut the very
+same buffer into values that alternate between a body and the gap behind it, and ``take`` copies
+every second of them.  Where the bodies start and end is known from the ends stored with each batch.
+All other columns are gathered by numpy at fixed distances from the frames' starts, or constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from crc32c import crc32c
+
+from martlet.log.record import (
+    FRAME_HEADER_BYTES,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    VERSION,
+    BadRecord,
+    Kind,
+    align8,
+)
+from martlet.properties.block import Block
+from martlet.properties.model import Properties
+
+Int64s = npt.NDArray[np.int64]
+
+LOG_APPEND_TIME = 1
+"""Kafka's timestampType of a time that the broker gave, which is what a frame holds."""
+MOST_BYTES = 2**31 - 1
+"""Arrow's binary arrays are cut by int32: no chunk may span more bytes than this."""
+
+_TIMESTAMP_AT = 8
+_ATTEMPTS_AT = 16
+_ID_AT = 18
+_ID_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Whole, verified batches of one queue, in the order of their offsets, in one buffer.
+
+    `starts` holds where each record starts in `data`.
+    """
+
+    data: pa.Buffer
+    starts: Int64s
+    headers: npt.NDArray[Any]
+
+
+def chunk_of(
+    data: Any,
+    starts: Int64s,
+    *,
+    topic_id: int,
+    queue: int,
+    positions: npt.NDArray[np.uint64] | None = None,
+) -> Chunk:
+    """Check the records that start at `starts` in a buffer and return them as a chunk.
+
+    Args:
+        data: anything that offers its bytes as a buffer.
+        starts: ascending multiples of 8, not empty.
+        topic_id, queue: whose batches they must be.
+        positions: where they must lie in the log, if that is known.
+
+    Raises:
+        BadRecord: one of them is no batch of this queue and this position, or was changed.
+    """
+    view = memoryview(data).cast("B")
+    if int(starts[-1]) + HEADER_BYTES > len(view):
+        raise BadRecord(f"cut: a header at byte {int(starts[-1])} of {len(view)}")
+    words = np.frombuffer(view, "<u8", len(view) // 8)
+    headers = words[(starts // 8)[:, None] + np.arange(HEADER_BYTES // 8)].view(HEADER).reshape(-1)
+    wrong = (
+        (headers["magic"] != MAGIC)
+        | (headers["version"] != VERSION)
+        | (headers["kind"] != Kind.BATCH)
+        | (headers["topic"] != topic_id)
+        | (headers["queue"] != queue)
+    )
+    if positions is not None:
+        wrong |= headers["position"] != positions
+    lengths = headers["length"].astype(np.int64)
+    wrong |= starts + lengths > len(view)
+    ends_at = _ends_at(headers)
+    wrong |= ends_at + 4 * headers["count"].astype(np.int64) > lengths
+    if wrong.any():
+        number = int(np.argmax(wrong))
+        place = f"byte {int(starts[number])}" if positions is None else f"{int(positions[number])}"
+        raise BadRecord(f"position {place}: not a whole batch of topic {topic_id}, queue {queue}")
+    for start, length, crc, position in zip(
+        starts.tolist(),
+        lengths.tolist(),
+        headers["crc32c"].tolist(),
+        headers["position"].tolist(),
+        strict=True,
+    ):
+        if crc32c(view[start + 8 : start + length]) != crc:
+            raise BadRecord(f"position {position}: the checksum does not fit")
+    return Chunk(pa.py_buffer(view), starts, headers)
+
+
+def _ends_at(headers: npt.NDArray[Any]) -> Int64s:
+    """Where the frame ends stand in each record."""
+    ends_at: Int64s = (HEADER_BYTES + headers["payload_length"].astype(np.int64) + 7) & ~7
+    return ends_at
+
+
+class Frames:
+    """Where the wanted messages of a chunk are, as positions in its buffer."""
+
+    def __init__(self, chunk: Chunk, start_offset: int, end_offset: int) -> None:
+        headers = chunk.headers
+        counts = headers["count"].astype(np.int64)
+        firsts = np.cumsum(counts) - counts
+        rows = np.arange(int(counts.sum()))
+        self.data = chunk.data
+        offsets = rows + np.repeat(headers["first_offset"].astype(np.int64) - firsts, counts)
+        low, high = np.searchsorted(offsets, [start_offset, end_offset])
+
+        end_words = (chunk.starts + _ends_at(headers)) // 4
+        words = np.frombuffer(chunk.data, "<u4", chunk.data.size // 4)
+        payloads = chunk.starts + HEADER_BYTES
+        ends = words[rows + np.repeat(end_words - firsts, counts)] + np.repeat(payloads, counts)
+        starts = np.empty_like(ends)
+        starts[1:] = ends[:-1]
+        starts[firsts] = payloads
+        self._chunk = chunk
+        self._first_rows = firsts - low
+        """Which row of these frames each record begins at; below 0 for one that is cut off."""
+        self.offsets: Int64s = offsets[low:high]
+        self.starts: Int64s = starts[low:high]
+        self.ends: Int64s = ends[low:high]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def bodies(self) -> pa.Array:
+        """The bodies as a binary array."""
+        count = len(self)
+        base = int(self.starts[0])
+        cuts = np.empty(2 * count, np.int32)
+        cuts[0::2] = self.starts + (FRAME_HEADER_BYTES - base)
+        cuts[1::2] = self.ends - base
+        both = pa.Array.from_buffers(
+            pa.binary(), 2 * count - 1, [None, pa.py_buffer(cuts), self.data.slice(base)]
+        )
+        return both.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
+
+    def gather(self, at: int, dtype: str) -> npt.NDArray[Any]:
+        """A field that stands at a fixed distance from each frame's start."""
+        field = np.dtype(dtype)
+        places: npt.NDArray[Any] = np.ndarray(
+            (self.data.size - field.itemsize + 1,), field, self.data, strides=(1,)
+        )
+        return places[self.starts + at]
+
+    @cached_property
+    def properties(self) -> dict[int, Properties]:
+        """The properties of those messages that have any, by their rows."""
+        headers = self._chunk.headers
+        found: dict[int, Properties] = {}
+        for record in np.flatnonzero(headers["properties_length"]).tolist():
+            header = headers[record]
+            at = int(_ends_at(header)) + 4 * int(header["count"])
+            start = int(self._chunk.starts[record]) + align8(at)
+            data = memoryview(self.data)[start : start + int(header["properties_length"])]
+            block = Block(data)
+            rows = (block.numbers + self._first_rows[record]).tolist()
+            for place, row in enumerate(rows):
+                if 0 <= row < len(self):
+                    found[row] = Properties.unpack(block.entry(place))
+        return found
+
+    def of_each(self, field: pa.Field, told: Callable[[Properties], object]) -> pa.Array:
+        """What the properties of each message tell; null where there is nothing."""
+        if not self.properties:
+            return pa.nulls(len(self), field.type)
+        values: list[object] = [None] * len(self)
+        for row, properties in self.properties.items():
+            values[row] = told(properties) or None
+        return pa.array(values, field.type)
+
+    def timestamps(self) -> pa.Array:
+        """When the broker took each message: timestamp[us, UTC]."""
+        micros = self.gather(_TIMESTAMP_AT, ">i8").astype(np.int64) // 1000
+        return pa.array(micros).view(pa.timestamp("us", "UTC"))
+
+    def attempts(self) -> pa.Array:
+        """How often each was delivered, this time included, as a first consumer is told."""
+        return pa.array(self.gather(_ATTEMPTS_AT, ">u2").astype(np.int32))
+
+    def message_ids(self) -> pa.Array:
+        """The 16 hexadecimal digits that name each message to an NSQ client."""
+        count = len(self)
+        cuts = np.arange(0, _ID_BYTES * (count + 1), _ID_BYTES, dtype=np.int32)
+        digits = np.ascontiguousarray(self.gather(_ID_AT, f"S{_ID_BYTES}"))
+        return pa.Array.from_buffers(
+            pa.string(), count, [None, pa.py_buffer(cuts), pa.py_buffer(digits.view(np.uint8))]
+        )
+
+
+_GATHERED: Mapping[str, Callable[[Frames], pa.Array]] = {
+    "value": Frames.bodies,
+    "offset": lambda frames: pa.array(frames.offsets),
+    "timestamp": Frames.timestamps,
+    "attempts": Frames.attempts,
+    "message_id": Frames.message_ids,
+}
+
+
+def _headers(properties: Properties) -> list[dict[str, object]]:
+    return [{"key": name, "value": value.encode()} for name, value in properties.headers.items()]
+
+
+_CARRIED: Mapping[str, Callable[[Properties], object]] = {
+    "key": lambda properties: properties.order_key.encode(),
+    "headers": _headers,
+    "tag": lambda properties: properties.tag,
+    "keys": lambda properties: list(properties.keys),
+}
+
+
+class Columns:
+    """Makes record batches of one queue in the schema that Spark wants.
+
+    Args:
+        schema: the wanted columns, any of those of `martlet.spark.read.schema`, in any order.
+        topic, queue, broker: the values of the columns that are the same in every row.
+    """
+
+    def __init__(self, schema: pa.Schema, *, topic: str, queue: int, broker: str) -> None:
+        self._schema = schema
+        self._values = {
+            "topic": topic,
+            "partition": queue,
+            "timestampType": LOG_APPEND_TIME,
+            "broker": broker,
+        }
+        self._constants: dict[str, pa.Array] = {}
+
+    def batch(self, chunk: Chunk, start_offset: int, end_offset: int) -> pa.RecordBatch | None:
+        """The messages of a chunk from `start_offset` up to `end_offset`; None for none."""
+        frames = Frames(chunk, start_offset, end_offset)
+        if not len(frames):
+            return None
+        arrays = [
+            _GATHERED[field.name](frames)
+            if field.name in _GATHERED
+            else frames.of_each(field, _CARRIED[field.name])
+            if field.name in _CARRIED
+            else self._constant(field, len(frames))
+            for field in self._schema
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _constant(self, field: pa.Field, count: int) -> pa.Array:
+        """The same value for each row, made once for as many rows as were needed so far."""
+        known = self._constants.get(field.name)
+        if known is None or len(known) < count:
+            rows = 1 << (count - 1).bit_length()
+            known = pa.repeat(pa.scalar(self._values[field.name], field.type), rows)
+            self._constants[field.name] = known
+        return known.slice(0, count)

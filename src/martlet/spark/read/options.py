@@ -1,0 +1,289 @@
+"""What a user may say with ``.option(...)``, checked before anything is read.
+
+===================== ================ ===========================================================
+option                default          meaning
+===================== ================ ===========================================================
+addresses             none             HTTP addresses of brokers, ``host:port`` or
+                                       ``https://host:port``, comma separated
+lookupAddresses       none             HTTP addresses of lookup daemons: the brokers that they know,
+                                       and those that come; one of the two is required
+topic, subscribe      none             topics, comma separated (two names of one option)
+topicPattern,         none             a regular expression that the whole name of a topic matches
+subscribePattern                       (two names of one); one of topic and topicPattern is required
+startingOffsets       latest (streams) where to start: see `martlet.spark.read.offset_bound`
+                      earliest (batch)
+endingOffsets         latest           the same, for batch queries
+startingTimestamp     none             from the first message stored at or after it: milliseconds
+                                       since 1970, ISO 8601 with a zone, or ``now-1h``
+endingTimestamp       none             up to the same, for batch queries
+maxOffsetsPerTrigger  none             how many messages a micro-batch may hold
+maxBytesPerTrigger    none             how many bytes of the log, about
+minRows               none             a micro-batch of fewer messages waits for more
+maxDelay              1m               but for no longer than that
+failOnDataLoss        true             false: go on behind what is gone, and log it
+splitBytes            128 MiB (batch)  bytes of the log that one Spark task reads
+                      64 MiB (streams)
+minPartitions         none             so many tasks at least, as far as there are batches
+view                  messages         batches: a row for each batch of the log, without bodies
+group                 none             a group that shows how far a stream is
+retain                false            true: the broker keeps what the group has yet to read
+channel               none             a channel that is advanced as a stream's batches are
+                                       committed, so the broker keeps what was not yet read
+timeoutMs             60000 (batch)    how long a broker may be out of reach
+                      300000 (streams)
+tlsCaFile             none             the file of the authority that brokers' certificates are
+                                       checked with, beside those that the machine trusts
+tlsCertFile,          none             files of the certificate, and its key, that brokers ask for
+tlsKeyFile
+tlsVerify             true             false: take any certificate
+===================== ================ ===========================================================
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from martlet.durations import parse_duration, parse_size
+from martlet.names import is_ephemeral, is_valid_name
+from martlet.spark.brokers.addresses import Tls, parse_addresses
+from martlet.spark.option_values import TLS_NAMES, boolean, known, number, tls
+from martlet.spark.read.offset_bound import END, START, Bound, parse_bound, parse_timestamp
+
+NAMES = (
+    "addresses",
+    "lookupAddresses",
+    "topic",
+    "subscribe",
+    "topicPattern",
+    "subscribePattern",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minRows",
+    "maxDelay",
+    "failOnDataLoss",
+    "splitBytes",
+    "minPartitions",
+    "view",
+    "group",
+    "retain",
+    "channel",
+    "timeoutMs",
+    *TLS_NAMES,
+)
+VIEWS = ("messages", "batches")
+_DEFAULT_SPLIT_BYTES = {"batch": 128 << 20, "stream": 64 << 20}
+"""A micro-batch of 500,000 messages is two tasks then, so that two processors have one each."""
+_LEAST_SPLIT_BYTES = 64 << 10
+_MOST_SPLIT_BYTES = 4 << 30
+_DEFAULT_TIMEOUT_MS = {"batch": 60_000, "stream": 300_000}
+_DEFAULT_MAX_DELAY = "1m"
+_MOST_MS = 2**31
+_MOST_PARTITIONS = 1_000_000
+_STREAMS_ONLY = (
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minRows",
+    "maxDelay",
+    "channel",
+    "group",
+    "retain",
+)
+_BATCHES_ONLY = ("endingOffsets", "endingTimestamp")
+_SPARKS_WORDS = re.compile(
+    r"(\d+)\s*(ms|milliseconds?|s|sec|seconds?|m|min|minutes?|h|hours?)", re.IGNORECASE
+)
+_FLOWS = {"stream": "readStream", "batch": "read"}
+
+
+@dataclass(frozen=True)
+class Topics:
+    """Which topics a query reads: those that are named, or whose name matches."""
+
+    names: tuple[str, ...] = ()
+    pattern: re.Pattern[str] | None = None
+
+    def has(self, topic: str) -> bool:
+        """Whether the topic is one of them."""
+        if self.pattern is None:
+            return topic in self.names
+        return self.pattern.fullmatch(topic) is not None
+
+    def __str__(self) -> str:
+        return ", ".join(self.names) if self.pattern is None else f"/{self.pattern.pattern}/"
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """The options of one query, valid.
+
+    Attributes:
+        max_delay_s: seconds.
+        group: the group that shows how far a stream is; None for none.
+        retain: whether the broker keeps what the group has yet to read.
+        tls: how brokers are spoken to whose address says so.
+    """
+
+    addresses: tuple[str, ...]
+    lookup_addresses: tuple[str, ...]
+    topics: Topics
+    start: Bound
+    end: Bound
+    max_offsets: int | None
+    max_bytes: int | None
+    min_rows: int | None
+    max_delay_s: float
+    fail_on_data_loss: bool
+    split_bytes: int
+    min_partitions: int
+    view: str
+    group: str | None
+    retain: bool
+    channel: str | None
+    timeout_ms: int
+    tls: Tls
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], kind: Literal["batch", "stream"]) -> ReadOptions:
+        """Read the options of a query; their names may be of any case.
+
+        Raises:
+            ValueError: an option is unknown, missing, wrong, or not for this kind of query.
+        """
+        options = known(given, NAMES, "the martlet source")
+        for name in _BATCHES_ONLY if kind == "stream" else _STREAMS_ONLY:
+            if name in options:
+                other = "spark.read" if kind == "stream" else "spark.readStream"
+                raise ValueError(f"option {name} is for {other}, not for a {kind} query")
+        for name, needs in (("maxDelay", "minRows"), ("retain", "group")):
+            if name in options and needs not in options:
+                raise ValueError(f"option {name} says nothing without option {needs}")
+        addresses, lookup_addresses = (
+            parse_addresses(name, options[name]) if name in options else ()
+            for name in ("addresses", "lookupAddresses")
+        )
+        if not addresses and not lookup_addresses:
+            raise ValueError(
+                "option addresses is missing: the HTTP addresses of the brokers to read from, "
+                "such as 127.0.0.1:4151; or lookupAddresses, those of lookup daemons, such as "
+                "127.0.0.1:4161"
+            )
+
+        return cls(
+            addresses=addresses,
+            lookup_addresses=lookup_addresses,
+            topics=_topics(options),
+            start=_bound(options, "starting", END if kind == "stream" else START),
+            end=_bound(options, "ending", END),
+            max_offsets=number(options, "maxOffsetsPerTrigger", None, 1, 2**62),
+            max_bytes=number(options, "maxBytesPerTrigger", None, 1, 2**62, parse_size),
+            min_rows=number(options, "minRows", None, 1, 2**62),
+            max_delay_s=_delay_s("maxDelay", options.get("maxDelay", _DEFAULT_MAX_DELAY)),
+            fail_on_data_loss=boolean(options, "failOnDataLoss", True),
+            split_bytes=number(
+                options,
+                "splitBytes",
+                _DEFAULT_SPLIT_BYTES[kind],
+                _LEAST_SPLIT_BYTES,
+                _MOST_SPLIT_BYTES,
+                parse_size,
+            ),
+            min_partitions=number(options, "minPartitions", 1, 1, _MOST_PARTITIONS),
+            view=_view(options.get("view", VIEWS[0])),
+            group=_channel_name(options, "group"),
+            retain=boolean(options, "retain", False),
+            channel=_channel_name(options, "channel"),
+            timeout_ms=number(options, "timeoutMs", _DEFAULT_TIMEOUT_MS[kind], 0, _MOST_MS),
+            tls=tls(options),
+        )
+
+
+def view_of(given: Mapping[str, str]) -> str:
+    """The option view, of options that may be wrong otherwise. Raises ValueError."""
+    told = [value for name, value in given.items() if name.lower() == "view"]
+    return _view(told[0]) if told else VIEWS[0]
+
+
+def _view(text: str) -> str:
+    word = text.strip().lower()
+    if word not in VIEWS:
+        raise ValueError(f"option view: {text!r} is neither {' nor '.join(VIEWS)}")
+    return word
+
+
+def _topics(options: Mapping[str, str]) -> Topics:
+    given = [name for name in ("topic", "subscribe") if name in options]
+    patterns = [name for name in ("topicPattern", "subscribePattern") if name in options]
+    for two in (given, patterns):
+        if len(two) > 1:
+            raise ValueError(f"options {two[0]} and {two[1]} are two names of one: give one")
+    if given and patterns:
+        raise ValueError(
+            f"options {given[0]} and {patterns[0]} exclude each other: a pattern may name topics"
+            " too, as in orders|flights"
+        )
+    if patterns:
+        name = patterns[0]
+        try:
+            return Topics(pattern=re.compile(options[name]))
+        except re.error as error:
+            raise ValueError(
+                f"option {name}: {options[name]!r} is no regular expression: {error}"
+            ) from error
+    if not given:
+        raise ValueError(
+            "option topic is missing: the topics to read, comma separated; or topicPattern, a"
+            " regular expression"
+        )
+    text = options[given[0]]
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not names:
+        raise ValueError(f"option {given[0]} is empty")
+    for name in names:
+        if not is_valid_name(name):
+            raise ValueError(
+                f"option {given[0]}: {name!r} is no name of a topic; for a regular expression there"
+                " is topicPattern"
+            )
+    return Topics(names)
+
+
+def _channel_name(options: Mapping[str, str], name: str) -> str | None:
+    value = options.get(name)
+    if value is not None and not is_valid_name(value):
+        raise ValueError(
+            f"option {name}: {value!r} is no name of a channel: 1 to 64 of . a-z A-Z 0-9 _ -"
+        )
+    if name == "group" and value is not None and is_ephemeral(value):
+        raise ValueError(f"option group: {value!r} is ephemeral, and a group keeps its offsets")
+    return value
+
+
+def _bound(options: Mapping[str, str], which: str, default: Bound) -> Bound:
+    offsets, timestamp = f"{which}Offsets", f"{which}Timestamp"
+    if timestamp in options:
+        if offsets in options:
+            raise ValueError(f"options {offsets} and {timestamp} exclude each other")
+        return parse_timestamp(timestamp, options[timestamp])
+    return parse_bound(offsets, options[offsets]) if offsets in options else default
+
+
+def _delay_s(name: str, text: str) -> float:
+    """Seconds of 90s, 1m30s, 500 ms or, as Spark writes it, 10 seconds."""
+    spark = _SPARKS_WORDS.fullmatch(text.strip())
+    if spark is not None:
+        unit = spark[2].lower()
+        text = spark[1] + ("ms" if unit.startswith(("ms", "milli")) else unit[0])
+    try:
+        duration_ns = parse_duration(text.strip())
+    except ValueError as error:
+        raise ValueError(f"option {name}: {error}") from None
+    if duration_ns < 0:
+        raise ValueError(f"option {name}: {text!r} is below 0")
+    return duration_ns / 1e9

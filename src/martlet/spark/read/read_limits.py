@@ -1,0 +1,69 @@
+"""Limits of a micro-batch: how many bytes it may hold, and how many messages it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from martlet.spark.read.offsets import QueueKey, Span, in_turn, spans
+
+Reach = Callable[[QueueKey, int, int, int], tuple[int, int]]
+"""How far one comes in a queue, between two offsets, with so many bytes; see `Endpoint.reach`."""
+
+
+def within_bytes(
+    start: Mapping[QueueKey, int], end: Mapping[QueueKey, int], max_bytes: int, reach: Reach
+) -> dict[QueueKey, int]:
+    """A position between `start` and `end` with about `max_bytes` of the log before it.
+
+    What there is to read is shared out in proportion, by whole batches, one at least.  Where there
+    is not even room for one of each queue, they take turns.
+    """
+    todo = in_turn(list(spans(start, end)))
+    found = {span.key: reach(*span, max_bytes) for span in todo}
+    total = sum(size for _, size in found.values())
+    reached = dict(end) | {key: offset for key, (offset, _) in found.items()}
+    if total <= max_bytes:
+        return reached
+    left = max_bytes
+    for key, first, _ in todo:
+        furthest, size = found[key]
+        if left <= 0:
+            reached[key] = first
+            continue
+        share = max(1, left * size // total)
+        total -= size
+        if share < size:
+            reached[key], size = reach(key, first, furthest, share)
+        left -= size
+    return reached
+
+
+def unread(todo: list[Span]) -> int:
+    """How many messages there are to read."""
+    return sum(span.end - span.start for span in todo)
+
+
+class Gathering:
+    """Holds a micro-batch back until it has enough messages, or the first has waited long enough.
+
+    Args:
+        min_rows: how many are enough.
+        max_delay_s: how long is long enough, in seconds.
+    """
+
+    def __init__(self, min_rows: int, max_delay_s: float) -> None:
+        self._min_rows = min_rows
+        self._max_delay_s = max_delay_s
+        self._since_s: float | None = None
+
+    def waits(self, count: int, now_s: float) -> bool:
+        """Whether a batch of so many messages is to wait for more."""
+        if not count:
+            self._since_s = None
+            return False
+        if self._since_s is None:
+            self._since_s = now_s
+        if count < self._min_rows and now_s - self._since_s < self._max_delay_s:
+            return True
+        self._since_s = None
+        return False

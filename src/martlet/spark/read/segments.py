@@ -1,0 +1,154 @@
+"""A broker's segment files, read directly by a task that runs on the broker's machine.
+
+The files are the broker's, which reuses them: a segment that all channels have passed is renamed to
+the log's end and overwritten.  So what is read here counts only if, after it was copied, the file
+still has the name under which it was opened, as it is renamed before it is overwritten.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from martlet.log.index import Rows
+from martlet.log.record import BadRecord
+from martlet.spark.read.decode import MOST_BYTES, Chunk, chunk_of
+
+
+class SegmentGone(Exception):
+    """A segment is not there, or not any more."""
+
+
+@dataclass
+class Segment:
+    """A segment file, mapped."""
+
+    path: Path
+    base: int
+    inode: int
+    data: mmap.mmap
+
+    def confirm(self) -> None:
+        """Make sure that the file is still the one that was opened.
+
+        Raises:
+            SegmentGone: it was recycled or removed meanwhile.
+        """
+        try:
+            inode = self.path.stat().st_ino
+        except OSError as error:
+            raise SegmentGone(f"{self.path} has gone: {error}") from error
+        if inode != self.inode:
+            raise SegmentGone(f"{self.path} is another file now")
+
+
+class SegmentFiles:
+    """The segments of one data folder.
+
+    Args:
+        folder: the data folder, which is that of the wanted broker: see `find`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._log = folder / "log"
+        self._bases: list[int] = []
+        self._open: Segment | None = None
+
+    @classmethod
+    def find(cls, data_path: str, broker: str) -> SegmentFiles | None:
+        """The segments of a broker, if its data folder is on this machine and can be read.
+
+        The same path may exist here and be another broker's: its `broker.json` tells.
+        """
+        folder = Path(data_path)
+        try:
+            told = json.loads((folder / "broker.json").read_bytes())
+            readable = os.access(folder / "log", os.R_OK | os.X_OK)
+        except (OSError, ValueError):
+            return None
+        if not readable or not isinstance(told, dict) or told.get("broker") != broker:
+            return None
+        return cls(folder)
+
+    def chunks(
+        self, rows: Rows, topic_id: int, queue: int, chunk_bytes: int
+    ) -> Iterator[tuple[Segment, Chunk]]:
+        """The batches that the index's rows tell of, some at a time, verified.
+
+        What was copied out of a chunk counts once the segment has been confirmed after that.
+
+        Raises:
+            SegmentGone: a segment is not there.
+            BadRecord: there is something else where a batch should be.
+        """
+        positions = rows["position"].astype(np.int64)
+        lengths = rows["length"].astype(np.int64)
+        ends = positions + lengths
+        sums = np.cumsum(lengths)
+        # Rows ascend in position, but where cleaning has moved a batch: there a run of rows ends.
+        run_ends = [*(np.flatnonzero(positions[1:] < ends[:-1]) + 1).tolist(), len(rows)]
+        first = 0
+        for run_end in run_ends:
+            while first < run_end:
+                segment = self.segment(int(positions[first]))
+                last_byte = min(
+                    segment.base + len(segment.data), int(positions[first]) + MOST_BYTES
+                )
+                full = int(sums[first] - lengths[first]) + chunk_bytes
+                end = first + min(
+                    int(np.searchsorted(sums[first:run_end], full, "right")),
+                    int(np.searchsorted(ends[first:run_end], last_byte, "right")),
+                )
+                rows_here = slice(first, max(end, first + 1))
+                try:
+                    chunk = chunk_of(
+                        segment.data,
+                        positions[rows_here] - segment.base,
+                        topic_id=topic_id,
+                        queue=queue,
+                        positions=rows["position"][rows_here],
+                    )
+                except BadRecord:
+                    segment.confirm()
+                    raise
+                yield segment, chunk
+                first = rows_here.stop
+
+    def let_go(self) -> None:
+        """Look anew for where segments are: one that is open was another."""
+        self._open = None
+        self._bases = []
+
+    def segment(self, position: int) -> Segment:
+        """The segment that holds a position, opened."""
+        held = self._open
+        if held is not None and held.base <= position < held.base + len(held.data):
+            return held
+        number = bisect_right(self._bases, position)
+        if not number or number == len(self._bases):
+            self._bases = sorted(
+                int(path.stem) for path in self._log.glob("*.log") if path.stem.isdecimal()
+            )
+            number = bisect_right(self._bases, position)
+        if not number:
+            raise SegmentGone(f"no segment of {self._log} holds position {position}")
+        base = self._bases[number - 1]
+        path = self._log / f"{base:020d}.log"
+        try:
+            with path.open("rb") as file:
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                inode = os.fstat(file.fileno()).st_ino
+        except (OSError, ValueError) as error:
+            raise SegmentGone(f"{path}: {error}") from error
+        if position >= base + len(data):
+            raise SegmentGone(f"no segment of {self._log} holds position {position}")
+        data.madvise(mmap.MADV_SEQUENTIAL)
+        self._open = Segment(path, base, inode, data)
+        return self._open

@@ -1,0 +1,222 @@
+"""A task's work: the messages of its splits as record batches.
+
+From the segment files where the broker runs on this machine, else through the broker.  Whatever
+goes wrong with the files, a segment that was recycled or a batch that cleaning has moved, is asked
+of the broker, which knows best; a record that the broker too hands out damaged has been lost.
+
+A batch for one channel alone, such as dead letters that were brought back to it, is passed over:
+its messages were in the topic before.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import logging
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from martlet.log.index import ENTRY
+from martlet.log.record import BadRecord, read_header
+from martlet.spark.brokers.endpoint import Endpoint, MadeAnew, NotFound, OffsetGone
+from martlet.spark.read.batch_view import overview
+from martlet.spark.read.data_loss import Loss, tell_loss
+from martlet.spark.read.decode import Chunk, Columns, chunk_of
+from martlet.spark.read.segments import SegmentFiles, SegmentGone
+from martlet.spark.read.split import Split, Task
+
+_LOG = logging.getLogger(__name__)
+CHUNK_BYTES = 4 << 20
+"""Bytes of the log that become one record batch."""
+_SMALL_BYTES = 1 << 20
+"""Record batches below that are joined."""
+
+
+def read(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of a task's splits, in order.
+
+    Raises:
+        DataLossError: some have gone, or are damaged, and the split says to fail then.
+        BrokerUnreachable, BrokerRefused: the broker is needed and does not answer.
+    """
+    first = task.splits[0]
+    endpoint = Endpoint(first.address, first.timeout_ms, first.tls)
+    files = SegmentFiles.find(first.data_path, first.key.broker)
+    try:
+        found = (_read_split(split, schema, endpoint, files) for split in task.splits)
+        yield from _gathered(itertools.chain.from_iterable(found))
+    finally:
+        endpoint.close()
+        _spare_collector()
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows, small batches joined: each costs Java as much as a thousand rows."""
+    small: list[pa.RecordBatch] = []
+    small_bytes = 0
+    for batch in batches:
+        small.append(batch)
+        small_bytes += batch.nbytes
+        if small_bytes >= _SMALL_BYTES:
+            yield small[0] if len(small) == 1 else pa.concat_batches(small)
+            small, small_bytes = [], 0
+    if small:
+        yield small[0] if len(small) == 1 else pa.concat_batches(small)
+
+
+def _read_split(
+    split: Split, schema: pa.Schema, endpoint: Endpoint, files: SegmentFiles | None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of one split, from its broker's files, where they are here, or from it."""
+    reading = _Reading(split, schema, endpoint)
+    try:
+        if split.view == "batches":
+            yield from overview(split, schema, endpoint, files)
+            return
+        if files is not None:
+            yield from reading.from_files(files)
+        yield from reading.from_broker()
+    except NotFound as error:
+        loss = Loss.RECREATION if isinstance(error, MadeAnew) else Loss.DELETION
+        reading.lose(split.end, loss, "while it was read")
+
+
+@functools.cache
+def _spare_collector() -> None:
+    """Take what is loaded when the first split has been read out of garbage collection.
+
+    Spark's workers collect all garbage after each task, and go through everything that pyspark,
+    pandas and pyarrow have loaded: 50 ms, as long as decoding 100 MB of the log takes.
+    """
+    gc.freeze()
+
+
+class _Reading:
+    """How far the reading of a split has come: `offset` is the next that is wanted."""
+
+    def __init__(self, split: Split, schema: pa.Schema, endpoint: Endpoint) -> None:
+        self.split = split
+        self.offset = split.start
+        self.endpoint = endpoint
+        self.columns = Columns(
+            schema, topic=split.key.topic, queue=split.key.queue, broker=split.key.broker
+        )
+
+    def from_files(self, files: SegmentFiles) -> Iterator[pa.RecordBatch]:
+        """What the segment files give, from `offset` on."""
+        split = self.split
+        if split.index:
+            rows = np.frombuffer(split.index, ENTRY)
+        else:
+            rows = self.endpoint.index(split.place, self.offset, split.end)
+        chunks = files.chunks(rows, split.part_id, split.key.queue, CHUNK_BYTES)
+        try:
+            for segment, chunk in chunks:
+                batches = list(self._batches(chunk))
+                segment.confirm()
+                yield from batches
+                self._pass(chunk)
+        except (SegmentGone, BadRecord) as trouble:
+            files.let_go()
+            _LOG.warning(
+                "%s: asking the broker from offset %d on: %s", split.key, self.offset, trouble
+            )
+
+    def from_broker(self) -> Iterator[pa.RecordBatch]:
+        """What the broker gives, from `offset` on."""
+        split = self.split
+        key = split.key
+        while self.offset < split.end:
+            try:
+                data = self.endpoint.batches(split.place, self.offset, CHUNK_BYTES)
+            except OffsetGone as gone:
+                there = max(gone.start_offset, self.offset + 1)
+                self.offset = split.tell_gap(self.offset, there)
+                continue
+            if not data:
+                self.lose(split.end, Loss.TRUNCATION)
+                return
+            try:
+                chunk = chunk_of(data, _starts_of(data), topic_id=split.part_id, queue=key.queue)
+            except BadRecord as trouble:
+                yield from self._undamaged(data, trouble)
+                continue
+            yield from self._batches(chunk)
+            self._pass(chunk)
+
+    def _undamaged(self, data: bytes, trouble: BadRecord) -> Iterator[pa.RecordBatch]:
+        """Of an answer that is damaged somewhere, all else, by what the index says of it."""
+        split = self.split
+        key = split.key
+        rows = next(self.endpoint.index_pages(split.place, self.offset, split.end), None)
+        if rows is None or int(rows[0]["first_offset"]) > self.offset:
+            if rows is None:
+                self.lose(split.end, Loss.CORRUPTION, str(trouble))
+            return
+        at = 0
+        for row in rows:
+            length = int(row["length"])
+            if at >= len(data):
+                return
+            try:
+                chunk = chunk_of(
+                    data[at : at + length],
+                    np.zeros(1, np.int64),
+                    topic_id=split.part_id,
+                    queue=key.queue,
+                )
+                if chunk.headers[0]["first_offset"] != row["first_offset"]:
+                    raise BadRecord("it is the record of another batch")
+            except BadRecord as damage:
+                first, end = int(row["first_offset"]), int(row["first_offset"] + row["count"])
+                place = f"{row['count']} messages from offset {first} on, at position"
+                detail = f"{place} {row['position']} of the log; {damage}"
+                self.lose(min(end, split.end), Loss.CORRUPTION, detail)
+            else:
+                yield from self._batches(chunk)
+                self._pass(chunk)
+            at += length
+
+    def _batches(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
+        """The wanted messages of a chunk, checked to be without a gap."""
+        firsts = chunk.headers["first_offset"].astype(np.int64)
+        ends = firsts + chunk.headers["count"]
+        if firsts[0] > self.offset:
+            self.offset = self.split.tell_gap(self.offset, int(firsts[0]))
+        for number in np.flatnonzero(firsts[1:] != ends[:-1]).tolist():
+            self.split.tell_gap(int(ends[number]), int(firsts[number + 1]))
+        own = chunk.headers["deliver_at_ns"] < 0
+        if own.any():
+            if own.all():
+                return
+            chunk = Chunk(chunk.data, chunk.starts[~own], chunk.headers[~own])
+        batch = self.columns.batch(chunk, self.offset, self.split.end)
+        if batch is not None:
+            yield batch
+
+    def _pass(self, chunk: Chunk) -> None:
+        last = chunk.headers[-1]
+        self.offset = max(self.offset, int(last["first_offset"]) + int(last["count"]))
+
+    def lose(self, there: int, loss: Loss, detail: str = "") -> None:
+        """What lies before an offset is not to be had. Raises DataLossError."""
+        split = self.split
+        fail = split.fail_on_data_loss
+        self.offset = tell_loss(fail, split.key, self.offset, there, loss, detail)
+
+
+def _starts_of(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Where each of the records starts that stand one behind the other in an answer.
+
+    Raises:
+        BadRecord: one of them is none, so that nobody knows where the next one is.
+    """
+    starts = []
+    at = 0
+    while at < len(data):
+        starts.append(at)
+        at += read_header(data, at, int.from_bytes(data[at + 16 : at + 24], "little")).length
+    return np.array(starts, np.int64)

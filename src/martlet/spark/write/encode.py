@@ -1,0 +1,380 @@
+"""Rows as blocks of messages, with no work per row in Python.
+
+A block is what is sent in one piece: messages of one topic, and of one queue where that matters.
+Bodies are joined with their sizes before them, which Arrow does for a whole column, and their
+properties are columns too (`martlet.spark.write.property_encoding`).  Where the rows of a batch go
+to several places, one stable sort by the number of the place puts each place's in one stretch, in
+their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from crc32c import crc32c
+
+from martlet.client.transactions.bulk import Block
+from martlet.names import is_valid_name
+from martlet.spark.write.property_encoding import (
+    Int64s,
+    as_binary,
+    cuts_of,
+    entries_of,
+    of_fixed,
+    sizes_of,
+    tag_hashes,
+)
+
+_SIZE_BYTES = 4
+_ROW_BYTES = 16
+"""What a message with properties takes beside its body and its entry."""
+_TIME_BYTES = 32
+"""What the time of a message may take."""
+MOST_ROWS = 50_000
+"""Of one block: what is not done for all of them at once must not take long."""
+MOST_PENDING_BYTES = 64 << 20
+"""Of all places together; then the largest is sent before its block is full."""
+_ANY = -1
+_MOST_QUEUES = 1 << 16
+"""More than any topic has."""
+_MS_US = 1000
+
+
+class Place(NamedTuple):
+    """Where messages go: a topic, and its queue, -1 for any."""
+
+    topic: str
+    queue: int
+
+
+class Rows(NamedTuple):
+    """Messages of one place.
+
+    Attributes:
+        bodies: binary, without nulls.
+        entries: their properties, binary; None for none at all.
+        tags: the hashes of their tags; None for none at all.
+        times: when each is to be delivered, milliseconds; 0 for at once, None for all at once.
+    """
+
+    bodies: pa.Array
+    entries: pa.Array | None
+    tags: npt.NDArray[np.uint32] | None
+    times: Int64s | None
+
+    @property
+    def sizes(self) -> Int64s:
+        """What each takes in a block."""
+        sizes = sizes_of(self.bodies) + _SIZE_BYTES
+        if self.entries is not None:
+            sizes += sizes_of(self.entries) + _ROW_BYTES
+        if self.times is not None:
+            sizes += _TIME_BYTES
+        return sizes
+
+    def take(self, order: Int64s) -> Rows:
+        """Some of them, in an order."""
+        return Rows(
+            self.bodies.take(pa.array(order)),
+            None if self.entries is None else self.entries.take(pa.array(order)),
+            None if self.tags is None else self.tags[order],
+            None if self.times is None else self.times[order],
+        )
+
+    def slice(self, first: int, stop: int) -> Rows:
+        """Those from one up to another."""
+        return Rows(
+            self.bodies[first:stop],
+            None if self.entries is None else self.entries[first:stop],
+            None if self.tags is None else self.tags[first:stop],
+            None if self.times is None else self.times[first:stop],
+        )
+
+
+@dataclass
+class _Pending:
+    """What waits for a place's next block."""
+
+    rows: list[Rows] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+class Encoder:
+    """Makes blocks of a task's rows.
+
+    Args:
+        topic: where all go; None where column ``topic`` tells.
+        queue_count: how many queues a topic has; asked for where rows have keys.
+        block_bytes: how large a block is to be.
+        most_message_bytes: the most that the broker takes as one message.
+        delay_step_ms: times are rounded up to multiples of it.
+    """
+
+    def __init__(
+        self,
+        topic: str | None,
+        queue_count: Callable[[str], int],
+        *,
+        block_bytes: int,
+        most_message_bytes: int,
+        delay_step_ms: int = 1,
+    ) -> None:
+        self._topic = topic
+        self._queue_count = queue_count
+        self._queue_counts: dict[str, int] = {}
+        self._block_bytes = block_bytes
+        self._most_message_bytes = most_message_bytes
+        self._delay_step_ms = delay_step_ms
+        self._pending: dict[Place, _Pending] = {}
+        self._pending_bytes = 0
+        self._are_delays = False
+
+    def add(self, batch: pa.RecordBatch) -> Iterator[Block]:
+        """Take rows in, and yield the blocks that are full then.
+
+        Raises:
+            ValueError: a row cannot be a message; the text says which column, and why.
+        """
+        if not len(batch):
+            return
+        self._are_delays = batch.schema.get_field_index("delay") >= 0
+        for place, rows in self._by_place(batch):
+            pending = self._pending.setdefault(place, _Pending())
+            pending.rows.append(rows)
+            size_bytes = int(rows.sizes.sum())
+            pending.size_bytes += size_bytes
+            self._pending_bytes += size_bytes
+            if pending.size_bytes >= self._block_bytes:
+                yield from self._full(place, pending)
+        while self._pending_bytes > MOST_PENDING_BYTES:
+            place = max(self._pending, key=lambda place: self._pending[place].size_bytes)
+            yield from self._all(place)
+
+    def rest(self) -> Iterator[Block]:
+        """What is left."""
+        for place in list(self._pending):
+            yield from self._all(place)
+
+    # where rows go
+
+    def _by_place(self, batch: pa.RecordBatch) -> Iterator[tuple[Place, Rows]]:
+        rows = Rows(self._bodies(batch), entries_of(batch), tag_hashes(batch), self._times(batch))
+        topics, of_topic = self._topics(batch)
+        queues = self._queues(batch, topics, of_topic)
+        width = int(queues.max()) + 2
+        numbers = of_topic * width + queues + 1
+        first = int(numbers[0])
+        if (numbers == first).all():
+            yield Place(topics[first // width], first % width - 1), rows
+            return
+        order = np.argsort(numbers, kind="stable")
+        rows, numbers = rows.take(order), numbers[order]
+        edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+        for start, stop in pairwise(edges):
+            number = int(numbers[start])
+            yield Place(topics[number // width], number % width - 1), rows.slice(start, stop)
+
+    def _bodies(self, batch: pa.RecordBatch) -> pa.Array:
+        bodies = as_binary(batch.column("value"))
+        sizes = sizes_of(bodies)
+        empty = int((sizes == 0).sum())
+        if empty:
+            raise ValueError(
+                f"column 'value' is null or empty in {empty} of {len(batch)} rows, and a message"
+                " has one byte at least: leave them out, as .where(length(value) > 0) does"
+            )
+        longest = int(sizes.max())
+        if longest > self._most_message_bytes:
+            raise ValueError(
+                f"column 'value' has {longest} bytes in a row, and the broker takes"
+                f" {self._most_message_bytes} in one message: raise its --max-msg-size"
+            )
+        return bodies
+
+    def _topics(self, batch: pa.RecordBatch) -> tuple[list[str], Int64s]:
+        """The topics, and which of them each row is for."""
+        if self._topic is not None:
+            return [self._topic], np.zeros(len(batch), np.int64)
+        column = batch.column("topic")
+        if column.null_count:
+            raise ValueError(
+                f"column 'topic' is null in {column.null_count} of {len(batch)} rows: where do they"
+                " go? Leave them out, or coalesce(topic, '...')"
+            )
+        coded = column.dictionary_encode()
+        topics: list[str] = coded.dictionary.to_pylist()
+        for topic in topics:
+            if not is_valid_name(topic):
+                raise ValueError(
+                    f"column 'topic' has {topic[:80]!r}, which is no name of a topic: 1 to 64 of"
+                    " . a-z A-Z 0-9 _ -"
+                )
+        return topics, coded.indices.to_numpy().astype(np.int64)
+
+    def _queues(self, batch: pa.RecordBatch, topics: list[str], of_topic: Int64s) -> Int64s:
+        """The queue of each row; -1 for any."""
+        queues = np.full(len(batch), _ANY, np.int64)
+        at = batch.schema.get_field_index("key")
+        if at >= 0 and batch.column(at).null_count < len(batch):
+            counts = np.array([self._count(topic) for topic in topics], np.int64)[of_topic]
+            if int(counts.max()) > 1:
+                queues = _queues_of_keys(as_binary(batch.column(at)), counts)
+        at = batch.schema.get_field_index("partition")
+        if at >= 0:
+            told = batch.column(at)
+            exact: Int64s = told.fill_null(_ANY).to_numpy(zero_copy_only=False).astype(np.int64)
+            if int(exact.min()) < 0 and (exact[np.asarray(told.is_valid())] < 0).any():
+                raise ValueError(f"column 'partition' has {int(exact.min())}: queues count from 0")
+            if int(exact.max()) >= _MOST_QUEUES:
+                raise ValueError(
+                    f"column 'partition' has {int(exact.max())}: no topic has so many queues"
+                )
+            queues = np.where(np.asarray(told.is_valid()), exact, queues)
+        return queues
+
+    def _count(self, topic: str) -> int:
+        known = self._queue_counts.get(topic)
+        if known is None:
+            known = self._queue_counts[topic] = self._queue_count(topic)
+        return known
+
+    def _times(self, batch: pa.RecordBatch) -> Int64s | None:
+        """When each row is to be delivered, in milliseconds, rounded up."""
+        for name in ("deliver_at", "delay"):
+            at = batch.schema.get_field_index(name)
+            if at < 0 or batch.column(at).null_count == len(batch):
+                continue
+            column = batch.column(at)
+            step = self._delay_step_ms
+            if not pa.types.is_integer(column.type):
+                unit = "us"
+                kind = pa.timestamp(unit, column.type.tz) if name == "deliver_at" else None
+                column = column.cast(kind or pa.duration(unit)).cast(pa.int64())
+                step *= _MS_US
+            values = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+            if name == "delay" and int(values.min()) < 0:
+                raise ValueError("column 'delay' is below 0 in a row: greatest(delay, 0)")
+            # What is for a time before 1970 is for now too.
+            rounded: Int64s = -(-np.maximum(values, 0) // step) * self._delay_step_ms
+            return rounded
+        return None
+
+    # blocks
+
+    def _full(self, place: Place, pending: _Pending) -> Iterator[Block]:
+        """The blocks that are full; what is behind them waits on."""
+        rows = _joined(pending.rows)
+        ends = np.cumsum(rows.sizes)
+        first, before = 0, 0
+        while int(ends[-1]) - before >= self._block_bytes or len(ends) - first > MOST_ROWS:
+            stop = int(np.searchsorted(ends, before + self._block_bytes, "right"))
+            stop = min(max(stop, first + 1), first + MOST_ROWS)
+            yield self._block(place, rows.slice(first, stop))
+            first, before = stop, int(ends[stop - 1])
+            if first == len(ends):
+                break
+        self._pending_bytes -= before
+        pending.size_bytes -= before
+        pending.rows = [rows.slice(first, len(ends))] if first < len(ends) else []
+        if not pending.rows:
+            del self._pending[place]
+
+    def _all(self, place: Place) -> Iterator[Block]:
+        pending = self._pending[place]
+        if len(pending.rows) > 1 or len(pending.rows[0].bodies) > MOST_ROWS:
+            yield from self._full(place, pending)
+        if place in self._pending:
+            self._pending_bytes -= pending.size_bytes
+            del self._pending[place]
+            yield self._block(place, _joined(pending.rows))
+
+    def _block(self, place: Place, rows: Rows) -> Block:
+        times: list[tuple[int, int]] = []
+        if rows.times is not None and rows.times.any():
+            rows = rows.take(np.argsort(rows.times, kind="stable"))
+            assert rows.times is not None
+            edges = [0, *(np.flatnonzero(np.diff(rows.times)) + 1).tolist(), len(rows.times)]
+            times = [(int(rows.times[start]), stop - start) for start, stop in pairwise(edges)]
+        queue = None if place.queue < 0 else place.queue
+        count, properties = len(rows.bodies), _properties(rows)
+        bodies = _framed(rows.bodies)
+        return Block(place.topic, count, bodies, properties, queue, times, self._are_delays)
+
+
+def _joined(some: list[Rows]) -> Rows:
+    """Rows of one place one behind the other."""
+    if len(some) == 1:
+        return some[0]
+    entries = tags = times = None
+    if any(rows.entries is not None for rows in some):
+        entries = pa.concat_arrays(
+            [_nothing(rows) if rows.entries is None else rows.entries for rows in some]
+        )
+    if any(rows.tags is not None for rows in some):
+        tags = np.concatenate(
+            [np.zeros(len(r.bodies), np.uint32) if r.tags is None else r.tags for r in some]
+        )
+    if any(rows.times is not None for rows in some):
+        times = np.concatenate(
+            [np.zeros(len(r.bodies), np.int64) if r.times is None else r.times for r in some]
+        )
+    return Rows(pa.concat_arrays([rows.bodies for rows in some]), entries, tags, times)
+
+
+def _nothing(rows: Rows) -> pa.Array:
+    return pa.repeat(pa.scalar(b"", pa.binary()), len(rows.bodies))
+
+
+def _queues_of_keys(keys: pa.Array, counts: Int64s) -> Int64s:
+    """The queue that each key leads to: one call for each distinct one."""
+    coded = keys.dictionary_encode()
+    hashes = np.array([*map(crc32c, coded.dictionary.to_pylist()), 0], np.int64)
+    codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    has_key = (codes >= 0) & (counts > 1) & (sizes_of(keys) > 0)
+    queues: Int64s = np.where(has_key, hashes[codes] % counts, _ANY)
+    return queues
+
+
+def _framed(bodies: pa.Array) -> memoryview:
+    """Bodies one behind the other, each behind its size."""
+    count = len(bodies)
+    cuts = cuts_of(bodies)
+    sizes = np.diff(cuts)
+    size = int(sizes[0])
+    if (sizes == size).all():
+        data = np.frombuffer(bodies.buffers()[2], np.uint8, count * size, int(cuts[0]))
+        framed = np.empty((count, _SIZE_BYTES + size), np.uint8)
+        framed[:, :_SIZE_BYTES] = np.frombuffer(size.to_bytes(_SIZE_BYTES, "big"), np.uint8)
+        framed[:, _SIZE_BYTES:] = data.reshape(count, size)
+        return memoryview(framed.data).cast("B")
+    joined = pc.binary_join_element_wise(of_fixed(sizes.astype(">u4")), bodies, b"")
+    ends = cuts_of(joined)
+    return memoryview(joined.buffers()[2])[int(ends[0]) : int(ends[-1])]
+
+
+def _properties(rows: Rows) -> bytes:
+    """The block of properties of some messages (see `martlet.properties.model`); empty for none."""
+    entries = rows.entries
+    if entries is None:
+        return b""
+    sizes = sizes_of(entries)
+    numbers = np.flatnonzero(sizes)
+    if not len(numbers):
+        return b""
+    cuts = cuts_of(entries)
+    data = memoryview(entries.buffers()[2])[int(cuts[0]) : int(cuts[-1])]
+    tags = np.zeros(len(numbers), np.uint32) if rows.tags is None else rows.tags[numbers]
+    head = (
+        len(numbers).to_bytes(4, "little"),
+        numbers.astype("<u4").tobytes(),
+        np.cumsum(sizes[numbers]).astype("<u4").tobytes(),
+        tags.astype("<u4").tobytes(),
+    )
+    return b"".join([*head, data])

@@ -1,0 +1,174 @@
+"""What a user may say with ``.option(...)`` of a query that writes, checked before it does.
+
+===================== ================ ===========================================================
+option                default          meaning
+===================== ================ ===========================================================
+addresses             required         addresses of brokers, ``host:port`` of their HTTP doors, as
+                                       the source has them; several, comma separated: see
+                                       `martlet.spark.write.placement`
+topic                 column topic     where all rows go, whatever column ``topic`` says
+applicationId         the query's id   the name by which what was written is known; it stays the
+                                       same where a checkpoint is lost
+batchId               none             for `write`: the number of this write of the application,
+                                       which is published once (``foreachBatch`` gives one)
+blockBytes            1048576          how much is sent in one piece
+delayStepMs           1                times to deliver are rounded up to multiples of it
+abandonAfterMs        86400000         how long the broker keeps what was staged and not heard of
+timeoutMs             60000            how long a broker may be out of reach
+tls                   false            speak TLS; true where an address says ``https://``
+tlsCaFile             none             the file of the authority that brokers' certificates are
+                                       checked with, beside those that the machine trusts
+tlsCertFile,          none             files of the certificate, and its key, that brokers ask for
+tlsKeyFile
+tlsVerify             true             false: take any certificate
+authSecret            none             what brokers with AUTH are told
+===================== ================ ===========================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from martlet.names import is_valid_name
+from martlet.spark.brokers.addresses import Tls, parse_addresses
+from martlet.spark.option_values import TLS_NAMES, boolean, known, number, tls
+
+_NAMES = (
+    "addresses",
+    "topic",
+    "applicationId",
+    "batchId",
+    "blockBytes",
+    "delayStepMs",
+    "abandonAfterMs",
+    "timeoutMs",
+    "tls",
+    *TLS_NAMES,
+    "authSecret",
+)
+_SPARKS = frozenset({"checkpointlocation", "queryname"})
+"""What Spark itself reads, and hands on."""
+_DAY_MS = 24 * 3600 * 1000
+_LONGEST_APPLICATION_ID = 255
+_MOST_NUMBER = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """The options of one query that writes, valid.
+
+    Attributes:
+        addresses: as given, the HTTP or TCP doors of brokers.
+        topic: where all rows go; None where each tells.
+        application_id: None for the query's id.
+        batch_id: of a batch query; None for one that nobody repeats.
+    """
+
+    addresses: tuple[str, ...]
+    topic: str | None = None
+    application_id: str | None = None
+    batch_id: int | None = None
+    block_bytes: int = 1 << 20
+    delay_step_ms: int = 1
+    abandon_after_ms: int = _DAY_MS
+    timeout_ms: int = 60_000
+    tls: Tls | None = None
+    auth_secret: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], kind: Literal["batch", "stream"]) -> WriteOptions:
+        """Read the options of a query; their names may be of any case.
+
+        Raises:
+            ValueError: an option is unknown, missing, wrong, or not for this kind of query.
+        """
+        options = _read(given)
+        if kind == "stream" and "batchId" in options:
+            raise ValueError(
+                "option batchId is for df.write: a stream's batches have their numbers from Spark"
+            )
+        if "batchId" in options and "applicationId" not in options:
+            raise ValueError(
+                "option batchId numbers the writes of an application: give option applicationId too"
+            )
+        if kind == "batch" and "applicationId" in options and "batchId" not in options:
+            raise ValueError(
+                "option applicationId of df.write needs option batchId, the number of this write:"
+                " what is above the last one is published, and what is not was published before"
+            )
+        addresses = _addresses(options)
+        return cls(
+            addresses=addresses,
+            topic=_topic(options),
+            application_id=_application_id(options),
+            batch_id=number(options, "batchId", None, 0, _MOST_NUMBER),
+            block_bytes=number(options, "blockBytes", 1 << 20, 1024, 1 << 30),
+            delay_step_ms=number(options, "delayStepMs", 1, 1, _DAY_MS),
+            abandon_after_ms=number(options, "abandonAfterMs", _DAY_MS, 1000, 400 * _DAY_MS),
+            timeout_ms=number(options, "timeoutMs", 60_000, 1, 2**31),
+            tls=_tls(options, addresses),
+            auth_secret=options.get("authSecret") or None,
+        )
+
+
+def _read(given: Mapping[str, str]) -> dict[str, str]:
+    """The options by their names as they are spelled here, without those that Spark itself reads.
+
+    Raises:
+        ValueError: as `known`, and where an option means nothing of what is written.
+    """
+    asked = {name: value for name, value in given.items() if name.lower() not in _SPARKS}
+    for name, value in asked.items():
+        if name.lower() == "path":
+            raise ValueError(
+                f"a path, {value!r}, means nothing here: option topic or column topic says where"
+                " rows go; end with save() or start()"
+            )
+        if name.lower() == "lookupaddresses":
+            raise ValueError(
+                "option lookupAddresses is the source's: all that a query writes stays at one"
+                " broker, which must not change with what lookup daemons know; give option"
+                " addresses"
+            )
+    return known(asked, _NAMES, "the martlet sink")
+
+
+def _addresses(options: Mapping[str, str]) -> tuple[str, ...]:
+    if "addresses" not in options:
+        raise ValueError(
+            "option addresses is missing: the HTTP addresses of the brokers to write to, such as"
+            " 127.0.0.1:4151"
+        )
+    return parse_addresses("addresses", options["addresses"])
+
+
+def _topic(options: Mapping[str, str]) -> str | None:
+    topic = options.get("topic")
+    if topic is not None and not is_valid_name(topic):
+        raise ValueError(
+            f"option topic: {topic[:80]!r} is no name of a topic: 1 to 64 of . a-z A-Z 0-9 _ -;"
+            " for several give each row a column 'topic'"
+        )
+    return topic
+
+
+def _application_id(options: Mapping[str, str]) -> str | None:
+    id = options.get("applicationId")
+    if id is not None and not (0 < len(id) <= _LONGEST_APPLICATION_ID and id.isprintable()):
+        raise ValueError(
+            f"option applicationId: {id[:80]!r} is not 1 to {_LONGEST_APPLICATION_ID} printable"
+            " characters"
+        )
+    return id
+
+
+def _tls(options: Mapping[str, str], addresses: tuple[str, ...]) -> Tls | None:
+    wanted = boolean(options, "tls", any(each.startswith("https://") for each in addresses))
+    given = [name for name in options if name.startswith("tls") and name != "tls"]
+    if not wanted:
+        if given:
+            raise ValueError(f"option {given[0]} says nothing without option tls")
+        return None
+    return tls(options)

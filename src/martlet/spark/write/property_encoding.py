@@ -1,0 +1,230 @@
+"""Properties as Arrow columns, made into the entries that messages carry, with no step per row.
+
+An entry is fields one behind the other, ``kind u8 | name length u8 | value length u16 | name |
+value`` (see `martlet.properties.model`).  So a column of texts becomes a column of fields by
+joining each with a head of four bytes; a column of lists does so with all its elements at once, and
+is cut again where the lists are: an Arrow binary array is one buffer and the places where it is
+cut.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from martlet.properties.model import (
+    LONGEST_KEY_BYTES,
+    LONGEST_NAME_BYTES,
+    MOST_BYTES,
+    MOST_KEYS,
+    BadProperties,
+    Field,
+    Properties,
+    tag_hash,
+)
+
+Int64s = npt.NDArray[np.int64]
+_HEAD = np.dtype([("kind", "u1"), ("name", "u1"), ("value", "<u2")])
+_MOST_VALUE_BYTES = 0xFFFF
+
+
+def as_binary(array: pa.Array) -> pa.Array:
+    """Texts or bytes as one binary array with ends of 32 bits."""
+    return array if array.type == pa.binary() else array.cast(pa.binary())
+
+
+def cuts_of(array: pa.Array) -> npt.NDArray[np.int32]:
+    """The places where a binary array is cut: one more than it has values."""
+    cuts: npt.NDArray[np.int32] = np.frombuffer(array.buffers()[1], np.int32)
+    return cuts[array.offset : array.offset + len(array) + 1]
+
+
+def sizes_of(array: pa.Array) -> Int64s:
+    """The bytes of each value; of a null 0."""
+    if not len(array):
+        return np.empty(0, np.int64)
+    sizes = np.diff(cuts_of(array)).astype(np.int64)
+    if array.null_count:
+        sizes[np.asarray(array.is_null())] = 0
+    return sizes
+
+
+def of_fixed(rows: npt.NDArray[Any]) -> pa.Array:
+    """A numpy array of items of one size as a binary array of their bytes."""
+    count, size = len(rows), rows.itemsize
+    cuts = np.arange(0, size * (count + 1), size, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(cuts), pa.py_buffer(rows)])
+
+
+def entries_of(batch: pa.RecordBatch) -> pa.Array | None:
+    """The entry of each row of a batch of the sink, empty for none; None where no row has any.
+
+    Raises:
+        BadProperties: a row has what no message may carry; the text says what.
+    """
+    columns = []
+    if (tag := _column(batch, "tag")) is not None:
+        _check_tags(tag)
+        columns.append(_fields(Field.TAG, _present(tag)))
+    if (keys := _column(batch, "keys")) is not None:
+        columns.append(_keys(keys))
+    if (key := _column(batch, "key")) is not None:
+        columns.append(_fields(Field.ORDER_KEY, _key("key", _present(key))))
+    if (headers := _column(batch, "headers")) is not None:
+        columns.append(_headers(headers))
+    if not columns:
+        return None
+    entries = pc.binary_join_element_wise(
+        *columns, b"", null_handling="replace", null_replacement=b""
+    )
+    longest = int(sizes_of(entries).max())
+    if longest > MOST_BYTES:
+        raise BadProperties(
+            f"tag, key, keys and headers of a row take {longest} bytes, the most is {MOST_BYTES}:"
+            " put large things into value"
+        )
+    return entries if longest else None
+
+
+def tag_hashes(batch: pa.RecordBatch) -> npt.NDArray[np.uint32] | None:
+    """The hash of each row's tag, 0 for none; None where no row has any."""
+    tag = _column(batch, "tag")
+    if tag is None:
+        return None
+    coded = tag.dictionary_encode()
+    hashes = np.array([*(tag_hash(text) if text else 0 for text in _texts(coded)), 0], np.uint32)
+    return hashes[_codes(coded)]
+
+
+def _column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
+    """A column that has anything in it."""
+    at = batch.schema.get_field_index(name)
+    if at < 0:
+        return None
+    column = batch.column(at)
+    return None if column.null_count == len(column) else column
+
+
+def _texts(coded: pa.DictionaryArray) -> list[str]:
+    texts: list[str] = coded.dictionary.cast(pa.string()).to_pylist()
+    return texts
+
+
+def _codes(coded: pa.DictionaryArray) -> Int64s:
+    """Which value each has; -1 for null."""
+    codes: Int64s = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return codes
+
+
+def _present(texts: pa.Array) -> pa.Array:
+    """Texts, with null for those that are empty."""
+    binary = as_binary(texts)
+    empty = sizes_of(binary) == 0
+    return (
+        pc.if_else(pa.array(empty), pa.scalar(None, pa.binary()), binary) if empty.any() else binary
+    )
+
+
+def _check_tags(tag: pa.Array) -> None:
+    for text in _texts(tag.dictionary_encode()):
+        Properties(tag=text).pack()
+
+
+def _key(what: str, keys: pa.Array) -> pa.Array:
+    """Keys that messages may have."""
+    try:
+        keys.cast(pa.string())
+    except pa.ArrowInvalid:
+        raise BadProperties(f"a {what} that is not UTF-8: encode it, as base64(...) does") from None
+    longest = int(sizes_of(keys).max(initial=0))
+    if longest > LONGEST_KEY_BYTES:
+        raise BadProperties(f"a {what} of {longest} bytes, the most is {LONGEST_KEY_BYTES}")
+    return keys
+
+
+def _fields(kind: Field, values: pa.Array, names: pa.Array | None = None) -> pa.Array:
+    """One field for each value; null where that is null."""
+    heads = np.zeros(len(values), _HEAD)
+    heads["kind"] = kind
+    heads["value"] = sizes_of(values)
+    pieces = [of_fixed(heads), values]
+    if names is not None:
+        heads["name"] = sizes_of(names)
+        pieces.insert(1, names)
+    return pc.binary_join_element_wise(*pieces, b"")
+
+
+def _cut_again(fields: pa.Array, counts: Int64s) -> pa.Array:
+    """Fields of lists one behind the other, cut into what belongs to each list."""
+    ends = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=ends[1:])
+    cuts = cuts_of(fields)[ends] if len(fields) else np.zeros(len(counts) + 1, np.int32)
+    data = fields.buffers()[2] if len(fields) else pa.py_buffer(b"")
+    return pa.Array.from_buffers(
+        pa.binary(), len(counts), [None, pa.py_buffer(np.ascontiguousarray(cuts)), data]
+    )
+
+
+def _counts(lists: pa.Array) -> Int64s:
+    counts = pc.list_value_length(lists).fill_null(0)
+    return counts.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
+
+
+def _keys(lists: pa.Array) -> pa.Array:
+    counts = _counts(lists)
+    if int(counts.max()) > MOST_KEYS:
+        raise BadProperties(f"keys has {int(counts.max())} of a row, the most is {MOST_KEYS}")
+    each = as_binary(pc.list_flatten(lists))
+    if each.null_count or (len(each) and not int(sizes_of(each).min())):
+        raise BadProperties("keys has a key that is null or empty: filter(keys, k -> k <> '')")
+    return _cut_again(_fields(Field.KEY, _key("key in keys", each)), counts)
+
+
+def _headers(lists: pa.Array) -> pa.Array:
+    if pa.types.is_map(lists.type):
+        lists = _as_lists(lists)
+    counts = _counts(lists)
+    each = pc.list_flatten(lists)
+    if each.null_count:
+        raise BadProperties("headers has an element that is null")
+    names, values = (as_binary(pc.struct_field(each, name)) for name in ("key", "value"))
+    sizes = sizes_of(names)
+    if len(each) and not 0 < int(sizes.min()) <= int(sizes.max()) <= LONGEST_NAME_BYTES:
+        raise BadProperties(
+            f"a header's name takes {int(sizes.max()) if sizes.min() else 0} bytes, between 1 and"
+            f" {LONGEST_NAME_BYTES} are allowed"
+        )
+    try:
+        values.cast(pa.string())
+    except pa.ArrowInvalid:
+        raise BadProperties(
+            "a header's value that is not UTF-8: encode it, as base64(...) does"
+        ) from None
+    if int(sizes_of(values).max(initial=0)) > _MOST_VALUE_BYTES:
+        raise BadProperties(
+            f"a header's value takes {int(sizes_of(values).max())} bytes, the properties of one"
+            f" message may take {MOST_BYTES}"
+        )
+    return _cut_again(_fields(Field.HEADER, values.fill_null(b""), names), counts)
+
+
+def _as_lists(maps: pa.Array) -> pa.Array:
+    """Maps as lists of keys and values."""
+    key, item = maps.type.key_type, maps.type.item_type
+    kind = pa.list_(pa.struct([pa.field("key", key, nullable=False), pa.field("value", item)]))
+    return pa.Array.from_buffers(
+        kind,
+        len(maps),
+        maps.buffers()[:2],
+        null_count=maps.null_count,
+        offset=maps.offset,
+        children=[
+            pa.StructArray.from_arrays(
+                [maps.keys, maps.items], fields=[kind.value_type.field(0), kind.value_type.field(1)]
+            )
+        ],
+    )

@@ -1,0 +1,132 @@
+"""The columns that the sink takes, as Spark's Kafka sink does, and some of Martlet's own.
+
+=============== ============================ ======================================================
+column          type                         meaning
+=============== ============================ ======================================================
+value           BINARY, STRING               the body; required, and never null or empty
+topic           STRING                       where it belongs, unless option ``topic`` says it
+key             BINARY, STRING               the order key, UTF-8: leads to one queue, in order
+partition       INT, BIGINT                  the queue, in place of the key's
+headers         ARRAY<STRUCT<key, value>>,   the application's headers: text, and text or UTF-8
+                MAP<STRING, ...>
+tag             STRING                       a word to filter by
+keys            ARRAY<STRING>                to find the message by
+deliver_at      TIMESTAMP                    not before this time
+delay           INT, BIGINT (milliseconds),  not before so long from when it is staged
+                INTERVAL DAY TO SECOND
+=============== ============================ ======================================================
+
+Null means none in all but ``value`` and ``topic``.  The columns that the source has beside these
+say where a message was, and are passed over: what was read can be written.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DayTimeIntervalType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from martlet.spark.read.schema import SCHEMA
+
+
+def _is_text(type: DataType) -> bool:
+    return isinstance(type, (BinaryType, StringType))
+
+
+def _is_number(type: DataType) -> bool:
+    return isinstance(type, (IntegerType, LongType))
+
+
+def _is_headers(type: DataType) -> bool:
+    if isinstance(type, MapType):
+        return isinstance(type.keyType, StringType) and _is_text(type.valueType)
+    if not isinstance(type, ArrayType) or not isinstance(type.elementType, StructType):
+        return False
+    fields = {field.name: field.dataType for field in type.elementType}
+    return (
+        fields.keys() == {"key", "value"}
+        and isinstance(fields["key"], StringType)
+        and _is_text(fields["value"])
+    )
+
+
+class _Column(NamedTuple):
+    types: str
+    fits: Callable[[DataType], bool]
+
+
+COLUMNS: Mapping[str, _Column] = {
+    "value": _Column("BINARY or STRING", _is_text),
+    "topic": _Column("STRING", lambda type: isinstance(type, StringType)),
+    "key": _Column("BINARY or STRING", _is_text),
+    "partition": _Column("INT or BIGINT", _is_number),
+    "headers": _Column(
+        "ARRAY<STRUCT<key STRING, value BINARY or STRING>> or MAP<STRING, BINARY or STRING>",
+        _is_headers,
+    ),
+    "tag": _Column("STRING", lambda type: isinstance(type, StringType)),
+    "keys": _Column(
+        "ARRAY<STRING>",
+        lambda type: isinstance(type, ArrayType) and isinstance(type.elementType, StringType),
+    ),
+    "deliver_at": _Column("TIMESTAMP", lambda type: isinstance(type, TimestampType)),
+    "delay": _Column(
+        "INT or BIGINT, milliseconds, or INTERVAL DAY TO SECOND",
+        lambda type: _is_number(type) or isinstance(type, DayTimeIntervalType),
+    ),
+}
+PASSED_OVER = frozenset(field.name for field in SCHEMA) - COLUMNS.keys()
+
+
+def check_columns(schema: StructType, topic: str | None) -> None:
+    """See that rows of a schema can be written.
+
+    Args:
+        schema: the rows'.
+        topic: where all of them go; None where each row tells.
+
+    Raises:
+        ValueError: a column is missing, unknown, or of another type; the text names those there
+            are.
+    """
+    types = {field.name: field.dataType for field in schema}
+    for name, type in types.items():
+        if name in PASSED_OVER:
+            continue
+        known = COLUMNS.get(name)
+        if known is None:
+            near = difflib.get_close_matches(name, COLUMNS, 1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ValueError(
+                f"the martlet sink has no column {name!r}: {hint}it has {', '.join(COLUMNS)};"
+                " put what else there is into value, as to_json(struct(*)) does, or into headers"
+            )
+        if not known.fits(type):
+            raise ValueError(
+                f"column {name!r} is {type.simpleString()}, the martlet sink wants"
+                f" {known.types}: CAST it"
+            )
+    if "value" not in types:
+        raise ValueError(
+            f"column 'value' is missing, there are {', '.join(types) or 'none'}: it is the body,"
+            " BINARY or STRING, such as to_json(struct(*)) AS value"
+        )
+    if topic is None and "topic" not in types:
+        raise ValueError(
+            "where do the rows go? give option topic, or have a column 'topic' in each row"
+        )
+    if "deliver_at" in types and "delay" in types:
+        raise ValueError("columns 'deliver_at' and 'delay' each tell when: have one of them")

@@ -1,0 +1,501 @@
+"""NSQ's rules of delivery, one by one."""
+
+from __future__ import annotations
+
+import errno
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+from tests.unit.broker.core import SECOND_NS, Core
+
+from martlet.broker.channel import delivery as delivery_module
+from martlet.broker.channel import in_flight as window_module
+from martlet.broker.errors import InvalidName, NotFound, NotInFlight, TooMany
+from martlet.log import index as index_module
+
+
+def test_the_first_channel_gets_the_backlog_and_later_ones_what_comes_after() -> None:
+    core = Core()
+    core.publish("t", b"1", b"2")
+    first = core.client("t", "first").ready(10)
+    second = core.client("t", "second").ready(10)
+    core.publish("t", b"3")
+    assert first.bodies == [b"1", b"2", b"3"]
+    assert second.bodies == [b"3"]
+    assert first.channel.message_count == 3
+    assert second.channel.message_count == 1
+
+
+def test_rdy_is_a_ceiling_of_what_is_in_flight() -> None:
+    core = Core()
+    client = core.client("t").ready(2)
+    core.publish("t", b"1", b"2", b"3", b"4")
+    assert client.bodies == [b"1", b"2"]
+    client.ready(1)
+    client.finish(0)
+    assert client.bodies == [b"1", b"2"]
+    client.finish(1)
+    assert client.bodies == [b"1", b"2", b"3"]
+    client.ready(0)
+    client.finish(2)
+    assert client.channel.depth == 1
+    assert client.consumer.in_flight_count == 0
+
+
+def test_consumers_share_what_there_is() -> None:
+    core = Core()
+    clients = [core.client("t").ready(10) for _ in range(3)]
+    core.publish("t", *[b"%d" % n for n in range(9)])
+    assert all(2 <= len(client.got) <= 4 for client in clients)
+    assert sorted(b for c in clients for b in c.bodies) == [b"%d" % n for n in range(9)]
+
+
+def test_a_client_that_reads_nothing_is_sent_nothing() -> None:
+    core = Core()
+    client = core.client("t").ready(10)
+    client.channel.set_blocked(client.consumer, True)
+    core.publish("t", b"1")
+    assert client.got == []
+    client.channel.set_blocked(client.consumer, False)
+    assert client.bodies == [b"1"]
+
+
+def test_lone_messages_behind_a_slow_one_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Window and leases stay small, though one message takes its consumer all of its time."""
+    monkeypatch.setattr(delivery_module, "COMFORTABLE_SPAN", 32)
+    monkeypatch.setattr(window_module, "COMFORTABLE_SPAN", 32)
+    core = Core(segment_bytes=1 << 20)
+    slow, quick = core.client("t"), core.client("t")
+    slow.ready(1)
+    topic = core.broker.topic("t")
+    core.broker.append(topic, b"slow")
+    quick.ready(10)
+    for number in range(200):
+        core.broker.append(topic, b"%d" % number)
+        quick.finish(number)
+    window = quick.channel.cursor.window
+    assert window.next - window.floor <= 40
+    assert len(quick.consumer.leases) <= 40
+    slow.finish()
+    assert window.floor == window.next == 201
+    assert (slow.bodies, len(quick.got)) == ([b"slow"], 200)
+
+
+def test_a_channel_whose_index_cannot_be_read_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who publishes does not notice, and delivery goes on by itself."""
+    monkeypatch.setattr(index_module, "MOST_ROWS_IN_MEMORY", 4)
+    monkeypatch.setattr(index_module, "_KEPT_ROWS", 1)
+    told: list[tuple[str, str, OSError]] = []
+    core = Core(segment_bytes=1 << 20, on_put_off=lambda *what: told.append(what))
+    client = core.client("t").ready(10)
+    client.channel.set_paused(True)
+    bodies = [b"%d" % number for number in range(8)]
+    for body in bodies[:6]:
+        core.publish("t", body)
+    error = OSError(errno.EMFILE, "Too many open files")
+    with monkeypatch.context() as disk:
+        disk.setattr(core.storage, "map", Mock(side_effect=error))
+        client.channel.set_paused(False)
+        core.publish("t", bodies[6])
+        core.broker.append(core.broker.topic("t"), bodies[7])
+        core.wait(SECOND_NS)
+    assert client.got == []
+    assert told == [("t", "c", error)] * 4
+    core.wait(SECOND_NS)
+    assert client.bodies == bodies
+    assert len(told) == 4
+
+
+def test_a_requeued_message_comes_again_with_one_attempt_more() -> None:
+    core = Core()
+    client = core.client("t").ready(1)
+    core.publish("t", b"1")
+    client.requeue(0)
+    client.requeue(1)
+    assert [(m.attempts, m.body) for m in client.got] == [(1, b"1"), (2, b"1"), (3, b"1")]
+    assert client.channel.requeue_count == client.consumer.requeue_count == 2
+
+
+def test_a_message_that_fails_again_and_again_keeps_no_other_from_its_consumer() -> None:
+    core = Core()
+    client = core.client("t").ready(1)
+    core.publish("t", b"bad", b"1", b"2", b"3")
+    for _ in range(8):
+        last = len(client.got) - 1
+        if client.got[last].body == b"bad":
+            client.requeue(last)
+        else:
+            client.finish(last)
+    assert {b"1", b"2", b"3"} < set(client.bodies)
+
+
+def test_messages_to_be_delivered_again_do_not_wait_behind_the_backlog() -> None:
+    core = Core()
+    client = core.client("t").ready(1)
+    core.publish("t", *[b"%d" % n for n in range(50)])
+    client.requeue(0)
+    for number in range(1, 4):
+        client.finish(number)
+    assert client.bodies.count(b"0") == 2
+
+
+def test_a_delayed_requeue_waits_and_is_not_in_flight() -> None:
+    core = Core()
+    client = core.client("t").ready(1)
+    core.publish("t", b"1")
+    client.requeue(0, 5 * SECOND_NS)
+    assert client.channel.deferred_count == 1
+    assert client.channel.depth == 0
+    with pytest.raises(NotInFlight, match="ID not in flight"):
+        client.finish(0)
+    core.wait(5 * SECOND_NS - 1)
+    assert len(client.got) == 1
+    core.wait(1)
+    assert [m.attempts for m in client.got] == [1, 2]
+
+
+def test_a_message_times_out_at_its_time_and_goes_to_whoever_is_there() -> None:
+    core = Core()
+    slow = core.client("t", timeout_ns=2 * SECOND_NS).ready(1)
+    core.publish("t", b"1")
+    slow.ready(0)
+    other = core.client("t", timeout_ns=60 * SECOND_NS).ready(1)
+    core.wait(2 * SECOND_NS - 1)
+    assert other.got == []
+    core.wait(1)
+    assert [(m.attempts, m.body) for m in other.got] == [(2, b"1")]
+    assert slow.consumer.in_flight_count == 0
+    assert other.channel.timeout_count == 1
+    with pytest.raises(NotInFlight):
+        slow.finish(0)
+
+
+def test_touch_holds_a_message_up_to_the_maximum_since_its_delivery() -> None:
+    core = Core(max_timeout_ns=5 * SECOND_NS)
+    client = core.client("t", timeout_ns=2 * SECOND_NS).ready(1)
+    core.publish("t", b"1")
+    for _ in range(4):
+        core.wait(SECOND_NS)
+        client.touch(0)
+    core.wait(SECOND_NS - 1)
+    assert client.consumer.in_flight_count == 1
+    core.wait(1)
+    assert client.channel.timeout_count == 1
+    assert [m.attempts for m in client.got] == [1, 2]
+
+
+def test_a_deadline_that_was_set_twice_expires_once() -> None:
+    core = Core(max_timeout_ns=2 * SECOND_NS)
+    client = core.client("t", timeout_ns=2 * SECOND_NS).ready(1)
+    core.publish("t", b"1")
+    core.wait(SECOND_NS)
+    for _ in range(3):
+        client.touch(0)
+    client.ready(0)
+    core.wait(SECOND_NS)
+    assert client.consumer.in_flight_count == 0
+    assert client.channel.in_flight_count == 0
+    assert client.channel.timeout_count == 1
+    assert client.channel.depth == 1
+
+
+def test_what_a_lost_client_held_goes_to_others_at_once() -> None:
+    core = Core()
+    gone = core.client("t").ready(2)
+    core.publish("t", b"1", b"2", b"3")
+    gone.requeue(0)
+    gone.leave()
+    other = core.client("t").ready(10)
+    assert sorted(other.bodies) == [b"1", b"2", b"3"]
+    assert other.channel.timeout_count == 0
+
+
+def test_deferred_messages_come_at_their_time_and_others_at_once() -> None:
+    core = Core()
+    client = core.client("t").ready(10)
+    core.publish("t", b"later", b"later too", delay_ns=3 * SECOND_NS)
+    core.publish("t", b"now")
+    core.publish("t", b"soon", delay_ns=SECOND_NS)
+    assert client.bodies == [b"now"]
+    assert client.channel.deferred_count == 3
+    assert client.channel.message_count == 4
+    core.wait(SECOND_NS)
+    assert client.bodies == [b"now", b"soon"]
+    core.wait(2 * SECOND_NS)
+    assert client.bodies == [b"now", b"soon", b"later", b"later too"]
+    assert [m.attempts for m in client.got] == [1, 1, 1, 1]
+
+
+def test_a_paused_channel_delivers_nothing_but_takes_answers() -> None:
+    core = Core()
+    client = core.client("t").ready(1)
+    core.publish("t", b"1", b"2")
+    core.broker.topics["t"].pause_channel("c", True)
+    client.finish(0)
+    core.wait(100 * SECOND_NS)
+    assert client.bodies == [b"1"]
+    core.broker.topics["t"].pause_channel("c", False)
+    assert client.bodies == [b"1", b"2"]
+
+
+def test_a_paused_topic_keeps_its_messages_from_the_channels() -> None:
+    core = Core()
+    client = core.client("t").ready(10)
+    topic = core.broker.topics["t"]
+    topic.set_paused(True)
+    core.publish("t", b"1")
+    core.publish("t", b"2", delay_ns=SECOND_NS)
+    assert (topic.depth, client.channel.depth, client.channel.message_count) == (2, 0, 0)
+    topic.set_paused(False)
+    assert client.bodies == [b"1"]
+    assert (topic.depth, client.channel.deferred_count, client.channel.message_count) == (0, 1, 2)
+    core.wait(SECOND_NS)
+    assert client.bodies == [b"1", b"2"]
+
+
+def test_emptying_a_paused_topic_drops_what_no_channel_has_got() -> None:
+    core = Core()
+    client = core.client("t")
+    core.publish("t", b"1")
+    topic = core.broker.topics["t"]
+    topic.set_paused(True)
+    core.publish("t", b"dropped")
+    core.publish("t", b"dropped too", delay_ns=SECOND_NS)
+    topic.empty()
+    core.publish("t", b"2")
+    assert topic.depth == 1
+    topic.set_paused(False)
+    assert client.channel.depth == 2
+    assert client.channel.message_count == 2
+    client.ready(10)
+    core.wait(10 * SECOND_NS)
+    assert client.bodies == [b"1", b"2"]
+
+
+def test_emptying_a_channel_goes_over_what_was_emptied_of_its_topic() -> None:
+    core = Core()
+    client = core.client("t")
+    core.publish("t", b"1")
+    topic = core.broker.topics["t"]
+    topic.set_paused(True)
+    core.publish("t", b"dropped")
+    topic.empty()
+    topic.set_paused(False)
+    core.publish("t", b"2")
+    client.channel.empty()
+    assert client.channel.depth == 0
+    core.publish("t", b"3")
+    assert client.ready(10).bodies == [b"3"]
+
+
+def test_emptying_a_paused_topic_without_channels_leaves_no_depth_behind() -> None:
+    core = Core()
+    topic = core.broker.topic("t")
+    topic.set_paused(True)
+    core.publish("t", b"dropped")
+    topic.empty()
+    assert topic.depth == 0
+    channel = core.channel("t")
+    assert (topic.depth, channel.depth, channel.message_count) == (0, 0, 0)
+
+
+def test_emptying_a_channel_drops_what_is_in_flight_and_deferred_too() -> None:
+    core = Core()
+    client = core.client("t").ready(1)
+    core.publish("t", b"1", b"2")
+    core.publish("t", b"3", delay_ns=SECOND_NS)
+    client.channel.empty()
+    assert client.channel.depth == client.channel.deferred_count == 0
+    assert client.consumer.in_flight_count == client.channel.in_flight_count == 0
+    with pytest.raises(NotInFlight):
+        client.finish(0)
+    core.publish("t", b"4")
+    core.wait(10 * SECOND_NS)
+    assert client.bodies == [b"1", b"4"]
+
+
+def test_advancing_leaves_what_is_above_in_flight() -> None:
+    core = Core()
+    client = core.client("t").ready(4)
+    core.publish("t", *[b"%d" % n for n in range(6)])
+    client.requeue(1, SECOND_NS)
+    client.channel.advance(2)
+    assert client.consumer.in_flight_count == 4
+    assert client.bodies == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    client.finish(2, 3, 4, 5)
+    assert client.channel.cursor.lowest_needed == 6
+    core.wait(2 * SECOND_NS)
+    assert len(client.got) == 6
+
+
+def test_depth_stays_right_when_a_deferred_message_ahead_was_finished_before_a_restart() -> None:
+    core = Core()
+    client = core.client("t")
+    core.publish("t", b"1", b"2")
+    core.publish("t", b"3", delay_ns=SECOND_NS)
+    core.publish("t", b"4")
+    core.wait(SECOND_NS)
+    client.ready(1)
+    assert client.bodies == [b"3"]
+    client.ready(0)
+    client.finish(0)
+    assert client.channel.depth == 3
+    core.stop()
+    again = core.client("t")
+    assert again.channel.depth == 3
+    again.ready(10)
+    assert again.bodies == [b"1", b"2", b"4"]
+    assert again.channel.depth == 0
+
+
+def test_of_a_run_of_answers_all_that_can_be_is_done_at_once() -> None:
+    core = Core()
+    client = core.client("t").ready(10)
+    core.publish("t", *[b"%d" % n for n in range(10)])
+    channel, consumer = client.channel, client.consumer
+    client.finish(3)
+
+    def left(*offsets: int) -> list[int]:
+        found: list[int] = channel.finish_run(consumer, np.array(offsets, np.int64)).tolist()
+        return found
+
+    assert left(3) == [3]
+    assert left(-1, 3, 10) == [-1, 3, 10]
+    assert consumer.in_flight_count == 9
+    assert left(10, 4, 3, 2, -1) == [10, 3, -1]  # in no order, and some that are not in flight
+    assert (consumer.in_flight_count, consumer.finish_count) == (7, 3)
+    assert left(5, 6, 5) == [5, 6, 5]  # one of them twice: only the first time is right
+    assert left(9, 1, 0) == []
+    assert (consumer.in_flight_count, consumer.finish_count) == (4, 6)
+    assert channel.finishes.count == 6
+    stranger = core.client("t").ready(1)
+    assert channel.finish_run(stranger.consumer, np.array([5], np.int64)).tolist() == [5]
+    with pytest.raises(NotInFlight):
+        channel.finish(stranger.consumer, 5)
+
+
+@pytest.mark.parametrize("offset", [10, 1 << 62, (1 << 63) + 4, (1 << 64) - 1])
+def test_answers_for_offsets_that_do_not_exist_are_refused(offset: int) -> None:
+    core = Core()
+    client = core.client("t").ready(10)
+    core.publish("t", b"1")
+    for answer in (client.channel.finish, client.channel.touch):
+        with pytest.raises(NotInFlight):
+            answer(client.consumer, offset)
+    with pytest.raises(NotInFlight):
+        client.channel.requeue(client.consumer, offset, 0)
+
+
+def test_sampling_gives_a_share_and_forgets_the_rest() -> None:
+    core = Core(segment_bytes=1 << 20)
+    client = core.client("t", sample=30).ready(2000)
+    core.publish("t", *[b"%d" % n for n in range(1000)])
+    assert 200 < len(client.got) < 400
+    assert client.channel.depth == 0
+    client.finish()
+    assert client.channel.cursor.lowest_needed == 1000
+
+
+def test_a_channel_takes_as_many_consumers_as_it_may() -> None:
+    core = Core(most_consumers=1)
+    client = core.client("t")
+    with pytest.raises(TooMany, match="consumers for t:c exceeds limit of 1"):
+        core.client("t")
+    client.leave()
+    core.client("t")
+
+
+def test_a_deleted_channel_tells_its_clients_and_delivers_nothing_more() -> None:
+    core = Core()
+    client = core.client("t").ready(10)
+    core.broker.topics["t"].delete_channel("c")
+    assert client.closed
+    core.publish("t", b"1")
+    assert client.got == []
+    client.leave()
+    assert core.client("t").ready(1).bodies == [b"1"]
+
+
+def test_what_is_ephemeral_goes_with_its_last_consumer() -> None:
+    core = Core()
+    client = core.client("t#ephemeral", "c#ephemeral").ready(1)
+    topic = core.broker.topics["t#ephemeral"]
+    client.leave()
+    core.broker.left(topic, client.channel)
+    assert "t#ephemeral" not in core.broker.topics
+    kept = core.client("t", "c#ephemeral")
+    kept.leave()
+    core.broker.left(core.broker.topics["t"], kept.channel)
+    assert core.broker.topics["t"].channels == {}
+
+
+def test_an_ephemeral_topic_goes_with_its_last_channel_whoever_deletes_it() -> None:
+    core = Core()
+    client = core.client("t#ephemeral", "c")
+    topic = core.broker.topics["t#ephemeral"]
+    core.channel("t#ephemeral", "other")
+    core.broker.delete_channel(topic, "other")
+    assert core.broker.topics == {"t#ephemeral": topic}
+    core.broker.delete_channel(topic, "c")
+    assert client.closed
+    assert core.broker.topics == {}
+
+
+def test_names_are_checked_and_looked_up() -> None:
+    core = Core()
+    for bad in ("", "a b", "a" * 65, "a#b", "ü"):
+        with pytest.raises(InvalidName):
+            core.broker.topic(bad)
+        with pytest.raises(InvalidName):
+            core.broker.topic("t").channel(bad)
+    with pytest.raises(NotFound, match="there is no topic 'nope'"):
+        core.broker.find_topic("nope")
+    with pytest.raises(NotFound, match="there is no channel 'nope' of topic 't'"):
+        core.broker.topic("t").find_channel("nope")
+
+
+def test_ids_run_over_64_bits() -> None:
+    core = Core()
+    topic = core.broker.topic("t")
+    topic.queue.id_base = (1 << 64) - 2
+    client = core.client("t").ready(10)
+    core.publish("t", b"1", b"2", b"3", b"4")
+    assert [m.id for m in client.got] == [
+        b"fffffffffffffffe",
+        b"ffffffffffffffff",
+        b"0000000000000000",
+        b"0000000000000001",
+    ]
+    client.finish()
+    assert client.channel.cursor.lowest_needed == 4
+
+
+def test_attempts_stop_counting_where_the_wire_ends() -> None:
+    core = Core()
+    client = core.client("t").ready(1)
+    core.publish("t", b"1")
+    client.channel.cursor.stragglers.wait(0, 70_000, 0, core.clock.now_ns)
+    client.channel.cursor.window.release(0)
+    client.consumer.in_flight_count = 0
+    client.ready(1)
+    assert client.got[-1].attempts == 0xFFFF
+
+
+def test_bytes_of_refused_messages_are_not_counted() -> None:
+    core = Core()
+    core.publish("t", b"12345")
+    core.storage.capacity_bytes = core.storage.used_bytes
+    while core.publish("t", b"x" * 1000).error is None:
+        pass
+    topic = core.broker.topics["t"]
+    assert topic.message_bytes == 5 + 1000 * (topic.message_count - 1)
+
+
+@pytest.mark.parametrize("id", [b"0x000000000000ff", b" 00000000000000f", b"0_0000000000000f"])
+def test_only_hexadecimal_digits_are_an_id(id: bytes) -> None:
+    """Python reads all these as numbers, and with luck as that of a message in flight."""
+    core = Core()
+    client = core.client("t").ready(1)
+    with pytest.raises(ValueError, match="Non-hexadecimal digit"):
+        client.channel.cursor.queue.offset_of(id)

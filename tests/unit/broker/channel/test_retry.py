@@ -1,0 +1,375 @@
+"""Messages that fail: when they come again, and when they become dead letters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.broker.core import SECOND_NS, Client, Core
+
+from martlet.broker.channel.channel import Channel
+from martlet.broker.channel.retry import DELAY_LEVELS_MS, Cause, Retry
+from martlet.broker.dead_letters.dead_letter import CHANNEL, Reason, default_name
+from martlet.broker.policy import BadPolicy, ChannelPolicy
+from martlet.names import is_valid_name
+from martlet.properties.model import Properties
+
+MINUTE_NS = 60 * SECOND_NS
+
+
+def configure(core: Core, topic: str = "t", channel: str = "c", **policy: Any) -> Channel:
+    found = core.channel(topic, channel)
+    core.broker.topic(topic).configure_channel(channel, ChannelPolicy().changed(policy))
+    return found
+
+
+def dead_letters(core: Core, topic: str = "t.c.dead") -> list[tuple[bytes, Properties]]:
+    """Bodies and properties of all that is stored in a dead-letter topic."""
+    channel = core.broker.find_topic(topic).find_channel(CHANNEL)
+    cursor = channel.cursor
+    told = []
+    for offset in range(channel.source.limit):
+        frame = cursor.frame(offset, 1)
+        assert frame is not None
+        told.append((bytes(frame[34:]), Properties.unpack(cursor.properties(offset))))
+    return told
+
+
+def test_without_a_policy_a_message_comes_again_for_ever() -> None:
+    core = Core()
+    client = core.client("t").ready(1)
+    core.publish("t", b"bad")
+    for attempt in range(100):
+        assert client.got[-1].attempts == attempt + 1
+        client.requeue(attempt)
+    assert list(core.broker.topics) == ["t"]
+
+
+def test_the_delays_of_rocketmq_are_the_default() -> None:
+    assert DELAY_LEVELS_MS[2] == 10_000
+    assert DELAY_LEVELS_MS[17] == 2 * 3600 * 1000
+    retry = Retry.of(ChannelPolicy(max_attempts=16))
+    assert retry is not None
+    told = [retry.delay_ns(attempts, Cause.REQUEUED, 0) // SECOND_NS for attempts in range(1, 19)]
+    minutes = [60 * minute for minute in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120)]
+    assert told == [10, 30, *minutes, 7200, 7200]
+    assert not retry.is_over(15)
+    assert retry.is_over(16)
+
+
+@pytest.mark.parametrize(
+    ("policy", "most"),
+    [
+        ({}, None),
+        ({"retry_delays_ms": [1]}, 16),
+        ({"dead_letter_topic": "dead"}, 16),
+        ({"max_attempts": 3}, 3),
+        ({"max_attempts": -1}, 0),
+    ],
+)
+def test_any_of_three_settings_switches_retries_on(
+    policy: dict[str, Any], most: int | None
+) -> None:
+    retry = Retry.of(ChannelPolicy().changed(policy))
+    assert (None if retry is None else retry.max_attempts) == most
+
+
+def test_a_message_comes_again_after_the_delay_of_its_attempt_and_then_is_dead() -> None:
+    core = Core()
+    configure(core, max_attempts=3, retry_delays_ms=[1000, 5000])
+    client = core.client("t").ready(1)
+    core.publish("t", b"bad", b"good")
+    client.requeue(0)
+    assert client.bodies == [b"bad", b"good"]
+    client.finish(1)
+    core.wait(SECOND_NS - 1)
+    assert len(client.got) == 2
+    core.wait(1)
+    assert client.got[2][1:] == (2, b"bad")
+    client.requeue(2)
+    core.wait(5 * SECOND_NS - 1)
+    assert len(client.got) == 3
+    core.wait(1)
+    client.requeue(3)
+    core.broker.run()
+    core.wait(100 * MINUTE_NS)
+    assert len(client.got) == 4
+    channel = client.channel
+    assert channel.dead_letter_count == 1
+    assert channel.in_flight_count == channel.depth == channel.deferred_count == 0
+    ((body, properties),) = dead_letters(core)
+    assert body == b"bad"
+    assert properties.system["dead_reason"] == "max_attempts"
+    assert properties.system["dead_attempts"] == "3"
+    assert properties.system["dead_topic"] == "t"
+    assert properties.system["dead_channel"] == "c"
+    assert properties.system["dead_id"] == client.got[0].id.decode()
+    assert properties.system["dead_offset"] == "0"
+    assert "dead_first_error" not in properties.system
+    assert core.broker.topic("t.c.dead").channels[CHANNEL].depth == 1
+
+
+def test_who_names_a_delay_gets_it() -> None:
+    core = Core()
+    configure(core, max_attempts=16)
+    client = core.client("t").ready(1)
+    core.publish("t", b"1")
+    client.requeue(0, 2 * SECOND_NS)
+    core.wait(2 * SECOND_NS)
+    assert len(client.got) == 2
+
+
+def test_a_timeout_waits_and_counts_as_well() -> None:
+    core = Core()
+    configure(core, max_attempts=2, retry_delays_ms=[3000])
+    clients = [core.client("t", timeout_ns=SECOND_NS).ready(1) for _ in range(2)]
+    core.publish("t", b"1", b"2")
+    core.wait(SECOND_NS)
+    assert [len(client.got) for client in clients] == [1, 1]
+    channel = clients[0].channel
+    assert channel.deferred_count == 2
+    core.wait(3 * SECOND_NS)
+    assert [message.attempts for client in clients for message in client.got] == [1, 2, 1, 2]
+    core.wait(SECOND_NS)
+    assert channel.timeout_count == 4
+    told = [properties.system for _, properties in dead_letters(core)]
+    assert [each["dead_reason"] for each in told] == ["timeout"] * 2
+    assert [each["dead_failures"] for each in told] == ["2"] * 2
+    assert [client.consumer.in_flight_count for client in clients] == [0, 0]
+
+
+def test_a_consumer_that_goes_is_no_failure_at_first() -> None:
+    core = Core()
+    configure(core, max_attempts=3, retry_delays_ms=[3000])
+    clients = [core.client("t").ready(1)]
+    core.publish("t", b"1")
+    clients[0].leave()
+    clients.append(core.client("t").ready(1))
+    assert clients[1].got[0].attempts == 2
+    clients[1].leave()
+    clients.append(core.client("t").ready(1))
+    assert clients[2].got == []
+    core.wait(3 * SECOND_NS)
+    assert clients[2].got[0].attempts == 3
+    clients[2].leave()
+    core.broker.run()
+    ((_, properties),) = dead_letters(core)
+    assert properties.system["dead_reason"] == "disconnected"
+
+
+def test_what_consumers_say_is_kept_over_a_restart() -> None:
+    core = Core()
+    configure(core, max_attempts=3, retry_delays_ms=[0])
+    client = core.client("t").ready(1)
+    core.publish("t", b"1")
+    for attempt, error in enumerate(["first: \N{SNOWMAN}", "second" * 1000]):
+        client.channel.requeue(client.consumer, client.offset(attempt), 0, error)
+    core.broker.write_journal()
+    core.kill()
+    client = core.client("t").ready(1)
+    client.channel.requeue(client.consumer, client.offset(0), 0, "third")
+    core.broker.run()
+    core.stop()
+    client = core.client("t").ready(1)
+    assert client.got == []
+    ((_, properties),) = dead_letters(core)
+    assert properties.system["dead_first_error"] == "first: \N{SNOWMAN}"
+    assert properties.system["dead_last_error"] == "third"
+
+
+def test_a_rejected_message_is_dead_at_once_with_its_own_properties() -> None:
+    core = Core()
+    client = core.client("t").ready(1)
+    own = Properties(tag="paid", keys=("o-17",), headers={"trace": "x" * 32_000})
+    core.broker.topic("t").stage([b"1"], 0, [(0, own.pack())])
+    core.broker.commit()
+    client.channel.reject(client.consumer, client.offset(0), Reason.REJECTED, "no such account")
+    core.broker.run()
+    ((body, properties),) = dead_letters(core)
+    assert (body, properties.tag, properties.keys) == (b"1", "paid", ("o-17",))
+    assert properties.headers == own.headers
+    assert properties.system["dead_reason"] == "rejected"
+    assert properties.system["dead_last_error"] == "no such account"
+
+
+def test_where_the_disk_is_full_a_dead_letter_stays_and_is_tried_again() -> None:
+    core = Core()
+    configure(core, max_attempts=1)
+    refused = []
+    core.broker.transfers.on_refused = lambda *what: refused.append(what)
+    client = core.client("t").ready(1)
+    core.publish("t", b"bad", b"worse")
+    client.requeue(0)
+    core.broker.run()
+    core.storage.capacity_bytes = core.storage.used_bytes
+    for size in (500, 1):
+        while core.publish("t", b"x" * size).error is None:
+            pass
+    client.ready(0)
+    client.requeue(1)
+    core.broker.run()
+    core.wait(6 * SECOND_NS)
+    assert client.channel.dead_letter_count == 1
+    assert client.channel.in_flight_count == 1
+    assert len(refused) == 1
+    core.storage.capacity_bytes = None
+    core.broker.log.look_for_room()
+    core.wait(6 * SECOND_NS)
+    assert client.channel.dead_letter_count == 2
+    assert [body for body, _ in dead_letters(core)] == [b"bad", b"worse"]
+
+
+def test_a_dead_letter_that_waits_for_a_flush_is_not_finished_before() -> None:
+    core = Core()
+    core.broker.transfers.waits_for_flush = True
+    configure(core, max_attempts=1)
+    client = core.client("t").ready(1)
+    core.publish("t", b"bad")
+    client.requeue(0)
+    core.flush()
+    core.broker.run()
+    core.broker.write_journal()
+    assert client.channel.dead_letter_count == 0
+    core.kill(power=True)
+    again = core.client("t").ready(1)
+    assert again.bodies == [b"bad"]
+
+
+@pytest.mark.parametrize("act", ["empty", "delete", "replay"])
+def test_what_is_done_to_the_channel_meanwhile_counts(act: str) -> None:
+    from martlet.broker.channel.rewind import replay
+
+    core = Core()
+    configure(core, max_attempts=1)
+    client = core.client("t").ready(1)
+    core.publish("t", b"bad")
+    client.requeue(0)
+    if act == "empty":
+        client.channel.empty()
+    elif act == "delete":
+        core.broker.delete_channel(core.broker.topic("t"), "c")
+    else:
+        replay(core.broker.topic("t"), "c", {0: 0})
+        assert [message.attempts for message in client.got] == [1, 1]
+    core.broker.run()
+    assert list(core.broker.topics) == ["t"]
+    if act != "delete":
+        assert client.channel.in_flight_count == (1 if act == "replay" else 0)
+
+
+def test_dead_letter_topics_have_valid_names_of_their_own() -> None:
+    pairs = [
+        ("orders", "mail"),
+        ("a", "b.c"),
+        ("a.b", "c"),
+        ("a", "b"),
+        ("a", "b#ephemeral"),
+        ("x" * 64, "y" * 64),
+        ("x" * 64, "z" * 64),
+        ("x" * 30, "y" * 28),
+        ("x" * 30, "y" * 29),
+    ]
+    names = [default_name(*pair) for pair in pairs]
+    assert names[0] == "orders.mail.dead"
+    assert all(is_valid_name(name) and name.endswith(".dead") for name in names)
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("name", ["t", "d#ephemeral"])
+def test_a_dead_letter_topic_that_loses_or_repeats_messages_is_refused(name: str) -> None:
+    core = Core()
+    with pytest.raises(BadPolicy, match=name):
+        configure(core, dead_letter_topic=name)
+    assert core.channel("t").policy == ChannelPolicy()
+
+
+def test_a_policy_is_there_after_a_restart() -> None:
+    core = Core()
+    configure(core, max_attempts=2, retry_delays_ms=[7], dead_letter_topic="d")
+    core.kill()
+    client: Client = core.client("t").ready(1)
+    core.publish("t", b"1")
+    client.requeue(0)
+    core.wait(7_000_000)
+    client.requeue(1)
+    core.broker.run()
+    assert [body for body, _ in dead_letters(core, "d")] == [b"1"]
+
+
+def test_in_order_what_is_dead_holds_up_the_next_no_longer() -> None:
+    core = Core()
+    configure(core, max_attempts=2, retry_delays_ms=[1000], order="queue")
+    client = core.client("t").ready(5)
+    core.publish("t", b"bad", b"next")
+    assert client.bodies == [b"bad"]
+    client.requeue(0)
+    assert client.bodies == [b"bad"]
+    core.wait(SECOND_NS)
+    assert client.bodies == [b"bad", b"bad"]
+    client.requeue(1)
+    core.broker.run()
+    assert client.bodies == [b"bad", b"bad", b"next"]
+    assert [body for body, _ in dead_letters(core)] == [b"bad"]
+
+
+def test_a_channel_at_several_queues_has_one_policy_and_one_dead_letter_topic() -> None:
+    core = Core()
+    topic = core.broker.set_queues("t", 3)
+    topic.channel("c")
+    topic.configure_channel("c", ChannelPolicy(max_attempts=1))
+    core.broker.set_queues("t", 4)
+    for part in topic.parts:
+        client = Client(part.channels["c"], 60 * SECOND_NS).ready(1)
+        part.stage([b"%d" % part.number])
+        core.broker.commit()
+        client.requeue(0)
+    core.broker.run()
+    told = dead_letters(core)
+    assert [body for body, _ in told] == [b"0", b"1", b"2", b"3"]
+    assert [properties.system["dead_queue"] for _, properties in told] == ["0", "1", "2", "3"]
+
+
+def test_what_goes_wrong_with_one_dead_letter_holds_up_and_loses_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = Core()
+    configure(core, max_attempts=1)
+    client = core.client("t").ready(3)
+    core.publish("t", b"1", b"2", b"3")
+    read = client.channel.cursor.properties
+
+    def broken(offset: int) -> bytes:
+        if offset == 1:
+            raise RuntimeError("unforeseen")
+        return read(offset)
+
+    monkeypatch.setattr(client.channel.cursor, "properties", broken)
+    for number in range(3):
+        client.requeue(number)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="unforeseen"):
+            core.broker.run()
+        assert sorted(body for body, _ in dead_letters(core)) == [b"1", b"3"]
+        core.clock.advance(SECOND_NS)
+    assert client.channel.in_flight_count == 1
+    monkeypatch.undo()
+    core.wait(SECOND_NS)
+    assert sorted(body for body, _ in dead_letters(core)) == [b"1", b"2", b"3"]
+    assert client.channel.in_flight_count == 0
+
+
+def test_large_dead_letters_are_moved_in_batches_that_are_no_larger_than_others() -> None:
+    core = Core(segment_bytes=1 << 21)
+    configure(core, max_attempts=1)
+    client = core.client("t").ready(100)
+    bodies = [bytes([number]) * 300_000 for number in range(12)]
+    for body in bodies:
+        core.publish("t", body)
+    core.storage.capacity_bytes = core.storage.used_bytes + 5 * core.segment_bytes
+    for number in range(len(bodies)):
+        client.requeue(number)
+    while core.broker.transfers:
+        core.wait(1000)
+    assert [body for body, _ in dead_letters(core)] == bodies
+    index = core.broker.topics["t.c.dead"].queue.index
+    assert max(entry.length for entry in index.rows(0, 100)) < 1_500_000

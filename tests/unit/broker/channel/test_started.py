@@ -1,0 +1,273 @@
+"""What is charged with a failure: only what a client can have started to handle."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+
+import pytest
+from tests.unit.broker.channel.test_retry import configure, dead_letters
+from tests.unit.broker.core import SECOND_NS, Client, Core
+
+from martlet.broker.channel.in_flight import COMFORTABLE_SPAN
+from martlet.broker.channel.retry import Cause
+from martlet.broker.errors import NotInFlight
+from martlet.broker.recovery.journal import CursorState
+
+BODIES = tuple(b"%d" % number for number in range(6))
+
+
+def failures(client: Client) -> list[int]:
+    """How often each of the six messages has failed."""
+    known = client.channel.cursor.stragglers.by_offset
+    return [known[offset].failures if offset in known else 0 for offset in range(len(BODIES))]
+
+
+def begin(
+    core: Core, *, ready: int = 6, says_started: bool = False, max_attempts: int = 3
+) -> Client:
+    configure(core, max_attempts=max_attempts, retry_delays_ms=[100])
+    client = core.client("t", timeout_ns=SECOND_NS, says_started=says_started).ready(ready)
+    core.publish("t", *BODIES)
+    return client
+
+
+def test_a_lost_connection_charges_the_first_that_is_unanswered() -> None:
+    core = Core()
+    client = begin(core)
+    client.leave()
+    assert failures(client) == [1, 0, 0, 0, 0, 0]
+
+
+def test_what_was_delivered_before_an_answered_one_was_started_too() -> None:
+    core = Core()
+    client = begin(core)
+    client.finish(2)
+    client.leave()
+    assert failures(client) == [1, 1, 0, 1, 0, 0]
+
+
+def test_a_run_of_answers_is_progress_as_well() -> None:
+    core = Core()
+    client = begin(core)
+    consumer = client.consumer
+    offsets = client.channel.cursor.window.held_offsets(0, 6)
+    client.channel.finish_run(consumer, offsets[[1, 3]])
+    client.leave()
+    assert failures(client) == [1, 0, 1, 0, 1, 0]
+
+
+def test_a_requeue_is_an_answer_and_a_failure() -> None:
+    core = Core()
+    client = begin(core)
+    client.requeue(1, 10 * SECOND_NS)
+    client.leave()
+    assert failures(client) == [1, 1, 1, 0, 0, 0]
+
+
+def test_a_touched_one_is_where_the_client_is() -> None:
+    core = Core()
+    client = begin(core)
+    client.finish(0)
+    client.touch(1)
+    client.leave()
+    assert failures(client) == [0, 1, 0, 0, 0, 0]
+
+
+def test_with_one_in_flight_exactly_that_one_is_charged() -> None:
+    core = Core()
+    client = begin(core, ready=1)
+    client.finish(0)
+    client.leave()
+    assert failures(client) == [0, 1, 0, 0, 0, 0]
+
+
+def test_what_was_not_started_comes_at_once_however_often() -> None:
+    core = Core()
+    configure(core, max_attempts=2, retry_delays_ms=[60_000])
+    core.publish("t", *BODIES)
+    for attempt in range(1, 4):
+        client = core.client("t").ready(6)
+        assert [m.attempts for m in client.got if m.body in BODIES[4:]] == [attempt] * 2
+        client.leave()
+
+
+def test_a_consumer_that_takes_no_more_leaves_free_of_charge() -> None:
+    core = Core()
+    client = begin(core)
+    client.finish(1)
+    client.consumer.progress.takes_no_more = True
+    client.leave()
+    assert failures(client) == [0] * 6
+    assert client.channel.depth == 5
+
+
+def test_what_is_given_back_is_not_charged_and_no_progress() -> None:
+    core = Core()
+    client = begin(core).ready(0)
+    client.channel.requeue(client.consumer, client.offset(3), 0, cause=Cause.GIVEN_BACK)
+    client.leave()
+    assert failures(client) == [1, 0, 0, 0, 0, 0]
+
+
+def test_of_what_times_out_together_the_first_is_charged() -> None:
+    core = Core()
+    client = begin(core)
+    client.finish(0)
+    core.wait(SECOND_NS)
+    assert failures(client) == [0, 1, 0, 0, 0, 0]
+    assert client.bodies[6:] == [b"2", b"3", b"4", b"5"]
+
+
+def test_what_came_one_by_one_is_not_charged_one_by_one() -> None:
+    core = Core()
+    configure(core, max_attempts=3)
+    client = core.client("t", timeout_ns=SECOND_NS).ready(6)
+    for body in BODIES:
+        core.publish("t", body)
+        core.wait(SECOND_NS // 100)
+    for _ in range(100):
+        core.wait(SECOND_NS // 100)
+    assert failures(client) == [1, 0, 0, 0, 0, 0]
+
+
+def test_a_touched_one_that_is_at_work_is_the_only_one() -> None:
+    core = Core()
+    client = begin(core)
+    core.wait(SECOND_NS // 2)
+    client.touch(0)
+    core.wait(SECOND_NS // 2)
+    assert failures(client) == [0] * 6
+    assert len(client.got) == 11
+    core.wait(SECOND_NS // 2)
+    assert failures(client) == [1, 0, 0, 0, 0, 0]
+
+
+def test_an_answer_may_be_to_an_earlier_delivery_and_is_no_progress_then() -> None:
+    core = Core()
+    client = begin(core)
+    core.wait(SECOND_NS)  # The client is at number 0, and has all others twice from now on.
+    core.wait(SECOND_NS // 10)
+    assert client.bodies[6:] == [b"1", b"2", b"3", b"4", b"5", b"0"]
+    client.finish(0)
+    core.wait(SECOND_NS)
+    assert failures(client) == [0, 0, 0, 0, 0, 0]
+    core.wait(SECOND_NS)
+    assert failures(client) == [0, 1, 0, 0, 0, 0]
+
+
+def test_a_client_that_answers_nothing_loses_one_after_the_other() -> None:
+    core = Core()
+    client = begin(core, max_attempts=2)
+    for _ in range(30):
+        core.wait(SECOND_NS)
+    told = [properties.system for _, properties in dead_letters(core)]
+    assert len(told) == 6
+    assert {each["dead_failures"] for each in told} == {"2"}
+    assert client.channel.depth == client.channel.in_flight_count == 0
+
+
+def test_who_says_what_he_starts_is_charged_with_that_and_nothing_else() -> None:
+    core = Core()
+    client = begin(core, says_started=True)
+    client.channel.started(client.consumer, client.offset(1))
+    client.finish(0, 4)
+    client.leave()
+    assert failures(client) == [0, 1, 0, 0, 0, 0]
+
+
+def test_who_starts_nothing_is_charged_with_nothing() -> None:
+    core = Core()
+    client = begin(core, says_started=True)
+    client.touch(3)
+    for _ in range(3):
+        core.wait(2 * SECOND_NS)
+    client.leave()
+    assert failures(client) == [0] * 6
+
+
+def test_what_comes_again_alone_can_be_started_too() -> None:
+    core = Core()
+    client = begin(core, says_started=True)
+    client.requeue(0)
+    core.wait(SECOND_NS // 5)
+    assert client.bodies[6] == b"0"
+    client.channel.started(client.consumer, client.offset(5))
+    client.leave()
+    assert failures(client) == [1, 1, 1, 1, 1, 1]
+    with pytest.raises(NotInFlight):
+        client.channel.started(client.consumer, client.offset(5))
+
+
+def test_a_message_dies_of_as_many_crashes_as_it_has_attempts_and_no_other_does() -> None:
+    core = Core()
+    configure(core, max_attempts=3, retry_delays_ms=[100])
+    core.publish("t", *BODIES)
+    channel = core.channel("t")
+    for _ in range(20):
+        client = core.client("t").ready(6)
+        core.wait(SECOND_NS)
+        alive = [number for number, body in enumerate(client.bodies) if body != b"3"]
+        before = [n for n in alive if b"3" not in client.bodies[:n]]
+        for number in before:
+            client.finish(number)
+        client.leave()
+        core.broker.run()
+    assert [body for body, _ in dead_letters(core)] == [b"3"]
+    assert channel.depth == channel.in_flight_count == 0
+
+
+def test_the_order_is_kept_by_what_leaves_the_window_with_time() -> None:
+    core = Core(segment_bytes=1 << 24)
+    configure(core, max_attempts=3)
+    slow = core.client("t").ready(2)
+    core.publish("t", b"0", b"1")
+    slow.ready(0)
+    quick = core.client("t").ready(1 << 20)
+    core.publish("t", *[b"x"] * (COMFORTABLE_SPAN + 2))
+    held = quick.channel.cursor.window.held_offsets(2, 1 << 20)
+    quick.channel.finish_run(quick.consumer, held)
+    core.publish("t", b"y")
+    core.publish("t", b"y")
+    assert len(quick.channel.cursor.stragglers) >= 2
+    slow.leave()
+    assert failures(slow)[:2] == [1, 0]
+
+
+def test_a_restart_of_the_broker_charges_nothing_and_keeps_failures() -> None:
+    core = Core()
+    client = begin(core)
+    client.requeue(0)
+    client.requeue(0 + 1)
+    core.wait(SECOND_NS // 5)
+    client.requeue(6)
+    core.broker.write_journal()
+    core.kill()
+    fresh = core.client("t")
+    assert failures(fresh) == [2, 1, 0, 0, 0, 0]
+    core.stop()
+    assert failures(core.client("t")) == [2, 1, 0, 0, 0, 0]
+
+
+def test_where_an_earlier_version_told_no_failures_deliveries_count() -> None:
+    head = struct.pack("<IIQQIIII", 1, 1, 10, 10, 0, 3, 0, 0)
+    rows = [(1, 5, 3), (2, 0, 3), (3, 0, 0)]
+    state = CursorState(0, 0)
+    assert state.apply(head + b"".join(struct.pack("<QqQ", *row) for row in rows))
+    assert state.stragglers == {1: (3, 5, 3), 2: (3, 0, 2), 3: (0, 0, 0)}
+
+
+def test_a_client_that_still_answers_copies_has_not_come_to_what_came_since() -> None:
+    core = Core()
+    client = begin(core, max_attempts=2)
+    for number in range(6):  # Each takes nearly the timeout, and what came first is handled first.
+        core.wait(SECOND_NS - 1)
+        client.finish(number)
+        core.wait(1)
+    for number in range(6, len(client.got)):
+        core.wait(SECOND_NS - 1)
+        with suppress(NotInFlight):
+            client.finish(number)
+    core.wait(SECOND_NS)
+    assert list(core.broker.topics) == ["t"]
+    assert client.channel.depth == client.channel.in_flight_count == 0

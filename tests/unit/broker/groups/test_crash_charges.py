@@ -1,0 +1,197 @@
+"""What is charged when a member of a group is lost, on a simulated clock and disk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.broker.core import SECOND_NS, Core
+
+from martlet.broker.channel.channel import Channel
+from martlet.broker.groups.crash_charges import MAX_CHARGES, Started
+from martlet.broker.groups.group_queue import GroupQueue
+from martlet.broker.groups.member import Member
+from martlet.broker.groups.offset_reset import reset_group
+from martlet.broker.policy import ChannelPolicy
+from martlet.broker.recovery import journal
+
+DELAYS_MS = (100, 1000)
+
+
+class Group:
+    """A group at one queue, with a retry policy."""
+
+    def __init__(self, **policy: int) -> None:
+        self.core = Core(segment_bytes=1 << 20)
+        topic = self.core.broker.topic("t")
+        topic.channel("g")
+        wanted = ChannelPolicy(kind="offsets", retry_delays_ms=DELAYS_MS, max_attempts=3)
+        topic.configure_channel("g", wanted.changed(policy))
+        topic.stage([b"%d" % n for n in range(100)])
+        self.core.broker.commit()
+
+    @property
+    def channel(self) -> Channel:
+        return self.core.broker.topics["t"].channels["g"]
+
+    @property
+    def queue(self) -> GroupQueue:
+        group = self.channel.group
+        assert group is not None
+        return group
+
+    def join(self, lease_s: int = 60) -> Member:
+        members = self.queue.members
+        topic = self.core.broker.topics["t"]
+        members.resize(replace(members.place, count=len(topic.parts)))
+        return members.join("m", lease_ns=lease_s * SECOND_NS)
+
+    def lose(self, *runs: tuple[int, int], alone: bool = False) -> None:
+        """Have a member that has started these go without a word."""
+        member = self.join()
+        member.started[0] = Started(runs, alone)
+        self.queue.members.lose(member)
+
+    @property
+    def failures(self) -> dict[int, int]:
+        charges = self.channel.cursor.charges
+        return {o: c.failures for o, c in charges.by_offset.items()} if charges else {}
+
+    def told(self) -> list[tuple[int, int, int, bool]]:
+        return self.queue.charges_between(0, 100)
+
+
+def test_what_a_lost_member_had_started_and_not_committed_is_charged() -> None:
+    group = Group()
+    group.queue.commit(4)
+    group.lose((2, 3), (3, 6), (9, 10), (98, 200))
+    assert group.failures == {4: 1, 5: 1, 9: 1, 98: 1, 99: 1}
+
+
+def test_who_leaves_or_has_let_go_of_a_queue_is_charged_nothing() -> None:
+    group = Group()
+    member = group.join()
+    member.started[0] = Started(((0, 3),), False)
+    group.queue.members.release(member, [0])
+    assert member.started == {}
+    member.started[0] = Started(((0, 3),), False)
+    group.queue.members.leave(member)
+    group.queue.members.lose(member)
+    assert group.failures == {}
+
+
+def test_a_lease_that_is_over_is_a_loss() -> None:
+    group = Group()
+    group.join(lease_s=2).started[0] = Started(((7, 8),), False)
+    group.core.clock.advance(3 * SECOND_NS)
+    group.core.broker.run()
+    assert group.failures == {7: 1}
+
+
+def test_without_a_retry_policy_nothing_is_charged() -> None:
+    group = Group()
+    topic = group.core.broker.topics["t"]
+    topic.configure_channel("g", ChannelPolicy(kind="offsets"))
+    group.lose((0, 1))
+    assert group.failures == {}
+    assert group.channel.cursor.charges is None
+
+
+def test_only_what_was_started_alone_is_given_up() -> None:
+    group = Group()
+    for _ in range(5):
+        group.lose((0, 3))
+    assert [each[3] for each in group.told()] == [False] * 3
+    group.lose((1, 2), alone=True)
+    assert [(each[0], each[3]) for each in group.told()] == [(0, False), (1, True), (2, False)]
+
+
+def test_the_first_failure_delays_nothing_and_later_ones_by_the_policy() -> None:
+    group = Group()
+    waits = []
+    for _ in range(3):
+        group.lose((5, 6), alone=True)
+        waits.append(group.told()[0][2])
+    assert waits == [0, 1000, 1000]
+    group.core.clock.advance(SECOND_NS // 2)
+    assert group.told() == [(5, 3, 500, True)]
+
+
+def test_without_a_limit_nothing_is_given_up() -> None:
+    group = Group(max_attempts=-1)
+    for _ in range(50):
+        group.lose((5, 6), alone=True)
+    assert group.told()[0][1] == 50
+    assert not group.told()[0][3]
+
+
+@pytest.mark.parametrize("end", ["kill", "power", "stop"])
+def test_charges_outlive_the_broker(end: str) -> None:
+    group = Group()
+    group.lose((5, 8))
+    group.lose((6, 7), alone=True)
+    told = group.failures
+    assert told == {5: 1, 6: 2, 7: 1}
+    if end == "stop":
+        group.core.stop()
+    else:
+        if end == "power":
+            group.core.flush()
+        group.core.kill(power=end == "power")
+    assert group.failures == told
+    wait_ms = group.told()[1][2]
+    assert 0 < wait_ms <= 1000
+    group.queue.commit(6)
+    group.core.broker.write_journal()
+    group.core.kill()
+    assert group.failures == {6: 2, 7: 1}
+    group.queue.commit(50)
+    group.core.broker.write_journal()
+    group.core.kill()
+    assert group.failures == {}
+
+
+def test_an_entry_of_an_earlier_version_knows_of_no_charges() -> None:
+    """It has no such flag; what it tells else is read as before."""
+    group = Group()
+    group.queue.commit(3)
+    cursor = group.channel.cursor
+    assert cursor.charges is None
+    before = journal.pack_cursor(group.channel.id, cursor, 100, full=True)
+    group.lose((5, 6))
+    after = journal.pack_cursor(group.channel.id, group.channel.cursor, 100, full=True)
+    assert int.from_bytes(before[4:8], "little") == 1
+    assert int.from_bytes(after[4:8], "little") == 3
+    state = journal.CursorState(0, 0)
+    assert state.apply(after)
+    assert state.charges.keys() == {5}
+    assert state.apply(before)
+    assert (state.next, state.charges) == (3, {})
+
+
+def test_an_operator_who_resets_the_group_begins_anew() -> None:
+    group = Group()
+    group.lose((5, 6))
+    topic = group.core.broker.topics["t"]
+    reset_group(topic, group.channel, [0], "first", 0, 0)
+    assert group.failures == {}
+    group.core.kill()
+    assert group.failures == {}
+
+
+def test_a_member_that_goes_back_does_not_make_failures_undone() -> None:
+    group = Group()
+    group.queue.commit(10)
+    group.lose((15, 16))
+    group.queue.go_back(3, group.join())
+    assert group.failures == {15: 1}
+
+
+def test_charges_have_a_limit() -> None:
+    group = Group()
+    topic = group.core.broker.topics["t"]
+    topic.stage([b""] * (MAX_CHARGES + 10))
+    group.core.broker.commit()
+    group.lose((0, MAX_CHARGES + 50))
+    assert len(group.failures) == MAX_CHARGES
+    assert max(group.failures) == MAX_CHARGES - 1

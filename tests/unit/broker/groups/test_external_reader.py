@@ -1,0 +1,162 @@
+"""A follower: what stands for a reader that keeps its own place holds back what it is asked to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.broker.core import SECOND_NS, Core
+
+from martlet.broker.channel.channel import Channel
+from martlet.broker.errors import Conflict, NotFound, OutOfReach
+from martlet.broker.groups.external_reader import follow
+from martlet.broker.groups.offset_reset import begin_group
+from martlet.broker.policy import BadPolicy, ChannelPolicy
+
+
+def following(core: Core, offset: int | None = None, **options: Any) -> Channel:
+    offsets = {} if offset is None else {0: offset}
+    return follow(core.broker.topic("t"), "spark", offsets, **({"retain": True} | options))
+
+
+def start_of(core: Core) -> int:
+    """From where on the topic is stored, once all that is not needed has gone."""
+    for _ in range(3):
+        core.checkpoint()
+    return core.broker.topics["t"].queue.start_offset
+
+
+def test_it_is_where_its_reader_says_before_or_behind() -> None:
+    core = Core()
+    core.publish("t", *[b"%d" % number for number in range(10)])
+    assert following(core).depth == 10
+    assert following(core, 7).depth == 3
+    assert following(core, 4).depth == 6
+    core.broker.write_journal()
+    core.kill()
+    channel = core.channel("t", "spark")
+    assert (channel.depth, channel.policy.kind) == (6, "follower")
+    with pytest.raises(OutOfReach, match="offset 11 of topic 't', queue 0 is behind its end, 10"):
+        following(core, 11)
+    with pytest.raises(NotFound):
+        follow(core.broker.topic("t"), "spark", {1: 0}, retain=True)
+    assert following(core, 10).depth == 0
+
+
+def test_where_it_was_told_to_be_is_known_after_a_kill_though_no_journal_was_due_yet() -> None:
+    core = Core()
+    core.publish("t", *[b"%d" % number for number in range(10)])
+    for offset in (0, 10, 4):
+        following(core, offset)
+        core.kill()
+        assert core.channel("t", "spark").depth == 10 - offset
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_what_it_has_yet_to_read_is_kept_where_that_is_asked_for(is_alone: bool) -> None:
+    core = Core()
+    client = None if is_alone else core.client("t").ready(1 << 20)
+    following(core)
+    count = len(core.fill("t", 6))
+    if client is not None:
+        client.finish()
+    assert start_of(core) == 0
+    following(core, count // 2)
+    assert 0 < start_of(core) <= count // 2
+    assert core.broker.topics["t"].depth == 0
+    following(core, count)
+    assert start_of(core) > count // 2
+
+
+def test_one_that_retains_nothing_changes_nothing_for_others() -> None:
+    core = Core()
+    following(core, retain=False)
+    bodies = core.fill("t", 6)
+    # It is no channel: the first one gets all that is stored.
+    assert start_of(core) == 0
+    assert core.broker.topics["t"].depth == len(bodies)
+    following(core, len(bodies), retain=False)
+    assert start_of(core) == 0
+    core.stop()
+    client = core.client("t").ready(1 << 20)
+    assert client.bodies == bodies
+    following(core, 3, retain=False)
+    client.finish()
+    assert start_of(core) > 3
+    assert core.channel("t", "spark").depth == len(bodies) - 3
+    # A restart finds nothing missing.
+    core.stop()
+    assert core.lost == []
+    channel = core.channel("t", "spark")
+    assert (channel.cursor.next, channel.dropped_count) == (3, 0)
+    # Its end is nobody's: what waits for the first channel does so still.
+    core.broker.delete_channel(core.broker.topics["t"], "c")
+    core.publish("t", b"new")
+    core.broker.delete_channel(core.broker.topics["t"], "spark")
+    assert core.client("t").ready(10).bodies == [b"new"]
+
+
+def test_it_may_begin_to_retain_and_end_to() -> None:
+    core = Core()
+    client = core.client("t").ready(1 << 20)
+    following(core, retain=False)
+    core.fill("t", 3)
+    following(core, 0, retain=True)
+    client.finish()
+    assert start_of(core) == 0
+    following(core, 0, retain=False)
+    first = start_of(core)
+    assert first > 0
+    # Set to what has gone, it is at what is stored.
+    assert following(core, 1, retain=True).cursor.next == first
+
+
+def test_deferred_messages_are_read_where_they_stand() -> None:
+    core = Core()
+    following(core)
+    core.publish("t", b"later", delay_ns=SECOND_NS)
+    core.publish("t", b"now")
+    assert core.channel("t", "spark").depth == 2
+    core.stop()
+    assert core.channel("t", "spark").depth == 2
+    core.wait(2 * SECOND_NS)
+    channel = following(core, 1)
+    assert (channel.depth, channel.deferred_count) == (1, 0)
+    assert core.broker.topics["t"].queue.end_offset == 2
+
+
+def test_new_queues_are_followed_from_their_start() -> None:
+    core = Core()
+    core.publish("t", b"1")
+    following(core, 1)
+    topic = core.broker.topics["t"]
+    core.broker.set_queues("t", 3)
+    topic.parts[2].stage([b"2", b"3"])
+    core.broker.commit()
+    assert core.channel("t", "spark").whole.depth == 2
+    follow(topic, "spark", {1: 0, 2: 2}, retain=True)
+    core.stop()
+    assert core.channel("t", "spark").whole.depth == 0
+
+
+def test_what_is_no_follower_does_not_become_one_nor_the_other_way() -> None:
+    core = Core()
+    core.channel("t", "c")
+    begin_group(core.broker.topic("t"), "g", "first", 0, 0, {})
+    topic = core.broker.topics["t"]
+    for name, what in (("c", "a channel for consumers"), ("g", "a group with members")):
+        with pytest.raises(Conflict, match=f"{name!r} of topic 't' is {what}"):
+            follow(topic, name, {}, retain=True)
+        with pytest.raises(BadPolicy, match="can not become a follower"):
+            topic.configure_channel(name, ChannelPolicy(kind="follower"))
+        with pytest.raises(BadPolicy, match="is no follower"):
+            topic.configure_channel(
+                name, ChannelPolicy(kind=topic.channels[name].policy.kind, retain="off")
+            )
+    following(core)
+    with pytest.raises(BadPolicy, match="is a follower and can not become a group"):
+        begin_group(topic, "spark", "last", 0, 0, {})
+    with pytest.raises(Conflict):
+        core.client("t", "spark")
+    with pytest.raises(BadPolicy, match="ephemeral"):
+        follow(topic, "f#ephemeral", {}, retain=True)

@@ -1,0 +1,204 @@
+"""Which sends a broker knows, and for how long."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from tests.unit.broker.core import SECOND_NS, Core
+
+from martlet.broker import idempotence as room
+from martlet.broker.idempotence import Producers, Reused, Send, TooOld, marked, marks
+from martlet.broker.topic.queue_log import Receipt
+from martlet.log.recovery import Report, scan
+from martlet.properties.block import pack_block
+from martlet.properties.model import Properties, Sent
+
+A, B, C = (bytes([letter]) * 16 for letter in b"abc")
+
+
+def send(core: Core, sent: Sent, *bodies: bytes, topic: str = "t", commit: bool = True) -> Send:
+    """What a server does with a send. Raises TooOld and Reused."""
+    found = core.broker.topic(topic)
+    known = core.broker.producers.find(sent, found)
+    if known is not None:
+        return known
+    offset = found.next_offset
+    receipt = found.stage(list(bodies), 0, marked([], sent))
+    staged = Send(receipt, found.id, offset, sent.count)
+    core.broker.producers.add(sent, staged, core.clock())
+    if commit:
+        core.broker.commit()
+    return staged
+
+
+def test_a_send_that_is_repeated_is_the_same_also_while_it_is_staged() -> None:
+    core = Core()
+    first = send(core, Sent(A, 1, 2), b"1", b"2", commit=False)
+    assert send(core, Sent(A, 1, 2), b"1", b"2", commit=False) is first
+    core.broker.commit()
+    assert send(core, Sent(A, 1, 2), b"1", b"2") is first
+    assert core.broker.topics["t"].queue.end_offset == 2
+    assert send(core, Sent(B, 1, 1), b"1") is not first, "another producer has its own numbers"
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "power"])
+def test_it_is_known_after_a_restart(how: str) -> None:
+    core = Core()
+    core.publish("t", b"0")
+    before = send(core, Sent(A, 7, 1), b"1")
+    core.flush()
+    if how == "stop":
+        core.stop()
+    else:
+        core.kill(power=how == "power")
+    after = send(core, Sent(A, 7, 1), b"1")
+    assert (after.topic, after.offset, after.count) == (before.topic, 1, 1)
+    assert after.receipt.position == before.receipt.position
+    assert core.broker.topics["t"].queue.end_offset == 2
+
+
+def test_what_a_power_cut_took_is_not_taken_for_stored() -> None:
+    """A later head of a segment that survived told of it."""
+    taken = 0
+    for seed in range(20):
+        core = Core()
+        core.storage.random.seed(seed)
+        core.publish("t", b"0")
+        core.checkpoint()
+        sent = send(core, Sent(A, 1, 1), b"1")
+        core.broker.begin_segment()
+        core.kill(power=True)
+        found = scan(core.broker.log.segments, 0, Report())
+        is_there = any(header.next_position == sent.receipt.position for header, _ in found)
+        again = send(core, Sent(A, 1, 1), b"1")
+        assert (again.receipt.position == sent.receipt.position and again.offset == 1) == is_there
+        taken += not is_there
+    assert 0 < taken < 20
+
+
+def test_the_head_of_a_segment_tells_of_sends_whose_segment_has_gone() -> None:
+    core = Core()
+    core.channel("t")
+    send(core, Sent(A, 1, 1), b"1")
+    core.fill("t", 2)
+    core.broker.topics["t"].channels["c"].empty()
+    core.checkpoint()
+    core.checkpoint()
+    core.flush()
+    core.fill("u", 1)
+    core.flush()
+    core.storage.remove("checkpoint")
+    core.kill()
+    assert core.restored.checkpoint_position is None
+    assert core.broker.topics["t"].queue.first_stored_offset > 0
+    assert send(core, Sent(A, 1, 1), b"1").offset == 0
+
+
+def test_sends_may_come_in_any_order_within_the_window_and_none_behind_it() -> None:
+    core = Core(segment_bytes=1 << 20)
+    last = 2 * room.MOST_SENDS_EACH
+    for number in range(last, 0, -2):
+        send(core, Sent(A, number, 1), b"%d" % number)
+    assert core.broker.producers.send_count == room.MOST_SENDS_EACH
+    for number in range(last - 1, room.MOST_SENDS_EACH, -2):
+        send(core, Sent(A, number, 1), b"%d" % number)
+    with pytest.raises(TooOld, match=r"send 3 of producer 6161.* is too old"):
+        send(core, Sent(A, 3, 1), b"3")
+    assert send(core, Sent(A, last, 1), b"?").offset == 0
+
+
+def test_who_has_been_silent_longest_is_forgotten_and_not_trusted_with_a_repetition() -> None:
+    core = Core()
+    known = core.broker.producers = Producers(2, 1000)
+    known.topics = core.broker.by_id
+    tried_ns = core.clock()
+    for producer in (A, B, C):
+        core.clock.advance(1)
+        send(core, Sent(producer, 1, 1), producer)
+    assert len(known) == 2
+    topic = core.broker.topics["t"]
+    with pytest.raises(TooOld, match="was forgotten"):
+        known.find(Sent(A, 1, 1), topic, tried_ns)
+    assert known.find(Sent(A, 2, 1), topic) is None, "it is sent for the first time"
+    core.clock.advance(11 * SECOND_NS)
+    assert known.find(Sent(A, 3, 1), topic, core.clock()) is None, "since it was forgotten"
+    core.stop()
+    with pytest.raises(TooOld, match="was forgotten"):
+        core.broker.producers.find(Sent(A, 1, 1), core.broker.topics["t"], tried_ns)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_who_was_forgotten_and_is_heard_again_is_not_trusted_with_what_he_sent_before(
+    restarted: bool,
+) -> None:
+    """The window that he had got anew knew nothing of it, and it was stored twice."""
+    core = Core()
+    known = core.broker.producers = Producers(2, 1000)
+    known.topics = core.broker.by_id
+    tried_ns = core.clock()
+    for producer in (A, B, C):
+        core.clock.advance(1)
+        send(core, Sent(producer, 1, 1), producer)
+    send(core, Sent(A, 2, 1), b"2")
+    core.clock.advance(11 * SECOND_NS)
+    if restarted:
+        core.stop()
+    known, topic = core.broker.producers, core.broker.topics["t"]
+    with pytest.raises(TooOld, match="was forgotten"):
+        known.find(Sent(A, 1, 1), topic, tried_ns)
+    assert known.find(Sent(A, 3, 1), topic, core.clock()) is None
+    again = known.find(Sent(A, 2, 1), topic, tried_ns)
+    assert again is not None
+    assert again.offset == 3
+
+
+def test_what_was_refused_is_stored_when_it_comes_again() -> None:
+    core = Core()
+    core.publish("t", b"0")
+    core.storage.write_error = OSError(errno.EIO, "broken")
+    refused = send(core, Sent(A, 1, 1), b"1")
+    assert refused.receipt.error is not None
+    core.storage.write_error = None
+    core.kill()
+    stored = send(core, Sent(A, 1, 1), b"1")
+    assert stored.receipt.error is None
+    assert stored.offset == 1
+
+
+def test_a_number_that_is_used_twice_is_an_error_unless_the_first_topic_has_gone() -> None:
+    core = Core()
+    send(core, Sent(A, 1, 1), b"1")
+    with pytest.raises(Reused, match="by number 1"):
+        send(core, Sent(A, 1, 1), b"1", topic="other")
+    with pytest.raises(Reused, match="by number 1"):
+        send(core, Sent(A, 1, 2), b"1", b"2")
+    core.broker.delete_topic("t")
+    assert send(core, Sent(A, 1, 1), b"1", topic="other").receipt.error is None
+
+
+def test_marks_are_found_beside_other_properties() -> None:
+    tagged = Properties(tag="t", headers={"x": "\x06\x00\x1c\x00" + "y" * 28}).pack()
+    first, second = Sent(A, 1, 2), Sent(B, 9, 1)
+    entries = [*marked([(0, tagged), (1, tagged)], first), *((5, e) for _, e in marked([], second))]
+    assert marks(memoryview(pack_block(entries))) == [(0, first), (5, second)]
+    assert Properties.unpack(entries[0][1]).sent == first
+    assert marks(memoryview(pack_block([(0, tagged)]))) == []
+
+
+def test_so_many_are_told_of_as_a_segment_has_room_for() -> None:
+    known = Producers.beside(2 << 20)
+    receipt = Receipt()
+    receipt.position = 8
+    for number in range(5000):
+        producer = number.to_bytes(16, "big")
+        known.add(Sent(producer, 1, 1), Send(receipt, 1, number, 1), number)
+    assert known.send_count == len(known) == 1024
+    entries = list(known.entries(8))
+    assert max(map(len, entries)) < 1 << 16
+    assert sum(map(len, entries)) < 1 << 17
+    other = Producers.beside(2 << 20)
+    for entry in entries:
+        other.learn(entry)
+    assert list(other.entries(8)) == entries
+    assert other.forgotten_until_ns == 5000 - 1024 - 1

@@ -1,0 +1,145 @@
+"""What the log tells of how much a channel has done."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.unit.broker.core import SECOND_NS, Core
+
+from martlet.broker.errors import WritesRefused
+from martlet.broker.policy import ChannelPolicy
+from martlet.broker.tracing.counters import FIRST_BUCKET, Account, Count, unpack_accounts
+from martlet.log.record import BadRecord, Kind, payload
+from martlet.log.recovery import Report, scan
+
+MILLISECOND_NS = 10**6
+
+
+def accounts(core: Core) -> list[tuple[int, Account]]:
+    """All that the log tells, each with the number of the broker's run."""
+    core.broker.write_journal()
+    return [
+        (header.epoch, account)
+        for header, record in scan(core.broker.log.segments, 0, Report())
+        if header.kind == Kind.ACCOUNTS
+        for account in unpack_accounts(payload(header, record))
+    ]
+
+
+def last(core: Core) -> dict[str, int]:
+    """The counts that were told last, with those of the buckets that are not 0."""
+    counts = accounts(core)[-1][1].counts
+    told = {count.name.lower(): int(counts[count]) for count in Count}
+    told |= {f"bucket {n}": int(c) for n, c in enumerate(counts[FIRST_BUCKET:])}
+    return {name: count for name, count in told.items() if count}
+
+
+def test_what_a_channel_has_done_is_told_with_how_long_it_took() -> None:
+    core = Core()
+    client = core.client("t").ready(10)
+    core.publish("t", b"a", b"b", b"c")
+    core.wait(3 * MILLISECOND_NS)
+    client.finish(0, 1)
+    client.requeue(2)
+    core.wait(40 * MILLISECOND_NS)
+    client.finish(3)
+    assert last(core) == {
+        "delivered": 4, "retried": 1, "requeued": 1, "took_ms": 49, "bucket 3": 2, "bucket 6": 1,
+    }  # fmt: skip
+
+
+def test_counts_go_up_until_the_broker_is_started_anew() -> None:
+    core = Core()
+    client = core.client("t").ready(1)
+    for _ in range(2):
+        core.publish("t", b"a")
+        client.finish(len(client.got) - 1)
+        core.broker.write_journal()
+    core.kill()
+    core.client("t").ready(1)
+    core.publish("t", b"a")
+    told = [(epoch, int(account.counts[Count.DELIVERED])) for epoch, account in accounts(core)]
+    assert told == [(1, 1), (1, 2), (2, 1)]
+
+
+def test_what_times_out_and_what_is_given_up_is_counted() -> None:
+    core = Core()
+    core.channel("t")
+    core.broker.topics["t"].configure_channel(
+        "c", ChannelPolicy(retry_delays_ms=(1000,), max_attempts=2)
+    )
+    core.client("t", timeout_ns=SECOND_NS).ready(1)
+    core.publish("t", b"a")
+    for _ in range(5):
+        core.wait(SECOND_NS)
+    told = [a.counts for _, a in accounts(core) if a.channel == core.channel("t").id][-1]
+    assert told[[Count.DELIVERED, Count.RETRIED, Count.TIMED_OUT, Count.DEAD]].tolist() == [
+        2, 1, 2, 1,
+    ]  # fmt: skip
+
+
+def test_a_group_has_committed_what_lies_below_its_offset() -> None:
+    core = Core()
+    channel = core.channel("t")
+    core.broker.topics["t"].configure_channel("c", ChannelPolicy(kind="offsets"))
+    core.publish("t", *(b"%d" % n for n in range(10)))
+    assert channel.group is not None
+    channel.group.commit(7)
+    channel.group.commit(3)
+    assert last(core) == {"committed": 7}
+
+
+def test_each_segment_begins_with_them() -> None:
+    core = Core()
+    client = core.client("t").ready(1)
+    core.publish("t", b"a")
+    client.finish()
+    core.broker.write_journal()
+    core.fill("other", 2)
+    newest = core.broker.log.segments[-1]
+    told = [
+        account.counts[Count.DELIVERED]
+        for header, record in scan([newest], newest.base, Report())
+        if header.kind == Kind.ACCOUNTS
+        for account in unpack_accounts(payload(header, record))
+    ]
+    assert told == [1]
+
+
+def test_they_are_told_when_a_channel_or_a_topic_is_deleted() -> None:
+    core = Core()
+    for name in "tu":
+        client = core.client(name).ready(1)
+        core.publish(name, b"a")
+        client.finish()
+    ids = {topic.id for topic in core.broker.topics.values()}
+    core.broker.delete_channel(core.broker.topics["t"], "c")
+    core.broker.delete_topic("u")
+    assert {account.topic for _, account in accounts(core)} == ids
+
+
+def test_where_there_is_no_room_they_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = Core()
+    client = core.client("t").ready(1)
+    core.publish("t", b"a")
+    client.finish()
+    append = core.broker.log.append_journal
+
+    def refuse(kind: Kind, *args: object, **options: object) -> int:
+        if kind == Kind.ACCOUNTS:
+            raise WritesRefused("full")
+        return append(kind, *args, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(core.broker.log, "append_journal", refuse)
+        assert accounts(core) == []
+    core.kill()
+    assert core.channel("t").depth == 0
+
+
+def test_an_unknown_count_is_passed_over_and_what_is_cut_is_no_account() -> None:
+    entry = np.array([1, 5 | 7 << 32, 2, 3 << 56 | 9, 255 << 56 | 1], "<u8").tobytes()
+    (account,) = unpack_accounts(entry)
+    assert (account.topic, account.channel, account.counts.sum()) == (5, 7, 9)
+    with pytest.raises(BadRecord):
+        list(unpack_accounts(entry[:-1]))

@@ -1,0 +1,423 @@
+"""Finding messages in a data folder by their id or a key, and what has become of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from tests.unit.broker.core import SECOND_NS, Client, Core
+
+from martlet.broker.channel.channel import Channel
+from martlet.broker.groups.external_reader import follow
+from martlet.broker.groups.fetch import Fetch
+from martlet.broker.groups.member import Member
+from martlet.broker.groups.membership import Place
+from martlet.broker.groups.offset_reset import begin_group, reset_group
+from martlet.broker.policy import ChannelPolicy, TopicPolicy
+from martlet.broker.recovery.restore import restore
+from martlet.broker.tracing.model import Found, Trace, fields_of
+from martlet.broker.tracing.recorder import Step
+from martlet.broker.tracing.search import NotFound, Search
+from martlet.log.folder import Folder
+from martlet.log.storage import DiskStorage
+from martlet.properties.model import Properties
+from martlet.testing import SimulatedClock
+from martlet.tools.trace import text as text_of
+
+SEGMENT_BYTES = 1 << 16
+
+
+class DiskCore(Core):
+    """A core on a real folder, which others can look at."""
+
+    def __init__(self, path: Path, **options: object) -> None:
+        self.path = path
+        super().__init__(segment_bytes=SEGMENT_BYTES, traces=True, **options)
+
+    def _open(self) -> None:
+        self.disk = DiskStorage(self.path)
+        self.broker, self.restored = restore(
+            self.disk, self.clock, Random(5), segment_bytes=self.segment_bytes, **self.options
+        )
+        self.broker.run()
+
+    def restart(self) -> None:
+        """As after a kill -9."""
+        self.disk.close()
+        self._open()
+
+    def search(self, topic: str = "") -> Search:
+        self.broker.write_journal()
+        return Search(Folder(self.path), topic=topic)
+
+    def keyed(self, topic: str, body: bytes, key: str) -> None:
+        self.broker.topic(topic).stage([body], 0, [(0, Properties(keys=(key,)).pack())])
+        self.broker.commit()
+
+    def consumed(self, topic: str, channel: str = "c") -> Client:
+        """A consumer that has finished all there is."""
+        client = self.client(topic, channel).ready(1 << 20)
+        client.finish()
+        return client
+
+
+@pytest.fixture
+def core(tmp_path: Path) -> DiskCore:
+    return DiskCore(tmp_path / "data")
+
+
+def lines(answer: Mapping[str, Any]) -> list[str]:
+    """As ``martlet trace`` shows it."""
+    return [text_of(message, answer).decode() for message in answer["messages"]]
+
+
+def steps(trace: Trace) -> list[tuple[str, Step]]:
+    return [(event.channel, event.step) for event in trace.events]
+
+
+def only(found: Found) -> Trace:
+    (trace,) = found.traces
+    assert found.complete
+    return trace
+
+
+def test_a_message_is_found_by_its_id_with_all_that_became_of_it(core: DiskCore) -> None:
+    core.channel("t", "idle")
+    client = core.client("t").ready(1)
+    core.publish("t", b"a", b"bb")
+    core.wait(SECOND_NS)
+    client.finish(0)
+    client.requeue(1, 5 * SECOND_NS)
+    found = core.search().by_id(client.got[1].id.decode())
+    trace = only(found)
+    assert (trace.topic, trace.queue, trace.offset, trace.body_bytes) == ("t", 0, 1, 2)
+    assert steps(trace) == [("c", Step.DELIVERED), ("c", Step.REQUEUED)]
+    standing = {s.channel: (s.state, s.attempts, s.due_ns) for s in trace.standing}
+    due_ns = core.clock.now_ns + 5 * SECOND_NS
+    assert standing == {"idle": ("waiting", 0, 0), "c": ("deferred", 1, due_ns)}
+    core.wait(5 * SECOND_NS)
+    client.finish(2)
+    trace = only(core.search("t").by_id(client.got[1].id.decode()))
+    assert steps(trace)[2:] == [("c", Step.DELIVERED), ("c", Step.FINISHED)]
+    assert trace.events[3].time_ns - trace.stored_at_ns == 6 * SECOND_NS
+    assert {s.channel: s.state for s in trace.standing}["c"] == "done"
+
+
+def test_a_group_is_told_apart_from_a_channel(core: DiskCore) -> None:
+    core.channel("t", "readers")
+    core.broker.topic("t").configure_channel("readers", ChannelPolicy(kind="offsets"))
+    client = core.client("t").ready(1)
+    core.publish("t", b"a")
+    client.finish()
+    answer = fields_of(core.search().by_id(client.got[0].id.decode()))
+    told = {each["channel"]: each["is_group"] for each in answer["messages"][0]["channels"]}
+    assert told == {"readers": True, "c": False}
+    (text,) = lines(answer)
+    assert "group readers: not committed yet" in text
+    core.restart()
+    answer = fields_of(core.search().by_id(client.got[0].id.decode()))
+    assert "group readers: not committed yet" in lines(answer)[0]
+
+
+def fetched(core: DiskCore, channel: Channel, offset: int, member: Member, most: int = 1000) -> int:
+    """Fetch for a member. Returns where to go on."""
+    group = channel.group
+    assert group is not None
+    found = Fetch(core.broker.log, channel.queue, offset, channel.id).read_on(
+        channel.source, most, 1 << 20, channel.wanted
+    )
+    group.count(found, member)
+    return found.next_offset
+
+
+def member_of(channel: Channel, client_id: str) -> Member:
+    assert channel.group is not None
+    members = channel.group.members
+    members.resize(Place(channel.topic, "", "", 1))
+    return members.join(client_id, lease_ns=10**12, address="10.0.0.7:4000")
+
+
+def test_a_group_is_told_who_fetched_and_committed(core: DiskCore) -> None:
+    topic = core.broker.topic("t")
+    channel = begin_group(topic, "g", "first", 0, 0, {"tags": ["eu"]})
+    assert channel.group is not None
+    for number in range(6):
+        tag = "us" if number == 2 else "eu"
+        entry = Properties(keys=(f"k{number}",), tag=tag).pack()
+        topic.stage([b"%d" % number], 0, [(0, entry)])
+    core.broker.commit()
+    till, other = member_of(channel, "till"), member_of(channel, "other")
+    assert fetched(core, channel, 0, till, 4) == 5
+    core.wait(SECOND_NS)
+    channel.group.commit(4, till)
+    core.wait(SECOND_NS)
+    channel.group.go_back(1, till)
+    core.wait(SECOND_NS)
+    assert fetched(core, channel, 1, other) == 6
+    core.wait(SECOND_NS)
+    channel.group.commit(6, other)
+    core.wait(SECOND_NS)
+    reset_group(topic, channel, [0], "first", 0, 0)
+    core.wait(SECOND_NS)
+    reset_group(topic, channel, [0], "last", 0, 0)
+
+    def told(key: str) -> list[tuple[Step, str]]:
+        trace = only(core.search().by_key(key))
+        assert [event.time_ns for event in trace.events] == sorted(
+            event.time_ns for event in trace.events
+        )
+        return [(event.step, event.consumer) for event in trace.events]
+
+    at_till, at_other = "till 10.0.0.7:4000", "other 10.0.0.7:4000"
+    reset = [(Step.SET_BACK, ""), (Step.SET_FORWARD, "")]
+    last = [(Step.FETCHED, at_other), (Step.COMMITTED, at_other), *reset]
+    back = [(Step.FETCHED, at_till), (Step.COMMITTED, at_till), (Step.SET_BACK, at_till), *last]
+    assert told("k0") == [*back[:2], *reset]
+    assert told("k1") == told("k3") == back
+    # What the group does not want is passed over, and nobody fetched it.
+    assert told("k2") == [one for one in back if one[0] is not Step.FETCHED]
+    assert told("k4") == [back[0], *last]  # fetched, and not committed before it went back
+    assert told("k5") == last
+    (text,) = lines(fields_of(core.search().by_key("k1")))
+    assert "group g: committed past it" in text
+    for shown in (
+        f"fetched by {at_till}",
+        f"committed by {at_till}",
+        f"set back by {at_till}, to fetch it again",
+        f"+3.0 s  fetched by {at_other}",
+        "+6.0 s  set forward past it",
+    ):
+        assert shown in text
+    core.restart()
+    core.restart()
+    assert told("k1") == back
+    assert only(core.search().by_key("k1")).starts_ns == []
+    channel = core.broker.topic("t").channels["g"]
+    entry = Properties(keys=("k6",), tag="eu").pack()
+    core.broker.topic("t").stage([b"in flight"], 0, [(0, entry)])
+    core.broker.commit()
+    fetched(core, channel, 6, member_of(channel, "till"))
+    core.broker.write_journal()
+    core.wait(SECOND_NS)
+    core.restart()
+    assert len(core.search().by_key("k6").traces[-1].starts_ns) == 1
+
+
+def test_a_group_that_is_not_traced_writes_nothing(core: DiskCore) -> None:
+    core.broker.topic("t").configure(TopicPolicy(trace="off"))
+    channel = begin_group(core.broker.topic("t"), "g", "first", 0, 0, {})
+    core.keyed("t", b"a", "k")
+    assert fetched(core, channel, 0, member_of(channel, "till")) == 1
+    assert channel.group is not None
+    assert channel.group.commit(1) == 1
+    found = core.search().by_key("k")
+    assert not found.traced
+    (text,) = lines(fields_of(found))
+    assert "group g: committed past it\n" in text
+
+
+def test_what_a_follower_tells_of_its_place_is_traced(core: DiskCore) -> None:
+    core.keyed("t", b"a", "k")
+    topic = core.broker.topic("t")
+    follow(topic, "spark", {0: 0}, retain=True)
+    core.wait(SECOND_NS)
+    follow(topic, "spark", {0: 1}, retain=True)
+    assert steps(only(core.search().by_key("k"))) == [("spark", Step.COMMITTED)]
+    core.wait(SECOND_NS)
+    follow(topic, "spark", {0: 0}, retain=True)
+    found = core.search().by_key("k")
+    assert steps(only(found)) == [("spark", Step.COMMITTED), ("spark", Step.SET_BACK)]
+    assert "+1.0 s  committed by its reader" in lines(fields_of(found))[0]
+
+
+def test_messages_are_found_by_a_key_among_others(core: DiskCore) -> None:
+    core.channel("t")
+    for number in range(300):
+        core.keyed("t", b"%d" % number, f"order-{number % 100}")
+        core.keyed("other", b"%d" % number, f"order-{number}")
+    core.consumed("t")
+    found = core.search("t").by_key("order-7")
+    assert [trace.offset for trace in found.traces] == [7, 107, 207]
+    assert all(steps(trace)[-1] == ("c", Step.FINISHED) for trace in found.traces)
+    assert len(core.search().by_key("order-7").traces) == 4
+    few = core.search("t").by_key("order-7", most=2)
+    assert [trace.offset for trace in few.traces] == [7, 107]
+    assert not few.complete
+    with pytest.raises(NotFound, match="no message with the key 'order-1000' is stored in the log"):
+        core.search().by_key("order-1000")
+    with pytest.raises(NotFound, match="'order'"):
+        core.search().by_key("order")  # a part of one is none
+
+
+def test_what_was_moved_is_found_by_the_id_that_it_had(core: DiskCore) -> None:
+    core.channel("t")
+    core.publish("t", b"other")
+    before = "0123456789abcdef"
+    entry = Properties(system={"delayed": before}).pack()
+    core.broker.topic("t").stage([b"moved"], 0, [(0, entry)])
+    core.broker.commit()
+    assert only(core.search().by_id(before.upper())).offset == 1
+
+
+def test_a_delayed_message_is_found_by_its_id_before_its_time_and_after(core: DiskCore) -> None:
+    core.channel("t")
+    due_ns = core.clock.now_ns + 5 * SECOND_NS
+    bucket, first, _ = core.broker.delays.publish(core.broker.topic("t"), [b"late", b"no"], due_ns)
+    late, cancelled = (bucket.queue.message_id(first + number).decode() for number in (0, 1))
+    trace = only(core.search().by_id(late))
+    told = (trace.topic, trace.offset, trace.deliver_at_ns, trace.body_bytes, trace.delayed)
+    assert told == ("t", -1, due_ns, 4, "waiting")
+    text = "\n".join(lines(fields_of(core.search().by_id(late))))
+    assert f"message {late} of topic t: 4 bytes" in text
+    assert "it waits for its time" in text
+    core.broker.delays.cancel(core.broker.topic("t"), [cancelled.encode()])
+    assert only(core.search("t").by_id(cancelled.upper())).delayed == "done"
+    core.checkpoint()
+    assert only(core.search().by_id(cancelled)).delayed == "done"
+    core.restart()
+    assert only(core.search().by_id(late)).delayed == "waiting"
+    core.wait(5 * SECOND_NS)
+    core.consumed("t")
+    trace = only(core.search().by_id(late))
+    assert (trace.offset, trace.delayed, trace.properties.system) == (0, "", {"delayed": late})
+    assert steps(trace) == [("c", Step.DELIVERED), ("c", Step.FINISHED)]
+    core.publish("other", b"x")
+    with pytest.raises(NotFound, match="it is a delayed one's that has gone"):
+        core.search("other").by_id(late)
+
+
+def test_delayed_messages_are_found_by_their_key(core: DiskCore) -> None:
+    core.channel("t")
+    topic = core.broker.topic("t")
+    due_ns = core.clock.now_ns + 5 * SECOND_NS
+    entries = [(number, Properties(keys=("k", f"k{number}")).pack()) for number in range(3)]
+    bucket, first, _ = core.broker.delays.publish(topic, [b"a", b"bb", b"c"], due_ns, entries)
+    ids = [bucket.queue.message_id(first + number).decode() for number in range(3)]
+    core.keyed("t", b"now", "k")
+    core.keyed("other", b"now", "other")
+    core.broker.delays.cancel(topic, [ids[2].encode()])
+
+    def told(key: str, topic: str = "") -> list[tuple[str, str, int, str]]:
+        traces = core.search(topic).by_key(key).traces
+        return [(trace.id, trace.topic, trace.offset, trace.delayed) for trace in traces]
+
+    for again in (False, True):
+        if again:
+            core.checkpoint()
+            core.restart()
+        assert told("k1") == told("k1", "t") == [(ids[1], "t", -1, "waiting")]
+        assert told("k2") == [(ids[2], "t", -1, "done")]
+        assert sorted(each[3] for each in told("k")) == ["", "done", "waiting", "waiting"]
+    assert "it waits for its time" in lines(fields_of(core.search().by_key("k0")))[0]
+    with pytest.raises(NotFound, match="'k1'"):
+        core.search("other").by_key("k1")
+    core.wait(5 * SECOND_NS)
+    core.consumed("t")
+    # Now it is the topic's, and that alone.
+    (delivered,) = told("k1")
+    assert delivered[1:] == ("t", 2, "")
+    assert steps(core.search().by_key("k1").traces[0])[-1] == ("c", Step.FINISHED)
+    assert sorted(each[2] for each in told("k")) == [-1, 0, 1, 2]
+
+
+def test_only_what_was_stored_since_a_time_is_looked_at(core: DiskCore) -> None:
+    for _ in range(3):
+        core.keyed("t", b".", "k")
+        core.fill("t", 2)
+        core.wait(3600 * SECOND_NS)
+    search = core.search()
+    assert len(search.by_key("k").traces) == 3
+    since_ns = core.clock.now_ns - 3700 * SECOND_NS
+    assert len(search.by_key("k", since_ns).traces) == 1
+    with pytest.raises(NotFound, match="since"):
+        search.by_key("k", core.clock.now_ns)
+
+
+def test_an_id_is_found_through_the_index_and_without_it(core: DiskCore) -> None:
+    core.channel("t")
+    core.fill("t", 4)
+    core.checkpoint()
+    core.publish("t", b"last")
+    end = core.broker.topics["t"].queue.end_offset
+    ids = [core.broker.topics["t"].queue.message_id(offset).decode() for offset in range(end)]
+    search = core.search()
+    for offset in (0, 1, end // 2, end - 2, end - 1):
+        assert only(search.by_id(ids[offset])).offset == offset
+    (core.path / "checkpoint").unlink()
+    search = core.search()
+    for offset in (0, end // 2, end - 1):
+        assert only(search.by_id(ids[offset])).offset == offset
+
+
+def test_what_is_not_there_is_told_with_what_there_is(core: DiskCore) -> None:
+    core.channel("t")
+    bodies = core.fill("t", 4)
+    first = core.broker.topics["t"].queue.message_id(0).decode()
+    unknown = core.broker.topics["t"].queue.message_id(len(bodies)).decode()
+    core.consumed("t")
+    core.broker.write_journal()
+    core.checkpoint()
+    core.checkpoint()
+    search = core.search()
+    with pytest.raises(NotFound, match=r"offset 0 of topic 't', and the message has gone.*begins"):
+        search.by_id(first)
+    with pytest.raises(NotFound, match=f"no message of this broker has the id {unknown}"):
+        search.by_id(unknown)
+    with pytest.raises(NotFound, match="is no message id"):
+        search.by_id("abc")
+    with pytest.raises(NotFound, match="there is no topic 'gone'"):
+        core.search("gone")
+
+
+def test_what_a_broker_was_killed_with_came_again(core: DiskCore) -> None:
+    client = core.client("t").ready(1)
+    core.publish("t", b"a")
+    core.broker.write_journal()
+    core.wait(SECOND_NS)
+    started_ns = core.clock.now_ns
+    core.restart()
+    core.consumed("t")
+    trace = only(core.search().by_id(client.got[0].id.decode()))
+    assert [step for _, step in steps(trace)] == [Step.DELIVERED, Step.DELIVERED, Step.FINISHED]
+    assert [event.attempt for event in trace.events] == [1, 2, 0]
+    assert trace.starts_ns == [started_ns]
+
+
+def test_a_topic_that_is_not_traced_says_so(core: DiskCore) -> None:
+    core.broker.topic("t").configure(TopicPolicy(trace="off"))
+    client = core.client("t").ready(1)
+    core.publish("t", b"a")
+    client.finish()
+    found = core.search().by_id(client.got[0].id.decode())
+    assert not found.traced
+    assert only(found).events == []
+    assert [s.state for s in only(found).standing] == ["done"]
+
+
+def test_a_search_ends_when_its_time_is_over(core: DiskCore) -> None:
+    for number in range(1000):
+        core.keyed("t", b"%d" % number, "k")
+    core.broker.write_journal()
+    looked = iter([False] * 2)
+    search = Search(Folder(core.path), lambda: next(looked, True))
+    found = search.by_key("k", most=1000)
+    assert not found.complete
+    assert 0 < len(found.traces) < 1000
+
+
+def test_history_that_was_copied_keeps_what_is_known_of_it(core: DiskCore) -> None:
+    core.broker.topic("kept").configure(TopicPolicy(retention_ms=10**9))
+    core.publish("kept", b"a")
+    client = core.consumed("kept")
+    for _ in range(8):
+        core.fill("t", 1)
+        core.broker.topics["t"].empty()
+        core.broker.write_journal()
+        core.checkpoint()
+    found = core.search().by_id(client.got[0].id.decode())
+    trace = only(found)
+    assert trace.known_since_ns >= trace.stored_at_ns
+    assert isinstance(core.clock, SimulatedClock)

@@ -1,0 +1,247 @@
+"""What the log keeps of what has become of messages."""
+
+from __future__ import annotations
+
+import collections
+from functools import partial
+from random import Random
+
+import numpy as np
+import pytest
+from tests.unit.broker.core import SECOND_NS, SEGMENT_BYTES, Core
+
+from martlet.broker.channel.channel import Channel
+from martlet.broker.errors import WritesRefused
+from martlet.broker.policy import ChannelPolicy, TopicPolicy
+from martlet.broker.tracing import recorder as trail_module
+from martlet.broker.tracing.recorder import Happened, Piece, Step, Trail
+from martlet.log.record import BadRecord, Kind, payload
+from martlet.log.recovery import Report, scan
+from martlet.properties.model import Properties
+
+MILLISECOND_NS = 10**6
+
+
+def pieces(core: Core) -> list[Piece]:
+    """All that the log says of it."""
+    core.broker.write_journal()
+    found = scan(core.broker.log.segments, 0, Report())
+    return [Piece(payload(h, record)) for h, record in found if h.kind == Kind.TRACE]
+
+
+def story(core: Core, offset: int, channel: str = "c") -> list[tuple[object, ...]]:
+    """What became of a message, without its times."""
+    told = [one for piece in pieces(core) for one in piece.of(offset) if one.channel == channel]
+    return [
+        (one.step, one.consumer, one.attempt, *([one.delay_ms] if one.delay_ms else []))
+        for one in told
+    ]
+
+
+def test_nothing_is_traced_unless_it_is_asked_for() -> None:
+    core = Core()
+    client = core.client("t").ready(5)
+    core.publish("t", b"a")
+    client.finish()
+    assert pieces(core) == []
+
+
+def test_what_happens_to_a_message_is_told_in_order() -> None:
+    core = Core(traces=True)
+    first = core.client("t", timeout_ns=SECOND_NS).ready(1)
+    began_ns = core.clock.now_ns
+    core.publish("t", b"a")
+    core.wait(100 * MILLISECOND_NS)
+    first.requeue(0, 3 * SECOND_NS)
+    core.wait(3 * SECOND_NS)
+    core.broker.write_journal()
+    core.wait(SECOND_NS)
+    first.leave()
+    second = core.client("t").ready(1)
+    core.wait(100 * MILLISECOND_NS)
+    second.finish()
+    assert story(core, 0) == [
+        (Step.DELIVERED, "consumer 1", 1),
+        (Step.REQUEUED, "consumer 1", 1, 3000),
+        (Step.DELIVERED, "consumer 1", 2),
+        (Step.TIMED_OUT, "consumer 1", 2),
+        (Step.DELIVERED, "consumer 1", 3),
+        (Step.GIVEN_BACK, "consumer 1", 3),
+        (Step.DELIVERED, "consumer 2", 4),
+        (Step.FINISHED, "consumer 2", 0),
+    ]
+    times = [one.time_ns - began_ns for piece in pieces(core) for one in piece.of(0)]
+    milliseconds = [time // MILLISECOND_NS for time in times]
+    assert milliseconds == [0, 100, 3100, 4100, 4100, 4100, 4100, 4200]
+
+
+def test_what_a_consumer_said_of_its_failure_is_told() -> None:
+    core = Core(traces=True)
+    client = core.client("t").ready(1)
+    core.publish("t", b"a")
+    channel = core.channel("t")
+    assert isinstance(channel, Channel)
+    channel.requeue(client.consumer, 0, SECOND_NS, "no such account")
+    told = [one for piece in pieces(core) for one in piece.of(0)]
+    assert told[1].reason == "no such account"
+
+
+def test_a_message_that_is_given_up_says_why_and_where_it_goes() -> None:
+    core = Core(traces=True)
+    client = core.client("t").ready(1)
+    core.broker.topics["t"].configure_channel("c", ChannelPolicy(max_attempts=1))
+    core.publish("t", b"a")
+    client.requeue(0)
+    core.broker.run()
+    told = [one for piece in pieces(core) for one in piece.of(0) if one.channel == "c"]
+    assert [one.step for one in told] == [Step.DELIVERED, Step.REQUEUED, Step.GIVEN_UP]
+    assert told[2].reason == "max_attempts -> t.c.dead"
+
+
+def test_a_run_of_messages_is_one_row_whatever_their_number() -> None:
+    core = Core(traces=True, segment_bytes=1 << 20)
+    client = core.client("t").ready(1 << 20)
+    for _ in range(20):
+        core.publish("t", *[b"."] * 500)
+    client.channel.finish_run(client.consumer, np.arange(10_000))
+    (piece,) = pieces(core)
+    assert len(piece.rows) == 2
+    assert [one.step for one in piece.of(9_999)] == [Step.DELIVERED, Step.FINISHED]
+    assert list(piece.of(10_000)) == []
+
+
+def test_messages_that_go_round_are_one_row_and_two_bytes_each() -> None:
+    core = Core(traces=True, segment_bytes=1 << 20)
+    clients = [core.client("t").ready(1 << 20) for _ in range(3)]
+    for number in range(999):
+        core.broker.append(core.broker.topic("t"), b"%d" % number)
+    (piece,) = pieces(core)
+    assert len(piece.rows) == 1
+    for offset in range(999):
+        owner = next(c for c in clients if b"%d" % offset in c.bodies)
+        (told,) = piece.of(offset)
+        assert told.consumer == f"consumer {owner.consumer.number}"
+
+
+def test_what_a_filter_lets_through_is_told_and_nothing_else() -> None:
+    core = Core(traces=True)
+    client = core.client("t").ready(100)
+    core.broker.topics["t"].configure_channel("c", ChannelPolicy(tags=("red",)))
+    entries = [(number, Properties(tag="red").pack()) for number in (1, 2, 5)]
+    core.broker.topic("t").stage([b"%d" % n for n in range(7)], 0, entries)
+    core.broker.commit()
+    assert client.bodies == [b"1", b"2", b"5"]
+    assert [bool(story(core, offset)) for offset in range(7)] == [
+        offset in (1, 2, 5) for offset in range(7)
+    ]
+
+
+def test_a_topic_is_traced_as_its_policy_says() -> None:
+    core = Core(traces=True)
+    core.broker.topic("quiet").configure(TopicPolicy(trace="off"))
+    for name in ("quiet", "loud", "gone#ephemeral"):
+        client = core.client(name).ready(1)
+        core.publish(name, b"a")
+        client.finish()
+    assert [piece.name for piece in pieces(core)] == ["c"]
+    core.broker.topics["loud"].configure(TopicPolicy(trace="off"))
+    core.broker.topics["quiet"].configure(TopicPolicy(trace="on"))
+    core.stop()
+    for name in ("quiet", "loud"):
+        client = core.client(name).ready(1)
+        core.publish(name, b"b")
+        client.finish()
+    assert len(pieces(core)) == 2
+    assert len(story(core, 1)) == 2
+
+
+def test_a_trail_holds_no_segment_and_is_no_journal() -> None:
+    core = Core(traces=True)
+    client = core.client("t").ready(1 << 20)
+    for _ in range(10):
+        core.fill("t", 1)
+        client.finish(*range(client.consumer.finish_count, len(client.got)))
+        core.broker.write_journal()
+    core.checkpoint()
+    assert len(core.broker.log.segments) <= 2
+    before = len(client.got)
+    core.kill()
+    assert not core.restored.report.damaged
+    assert core.broker.topics["t"].queue.end_offset == before
+    assert core.client("t").ready(1).got == []
+
+
+def test_where_there_is_no_room_it_is_left_out_and_the_journal_goes_on() -> None:
+    core = Core(traces=True)
+    client = core.client("t").ready(1 << 20)
+    core.publish("t", b"x")
+    core.broker.write_journal()
+    core.storage.capacity_bytes = core.storage.used_bytes + 3 * SEGMENT_BYTES
+    core.storage.keep_free_bytes = 0
+    receipt = core.publish("t", b"x" * 100)
+    while receipt.error is None:
+        receipt = core.publish("t", b"x" * 100)
+    append = partial(
+        core.broker.log.append_journal, Kind.TRACE, bytes(400), topic=1, stored_at_ns=0
+    )
+    with pytest.raises(WritesRefused):
+        collections.deque(iter(partial(append, needed=False), None), maxlen=0)
+    for number in range(8):
+        client.finish(number)
+        core.broker.write_journal()
+    core.kill()
+    assert core.client("t").ready(1).bodies == [b"x" * 100]
+
+
+def test_what_gathers_has_a_limit_and_the_loss_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trail_module, "MOST_EVENTS", 10)
+    monkeypatch.setattr(trail_module, "MOST_PIECES", 3)
+    core = Core()
+    consumer = core.client("t").consumer
+    trail = Trail()
+    for number in range(100):
+        trail.note(Step.DELIVERED, 2 * number, 2 * number + 1, number, consumer)
+    told = [Piece(each) for each in trail.take(7, "c")]
+    assert not trail
+    assert [len(piece.rows) for piece in told] == [10, 10, 10]
+    assert [piece.lost for piece in told] == [70, 0, 0]
+    assert (told[0].channel, told[0].name) == (7, "c")
+    assert [one.step for one in told[2].of(198)] == [Step.DELIVERED]
+
+
+def test_any_events_are_told_as_they_were() -> None:
+    random = Random(3)
+    core = Core()
+    consumers = [core.client("t").consumer for _ in range(4)]
+    trail = Trail()
+    wanted: list[list[Happened]] = [[] for _ in range(60)]
+    time_ns = 5 * SECOND_NS
+    for _ in range(400):
+        time_ns += random.choice([0, 0, 1000, 300_000, 2 * MILLISECOND_NS])
+        first = random.randrange(50)
+        end = first + random.choice([1, 1, 1, 2, 10])
+        step = random.choice(list(Step))
+        consumer = random.choice([None, *consumers])
+        attempt, delay_ms = random.choice([0, 1, 2]), random.choice([0, 0, 7])
+        reason = random.choice(["", "", "bad", "worse"])
+        trail.note(step, first, end, time_ns, consumer, attempt, delay_ms * MILLISECOND_NS, reason)
+        name = f"consumer {consumer.number}" if consumer else ""
+        for offset in range(first, end):
+            wanted[offset].append(Happened(time_ns, "c", step, name, attempt, delay_ms, reason))
+    (piece,) = [Piece(each) for each in trail.take(1, "c")]
+
+    def known(one: Happened) -> tuple[object, ...]:
+        return one.step, one.consumer, one.attempt, one.delay_ms, one.reason
+
+    for offset, events in enumerate(wanted):
+        told = list(piece.of(offset))
+        assert sorted(map(known, told)) == sorted(map(known, events))
+        for one in told:
+            same = [e for e in events if known(e) == known(one)]
+            assert any(abs(e.time_ns - one.time_ns) <= MILLISECOND_NS + 1000 for e in same)
+
+
+def test_bytes_that_are_no_trail_are_said_to_be_none() -> None:
+    for bad in (b"", b"x" * 30, b"\xff" * 64):
+        with pytest.raises(BadRecord, match="trail"):
+            Piece(bad)

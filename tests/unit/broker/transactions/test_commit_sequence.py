@@ -1,0 +1,257 @@
+"""Series of numbered transactions: each number is committed once, whoever tries."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.broker.core import SECOND_NS, Core, bodies_of
+
+from martlet.broker.errors import LimitReached
+from martlet.broker.transactions.commit_sequence import (
+    InSeries,
+    Last,
+    SeriesTable,
+    digest_of,
+    unpack,
+)
+from martlet.broker.transactions.state import (
+    BadTransaction,
+    State,
+    TransactionLimits,
+    TransactionRefused,
+)
+
+HOUR_NS = 3600 * SECOND_NS
+
+
+def stored(core: Core, topic: str = "t") -> list[bytes]:
+    found = core.broker.topics.get(topic)
+    return [] if found is None else bodies_of(core.broker, found)
+
+
+def stage(core: Core, id: str, number: int, *bodies: bytes, series: str = "job") -> State:
+    """Begin a transaction at a number, and add to it."""
+    transactions = core.broker.transactions
+    state = transactions.begin(id, "", HOUR_NS, InSeries(series, number), is_disposable=True)
+    if state is State.OPEN:
+        transactions.add(id, "b", 0, "t", list(bodies))
+    return state
+
+
+@pytest.fixture
+def core() -> Core:
+    return Core()
+
+
+def test_a_number_is_committed_once(core: Core) -> None:
+    transactions = core.broker.transactions
+    assert stage(core, "try 1", 0, b"zero") is State.OPEN
+    assert stage(core, "try 2", 0, b"ze", b"ro") is State.OPEN
+    first = transactions.commit("try 1", {"b": 1})
+    assert not first.is_repeated
+    # What the other try had added went with it.
+    assert list(transactions.open) == []
+    again = transactions.commit("try 2", {"b": 2}, InSeries("job", 0))
+    assert again.is_repeated
+    assert again.state is State.COMMITTED
+    assert stage(core, "try 3", 0) is State.COMMITTED
+    assert stored(core) == [b"zero"]
+    assert transactions.commit("try 1").state is State.COMMITTED
+
+
+def test_what_comes_late_is_rolled_back_by_its_own_commit(core: Core) -> None:
+    transactions = core.broker.transactions
+    stage(core, "early", 7, b"seven")
+    stage(core, "other", 7, b"other", series="another job")
+    transactions.commit("early")
+    # One at a higher number is no remainder; one of another series is none of this one's.
+    stage(core, "next", 8, b"eight")
+    assert list(transactions.open) == ["other", "next"]
+    transactions.begin("none")
+    transactions.rollback("none")
+    assert transactions.commit("none", None, InSeries("job", 3)).is_repeated
+    with pytest.raises(TransactionRefused, match="rolled-back, and cannot be committed"):
+        transactions.commit("none", None, InSeries("job", 8))
+    transactions.commit("next")
+    assert stored(core) == [b"seven", b"eight"]
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_it_is_remembered_over_restarts_and_segments(power: bool) -> None:
+    core = Core(segment_bytes=1 << 16)
+    stage(core, "a", 4, b"four")
+    core.broker.transactions.commit("a")
+    stage(core, "b", 5, b"left open")
+    core.flush()
+    for _ in range(3):
+        core.fill("x", 2)
+        core.checkpoint()
+        core.kill(power=power)
+        assert stage(core, "again", 4) is State.COMMITTED
+        last = core.broker.transactions.series.last("job")
+        assert last is not None
+        assert last.number == 4
+        left = core.broker.transactions.open["b"]
+        assert (left.place, left.is_disposable) == (InSeries("job", 5), True)
+    core.broker.transactions.commit("b", {"b": 1})
+    core.stop()
+    assert stage(core, "again", 5) is State.COMMITTED
+    assert stored(core) == [b"four", b"left open"]
+
+
+def test_a_commit_that_a_power_cut_took_does_not_count_though_a_later_head_tells_of_it() -> None:
+    for seed in range(40):
+        core = Core()
+        stage(core, "a", 1, b"one")
+        core.broker.transactions.commit("a")
+        core.flush()
+        stage(core, "b", 2, b"two")
+        core.broker.transactions.commit("b")
+        core.fill("x", 2)
+        core.storage.random.seed(seed)
+        core.kill(power=True)
+        last = core.broker.transactions.series.last("job")
+        assert last is not None
+        assert stored(core) == [b"one", b"two"][: last.number]
+
+
+def test_what_nobody_commits_is_rolled_back_by_its_age(core: Core) -> None:
+    transactions = core.broker.transactions
+    told: list[tuple[str, str]] = []
+    transactions.on_abandoned = lambda transaction, why: told.append((transaction.id, why))
+    place = InSeries("job", 1)
+    transactions.begin("t", "", HOUR_NS, place, is_disposable=True)
+    transactions.add("t", "b", 0, "t", [b"one"])
+    core.wait(HOUR_NS - 1)
+    transactions.add("t", "b", 1, "t", [b"two"])
+    core.wait(HOUR_NS - 1)
+    assert "t" in transactions.open
+    core.kill()
+    transactions = core.broker.transactions
+    transactions.on_abandoned = lambda transaction, why: told.append((transaction.id, why))
+    core.wait(HOUR_NS + 1)
+    assert told == [("t", "nothing was heard of it for 3600 s, so its producer does it all again")]
+    assert not transactions.open
+    assert transactions.half is not None
+    assert not transactions.half.held
+    assert stored(core) == []
+    # It is no outcome for its number.
+    stage(core, "u", 1, b"anew")
+    transactions.commit("u")
+    assert stored(core) == [b"anew"]
+
+
+def test_what_is_prepared_is_not_given_up_for_its_age(core: Core) -> None:
+    transactions = core.broker.transactions
+    transactions.begin("t", "", SECOND_NS, InSeries("job", 1), is_disposable=True)
+    transactions.add("t", "b", 0, "t", [b"one"])
+    transactions.prepare("t", {"b": 1})
+    for _ in range(20):
+        core.wait(60 * SECOND_NS)
+    assert transactions.state("t") is State.SET_ASIDE
+    transactions.commit("t")
+    assert stored(core) == [b"one"]
+
+
+@pytest.mark.parametrize(
+    ("place", "what"),
+    [
+        (InSeries("", 1), "its name must be 1 to 255 printable"),
+        (InSeries("x" * 256, 1), "its name must be 1 to 255 printable"),
+        (InSeries("a\nb", 1), "its name must be 1 to 255 printable"),
+        (InSeries("x", -1), "it must be 0 to 9223372036854775807"),
+        (InSeries("x", 1 << 63), "it must be 0 to 9223372036854775807"),
+    ],
+)
+def test_places_that_no_transaction_can_have(core: Core, place: InSeries, what: str) -> None:
+    with pytest.raises(BadTransaction, match=what):
+        core.broker.transactions.begin("t", place=place)
+    assert not core.broker.transactions.open
+
+
+def test_a_series_in_use_is_not_forgotten_for_another() -> None:
+    core = Core(transactions=TransactionLimits(most_series=2, remembered_ns=10 * HOUR_NS))
+    transactions = core.broker.transactions
+    for name in ("a", "b"):
+        stage(core, name, 1, b"x", series=name)
+        transactions.commit(name)
+        core.wait(HOUR_NS)
+    with pytest.raises(LimitReached, match=r"2 had a commit within.*raise --transaction-series"):
+        transactions.begin("c", place=InSeries("c", 1))
+    stage(core, "a2", 2, b"x", series="a")
+    transactions.commit("a2")
+    core.wait(10 * HOUR_NS - 1)
+    # The one that was not heard of for longest goes: b.
+    stage(core, "c", 1, b"x", series="c")
+    transactions.commit("c")
+    known = {name for name in "abc" if transactions.series.last(name) is not None}
+    assert known == {"a", "c"}
+
+
+def test_packing() -> None:
+    table = SeriesTable(10, 0)
+    table.reached(InSeries("a", 3), 1, 2)
+    table.reached(InSeries("b", 9), 3, 4)
+    table.reached(InSeries("a", 5), 6, 7)
+    assert list(unpack(table.pack())) == [
+        (digest_of("b"), Last(9, 3, 4)),
+        (digest_of("a"), Last(5, 6, 7)),
+    ]
+
+
+def test_delayed_messages_wait_from_the_commit_on(core: Core) -> None:
+    transactions = core.broker.transactions
+    client = core.client("t", "c").ready(10)
+    now_ns = core.clock.now_ns
+    transactions.begin("d")
+    times = [(0, 1), (now_ns + 90 * SECOND_NS, 2), (now_ns + 5 * HOUR_NS, 1)]
+    transactions.add("d", "b", 0, "t", [b"now", b"soon", b"too", b"later"], [(2, b"")], -1, times)
+    core.wait(100 * SECOND_NS)
+    assert client.bodies == []
+    transactions.commit("d")
+    # Two were due before they were committed.
+    assert client.bodies == [b"now", b"soon", b"too"]
+    core.kill()
+    assert core.broker.delays.pending_count == 1
+    client = core.client("t", "c").ready(10)
+    core.wait(5 * HOUR_NS)
+    core.wait(SECOND_NS)
+    assert client.bodies[-1] == b"later"
+    assert stored(core) == [b"now", b"soon", b"too", b"later"]
+
+
+def test_delayed_messages_of_a_transaction_have_their_limits() -> None:
+    core = Core(transactions=TransactionLimits(most_batches=3), most_delayed=2)
+    transactions = core.broker.transactions
+    later_ns = core.clock.now_ns + HOUR_NS
+    transactions.begin("d")
+    four = [(later_ns + n, 1) for n in range(4)]
+    with pytest.raises(BadTransaction, match="--max-transaction-sends is 3"):
+        transactions.add("d", "b", 0, "t", [b"x"] * 4, (), -1, four)
+    transactions.add("d", "b", 0, "t", [b"x"] * 3, (), -1, four[:3])
+    with pytest.raises(LimitReached, match="--max-delayed-messages is 2"):
+        transactions.commit("d")
+    assert transactions.state("d") is State.OPEN
+    core.kill()
+    with pytest.raises(BadTransaction, match="--max-transaction-sends is 3"):
+        core.broker.transactions.add("d", "b", 1, "t", [b"x"])
+
+
+def test_what_a_try_has_left_goes_when_the_next_one_begins_once_it_was_silent(core: Core) -> None:
+    """A job that fails at one row is started again and again, and never comes to a commit."""
+    transactions = core.broker.transactions
+    for turn in range(5):
+        stage(core, f"try {turn}", 3, b"x" * 100)
+        assert list(transactions.open) == [f"try {turn}"]
+        core.wait(60 * SECOND_NS)
+    stage(core, "other", 3, b"y", series="another job")
+    core.wait(30 * SECOND_NS)
+    transactions.add("try 4", "b", 1, "t", [b"it lives"])
+    core.wait(59 * SECOND_NS)
+    stage(core, "try 5", 3, b"x")
+    stage(core, "later", 9, b"x")
+    transactions.begin("none of theirs", "", HOUR_NS, is_disposable=True)
+    core.wait(60 * SECOND_NS)
+    stage(core, "try 6", 4, b"x")
+    assert list(transactions.open) == ["other", "later", "none of theirs", "try 6"]
+    with pytest.raises(TransactionRefused, match="rolled-back"):
+        transactions.commit("try 5", {"b": 1}, InSeries("job", 3))

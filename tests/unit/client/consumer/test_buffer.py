@@ -1,0 +1,265 @@
+"""What waits in the inbox, and what it costs to know how much that is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+from tests.unit.client.scripted_broker import ScriptedBroker, message_frame
+
+from martlet.addresses import Address
+from martlet.broker.channel.started import notes_of
+from martlet.client import Batch, Identity, Message
+from martlet.client.consumer.acks import Answers
+from martlet.client.consumer.buffer import Delivery, Inbox
+from martlet.client.transport.connection import Connection
+from martlet.protocol.nsq.message_run import MessageRun
+
+
+class Walked(deque[Delivery]):
+    """Counts how many deliveries are looked at one after the other."""
+
+    steps = 0
+
+    def __iter__(self) -> Iterator[Delivery]:
+        for each in super().__iter__():
+            self.steps += 1
+            yield each
+
+
+def run_of(count: int) -> MessageRun:
+    frame = message_frame(b"body")
+    return MessageRun.uniform(frame * count, len(frame))
+
+
+async def test_filling_a_batch_does_not_count_all_that_waits_at_each_arrival() -> None:
+    inbox = Inbox()
+    walked = inbox._deliveries = Walked()
+    async with ScriptedBroker() as broker:
+        connection = await Connection.open(Address.parse(broker.address), Identity())
+        answers = Answers(connection)
+        filling = asyncio.create_task(inbox.fill(1000, 10))
+        for _ in range(500):
+            assert not filling.done()
+            inbox.put(Delivery(answers, run_of(2), time.monotonic() + 60))
+            await asyncio.sleep(0)
+        await asyncio.wait_for(filling, 5)
+        connection.abort()
+    assert walked.steps < 1000
+
+
+async def test_what_waits_is_counted_whatever_is_done_with_it() -> None:
+    inbox = Inbox()
+    async with ScriptedBroker() as broker:
+        connection = await Connection.open(Address.parse(broker.address), Identity())
+        one, other = Answers(connection), Answers(connection)
+
+        def put(answers: Answers, count: int, seconds: float = 60) -> None:
+            inbox.put(Delivery(answers, run_of(count), time.monotonic() + seconds))
+
+        put(one, 10)
+        put(one, 5)
+        put(other, 7)
+        assert inbox.count() == 22
+        batch = inbox.next_batch(12)
+        assert batch is not None
+        assert (len(batch), inbox.count()) == (12, 10)
+        assert inbox.refill()
+        inbox.ready.popleft()
+        assert inbox.count() == 9
+        batch = inbox.next_batch(1)  # what was ready waits again
+        assert batch is not None
+        assert (len(batch), inbox.count()) == (1, 8)
+        inbox.forget(other)
+        assert inbox.count() == 1
+        put(other, 3, -1)  # has expired
+        put(other, 4)
+        assert [len(inbox.next_batch(100) or ()) for _ in range(2)] == [1, 4]
+        assert inbox.count() == 0
+        put(one, 6)
+        assert sum(len(ids) for _, ids in inbox.drain()) == 6
+        assert inbox.count() == 0
+        connection.abort()
+
+
+class Told(Answers):
+    """Answers of a channel that counts failures; what is told as started is written down."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self.told: list[int] = []
+
+    @property
+    def max_attempts(self) -> int:
+        return 3
+
+    def started(self, message_id: bytes) -> None:
+        self.told.append(int(message_id, 16))
+
+
+@asynccontextmanager
+async def told_inbox() -> AsyncIterator[tuple[Inbox, Told]]:
+    async with ScriptedBroker() as broker:
+        connection = await Connection.open(Address.parse(broker.address), Identity())
+        yield Inbox(), Told(connection)
+        connection.abort()
+
+
+def put(inbox: Inbox, answers: Answers, *notes: str, first: int = 0, seconds: float = 60) -> None:
+    """Deliver messages that are new (""), have failed before ("failed") or are suspects."""
+    frames = [
+        message_frame(b"b", number=first + n, attempts=2 if note else 1)
+        for n, note in enumerate(notes)
+    ]
+    run = MessageRun.joined([MessageRun.uniform(frame, len(frame)) for frame in frames])
+    run.properties = {
+        place: notes_of(1, is_suspect=note == "suspect") for place, note in enumerate(notes) if note
+    }
+    inbox.put(Delivery(answers, run, time.monotonic() + seconds))
+
+
+def number_of(message: Message) -> int:
+    return int(message.id, 16)
+
+
+async def take(inbox: Inbox) -> list[Message]:
+    """All that becomes ready next."""
+    while not inbox.refill():
+        await inbox.arrival()
+    ready = list(inbox.ready)
+    inbox.ready.clear()
+    return ready
+
+
+async def turns() -> None:
+    """Let all happen that needs no time."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_what_becomes_ready_is_told_a_turn_before() -> None:
+    async with told_inbox() as (inbox, answers):
+        put(inbox, answers, *[""] * 50)
+        assert not inbox.refill()
+        assert answers.told
+        assert not inbox.ready
+        assert not inbox.refill(), "and no more while that is on its way"
+        await asyncio.sleep(0)
+        assert [number_of(message) for message in inbox.ready][-1] == answers.told[0]
+
+
+async def test_runs_grow_while_handlers_are_quick_and_shrink_when_one_is_slow() -> None:
+    async with told_inbox() as (inbox, answers):
+        put(inbox, answers, *[""] * 500)
+        inbox._run_size = 32
+        inbox._run_began_s = time.monotonic() + 1
+        assert len(await take(inbox)) == 64
+        inbox._run_began_s = time.monotonic() - 1
+        assert len(await take(inbox)) == 1
+        assert answers.told == [63, 64]
+
+
+async def test_each_that_has_failed_has_a_run_of_its_own() -> None:
+    async with told_inbox() as (inbox, answers):
+        put(inbox, answers, "", "", "failed", "suspect", "", "")
+        runs = []
+        while inbox.count():
+            inbox._run_size = 32
+            inbox._run_began_s = time.monotonic() + 1
+            runs.append([number_of(message) for message in await take(inbox)])
+        assert runs == [[0, 1], [2], [3], [4, 5]]
+        assert answers.told == [1, 2, 3, 5]
+
+
+async def test_a_suspect_waits_until_all_workers_are_idle_and_others_wait_for_it() -> None:
+    async with told_inbox() as (inbox, answers):
+        inbox.worker_count = 2
+        put(inbox, answers, "", "suspect", "")
+        inbox._run_size = 1
+        inbox._run_began_s = 0
+        (first,) = await take(inbox)
+        other = asyncio.create_task(take(inbox))  # the second worker; the first one is at work
+        await turns()
+        assert not other.done()
+        assert answers.told == [0]
+        first.finish()
+        mine = asyncio.create_task(take(inbox))
+        await asyncio.wait([other, mine], return_when=asyncio.FIRST_COMPLETED)
+        done, waiting = (other, mine) if other.done() else (mine, other)
+        (suspect,) = done.result()
+        assert number_of(suspect) == 1
+        await turns()
+        assert not waiting.done()
+        suspect.finish()
+        inbox._wake(1)  # as the worker does that has handled it, and asks for the next
+        assert [number_of(message) for message in await waiting] == [2]
+
+
+async def test_a_handler_that_hangs_holds_up_no_suspect_for_ever() -> None:
+    async with told_inbox() as (inbox, answers):
+        answers.message_timeout_s = 0.4
+        inbox.worker_count = 2
+        put(inbox, answers, "", "suspect", "suspect", "")
+        inbox._run_size = 1
+        (_hangs,) = await take(inbox)
+        async with asyncio.timeout(10):
+            (suspect,) = await take(inbox)
+            assert number_of(suspect) == 1
+            suspect.finish()
+            assert [number_of(message) for message in await take(inbox)] == [2], "at once now"
+
+
+async def test_a_suspect_waits_for_what_the_application_has_taken() -> None:
+    async with told_inbox() as (inbox, answers):
+        out: list[Message] = []
+        inbox.is_out = lambda: any(not message.is_answered for message in out)
+        put(inbox, answers, "", "suspect", "")
+        inbox._run_size = 1
+        out += await take(inbox)
+        second = asyncio.create_task(take(inbox))
+        await turns()
+        assert not second.done()
+        out[0].finish()
+        out += await second
+        assert number_of(out[1]) == 1
+        third = asyncio.create_task(take(inbox))
+        await turns()
+        assert not third.done()
+        out[1].finish()
+        assert [number_of(message) for message in await third] == [2]
+
+
+async def test_an_application_that_gathers_messages_gets_suspects_too() -> None:
+    async with told_inbox() as (inbox, answers):
+        answers.message_timeout_s = 0.8
+        out: list[Message] = []
+        inbox.is_out = lambda: any(not message.is_answered for message in out)
+        put(inbox, answers, *["suspect"] * 100)
+        began_s = time.monotonic()
+        while len(out) < 100:
+            out += await take(inbox)
+        assert [number_of(message) for message in out] == list(range(100))
+        assert time.monotonic() - began_s < 60, "patience ends once, and not for each"
+
+
+async def test_a_suspect_is_a_batch_of_its_own_beside_no_other() -> None:
+    async with told_inbox() as (inbox, answers):
+        out: list[Batch] = []
+        inbox.is_out = lambda: any(batch.is_open for batch in out)
+
+        def next_size() -> int:
+            batch = inbox.next_batch(100)
+            out.extend([batch] if batch is not None else [])
+            return len(batch or ())
+
+        put(inbox, answers, "", "", "suspect", "", "")
+        assert next_size() == 2
+        assert next_size() == 0
+        out[0].give_back()
+        assert next_size() == 1
+        assert next_size() == 0
+        out[1].give_back()
+        assert next_size() == 2

@@ -1,0 +1,179 @@
+"""A consumer that has silently stopped is noticed, and one that is only idle is left alone."""
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.unit.client.scripted_broker import Command, ScriptedBroker, eventually
+
+from martlet.client import Consumer, Message
+from martlet.client.consumer.handling.backoff import State
+from martlet.client.consumer.watchdog import Sight, Watchdog
+from martlet.client.transport.dialer import Dialer
+from martlet.client.transport.discovery import Discovery
+
+WELL = Sight(
+    connected=2,
+    ready=10,
+    is_held_back=False,
+    backoff=State.OPEN,
+    trial_at_s=0.0,
+    waiting=0,
+    progress=1,
+)
+
+
+def dog(after_s: float = 10) -> Watchdog:
+    return Watchdog(after_s, lambda: WELL)
+
+
+@pytest.mark.parametrize(
+    ("sight", "cause"),
+    [
+        ({"waiting": 3}, "3 wait here: handlers hang"),
+        ({"ready": 0}, "nothing was asked for"),
+        ({"ready": 0, "backoff": State.TRIAL}, "nothing was asked for"),
+        ({"ready": 0, "backoff": State.BLOCKED, "trial_at_s": 5.0}, "its timer has not run"),
+    ],
+)
+def test_a_stall_is_told_when_it_has_lasted(sight: dict[str, Any], cause: str) -> None:
+    watchdog = dog()
+    stalled = replace(WELL, **sight)
+    assert watchdog.check(WELL, 0) == ""
+    for now_s in (6, 10, 15.9):
+        assert watchdog.check(stalled, now_s) == ""
+    assert cause in watchdog.check(stalled, 16.1)
+    assert watchdog.check(replace(WELL, progress=2), 17) == ""
+    assert watchdog.check(replace(stalled, progress=2), 18) == "", "it begins anew"
+
+
+@pytest.mark.parametrize(
+    "sight",
+    [
+        {},
+        {"ready": 0, "is_held_back": True},
+        {"ready": 0, "connected": 0},
+        {"ready": 0, "backoff": State.BLOCKED, "trial_at_s": 1000.0},
+    ],
+)
+def test_what_is_idle_or_held_back_is_no_stall(sight: dict[str, Any]) -> None:
+    watchdog = dog()
+    for now_s in range(0, 100, 5):
+        assert watchdog.check(replace(WELL, **sight), now_s) == ""
+
+
+def test_messages_that_wait_are_no_stall_while_others_are_answered() -> None:
+    watchdog = dog()
+    for now_s in range(0, 100, 5):
+        assert watchdog.check(replace(WELL, waiting=9, progress=now_s), now_s) == ""
+
+
+async def test_handlers_that_hang_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    go = asyncio.Event()
+    told: list[str] = []
+
+    def on_stall(cause: str) -> None:
+        told.append(cause)
+        raise RuntimeError("the hook is broken too")
+
+    async def handle(_message: Message) -> None:
+        await go.wait()
+
+    async with (
+        ScriptedBroker() as broker,
+        Consumer("t", "c", broker.address, stall_after_s=0.08, on_stall=on_stall) as consumer,
+    ):
+        running = asyncio.create_task(consumer.run(handle))
+        broker.deliver(1, 2, 3)
+        await eventually(lambda: bool(told))
+        await asyncio.sleep(0.1)
+        assert len(told) == 1, "once for each stall"
+        assert "2 wait here" in told[0]
+        assert "2 wait here" in consumer.stats.stall
+        go.set()
+        await eventually(lambda: not consumer.stats.stall)
+        consumer.stop()
+        await running
+    assert "the consumer has stalled: for" in caplog.text
+    assert "the consumer gets on again" in caplog.text
+    assert "the hook is broken too" in caplog.text
+
+
+async def test_a_loop_that_is_held_up_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("martlet.client.consumer.watchdog.LATE_S", 0.1)
+    async with ScriptedBroker() as broker, Consumer("t", "c", broker.address, stall_after_s=0.1):
+        await asyncio.sleep(0.03)
+        time.sleep(0.2)  # noqa: ASYNC251
+        await eventually(lambda: "on='threads'" in caplog.text)
+
+
+async def test_a_consumer_that_waits_for_a_broker_to_answer_has_not_stalled() -> None:
+    async def silent(command: Command) -> bool:
+        return command.name == "IDENTIFY"
+
+    told: list[str] = []
+    async with ScriptedBroker() as one, ScriptedBroker(silent) as two:
+        consumer = Consumer(
+            "t",
+            "c",
+            [one.address, two.address],
+            connect_timeout_s=0.3,
+            stall_after_s=0.05,
+            on_stall=told.append,
+        )
+        entering = asyncio.create_task(consumer.__aenter__())
+        await one.until(lambda: one.named("RDY"))
+        one.deliver(1, 2)
+        await entering
+        assert consumer.stats.waiting == 2
+        assert told == []
+        await consumer.close()
+
+
+async def test_looking_for_brokers_is_taken_up_again_where_it_breaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("martlet.client.consumer.brokers.REVIVAL_S", 0.01)
+    told: list[str] = []
+    calls = 0
+
+    async def ask(_discovery: Discovery, _url: str) -> object:
+        nonlocal calls
+        calls += 1
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Discovery, "_ask", ask)
+    async with Consumer("t", "c", lookup="127.0.0.1:1", on_stall=told.append):
+        await eventually(lambda: calls > 2)
+    assert "looking for brokers broke" in told[0]
+    ended = calls
+    await asyncio.sleep(0.03)
+    assert calls == ended
+
+
+async def test_a_connection_that_breaks_within_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def lost(_dialer: Dialer, _error: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Dialer, "lost", lost)
+    async with (
+        ScriptedBroker() as broker,
+        Consumer("t", "c", broker.address, on_stall=told.append) as consumer,
+    ):
+        running = asyncio.create_task(consumer.run(print))
+        await asyncio.sleep(0)
+        broker.peers[0].hang_up()
+        with pytest.raises(RuntimeError, match="a bug"):
+            await running
+    assert told == ["keeping a connection broke: RuntimeError('a bug')"]
+
+
+def test_a_senseless_time_is_told() -> None:
+    with pytest.raises(ValueError, match="stall_after_s=-1"):
+        Consumer("t", "c", "a:1", stall_after_s=-1)

@@ -1,0 +1,81 @@
+"""Messages that can be handled are handed out, wherever the event loop's turn ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.unit.client.scripted_broker import message_frame
+
+from martlet.client import Place
+from martlet.client.group.counters import Tally
+from martlet.client.group.flow_limits import FlowLimits
+from martlet.client.group.queues.assigned_queue import HeldQueue
+from martlet.client.group.queues.ready_queues import Line
+from martlet.protocol.nsq.message_run import MessageRun
+
+LIMIT_S = 5.0
+
+
+class Clock:
+    """Stands in for the module `time`: stands still, but for the steps that it is given."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.steps_s: list[float] = []
+        """How long the process is stopped behind each of the next readings."""
+
+    def monotonic(self) -> float:
+        now_s = self.now_s
+        if self.steps_s:
+            self.now_s += self.steps_s.pop(0)
+        return now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("martlet.client.group.queues.ready_queues.time", clock)
+    monkeypatch.setattr("martlet.client.consumer.waiters.time", clock)
+    return clock
+
+
+def queue_in(line: Line, count: int = 1) -> HeldQueue:
+    """A queue with messages that were fetched."""
+    held = HeldQueue("t", Place("b:1", 0), 0, 0, FlowLimits(), line, Tally())
+    frames = [message_frame(b"%d" % offset, number=offset) for offset in range(count)]
+    held.put(MessageRun.uniform(b"".join(frames), len(frames[0])), count)
+    return held
+
+
+async def test_a_turn_that_ends_while_it_is_looked_at_leaves_no_message_behind(
+    clock: Clock,
+) -> None:
+    """A process that was stopped for longer than a turn, just there, waited for a message that was
+    in the line, and was not woken by later ones of the same queue.
+    """
+    line = Line()
+    line.turn_ends_at_s = clock.now_s
+    queue_in(line)
+    clock.steps_s = [1.0]
+    async with asyncio.timeout(LIMIT_S):
+        message = await line.message()
+    assert message is not None
+    assert message.offset == 0
+
+
+async def test_a_wake_up_of_a_taker_that_is_cancelled_while_it_rests_is_for_another(
+    clock: Clock,
+) -> None:
+    line = Line()
+    line.turn_ends_at_s = clock.now_s
+    takers = [asyncio.create_task(line.message()) for _ in range(2)]
+    await asyncio.sleep(0)
+    queue_in(line)
+    clock.now_s += 1.0  # The turn is over: the first one rests before it takes.
+    await asyncio.sleep(0)
+    takers[0].cancel()
+    async with asyncio.timeout(LIMIT_S):
+        message = await takers[1]
+    assert message is not None
+    assert takers[0].cancelled()

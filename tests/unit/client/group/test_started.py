@@ -1,0 +1,194 @@
+"""What a member tells its broker of what it starts, and how it handles what was charged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from tests.unit.client.scripted_broker import message_frame
+
+from martlet.client import Place, PulledBatch, PulledMessage
+from martlet.client.group import started as starts
+from martlet.client.group.counters import Tally
+from martlet.client.group.flow_limits import FlowLimits
+from martlet.client.group.queues.assigned_queue import HeldQueue
+from martlet.client.group.queues.ready_queues import Line
+from martlet.protocol.nsq.message_run import MessageRun
+
+LIMIT_S = 5.0
+
+
+class Clock:
+    """Stands in for the module `time`."""
+
+    now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(starts, "time", clock)
+    return clock
+
+
+class Queue:
+    """A queue of 300 messages that were fetched, and what its broker was told."""
+
+    def __init__(self, line: Line, failures: Sequence[Sequence[int]] | None = ()) -> None:
+        self.said: list[tuple[list[tuple[int, int]], bool]] = []
+        self.line = line
+        self.held = HeldQueue("t", Place("b:1", 0), 0, 0, FlowLimits(), line, Tally())
+        self.held.say_started = lambda runs, alone: self.said.append((list(runs), alone))
+        self.held.learn(failures)
+        frames = [message_frame(b"%03d" % offset, number=offset) for offset in range(300)]
+        self.held.put(MessageRun.uniform(b"".join(frames), len(frames[0])), 300)
+
+    async def take(self) -> PulledMessage:
+        async with asyncio.timeout(LIMIT_S):
+            message = await self.line.message()
+        assert message is not None
+        return message
+
+    async def batch(self, most: int) -> PulledBatch:
+        async with asyncio.timeout(LIMIT_S):
+            batch = await self.line.batch(most)
+        assert batch is not None
+        return batch
+
+
+async def test_where_the_broker_does_not_want_to_know_nothing_is_said() -> None:
+    queue = Queue(Line(), None)
+    for _ in range(5):
+        (await queue.take()).finish()
+    (await queue.batch(5)).finish()
+    await asyncio.sleep(2 * starts.TAKE_BACK_S)
+    assert queue.said == []
+
+
+async def test_a_slow_message_is_said_alone_and_fast_ones_by_runs(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starts, "TAKE_BACK_S", 100.0)
+    queue = Queue(Line())
+    for offset in range(3):
+        clock.now_s += 0.01
+        message = await queue.take()
+        assert queue.said[-1] == ([(offset, offset + 1)], False)
+        message.finish()
+    assert len(queue.said) == 3
+    for _ in range(250):
+        (await queue.take()).finish()
+    runs = [said[0][-1] for said in queue.said[3:]]
+    assert runs == [(3, 5), (5, 9), (9, 17), (17, 33), (33, 65), (65, 129), (129, 257)]
+
+
+async def test_what_other_handlers_are_at_work_on_is_said_too(clock: Clock) -> None:
+    queue = Queue(Line())
+    first = await queue.take()
+    clock.now_s += 0.01
+    second = await queue.take()
+    assert queue.said[-1] == ([(0, 1), (1, 2)], False)
+    first.finish()
+    clock.now_s += 0.01
+    await queue.take()
+    assert queue.said[-1] == ([(1, 2), (2, 3)], False)
+    second.finish()
+
+
+async def test_what_is_done_or_not_started_is_taken_back(clock: Clock) -> None:
+    queue = Queue(Line())
+    (await queue.take()).finish()
+    message = await queue.take()
+    assert queue.said[-1] == ([(1, 3)], False)
+    async with asyncio.timeout(LIMIT_S):
+        while queue.said[-1] != ([(1, 2)], False):  # noqa: ASYNC110, a timer's
+            await asyncio.sleep(0.001)
+        message.finish()
+        while queue.said[-1] != ([], False):  # noqa: ASYNC110, a timer's
+            await asyncio.sleep(0.001)
+    await queue.take()
+    assert queue.said[-1][0][-1][0] == 2
+
+
+async def test_what_was_charged_is_handled_while_nothing_else_is(clock: Clock) -> None:
+    queue = Queue(Line(), [[2, 1, 0, False]])
+    first = await queue.take()
+    second = await queue.take()
+    third = asyncio.create_task(queue.take())
+    others = [asyncio.create_task(queue.take()) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    first.finish()
+    await asyncio.sleep(0.01)
+    assert not third.done()
+    second.finish()
+    charged = await third
+    assert (charged.offset, charged.attempts) == (2, 2)
+    assert queue.said[-1] == ([(2, 3)], True)
+    await asyncio.sleep(0.01)
+    assert not any(other.done() for other in others)
+    charged.finish()
+    assert sorted([(await other).offset for other in others]) == [3, 4]
+    assert ([], False) in queue.said, "at once, or the next one would not be alone"
+
+
+async def test_a_queue_that_waits_for_its_time_or_goes_does_not_hold_up_others(
+    clock: Clock,
+) -> None:
+    line = Line()
+    waiting, other = Queue(line, [[0, 2, 50, False]]), Queue(line)
+    async with asyncio.timeout(LIMIT_S):
+        got = [await line.message(in_order=True)]
+    assert got[0] is not None
+    assert got[0]._held is other.held
+    got[0].finish()
+    assert waiting.held.next_commit == 0
+    clock.now_s += 0.06
+    async with asyncio.timeout(LIMIT_S):
+        while (message := await waiting.take())._held is not waiting.held:
+            message.finish()
+    assert (message.offset, message.attempts) == (0, 3)
+
+
+async def test_a_message_that_is_over_is_for_no_handler(clock: Clock) -> None:
+    line = Line()
+    given_up: list[tuple[PulledMessage, int]] = []
+    line.on_lost_often = lambda message, count: given_up.append((message, count))
+    queue = Queue(line, [[0, 3, 9000, True]])
+    assert (await queue.take()).offset == 1
+    ((message, count),) = given_up
+    assert (message.offset, message.attempts, count) == (0, 3, 3)
+    assert queue.held.next_commit == 0
+    message.finish()
+    assert queue.held.next_commit == 1
+
+
+async def test_batches_end_before_what_was_charged_which_is_a_batch_of_its_own(
+    clock: Clock,
+) -> None:
+    queue = Queue(Line(), [[3, 1, 0, False], [4, 1, 0, False], [9, 1, 0, False]])
+    sizes = []
+    for _ in range(6):
+        batch = await queue.batch(5)
+        assert queue.said[-1] == (
+            [(batch.piece.first, batch.piece.last + 1)],
+            batch.piece.first in (3, 4, 9),
+        )
+        sizes.append((batch.piece.first, batch.count))
+        batch.finish()
+    assert sizes == [(0, 3), (3, 1), (4, 1), (5, 4), (9, 1), (10, 5)]
+
+
+async def test_batches_that_are_put_back_end_before_what_was_charged_too(clock: Clock) -> None:
+    queue = Queue(Line(), [[2, 1, 0, False]])
+    (await queue.batch(2)).give_back()
+    again = await queue.batch(10)
+    assert again.offsets.tolist() == [0, 1]
+    assert queue.said[-1] == ([(0, 2)], False)
+    again.finish()
+    charged = await queue.batch(10)
+    charged.give_back()
+    assert (await queue.batch(10)).offsets.tolist() == [2]

@@ -1,0 +1,362 @@
+"""A producer over several brokers that do what the test tells them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.unit.client.scripted_broker import Command, ScriptedBroker, eventually
+
+from martlet.addresses import Address
+from martlet.client import (
+    Backoff,
+    Health,
+    Limits,
+    Producer,
+    ProducerFull,
+    PublishLost,
+    PublishRefused,
+    PublishTimeout,
+)
+from martlet.client.producer import broker_pool as pool
+from martlet.client.transport.discovery import Discovery
+
+FAST = Backoff(first_s=0.01, max_s=0.05)
+SLOW = Backoff(first_s=30, max_s=30, jitter=0)
+PUBLISHES = {"PUB", "MPUB", "DPUB"}
+
+
+class Mood:
+    """A script whose broker stores, refuses, says nothing, or hangs up, as it is told."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.does = "store"
+        self.held: list[Command] = []
+
+    async def __call__(self, command: Command) -> bool:
+        if command.name not in PUBLISHES or self.does == "store":
+            return False
+        if self.does == "refuse":
+            command.peer.fail(f"E_{command.name}_FAILED {command.name} failed disk full".encode())
+        elif self.does == "hang up":
+            command.peer.hang_up()
+        else:
+            self.held.append(command)
+        return True
+
+    def answer(self) -> None:
+        while self.held:
+            self.held.pop(0).peer.answer()
+
+
+@pytest.fixture
+async def moods() -> list[Mood]:
+    return [Mood(), Mood(), Mood()]
+
+
+@pytest.fixture
+async def brokers(moods: list[Mood]) -> AsyncIterator[list[ScriptedBroker]]:
+    one, two, three = (ScriptedBroker(mood) for mood in moods)
+    async with one, two, three:
+        yield [one, two, three]
+
+
+async def connected(producer: Producer, count: int) -> None:
+    await eventually(lambda: producer.stats.connected == count)
+
+
+def addresses(brokers: list[ScriptedBroker]) -> list[str]:
+    return [broker.address for broker in brokers]
+
+
+async def test_messages_go_round(brokers: list[ScriptedBroker]) -> None:
+    async with Producer(addresses(brokers)) as producer:
+        await connected(producer, 3)
+        for number in range(9):
+            await producer.publish("t", b"%d" % number)
+        assert [len(broker.bodies()) for broker in brokers] == [3, 3, 3]
+        # What is published in one turn stays together.
+        await asyncio.gather(*(producer.publish("t", b"x%d" % n) for n in range(10)))
+        assert sorted(len(broker.bodies()) for broker in brokers) == [3, 3, 13]
+        stats = producer.stats
+        assert (stats.stored, stats.pending_messages, stats.retried) == (19, 0, 0)
+        assert sorted(each.stored for each in stats.brokers) == [3, 3, 13]
+
+
+async def test_who_is_slow_gets_less(brokers: list[ScriptedBroker], moods: list[Mood]) -> None:
+    moods[0].does = "hold"
+    async with Producer(addresses(brokers)) as producer:
+        await connected(producer, 3)
+        slow = asyncio.create_task(producer.publish("t", b"x"))
+        await brokers[0].until(lambda: moods[0].held)
+        for _ in range(20):
+            await producer.publish("t", b"z")
+        assert len(brokers[0].bodies()) == 1
+        moods[0].answer()
+        await slow
+
+
+async def test_what_a_lost_broker_did_not_answer_goes_to_another(
+    brokers: list[ScriptedBroker], moods: list[Mood]
+) -> None:
+    moods[0].does = moods[1].does = "hold"
+    async with Producer(addresses(brokers[:2]), backoff=SLOW) as producer:
+        await connected(producer, 2)
+        publishes = []
+        for number in range(6):
+            publishes.append(asyncio.create_task(producer.publish("t", b"%d" % number)))
+            await asyncio.sleep(0)
+            await eventually(lambda: len(moods[0].held + moods[1].held) == len(publishes))
+        moods[1].does = "store"
+        moods[1].answer()
+        await brokers[0].go_away()
+        async with asyncio.timeout(5):
+            await asyncio.gather(*publishes)
+        assert set(brokers[1].bodies()) == {b"%d" % number for number in range(6)}
+        assert [each.health for each in producer.stats.brokers] == [
+            Health.FAILING,
+            Health.CONNECTED,
+        ]
+        assert producer.stats.retried == 3
+        await brokers[0].listen()
+
+
+async def test_what_one_cannot_store_another_does(
+    brokers: list[ScriptedBroker], moods: list[Mood]
+) -> None:
+    moods[0].does = "refuse"
+    async with Producer(addresses(brokers), backoff=SLOW) as producer:
+        await connected(producer, 3)
+        for number in range(30):
+            await producer.publish("t", b"%d" % number)
+        stored = brokers[1].bodies() + brokers[2].bodies()
+        assert sorted(stored, key=int) == [b"%d" % number for number in range(30)]
+        assert len(brokers[0].bodies()) == 1, "it is left alone for a while"
+        refusing = producer.stats.brokers[0]
+        assert (refusing.health, refusing.refused) == (Health.REFUSING, 1)
+
+
+async def test_who_can_store_again_is_found_out_with_one_message(
+    brokers: list[ScriptedBroker], moods: list[Mood]
+) -> None:
+    moods[0].does = "refuse"
+    async with Producer(addresses(brokers[:2]), backoff=FAST) as producer:
+        await connected(producer, 2)
+        while not brokers[0].bodies():
+            await producer.publish("t", b"x")
+        moods[0].does = "hold"
+        await connected(producer, 2)
+        publishes = [asyncio.create_task(producer.publish("t", b"y")) for _ in range(3)]
+        while not moods[0].held:
+            publishes.append(asyncio.create_task(producer.publish("t", b"y")))
+            await asyncio.sleep(0.002)
+        publishes += [asyncio.create_task(producer.publish("t", b"y")) for _ in range(50)]
+        await asyncio.sleep(0.02)
+        assert len(moods[0].held) == 1
+        moods[0].does = "store"
+        moods[0].answer()
+        await asyncio.gather(*publishes)
+
+
+async def test_what_nobody_can_store_is_refused(
+    brokers: list[ScriptedBroker], moods: list[Mood]
+) -> None:
+    for mood in moods:
+        mood.does = "refuse"
+    async with Producer(addresses(brokers), backoff=FAST) as producer:
+        await connected(producer, 3)
+        with pytest.raises(PublishRefused, match="disk full"):
+            await producer.publish("t", b"x")
+        assert all(len(broker.bodies()) == 1 for broker in brokers)
+        with pytest.raises(PublishRefused, match="disk full"):
+            await producer.publish("t", b"y", order_key="k")
+        moods[1].does = "store"
+        await producer.publish("t", b"z", order_key="k")
+    assert b"z" in brokers[1].bodies()
+
+
+async def test_a_broker_that_says_nothing_is_given_up_for_others(
+    brokers: list[ScriptedBroker], moods: list[Mood]
+) -> None:
+    moods[0].does = "hold"
+    async with Producer(addresses(brokers[:2]), answer_timeout_s=0.2) as producer:
+        await connected(producer, 2)
+        async with asyncio.timeout(5):
+            await asyncio.gather(*(producer.publish(f"t{n}", b"%d" % n) for n in range(8)))
+        assert len(brokers[1].bodies()) == 8
+        assert moods[0].held
+        assert "does not answer" in str(producer.stats.brokers[0].last_error)
+
+
+async def test_the_only_broker_is_not_given_up(
+    brokers: list[ScriptedBroker], moods: list[Mood]
+) -> None:
+    moods[0].does = "hold"
+    async with Producer(brokers[0].address, answer_timeout_s=0.05) as producer:
+        publish = asyncio.create_task(producer.publish("t", b"x"))
+        await eventually(lambda: producer.stats.brokers[0].health is Health.SILENT)
+        await asyncio.sleep(0.15)
+        assert len(brokers[0].peers) == 1
+        moods[0].answer()
+        await publish
+
+
+async def test_it_is_not_tried_more_often_than_asked(
+    brokers: list[ScriptedBroker], moods: list[Mood]
+) -> None:
+    for mood in moods:
+        mood.does = "hang up"
+    async with Producer(addresses(brokers), retries=2, backoff=FAST) as producer:
+        with pytest.raises(PublishLost, match="sent 3 times, and not answered"):
+            await producer.publish("t", b"x")
+        assert sum(len(broker.bodies()) for broker in brokers) == 3
+
+
+async def test_all_attempts_together_have_a_time(
+    brokers: list[ScriptedBroker], moods: list[Mood]
+) -> None:
+    for mood in moods:
+        mood.does = "hang up"
+    async with Producer(addresses(brokers), timeout_s=0.5, backoff=FAST) as producer:
+        with pytest.raises(PublishTimeout, match=r"0\.5 s"):
+            await producer.publish("t", b"x")
+        assert producer.stats.timed_out == 1
+    assert sum(len(broker.bodies()) for broker in brokers) > 3
+
+
+async def test_a_key_has_one_broker_and_moves_as_a_whole(
+    brokers: list[ScriptedBroker], moods: list[Mood]
+) -> None:
+    async with Producer(addresses(brokers), backoff=FAST) as producer:
+        await connected(producer, 3)
+        for number in range(12):
+            await producer.publish("t", b"%d" % number, order_key="k")
+        (home,) = [n for n, broker in enumerate(brokers) if broker.bodies()]
+        assert brokers[home].bodies() == [b"%d" % number for number in range(12)]
+        moods[home].does = "hold"
+        publishes = []
+        for number in range(12, 16):
+            publishes.append(
+                asyncio.create_task(producer.publish("t", b"%d" % number, order_key="k"))
+            )
+            await eventually(lambda: len(moods[home].held) == len(publishes))
+        await brokers[home].go_away()
+        publishes.append(asyncio.create_task(producer.publish("t", b"16", order_key="k")))
+        await asyncio.gather(*publishes)
+        rest = [broker.bodies() for n, broker in enumerate(brokers) if n != home]
+        assert sorted(rest) == [[], [b"%d" % number for number in range(12, 17)]]
+        moods[home].does = "store"
+        await brokers[home].listen()
+        await connected(producer, 3)
+        await producer.publish("t", b"17", order_key="k")
+        assert brokers[home].bodies()[-1] == b"17"
+
+
+async def test_ordered_keeps_each_topic_at_one_broker(brokers: list[ScriptedBroker]) -> None:
+    async with Producer(addresses(brokers), ordered=True) as producer:
+        await connected(producer, 3)
+        for number in range(40):
+            await producer.publish(f"t{number}", b"%d" % number)
+            await producer.publish_many(f"t{number}", [b"%d" % number, b"%d" % number])
+        for number in range(40):
+            have = [broker for broker in brokers if b"%d" % number in broker.bodies()]
+            assert len(have) == 1
+        assert all(broker.bodies() for broker in brokers)
+
+
+async def test_submit_gives_a_future_for_each_message(
+    brokers: list[ScriptedBroker], moods: list[Mood]
+) -> None:
+    moods[0].does = "hold"
+    limits = Limits(max_pending_messages=3, max_message_bytes=100)
+    async with Producer(brokers[0].address, limits=limits) as producer:
+        futures = [producer.submit("t", b"%d" % number) for number in range(3)]
+        with pytest.raises(ProducerFull, match=r"3 messages .* max_pending_messages=3"):
+            producer.submit("t", b"3")
+        with pytest.raises(TypeError, match="not int"):
+            producer.submit("t", 5)  # type: ignore[arg-type]
+        # Who waits for the answer waits, and is refused nothing.
+        publish = asyncio.create_task(producer.publish("t", b"4"))
+        await brokers[0].until(brokers[0].bodies)
+        assert not any(future.done() for future in futures)
+        moods[0].does = "store"
+        moods[0].answer()
+        await asyncio.gather(*futures, publish)
+        await producer.submit("t", b"5")
+        assert producer.stats.pending_messages == 0
+        gone = producer.submit("t", b"6")
+        gone.cancel()
+        await producer.publish("t", b"7")
+    assert brokers[0].bodies() == [b"0", b"1", b"2", b"4", b"5", b"7"]
+
+
+async def test_submit_is_limited_by_bytes_too(brokers: list[ScriptedBroker]) -> None:
+    limits = Limits(max_pending_bytes=100)
+    async with Producer(brokers[0].address, limits=limits) as producer:
+        one = producer.submit("t", b"x" * 500)
+        with pytest.raises(ProducerFull, match="max_pending_bytes=100"):
+            producer.submit("t", b"x")
+        await one
+        await producer.submit("t", b"x")
+
+
+async def test_closing_does_not_wait_for_who_says_nothing(brokers: list[ScriptedBroker]) -> None:
+    async def says_nothing(_command: Command) -> bool:
+        return True
+
+    async with (
+        ScriptedBroker(says_nothing) as silent,
+        asyncio.timeout(5),
+        Producer([brokers[0].address, silent.address]) as producer,
+    ):
+        await producer.publish("t", b"x")
+
+
+async def test_a_lookup_daemon_that_says_nothing_holds_up_nobody(
+    brokers: list[ScriptedBroker],
+) -> None:
+    async with (
+        ScriptedBroker() as says_nothing,  # For HTTP it is that.
+        asyncio.timeout(3),
+        Producer(brokers[0].address, lookup=says_nothing.address) as producer,
+    ):
+        await producer.publish("t", b"x")
+    assert brokers[0].bodies() == [b"x"]
+
+
+async def test_a_search_that_breaks_begins_again(
+    brokers: list[ScriptedBroker],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(pool, "REVIVAL_S", 0.01)
+    searches = 0
+
+    async def watch(self: Discovery) -> None:
+        nonlocal searches
+        searches += 1
+        if searches == 1:
+            raise KeyError("on purpose")
+        self._on_found([Address.parse(brokers[0].address)], True)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Discovery, "watch", watch)
+    async with asyncio.timeout(5), Producer(lookup="127.0.0.1:1") as producer:
+        await producer.publish("t", b"x")
+    assert "begins again" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"retries": -1}, "retries=-1: 0 is the least"),
+        ({"timeout_s": 0}, "timeout_s=0 must be above 0"),
+        ({"answer_timeout_s": -1}, "answer_timeout_s=-1"),
+        ({"lookup": []}, "no lookup daemon given"),
+        ({"lookup": "x", "lookup_poll_s": 0}, "lookup_poll_s=0"),
+        ({"addresses": []}, "no address given"),
+    ],
+)
+def test_settings_that_make_no_sense_are_told(settings: dict[str, object], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Producer(**settings)  # type: ignore[arg-type]

@@ -1,0 +1,246 @@
+"""What lookup daemons that misbehave can do: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import repeat
+
+import pytest
+from aiohttp import web
+from tests.unit.client.scripted_broker import eventually
+
+from martlet.addresses import Address
+from martlet.client import Consumer, Producer, PullConsumer
+from martlet.client.transport import discovery
+from martlet.client.transport.discovery import Discovery, KnownTopics
+
+Answer = Callable[[web.StreamResponse], Awaitable[object]]
+
+
+@asynccontextmanager
+async def daemon(answer: Answer) -> AsyncIterator[str]:
+    """A lookup daemon that writes its answers in chunks, so that their size is not announced."""
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        await answer(response)
+        return response
+
+    server = await asyncio.get_running_loop().create_server(web.Server(handle), "127.0.0.1")
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@asynccontextmanager
+async def not_found(*bodies: bytes | None) -> AsyncIterator[str]:
+    """A server that answers these one after the other, with 404 where they tell of no brokers;
+    None for NSQ's answer to bytes that are no command, in segments of TCP as nsqd sends it.
+    """
+    left = iter(bodies)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = next(left)
+        if body is None:
+            writer.write(b"\0\0\0\x0e")
+            await asyncio.wait_for(reader.read(), 10)  # The client has given up by then.
+            writer.write(b"E_BAD_PROTOCOL")
+        else:
+            status = b"200 OK" if b"producers" in body else b"404 Not Found"
+            head = b"HTTP/1.1 %b\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+            writer.write(head % (status, len(body)) + body)
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1")
+    async with server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def look(*daemons: str) -> tuple[list[Address], bool]:
+    """What is known once each daemon was asked once."""
+    found: list[tuple[list[Address], bool]] = []
+    watch = asyncio.create_task(
+        Discovery("t", daemons, 60.0, lambda *told: found.append(told)).watch()
+    )
+    await eventually(lambda: len(found) == len(daemons))
+    watch.cancel()
+    await asyncio.wait([watch])
+    return found[-1]
+
+
+async def good(response: web.StreamResponse) -> None:
+    await response.write(b'{"producers": [{"broadcast_address": "b", "tcp_port": 4150}]}')
+
+
+async def endless(response: web.StreamResponse) -> None:
+    for piece in repeat(b" " * 65536):
+        await response.write(piece)
+
+
+async def deep(response: web.StreamResponse) -> None:
+    await response.write(b"[" * 100_000)
+
+
+@pytest.mark.parametrize("bad", [endless, deep])
+async def test_a_bad_answer_is_no_answer(bad: Answer, caplog: pytest.LogCaptureFixture) -> None:
+    async with daemon(good) as one, daemon(bad) as two, asyncio.timeout(discovery.ANSWER_S - 1):
+        assert await look(one) == ([Address("b", 4150)], True)
+        assert await look(one, two) == ([Address("b", 4150)], False)
+    assert f"{two} does not answer: an answer" in caplog.text
+
+
+async def odd(response: web.StreamResponse) -> None:
+    producers = [
+        {"broadcast_address": "b", "tcp_port": 4150},
+        {"broadcast_address": "", "tcp_port": 4150},
+        {"broadcast_address": "c", "tcp_port": 70_000},
+        "nonsense",
+    ]
+    await response.write(json.dumps({"producers": producers}).encode())
+
+
+async def null(response: web.StreamResponse) -> None:
+    await response.write(b"null")
+
+
+async def other(response: web.StreamResponse) -> None:
+    await response.write(b'{"producers": {"broadcast_address": "b"}, "channels": 3}')
+
+
+async def very_many(response: web.StreamResponse) -> None:
+    producers = [{"broadcast_address": f"b{n}", "tcp_port": 1} for n in range(1500)]
+    await response.write(json.dumps({"producers": producers}).encode())
+
+
+@pytest.mark.parametrize(("bad", "count"), [(odd, 1), (null, 0), (other, 0), (very_many, 1000)])
+async def test_what_is_sound_of_an_answer_counts(bad: Answer, count: int) -> None:
+    async with daemon(bad) as one:
+        found, is_all = await look(one)
+    assert len(found) == count
+    assert not is_all, "so nothing is let go of because of it"
+
+
+async def test_a_slow_daemon_holds_up_nobody() -> None:
+    """The other is asked again and again meanwhile, and what it tells is taken at once."""
+    go = asyncio.Event()
+    asked = 0
+
+    async def slow(_response: web.StreamResponse) -> None:
+        await go.wait()
+
+    async def quick(response: web.StreamResponse) -> None:
+        nonlocal asked
+        asked += 1
+        await good(response)
+
+    found: list[tuple[list[Address], bool]] = []
+    async with daemon(slow) as one, daemon(quick) as two, asyncio.timeout(discovery.ANSWER_S - 1):
+        search = Discovery("t", [one, two], 60.0, lambda *told: found.append(told))
+        watch = asyncio.create_task(search.watch())
+        await search.first_found()
+        assert found == [([Address("b", 4150)], False)]
+        search.look_again()
+        await eventually(lambda: asked == 2)
+        watch.cancel()
+        await asyncio.wait([watch])
+        go.set()
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (
+            b'{"message": "NOT_FOUND"}',
+            "it has no /lookup; give the HTTP address of a lookup daemon",
+        ),
+        (b"<html>", "it has no /lookup; give the HTTP address of a lookup daemon"),
+        (None, "that is a TCP port; give the lookup daemon's HTTP address"),
+    ],
+)
+async def test_another_server_than_a_lookup_daemon_is_told(
+    body: bytes | None, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as the HTTP or TCP port of a broker: it was taken for a daemon without the topic."""
+    async with not_found(body) as address:
+        assert await look(address) == ([], False)
+    assert f"{address} does not answer: {why}, whose port is usually 4161" in caplog.text
+
+
+async def test_a_topic_that_no_broker_has_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    tells: list[bytes] = [b'{"message": "TOPIC_NOT_FOUND"}'] * 2
+    tells += [b'{"producers": [{"broadcast_address": "b", "tcp_port": 4150}]}']
+    tells += [b'{"producers": []}'] * 2
+    looks = 0
+
+    def found(_addresses: list[Address], is_all: bool) -> None:
+        nonlocal looks
+        assert is_all
+        looks += 1
+        search.look_again()
+
+    async with not_found(*tells) as address, asyncio.timeout(discovery.ANSWER_S):
+        search = Discovery("typo", [address], 60.0, found)
+        watch = asyncio.create_task(search.watch())
+        await eventually(lambda: looks == len(tells))
+        watch.cancel()
+        await asyncio.wait([watch])
+    told = f"http://{address}: no broker with topic 'typo' is known there; looking again every 60 s"
+    assert caplog.messages == [told, told], "once before there was one, and once after that"
+
+
+async def test_a_daemon_that_does_not_tell_topics_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        known = KnownTopics([address])
+        assert [await known.look() for _ in range(3)] == [[], [], []]
+    assert len(caplog.messages) == 1
+    assert f"{address} does not answer: connection refused" in caplog.text
+
+
+async def unresolved(response: web.StreamResponse) -> None:
+    producer = {"broadcast_address": "nowhere.invalid", "tcp_port": 4150}
+    await response.write(json.dumps({"producers": [producer]}).encode())
+
+
+def resolve(host: object, *_rest: object, **_options: object) -> list[object]:
+    """Stand in for `socket.getaddrinfo`: it knows this machine alone."""
+    if host == "nowhere.invalid":
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    address = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 1))
+    return [address]
+
+
+@pytest.mark.parametrize("make", [Consumer, PullConsumer, Producer])
+async def test_a_broadcast_address_that_does_not_resolve_is_told_with_the_way_out(
+    make: type[Consumer | PullConsumer | Producer],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    names = () if make is Producer else ("t", "c")
+    async with daemon(unresolved) as address, AsyncExitStack() as stack:
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
+        enter = asyncio.create_task(stack.enter_async_context(make(*names, lookup=address)))
+        await eventually(lambda: "cannot connect to nowhere.invalid:4150" in caplog.text)
+        enter.cancel()
+        await asyncio.wait([enter])
+    assert "start its broker with --broadcast-address=NAME" in caplog.text
+
+
+async def test_of_an_address_that_the_application_gave_no_lookup_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    async with Consumer("t", "c", "nowhere.invalid:4150"):
+        pass
+    assert "cannot connect to nowhere.invalid:4150" in caplog.text
+    assert "--broadcast-address" not in caplog.text

@@ -1,0 +1,222 @@
+"""The commit log: segments that follow each other, a disk that is full, flushes that fail."""
+
+import errno
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from martlet.log.commit_log import CommitLog, WritesRefused
+from martlet.log.record import Kind, read_record
+from martlet.testing import SimulatedStorage
+
+SEGMENT_BYTES = 2048
+
+
+def new_log(storage: SimulatedStorage, position: int = 0, durable: int = 0) -> CommitLog:
+    return CommitLog(storage, storage.segments(), position, 1, SEGMENT_BYTES, durable)
+
+
+def append(log: CommitLog, content: bytes = b"x" * 200) -> int:
+    return log.append_journal(Kind.CURSOR, content, topic=1, stored_at_ns=1)
+
+
+def many(act: Callable[[], object]) -> None:
+    for _ in range(100):
+        act()
+
+
+def flush(log: CommitLog) -> None:
+    job = log.flush_job()
+    job.run()
+    log.flushed(job)
+
+
+def test_segments_follow_each_other_and_records_never_cross_their_ends() -> None:
+    log = new_log(SimulatedStorage(Random(1)))
+    positions = [append(log) for _ in range(60)]
+    assert [segment.base for segment in log.segments] == list(
+        range(0, len(log.segments) * SEGMENT_BYTES, SEGMENT_BYTES)
+    )
+    for position in positions:
+        record = log.view(position, 280)
+        assert record is not None
+        assert read_record(record, 0, position)[0].position == position
+        assert position // SEGMENT_BYTES == (position + 279) // SEGMENT_BYTES
+
+
+def test_each_segment_begins_with_what_its_owner_wants_there() -> None:
+    log = new_log(SimulatedStorage(Random(1)))
+    heads: list[int] = []
+
+    def head() -> None:
+        heads.append(append(log, b"head" * 10))
+
+    log.on_roll = head
+    for _ in range(30):
+        append(log)
+    assert heads == [segment.base for segment in log.segments[1:]]
+
+
+@pytest.mark.parametrize("size", [1500, 1800, 1968, 2048, 4000, 9001])
+def test_a_record_that_does_not_fit_behind_a_head_does_not_roll_for_ever(size: int) -> None:
+    log = new_log(SimulatedStorage(Random(1)))
+
+    def head() -> None:
+        append(log, b"head" * 100)
+
+    log.on_roll = head
+    append(log)
+    for _ in range(3):
+        position = append(log, b"y" * size)
+        segment = log.find(position)
+        assert segment is not None
+        assert position + size < segment.base + segment.capacity
+    assert len(log.segments) <= 8
+
+
+def test_a_head_longer_than_a_segment_goes_on_in_the_next() -> None:
+    log = new_log(SimulatedStorage(Random(1)))
+
+    def head() -> None:
+        for _ in range(3):
+            append(log, b"head" * 300)
+
+    log.on_roll = head
+    for _ in range(30):
+        append(log)
+    assert len(log.segments) < 60
+
+
+def test_a_full_disk_refuses_messages_and_lets_the_journal_have_the_reserve() -> None:
+    storage = SimulatedStorage(Random(1))
+    storage.capacity_bytes = 4 * SEGMENT_BYTES
+    log = new_log(storage)
+    record = memoryview(bytearray(1024))
+
+    def publish() -> None:
+        log.append_batch(record, 1024 - 80 - 8, 0, 1, 0, 1, 0, 0, 0)
+
+    with pytest.raises(WritesRefused, match="the disk is full"):
+        many(publish)
+    assert log.full is not None
+    assert len(log.segments) == 3
+    append(log, b"z" * 1500)
+    assert len(log.segments) == 4
+    with pytest.raises(WritesRefused, match="the disk is full"):
+        many(lambda: append(log, b"z" * 1500))
+    flush(log)
+    log.retire(log.segments[0])
+    log.retire(log.segments[0])
+    publish()
+    assert log.full is None
+
+
+def test_a_segment_that_cannot_be_made_refuses_and_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    storage = SimulatedStorage(Random(1))
+    log = new_log(storage)
+    create = storage.create
+
+    def fails(base: int, capacity: int) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(storage, "create", fails)
+    with pytest.raises(WritesRefused, match=r"no segment could be begun: .*Too many open files"):
+        many(lambda: append(log))
+    monkeypatch.setattr(storage, "create", create)
+    append(log)
+    assert (log.full, log.failed) == (None, None)
+
+
+def test_a_write_that_fails_is_the_last() -> None:
+    storage = SimulatedStorage(Random(1))
+    log = new_log(storage)
+    append(log)
+    storage.write_error = OSError(errno.EIO, "Input/output error")
+    with pytest.raises(WritesRefused, match="writing to the log failed"):
+        append(log)
+    storage.write_error = None
+    with pytest.raises(WritesRefused, match="no more messages are taken"):
+        append(log)
+
+
+def test_a_flush_that_fails_is_not_tried_again() -> None:
+    storage = SimulatedStorage(Random(1))
+    log = new_log(storage)
+    append(log)
+    storage.flush_error = OSError(errno.EIO, "Input/output error")
+    job = log.flush_job()
+    with pytest.raises(OSError, match="Input/output error") as raised:
+        job.run()
+    log.flush_failed(raised.value)
+    assert log.durable_position == 0
+    with pytest.raises(WritesRefused, match="check the disk, then start the broker again"):
+        append(log)
+
+
+def test_what_is_flushed_survives_a_power_cut_and_nothing_else_must() -> None:
+    kept = 0
+    for seed in range(60):
+        storage = SimulatedStorage(Random(seed))
+        log = new_log(storage)
+        for _ in range(10):
+            append(log)
+        flush(log)
+        assert log.durable_position == log.position
+        durable = log.position
+        for _ in range(10):
+            append(log)
+        after = storage.crash(power=True)
+        there = [
+            bytes(a.view) == bytes(b.view)
+            for a, b in zip(after.segments(), log.segments, strict=True)
+        ]
+        kept += all(there)
+        for segment in after.segments():
+            flushed = max(0, min(segment.capacity, durable - segment.base))
+            original = log.find(segment.base)
+            assert original is not None
+            assert segment.view[:flushed] == original.view[:flushed]
+    assert 0 < kept < 30, "some power cuts lose something, and not all lose everything"
+
+
+def test_a_flush_covers_what_an_unfinished_one_covered() -> None:
+    storage = SimulatedStorage(Random(1))
+    log = new_log(storage)
+    for _ in range(20):
+        append(log)
+    first, second = log.flush_job(), log.flush_job()
+    assert first.segments == second.segments == tuple(log.segments)
+    log.flushed(second)
+    assert log.flush_job().segments == ()
+    append(log)
+    assert log.flush_job().segments == (log.segments[-1],)
+    log.flushed(first)
+    assert log.flush_job().segments == (log.segments[-1],)
+
+
+def test_what_was_there_at_the_start_belongs_to_the_first_flush() -> None:
+    storage = SimulatedStorage(Random(1))
+    log = new_log(storage)
+    for _ in range(30):
+        append(log)
+    storage = storage.crash()
+    again = new_log(storage, log.position, 2 * SEGMENT_BYTES)
+    assert [s.base for s in again.flush_job().segments] == [
+        s.base for s in again.segments if s.base >= 2 * SEGMENT_BYTES
+    ]
+
+
+def test_positions_go_on_behind_a_hole() -> None:
+    storage = SimulatedStorage(Random(1))
+    log = new_log(storage)
+    append(log)
+    flush(log)
+    storage = storage.crash()
+    log = new_log(storage, 10 * SEGMENT_BYTES)
+    assert append(log) == 10 * SEGMENT_BYTES
+    assert log.find(5 * SEGMENT_BYTES) is None
+    assert log.view(5 * SEGMENT_BYTES, 8) is None
+    assert log.view(0, 280) is not None

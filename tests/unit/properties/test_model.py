@@ -1,0 +1,71 @@
+"""The limits of properties, and what is no block of them."""
+
+import struct
+
+import pytest
+
+from martlet.properties.block import Block, entries_of, pack_block
+from martlet.properties.model import BadProperties, Properties, Sent, tag_hash
+
+
+@pytest.mark.parametrize(
+    ("properties", "text"),
+    [
+        (Properties(tag="a|b"), "without '|'"),
+        (Properties(tag=" a"), "spaces around"),
+        (Properties(tag="*"), r"not '\*'"),
+        (Properties(tag="x" * 256), "256 bytes, the most is 255"),
+        (Properties(keys=("",)), "between 1 and 1024"),
+        (Properties(keys=("k",) * 65), "65 keys, the most is 64"),
+        (Properties(order_key="x" * 1025), "the order key 'x+' takes 1025 bytes"),
+        (Properties(headers={"": "x"}), "between 1 and 255"),
+        (Properties(headers={"n" * 256: "x"}), "between 1 and 255"),
+        (Properties(headers={"n": "x" * 40_000}), "takes 40000 bytes"),
+        (Properties(headers={f"n{i}": "x" * 8000 for i in range(5)}), "the most is 32768"),
+        (Properties(headers={"n": "\ud800"}), "UTF-8"),
+        (Properties(headers={"n": 7}), "is int, it must be str"),  # type: ignore[dict-item]
+    ],
+)
+def test_what_no_message_may_have_is_named(properties: Properties, text: str) -> None:
+    with pytest.raises(BadProperties, match=text):
+        properties.pack()
+
+
+TAG = Properties(tag="x").pack()
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        (b"\x01", "cut"),
+        (struct.pack("<I", 0), "cut"),
+        (struct.pack("<I", 1000), "cut"),
+        (struct.pack("<IIII", 1, 0, 9, 0), "do not fill it"),
+        (pack_block([(5, Properties(tag="x").pack())]), "of message 5, there are 3"),
+        (pack_block([(1, b""), (1, b"")]), "do not rise"),
+        (struct.pack("<IIII", 1, 0, 2, 0) + b"\x01\x00", "cut in the middle"),
+        (pack_block([(0, b"\x63\x00\x00\x00")]), "kind 99"),
+        (struct.pack("<IIII", 1, 0, 5, 0) + b"\x01\x00\x01\x00\xff", "UTF-8"),
+        (pack_block([(0, Properties(system={"reason": "x"}).pack())]), "only the broker may set"),
+        (pack_block([(0, Properties(keys=("k",)).pack() + TAG)]), "behind other fields"),
+        (pack_block([(0, TAG + TAG)]), "one of several"),
+        (pack_block([(0, b"\x01\x01\x01\x00nx")]), "behind other fields"),
+        (pack_block([(0, Properties(sent=Sent(bytes(16), 1)).pack())]), "which no client may"),
+    ],
+)
+def test_a_block_that_no_client_may_send_is_refused(block: bytes, text: str) -> None:
+    with pytest.raises(BadProperties, match=text):
+        entries_of(block, 3)
+
+
+def test_nothing_is_a_block_of_nothing() -> None:
+    assert len(Block(b"")) == 0
+    assert Block(b"").of(0) == b""
+    assert not entries_of(b"", 3)
+
+
+def test_the_hash_of_a_tag_is_javas() -> None:
+    # "TagA".hashCode() and others, as a JVM tells them, without sign.
+    assert tag_hash("TagA") == 2598919
+    assert tag_hash("") == 0
+    assert tag_hash("polygenelubricants") == 0x8000_0000

@@ -1,0 +1,65 @@
+"""What is logged of a flood."""
+
+from __future__ import annotations
+
+import logging
+from random import Random
+
+import pytest
+
+from martlet.broker.recovery.restore import restore
+from martlet.durations import SECOND_NS
+from martlet.protocol.nsq.v2 import ProtocolError
+from martlet.server.observability.event_log import MOST_REFUSALS, EventLog
+from martlet.testing import SimulatedClock, SimulatedStorage
+
+LATE = ProtocolError("E_FIN_FAILED", "FIN 0 failed ID not in flight", fatal=False)
+ONE, OTHER = "127.0.0.1:1", "127.0.0.1:2"
+
+
+@pytest.fixture
+def clock() -> SimulatedClock:
+    return SimulatedClock()
+
+
+@pytest.fixture
+def events(clock: SimulatedClock) -> EventLog:
+    broker, _ = restore(SimulatedStorage(Random(2)), clock, Random(1), segment_bytes=1 << 16)
+    return EventLog(broker, logging.getLogger("flood"))
+
+
+def test_of_late_answers_a_hundred_a_second_of_each_client_are_logged(
+    events: EventLog, clock: SimulatedClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A line costs ten times as much as the refusal: thousands of them held up everybody."""
+    for _ in range(3 * MOST_REFUSALS):
+        events.refused(ONE, LATE)
+    events.refused(OTHER, LATE)
+    told = [f"[{ONE}] - {LATE}"] * MOST_REFUSALS + [f"[{OTHER}] - {LATE}"]
+    assert caplog.messages == told
+    clock.advance(SECOND_NS)
+    events.refused(ONE, LATE)
+    untold = f"[{ONE}] - {2 * MOST_REFUSALS} more lines like these, not logged each"
+    told += [untold, f"[{ONE}] - {LATE}"]
+    assert caplog.messages == told
+
+
+def test_what_was_not_logged_is_counted_when_the_client_goes(
+    events: EventLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(MOST_REFUSALS + 1):
+        events.refused(ONE, LATE)
+    events.closed(ONE, None)
+    assert caplog.messages[-1] == f"[{ONE}] - 1 more lines like these, not logged each"
+    events.closed(ONE, None)
+    assert caplog.messages[-1] == f"[{ONE}] - 1 more lines like these, not logged each"
+
+
+def test_the_error_that_ends_a_connection_is_always_logged(
+    events: EventLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2 * MOST_REFUSALS):
+        events.refused(ONE, LATE)
+    fatal = ProtocolError("E_INVALID", "invalid command BAD")
+    events.refused(ONE, fatal)
+    assert caplog.messages[-2:] == [f"[{ONE}] - {fatal}", f"client({ONE}) - {fatal}"]

@@ -1,0 +1,130 @@
+"""When a turn ends, and how long the loop stays awake after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from martlet.server.tick import FEW, LONGEST_NS, SHORTEST_NS, Turns
+
+
+class World:
+    """Turns on a loop whose rounds are run by hand."""
+
+    def __init__(self) -> None:
+        self.now_ns = 10**12
+        self.ended = self.gave_way = 0
+        self.failing = False
+        self.planned: list[Callable[[], None]] = []
+        self.turns = Turns(self._plan, self._end, lambda: self.now_ns, self._give_way)
+
+    def _plan(self, call: Callable[[], None]) -> None:
+        self.planned.append(call)
+
+    def _end(self) -> None:
+        if self.failing:
+            raise ZeroDivisionError
+        self.ended += 1
+
+    def _give_way(self) -> None:
+        self.gave_way += 1
+
+    def round(self) -> None:
+        """What was planned, once."""
+        planned, self.planned = self.planned, []
+        assert len(planned) <= 1
+        for call in planned:
+            call()
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the loop would wait for bytes."""
+        return not self.planned
+
+
+def test_bytes_out_of_the_blue_end_a_turn_and_the_loop_sleeps() -> None:
+    """Nothing says yet that more will come soon."""
+    world = World()
+    world.turns.heard()
+    world.turns.heard()
+    assert world.ended == 0
+    world.round()
+    assert world.ended == 1
+    assert world.asleep
+
+
+def awake_world() -> World:
+    """One that has heard twice in short order."""
+    world = World()
+    world.turns.heard()
+    world.round()
+    world.now_ns += LONGEST_NS // 2
+    world.turns.heard()
+    world.round()
+    assert world.ended == 2
+    return world
+
+
+def test_bytes_soon_after_it_slept_keep_it_awake_for_a_while() -> None:
+    """Each turn begins the while anew."""
+    world = awake_world()
+    for _ in range(5):
+        world.now_ns += LONGEST_NS - 1
+        world.round()
+        assert not world.asleep
+        world.turns.heard()
+        world.round()
+    assert world.ended == 7
+    assert world.gave_way == 5
+    world.now_ns += LONGEST_NS
+    world.round()
+    assert world.asleep
+    assert world.ended == 7
+
+
+def test_an_idle_loop_sleeps_and_stays_asleep() -> None:
+    """Looks in vain make the window shorter until there is none."""
+    world = awake_world()
+    spent_ns = []
+    while True:
+        looked_ns = 0
+        while not world.asleep:
+            world.now_ns += 1000
+            looked_ns += 1000
+            world.round()
+        spent_ns.append(looked_ns)
+        if len(spent_ns) > 1 and spent_ns[-1] == spent_ns[-2] == 0:
+            break
+        world.now_ns += 50 * LONGEST_NS
+        world.turns.heard()
+        world.round()
+    assert spent_ns[0] >= LONGEST_NS > spent_ns[1] > SHORTEST_NS
+    assert spent_ns == sorted(spent_ns, reverse=True)
+    assert len(spent_ns) < 10
+
+
+@pytest.mark.parametrize(("speakers", "crowded"), [(1, False), (FEW, False), (FEW + 1, True)])
+def test_a_turn_of_many_is_told(speakers: int, crowded: bool) -> None:
+    """Then the next one is served as a group."""
+    world = World()
+    for _ in range(speakers):
+        world.turns.heard()
+    world.round()
+    assert world.turns.crowded is crowded
+
+
+def test_a_turn_that_fails_is_the_last_of_none() -> None:
+    world = awake_world()
+    world.failing = True
+    world.turns.heard()
+    with pytest.raises(ZeroDivisionError):
+        world.round()
+    world.failing = False
+    while not world.asleep:
+        world.now_ns += LONGEST_NS
+        world.round()
+    ended = world.ended
+    world.turns.heard()
+    world.round()
+    assert world.ended == ended + 1
