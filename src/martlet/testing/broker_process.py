@@ -184,10 +184,16 @@ class BrokerProcess:
         return process
 
     def _listens(self) -> bool:
-        for address in (self.tcp_address, self.http_address):
-            host, _, port = address.rpartition(":")
-            try:
-                socket.create_connection((host, int(port)), timeout=1).close()
-            except OSError:
-                return False
-        return True
+        """Whether it serves: it has its ports before it knows that it has its folder."""
+        try:
+            self._connect(self.tcp_address).close()
+            with self._connect(self.http_address) as http:
+                http.sendall(b"GET /ping HTTP/1.0\r\n\r\n")
+                return http.recv(5) == b"HTTP/"
+        except OSError:
+            return False
+
+    @staticmethod
+    def _connect(address: str) -> socket.socket:
+        host, _, port = address.rpartition(":")
+        return socket.create_connection((host, int(port)), timeout=1)
