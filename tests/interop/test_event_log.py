@@ -78,9 +78,10 @@ INFO: NSQ: bye
 """.strip().splitlines()
 """Clients and durations are masked. The first client only looks whether somebody listens."""
 OWN = re.compile(
-    # of the files that each of them writes, of its start, and of threads that only nsqd has
+    # of the files that each of them writes, of its start, which is waited for by /ping, and of
+    # threads that only nsqd has
     r"INFO: (NSQ: persisting|DISKQUEUE\(|LOG: |nsqd v|martlet v|ID: |SIGTERM|LOOKUP: |QUEUESCAN: )"
-    r"|.* messagePump$|WARNING: LOG: "
+    r"|.* messagePump$|WARNING: LOG: |INFO: 200 GET /ping "
 )
 
 
