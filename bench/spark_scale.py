@@ -46,7 +46,7 @@ from stopwatch import Stopwatch, processor_s
 
 from martlet.client.sync import Producer
 from martlet.log.record import read_header
-from martlet.spark.brokers.endpoint import Endpoint, Place
+from martlet.spark.brokers.endpoint import BrokerQueue, Endpoint
 from martlet.spark.java import spark_session
 from martlet.spark.read.options import ReadOptions
 from martlet.spark.read.schema import SCHEMA, arrow_schema
@@ -189,7 +189,7 @@ def take(address: str, start: int, end: int) -> int:
     """Read some offsets over HTTP as a task does. Returns the bytes."""
     endpoint = Endpoint(address, 60_000)
     (queue,) = endpoint.listing([TOPIC]).queues
-    place = Place(TOPIC, queue.queue, queue.part_id)
+    place = BrokerQueue(TOPIC, queue.queue, queue.part_id)
     total = 0
     while start < end:
         data = endpoint.batches(place, start, CHUNK_BYTES)

@@ -23,7 +23,7 @@ from martlet.broker.channel.retry import MILLISECOND_NS
 from martlet.broker.recovery.restore import restore
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
 from martlet.broker.topic.topic import Topic
-from martlet.broker.tracing.model import Found
+from martlet.broker.tracing.model import TraceResult
 from martlet.broker.tracing.search import Search
 from martlet.log.folder import Folder
 from martlet.log.storage import DiskStorage
@@ -76,7 +76,7 @@ def write(folder: Path, messages: int, batch: int) -> Topic:
     return topic
 
 
-def measure(what: str, search: Callable[[], Found]) -> None:
+def measure(what: str, search: Callable[[], TraceResult]) -> None:
     """Look once, and say how long it took."""
     began, began_cpu = time.perf_counter(), time.process_time()
     found = search()

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from martlet.client import Backoff, Place, PullConsumer, PulledMessage, Requeue
+from martlet.client import Backoff, PullConsumer, PulledMessage, QueueId, Requeue
 
 FAST = Backoff(first_s=0.01, max_s=0.1)
 
@@ -44,7 +44,7 @@ class PullMember:
     def _note(self, *fields: object) -> None:
         os.write(self._file, (" ".join(map(str, fields)) + "\n").encode())
 
-    def _begin(self, places: Sequence[Place]) -> None:
+    def _begin(self, places: Sequence[QueueId]) -> None:
         for place in places:
             self._note("begins", os.getpid(), place.queue, self._consumer.position(place))
 

@@ -27,8 +27,8 @@ from tests.crash.written_folder import (
 
 from martlet.apps.main import main
 from martlet.log.folder import Folder
-from martlet.log.record import HEADER_BYTES, BadRecord, Kind, read_record
-from martlet.log.recovery import Report, scan
+from martlet.log.record import HEADER_BYTES, BadRecord, RecordKind, read_record
+from martlet.log.recovery import RecoveryReport, scan
 
 pytestmark = pytest.mark.crash
 
@@ -211,9 +211,11 @@ def stale_records(path: Path) -> list[int]:
 
 
 async def test_a_good_record_of_another_place_is_not_read(unsaved: WrittenFolder) -> None:
-    report = Report()
+    report = RecoveryReport()
     records = list(scan(Folder(unsaved.path).segments(), 0, report))
-    copied = next(bytes(r) for h, r in records if h.kind == Kind.BATCH and h.count == BATCH_COUNT)
+    copied = next(
+        bytes(r) for h, r in records if h.kind == RecordKind.BATCH and h.count == BATCH_COUNT
+    )
     unsaved.overwrite(report.end_position, copied)
     said = await unsaved.start()
     assert f"going on at position {report.end_position}" in said

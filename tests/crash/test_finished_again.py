@@ -12,7 +12,7 @@ from tests.crash.wire import Wire, drain, http, mpub
 from martlet.broker.recovery.journal import CursorState
 from martlet.durations import MILLISECOND_NS
 from martlet.log.folder import Folder
-from martlet.log.record import BadRecord, Kind, read_record
+from martlet.log.record import BadRecord, RecordKind, read_record
 from martlet.options import BrokerOptions
 from martlet.testing import BrokerProcess
 
@@ -35,7 +35,7 @@ def cursors(folder: Path) -> list[tuple[int, int]]:
                 header, record = read_record(segment.view, at, segment.base + at)
             except BadRecord:
                 break
-            if header.kind == Kind.CURSOR:
+            if header.kind == RecordKind.CURSOR:
                 assert state.apply(bytes(record[80 : 80 + header.payload_length]))
                 unfinished = sum(end - first for first, end in state.ranges)
                 found.append((header.stored_at_ns, state.next - unfinished))

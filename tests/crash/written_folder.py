@@ -10,8 +10,8 @@ from tests.crash.here import BrokerHere
 from tests.crash.wire import Wire, drain, http, mpub
 
 from martlet.log.folder import Folder
-from martlet.log.record import Header, Kind
-from martlet.log.recovery import Report, scan
+from martlet.log.record import Header, RecordKind
+from martlet.log.recovery import RecoveryReport, scan
 from martlet.testing import BrokerProcess
 
 SEGMENT_BYTES = 1 << 16
@@ -108,8 +108,8 @@ class WrittenFolder:
 
     def batches(self) -> list[Header]:
         """The records of topic t that the log holds, in order."""
-        records = scan(Folder(self.path).segments(), 0, Report())
-        headers = [header for header, _ in records if header.kind == Kind.BATCH]
+        records = scan(Folder(self.path).segments(), 0, RecoveryReport())
+        headers = [header for header, _ in records if header.kind == RecordKind.BATCH]
         return [header for header in headers if header.count == BATCH_COUNT]
 
     def place(self, position: int) -> tuple[Path, int]:

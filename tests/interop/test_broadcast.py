@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from martlet.client import Backoff, BadOffsetFile, BroadcastConsumer, Place, PulledMessage
+from martlet.client import Backoff, BadOffsetFile, BroadcastConsumer, PulledMessage, QueueId
 from martlet.client.group import broadcast_session as audience
 from martlet.client.group.queues.offset_file import OffsetFile
 from martlet.testing import Broker
@@ -80,7 +80,7 @@ async def test_it_commits_every_so_often_and_goes_back_when_it_is_sent_back(
 ) -> None:
     put(broker, [b"0", b"1", b"2"])
     path = tmp_path / "offsets"
-    place = Place(broker.tcp_address, 0)
+    place = QueueId(broker.tcp_address, 0)
     async with consumer(broker, path, start="first", auto_commit=False) as each:
         assert len(await some(each, 3)) == 3
         assert not path.exists()
@@ -105,7 +105,7 @@ async def test_without_auto_commit_the_file_has_what_was_committed_alone(
         assert len(await some(each, 1)) == 1
         await each.commit()
         assert len(await some(each, 2)) == 2
-    assert OffsetFile(path, "t").get(Place(broker.tcp_address, 0)) == 1
+    assert OffsetFile(path, "t").get(QueueId(broker.tcp_address, 0)) == 1
 
 
 async def test_new_queues_and_a_new_topic_are_had_from_the_start(
@@ -186,14 +186,14 @@ def test_a_file_that_is_none_is_told_and_kept(tmp_path: Path, text: str, wrong: 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "offsets"
     file = OffsetFile(path, "t")
-    file.write({Place("b:1", 0): 5})
+    file.write({QueueId("b:1", 0): 5})
     before = path.read_text()
     (tmp_path / "offsets.new").mkdir()
     with pytest.raises(OSError, match=r"offsets\.new"):
-        file.write({Place("b:1", 0): 6})
+        file.write({QueueId("b:1", 0): 6})
     assert path.read_text() == before
     (tmp_path / "offsets.new").rmdir()
-    file.write({Place("b:1", 1): 7})
+    file.write({QueueId("b:1", 1): 7})
     again = OffsetFile(path, "t")
-    assert [again.get(Place("b:1", queue)) for queue in (0, 1, 2)] == [6, 7, None]
+    assert [again.get(QueueId("b:1", queue)) for queue in (0, 1, 2)] == [6, 7, None]
     assert [each.name for each in tmp_path.iterdir()] == ["offsets"]

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from martlet.broker.channel.peek import State, peek
+from martlet.broker.channel.peek import PeekState, peek
 from martlet.broker.dead_letters.dead_letter import CHANNEL
 from martlet.broker.policy import ChannelPolicy
 from martlet.client import (
@@ -95,7 +95,7 @@ async def test_a_handler_that_wants_its_message_later_gets_it_when_the_policy_ha
         assert consumer.stats.backoff_level == 0, "it is no failure"
         consumer.stop()
         await running
-    (waiting,) = peek(channel, 0, 1, list(State))
+    (waiting,) = peek(channel, 0, 1, list(PeekState))
     assert waiting.due_ns - time.time_ns() > 3_000_000_000_000
 
 

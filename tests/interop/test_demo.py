@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from martlet.client import Consumer
-from martlet.demo.handling import TOPIC, Handling
-from martlet.demo.publishing import Publishing
+from martlet.demo.handling import TOPIC, DemoHandling
+from martlet.demo.publishing import DemoPublishing
 from martlet.testing import Broker
 
 FLIGHTS = 5_000
@@ -22,8 +22,10 @@ def messages() -> list[bytes]:
 async def test_consumers_get_all_though_another_channel_was_first(tmp_path: Path) -> None:
     # What an archive's channel is here: a second channel has no backlog, so it must not come late.
     async with Broker(tmp_path) as broker, Consumer(TOPIC, "archive", broker.tcp_address):
-        handling = Handling(broker.tcp_address, FLIGHTS)
-        publishing = Publishing(broker.tcp_address, messages(), 100_000, {handling.finished: 0.1})
+        handling = DemoHandling(broker.tcp_address, FLIGHTS)
+        publishing = DemoPublishing(
+            broker.tcp_address, messages(), 100_000, {handling.finished: 0.1}
+        )
         told: list[int] = []
         publishing.on_acknowledged = told.append
         async with asyncio.timeout(60), handling, asyncio.TaskGroup() as group:
@@ -40,8 +42,10 @@ async def test_consumers_get_all_though_another_channel_was_first(tmp_path: Path
 
 async def test_publishing_waits_for_consumers_that_are_slow(tmp_path: Path) -> None:
     async with Broker(tmp_path) as broker:
-        handling = Handling(broker.tcp_address, FLIGHTS)  # Nobody runs it.
-        publishing = Publishing(broker.tcp_address, messages(), 100_000, {handling.finished: 0.1})
+        handling = DemoHandling(broker.tcp_address, FLIGHTS)  # Nobody runs it.
+        publishing = DemoPublishing(
+            broker.tcp_address, messages(), 100_000, {handling.finished: 0.1}
+        )
         running = asyncio.ensure_future(publishing.run())
         done, _ = await asyncio.wait([running], timeout=1.0)
         assert not done

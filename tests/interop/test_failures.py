@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from martlet.broker.channel.channel import Channel
-from martlet.broker.channel.peek import State, peek
+from martlet.broker.channel.peek import PeekState, peek
 from martlet.broker.dead_letters.dead_letter import CHANNEL
-from martlet.broker.dead_letters.redrive import Letter, letters
+from martlet.broker.dead_letters.redrive import DeadLetter, letters
 from martlet.broker.policy import ChannelPolicy
 from martlet.client import Consumer, Identity, Message, Producer, sync
 from martlet.testing import Broker
@@ -51,7 +51,7 @@ def dead(broker: Broker) -> list[bytes]:
     return [letter.body for letter in dead_letters(broker)]
 
 
-def dead_letters(broker: Broker) -> list[Letter]:
+def dead_letters(broker: Broker) -> list[DeadLetter]:
     topic = broker.server.broker.topics.get("work.main.dead")
     if topic is None:
         return []
@@ -239,7 +239,7 @@ async def test_a_blocking_consumer_gives_back_free_of_charge_too(broker: Broker)
         await asyncio.to_thread(take_one)
     await until(lambda: not channel.in_flight_count)
     assert (channel.depth, channel.deferred_count, dead(broker)) == (48, 0, [])
-    assert {each.attempts for each in peek(channel, 0, 100, [State.DUE])} == {0}
+    assert {each.attempts for each in peek(channel, 0, 100, [PeekState.DUE])} == {0}
 
 
 async def test_a_consumer_learns_when_failures_begin_to_count(broker: Broker) -> None:

@@ -29,7 +29,7 @@ from tests.interop.nsqd_files import (
 from martlet.apps.import_nsqd import main
 from martlet.apps.main import main as martlet
 from martlet.migration.findings import Findings
-from martlet.migration.importing import Importing, Outcome, opened
+from martlet.migration.importing import Importing, ImportResult, opened
 from martlet.migration.nsqd_folder import NsqdFolder
 from martlet.testing import BrokerProcess
 
@@ -48,7 +48,9 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "martlet"
 
 
-def imported(source: Path, data: Path, *, most_copies: int = 10**6, bad: bool = False) -> Outcome:
+def imported(
+    source: Path, data: Path, *, most_copies: int = 10**6, bad: bool = False
+) -> ImportResult:
     findings = Findings()
     with opened(data, SEGMENT_BYTES, 0, findings) as (broker, storage):
         folder = NsqdFolder(source, findings, with_bad=bad)

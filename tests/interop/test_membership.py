@@ -10,8 +10,8 @@ from tests.interop.test_pull import LIMIT_S, call, limited, member, put, until, 
 
 from martlet.client import ClientError, PulledMessage
 from martlet.client.group import session as outpost
-from martlet.client.group.assignment.membership import Membership
-from martlet.client.group.queues.queue_id import Place
+from martlet.client.group.assignment.membership import BrokerMembership
+from martlet.client.group.queues.queue_id import QueueId
 from martlet.testing import Broker
 
 
@@ -90,7 +90,7 @@ async def test_who_joins_again_leaves_nothing_with_whom_it_was_before(broker: Br
     with_queues(broker, 2)
     async with member(broker) as consumer:
         post = consumer._brokers.subscriptions[0]
-        assert isinstance(post, Membership)
+        assert isinstance(post, BrokerMembership)
         group = broker.server.broker.find_topic("t").find_channel("g").group
         assert group is not None
         (before,) = group.members.members.values()
@@ -117,12 +117,12 @@ async def test_a_consumer_that_leaves_is_given_no_more_queues(broker: Broker) ->
     told: list[tuple[str, int]] = []
     is_leaving, may_leave = asyncio.Event(), asyncio.Event()
 
-    async def revoked(places: Sequence[Place]) -> None:
+    async def revoked(places: Sequence[QueueId]) -> None:
         told.extend(("revoked", place.queue) for place in places)
         is_leaving.set()
         await may_leave.wait()
 
-    def assigned(places: Sequence[Place]) -> None:
+    def assigned(places: Sequence[QueueId]) -> None:
         told.extend(("assigned", place.queue) for place in places)
 
     put(broker, [b"one"])
@@ -130,7 +130,7 @@ async def test_a_consumer_that_leaves_is_given_no_more_queues(broker: Broker) ->
         group = broker.server.broker.find_topic("t").find_channel("g").group
         assert group is not None
         post = consumer._brokers.subscriptions[0]
-        assert isinstance(post, Membership)
+        assert isinstance(post, BrokerMembership)
         closing = asyncio.create_task(consumer.close())
         await is_leaving.wait()
         broker.server.broker.set_queues("t", 2)
@@ -158,11 +158,11 @@ async def test_an_offset_refused_late_takes_nothing_from_who_has_the_queue_again
     put(broker, [b"%d" % n for n in range(4)])
     async with member(broker, commit_every_s=60) as consumer:
         post = consumer._brokers.subscriptions[0]
-        assert isinstance(post, Membership)
+        assert isinstance(post, BrokerMembership)
         before = post.held[0]
         await consumer.seek(0, 0)
         post._heed_refusals({"refused": {"0": "NOT_HELD"}}, {0: before})
         got: list[PulledMessage] = [m async for m in limited(consumer, 4)]
         assert [(m.place, m.offset) for m in got] == [
-            (Place(broker.tcp_address, 0), n) for n in range(4)
+            (QueueId(broker.tcp_address, 0), n) for n in range(4)
         ]

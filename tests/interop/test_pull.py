@@ -19,16 +19,16 @@ from martlet.client import (
     Consumer,
     Identity,
     Message,
-    Place,
     Producer,
     PullConsumer,
     PulledMessage,
+    QueueId,
     Reject,
     Requeue,
     SubscribeRefused,
 )
 from martlet.client.group import session as outpost
-from martlet.client.group.assignment.membership import Membership
+from martlet.client.group.assignment.membership import BrokerMembership
 from martlet.client.transport.calls import Answer
 from martlet.client.transport.connection import Connection
 from martlet.properties.model import Properties
@@ -98,7 +98,7 @@ class Ledger:
     """What handlers got, by queue, in the order in which they got it."""
 
     def __init__(self, delay_s: float = 0.0) -> None:
-        self.offsets: dict[Place, list[int]] = defaultdict(list)
+        self.offsets: dict[QueueId, list[int]] = defaultdict(list)
         self.bodies: set[bytes] = set()
         self.count = 0
         self._delay_s = delay_s
@@ -204,7 +204,7 @@ async def test_without_auto_commit_nothing_but_commit_commits(broker: Broker) ->
 async def test_what_is_committed_when_a_queue_goes_is_gone_on_from(broker: Broker) -> None:
     put(broker, [b"%d" % n for n in range(10)])
 
-    async def keep(_places: Sequence[Place]) -> None:
+    async def keep(_places: Sequence[QueueId]) -> None:
         await consumer.commit()
 
     async with member(broker, auto_commit=False, on_revoked=keep) as consumer:
@@ -489,7 +489,7 @@ async def test_who_was_away_for_too_long_joins_again_and_undoes_nothing(
         assert (await anext(messages)).offset == 0
         # The broker takes it for dead; another has the queue meanwhile.
         post = slow._brokers.subscriptions[0]
-        assert isinstance(post, Membership)
+        assert isinstance(post, BrokerMembership)
         group = broker.server.broker.find_topic("t").find_channel("g").group
         assert group is not None
         members = group.members
@@ -511,10 +511,10 @@ async def test_queues_come_and_go_with_a_word(broker: Broker) -> None:
     with_queues(broker, 2)
     events: list[tuple[str, list[int]]] = []
 
-    async def assigned(places: Sequence[Place]) -> None:
+    async def assigned(places: Sequence[QueueId]) -> None:
         events.append(("assigned", [place.queue for place in places]))
 
-    def revoked(places: Sequence[Place]) -> None:
+    def revoked(places: Sequence[QueueId]) -> None:
         events.append(("revoked", [place.queue for place in places]))
 
     put(broker, [b"slow"], 0)
@@ -630,9 +630,9 @@ async def test_a_member_alone_has_the_queues_of_all_brokers(broker: Broker) -> N
             with_queues(each, 2)
             put(each, [b"x"], 1)
         async with PullConsumer("t", "g", addresses, start="first") as consumer:
-            assert set(consumer.assignment) == {Place(a, q) for a in addresses for q in (0, 1)}
+            assert set(consumer.assignment) == {QueueId(a, q) for a in addresses for q in (0, 1)}
             got = {m.place async for m in limited(consumer, 2)}
-            assert got == {Place(address, 1) for address in addresses}
+            assert got == {QueueId(address, 1) for address in addresses}
             with pytest.raises(ValueError, match=r"say \(broker, queue\)"):
                 consumer.position(1)
             assert consumer.position((addresses[0], 1)) == 1

@@ -21,11 +21,11 @@ from martlet.client import (
     ConnectionLost,
     Handling,
     Hooks,
-    Place,
     PullConsumer,
+    PullCounts,
     PulledMessage,
+    QueueId,
     QueueStats,
-    Tally,
     sync,
 )
 from martlet.client.otel import otel_hooks
@@ -210,9 +210,9 @@ async def test_stats_tell_how_a_consumer_stands(broker: Broker) -> None:
             if message.offset == 3:
                 break
         stats = consumer.stats
-        assert stats.counts == Tally(received=10, finished=3, requeued=1), "one was left"
+        assert stats.counts == PullCounts(received=10, finished=3, requeued=1), "one was left"
         assert (stats.given_up, stats.waiting, stats.workers) == (0, 7, 0)
-        assert stats.queues == (QueueStats(Place(broker.tcp_address, 0), 3, 0, 7, 7, False),)
+        assert stats.queues == (QueueStats(QueueId(broker.tcp_address, 0), 3, 0, 7, 7, False),)
         (connection,) = stats.connections
         assert (connection.address, connection.is_connected) == (broker.tcp_address, True)
         assert (connection.ready_count, connection.in_flight) == (10, 7)

@@ -20,9 +20,9 @@ from martlet.broker.groups.membership import CUSTOM
 from martlet.client import (
     GroupMember,
     Identity,
-    Place,
     PullConsumer,
     PulledMessage,
+    QueueId,
     TopicQueue,
 )
 from martlet.client.group import session as outpost
@@ -55,14 +55,14 @@ class Holders:
         self.wrongs: list[str] = []
 
     def member(self, name: str, addresses: Sequence[str], **settings: Any) -> PullConsumer:
-        def assigned(places: Sequence[Place]) -> None:
+        def assigned(places: Sequence[QueueId]) -> None:
             for place in places:
                 if (holder := self.of.get(str(place))) is not None:
                     self.wrongs.append(f"{place} goes to {name} while {holder} has it")
                 self.of[str(place)] = name
                 self.moves.append(str(place))
 
-        def revoked(places: Sequence[Place]) -> None:
+        def revoked(places: Sequence[QueueId]) -> None:
             for place in places:
                 if (holder := self.of.pop(str(place), None)) != name:
                     self.wrongs.append(f"{place} goes from {name}, and {holder} has it")
@@ -258,8 +258,8 @@ async def test_a_member_that_cannot_reach_a_broker_leaves_that_to_the_others(
             first, second = of(brokers)
             await until(
                 lambda: (
-                    set(cut_off.assignment) == {Place(first, 0), Place(first, 1)}
-                    and set(whole.assignment) == {Place(second, 0), Place(second, 1)}
+                    set(cut_off.assignment) == {QueueId(first, 0), QueueId(first, 1)}
+                    and set(whole.assignment) == {QueueId(second, 0), QueueId(second, 1)}
                 )
             )
             proxy.refuses = False
@@ -357,8 +357,8 @@ async def test_a_resolver_of_ones_own_for_rooms(holders: Holders, brokers: list[
         first, second = of(brokers)
         await until(
             lambda: (
-                set(east.assignment) == {Place(first, 0), Place(first, 1)}
-                and set(west.assignment) == {Place(second, 0), Place(second, 1)}
+                set(east.assignment) == {QueueId(first, 0), QueueId(first, 1)}
+                and set(west.assignment) == {QueueId(second, 0), QueueId(second, 1)}
             )
         )
         await west.close()

@@ -10,7 +10,7 @@ from tests.crash.wire import Wire, http
 
 from martlet.server import time_slice as pace
 from martlet.server.observability import stats, statsd
-from martlet.server.time_slice import Pace
+from martlet.server.time_slice import TimeSlice
 from martlet.testing import Broker
 
 TOPICS = 40
@@ -111,7 +111,7 @@ async def test_statsd_makes_no_two_lines_or_packets_in_one_slice(broker: Broker)
 
 async def test_what_goes_meanwhile_is_left_out(broker: Broker) -> None:
     core = broker.server.broker
-    reports = stats.topic_reports(broker.server, Pace(), include_clients=False)
+    reports = stats.topic_reports(broker.server, TimeSlice(), include_clients=False)
     assert (await anext(reports))["topic_name"] == "busy"
     assert (await anext(reports))["topic_name"] == "t000"
     core.delete_topic("t001")
@@ -126,7 +126,7 @@ async def test_a_channel_that_goes_while_its_topic_is_counted_is_left_out(
     broker: Broker,
 ) -> None:
     topic = broker.server.broker.topic("wide")
-    reports = stats.topic_reports(broker.server, Pace(), "wide", include_clients=False)
+    reports = stats.topic_reports(broker.server, TimeSlice(), "wide", include_clients=False)
 
     async def first() -> stats.Report:
         return await anext(reports)

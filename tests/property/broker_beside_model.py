@@ -19,18 +19,18 @@ from tests.property.broker_model import (
 
 from martlet.broker.broker import Broker
 from martlet.broker.channel.channel import Channel
-from martlet.broker.channel.consumer import Consumer
+from martlet.broker.channel.consumer import ChannelConsumer
 from martlet.broker.channel.cursor import Cursor
 from martlet.broker.channel.latency import quantiles
 from martlet.broker.channel.subscriber import Subscriber
 from martlet.broker.delayed.bucket import Bucket
 from martlet.broker.errors import WritesRefused
 from martlet.broker.policy import TopicPolicy
-from martlet.broker.recovery.restore import Restored, restore
+from martlet.broker.recovery.restore import RestoredBroker, restore
 from martlet.broker.retention.checkpoint import CheckpointJob
-from martlet.broker.retention.eviction import Eviction, Loss
+from martlet.broker.retention.eviction import Eviction, EvictionLoss
 from martlet.broker.retention.history import Retention
-from martlet.broker.retention.reclaim import Relief
+from martlet.broker.retention.reclaim import HistoryReclaimer
 from martlet.broker.topic.queue_log import Receipt
 from martlet.broker.topic.topic import Topic
 from martlet.log.commit_log import FlushJob
@@ -59,7 +59,7 @@ class BesideModel(RuleBasedStateMachine):
         self.topics: dict[str, ModelTopic] = {}
         self.clock = SimulatedClock()
         self.storage = SimulatedStorage(Random(0))
-        self.real: dict[ModelConsumer, Consumer | Subscriber] = {}
+        self.real: dict[ModelConsumer, ChannelConsumer | Subscriber] = {}
         self.sent: list[tuple[ModelConsumer, bytes]] = []
         self.staged: list[tuple[Receipt, ModelTopic, list[bytes], int]] = []
         """What is published in this turn, and when it is to be delivered."""
@@ -98,7 +98,7 @@ class BesideModel(RuleBasedStateMachine):
         self.restore()
         self.run()
 
-    def restore(self) -> Restored:
+    def restore(self) -> RestoredBroker:
         self.holds = False
         self.seed += 1
         self.broker, restored = restore(
@@ -117,7 +117,7 @@ class BesideModel(RuleBasedStateMachine):
             self.broker.log.on_full = lambda: self._make_room(eviction)
             self.lost.clear()
         else:
-            Relief(self.broker)
+            HistoryReclaimer(self.broker)
         self.real.clear()
         self.sent.clear()
         self.flushes.clear()
@@ -136,7 +136,7 @@ class BesideModel(RuleBasedStateMachine):
 
     # what is for later
 
-    def bucket_given_up(self, loss: Loss, position: int) -> None:
+    def bucket_given_up(self, loss: EvictionLoss, position: int) -> None:
         """Delayed messages have gone, to make room."""
 
     def waiting_of(self, topic: ModelTopic) -> int:
@@ -159,7 +159,7 @@ class BesideModel(RuleBasedStateMachine):
     def _flush_now(self) -> bool:
         return self.flush(self.broker.log.flush_job())
 
-    def _given_up(self, segment: Segment, losses: list[Loss]) -> None:
+    def _given_up(self, segment: Segment, losses: list[EvictionLoss]) -> None:
         """A segment goes. That nobody had yet to finish anything in it, and so nobody is told of an
         eviction, does not mean that it says nothing: what a paused topic holds back may be done for
         each channel there is, which were advanced past it, and yet counts as waiting for new ones.

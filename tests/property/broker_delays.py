@@ -13,8 +13,8 @@ from tests.property.broker_model import Message, ModelTopic
 
 from martlet.broker.delayed.bucket import PROPERTY, Bucket
 from martlet.broker.errors import WritesRefused
-from martlet.broker.retention.eviction import Loss
-from martlet.log.record import Flag, frame_ends, properties, read_record
+from martlet.broker.retention.eviction import EvictionLoss
+from martlet.log.record import RecordFlag, frame_ends, properties, read_record
 from martlet.properties.block import Block
 from martlet.properties.model import system_value
 
@@ -121,7 +121,7 @@ class DelayRules(BesideModel):
             record = self.broker.log.view(entry.position, entry.length)
             assert record is not None
             header, record = read_record(record, 0, entry.position)
-            assert header.flags & Flag.FORWARDED
+            assert header.flags & RecordFlag.FORWARDED
             block = Block(properties(header, record))
             assert len(block) == entry.count
             ends = [0, *frame_ends(header, record).tolist()]
@@ -136,7 +136,7 @@ class DelayRules(BesideModel):
                 topic.publish([body], 0, entry.position + entry.length, self.clock.now_ns)
                 delayed.forwarded = topic.messages[-1]
 
-    def bucket_given_up(self, loss: Loss, position: int) -> None:
+    def bucket_given_up(self, loss: EvictionLoss, position: int) -> None:
         """Delayed messages have gone, to make room."""
         for offset in loss.unfinished[None].tolist():
             delayed = self.delayed[loss.topic.queue.message_id(offset)]

@@ -9,7 +9,7 @@ from tests.property.broker_consumers import picks
 from tests.property.broker_replay import ReplayRules
 
 from martlet.broker.policy import TopicPolicy
-from martlet.log.retention import Places
+from martlet.log.retention import SegmentLocator
 
 
 class HistoryRules(ReplayRules):
@@ -43,7 +43,7 @@ class HistoryRules(ReplayRules):
         self.pressed |= self.storage.capacity_bytes is not None
         if self.pressed:
             return
-        places = Places(self.broker.log.segments)
+        places = SegmentLocator(self.broker.log.segments)
         for topic in self.parts():
             index = self.real_topic(topic).queue.index
             rows = index.array(index.first_row, index.end_row)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from martlet.broker.channel.subscriber import Subscriber
-from martlet.broker.topic.partitioned import WholeChannel
+from martlet.broker.topic.partitioned import PartitionedChannel
 
 OFFSET_BITS = 54
 NEVER = 1 << 63
@@ -92,7 +92,7 @@ class ModelConsumer:
 
     def failures_counted(self, max_attempts: int) -> None: ...
 
-    def channel_grown(self, channel: WholeChannel, consumer: Subscriber) -> None:
+    def channel_grown(self, channel: PartitionedChannel, consumer: Subscriber) -> None:
         """It has several queues now."""
         self.grown = consumer
 

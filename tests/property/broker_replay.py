@@ -9,19 +9,19 @@ from tests.property.broker_beside_model import FRAME
 from tests.property.broker_consumers import ConsumerRules, picks
 from tests.property.broker_model import ModelTopic, Place
 
-from martlet.broker.channel.peek import Frames, State, peek
+from martlet.broker.channel.peek import PeekedFrames, PeekState, peek
 from martlet.broker.channel.rewind import channel_from, offset_at, replay
 from martlet.broker.channel.subscriber import Share
 from martlet.broker.errors import OutOfReach
 
 shares = st.integers(0, 100)
 """How far between the oldest that there is and the newest that may be, in per cent."""
-kinds = st.sampled_from(list(State))
+kinds = st.sampled_from(list(PeekState))
 STATES = {
-    Place.FRESH: State.WAITING,
-    Place.READY: State.DUE,
-    Place.DEFERRED: State.DEFERRED,
-    Place.IN_FLIGHT: State.IN_FLIGHT,
+    Place.FRESH: PeekState.WAITING,
+    Place.READY: PeekState.DUE,
+    Place.DEFERRED: PeekState.DEFERRED,
+    Place.IN_FLIGHT: PeekState.IN_FLIGHT,
 }
 
 
@@ -100,7 +100,7 @@ class ReplayRules(ConsumerRules):
         assert all((row.stored_at_ns >= time_ns) == (row.first_offset >= told) for row in rows)
 
     @rule(pick=picks, share=shares, most=st.sampled_from([1, 3, 1000]), states=st.sets(kinds))
-    def peek_at_a_channel(self, pick: int, share: int, most: int, states: set[State]) -> None:
+    def peek_at_a_channel(self, pick: int, share: int, most: int, states: set[PeekState]) -> None:
         """Every message that is not finished is seen where it is, and nothing changes by that."""
         channel = self.pick_channel(pick)
         if channel is None or channel.topic.has_holes:
@@ -108,7 +108,7 @@ class ReplayRules(ConsumerRules):
         start = len(channel.topic.messages) * share // 100
         real = self.real_channel(channel)
         seen = peek(real, start, most, states)
-        frames = Frames(real.cursor)
+        frames = PeekedFrames(real.cursor)
         limit = channel.topic.limit
         expected = [
             (offset, STATES[message.place], message.attempts)

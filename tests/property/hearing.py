@@ -11,15 +11,17 @@ from martlet.protocol.nsq.v2 import (
     Command,
     Finish,
     FinishRun,
-    Limits,
     LineTooLong,
+    ParserState,
     ProtocolError,
-    Publish,
-    State,
+    ProtocolLimits,
+    PublishCommand,
     Subscribe,
 )
 
-LIMITS = Limits(max_rdy_count=2500, max_msg_size=200, max_body_size=1000, max_req_timeout_ms=60_000)
+LIMITS = ProtocolLimits(
+    max_rdy_count=2500, max_msg_size=200, max_body_size=1000, max_req_timeout_ms=60_000
+)
 
 
 def flat(command: Command) -> Iterator[object]:
@@ -30,7 +32,7 @@ def flat(command: Command) -> Iterator[object]:
     elif isinstance(command, Finish):
         # A run is numbers, so that it does not tell large letters from small ones.
         yield Finish(command.id.lower())
-    elif isinstance(command, Publish):
+    elif isinstance(command, PublishCommand):
         rows = command.bodies
         some = rows if isinstance(rows, list) else [row.tobytes() for row in rows]
         if command.verb == "PUB":
@@ -44,7 +46,9 @@ def flat(command: Command) -> Iterator[object]:
         yield command
 
 
-def heard(pieces: Iterable[bytes], state: State, limits: Limits = LIMITS) -> list[object]:
+def heard(
+    pieces: Iterable[bytes], state: ParserState, limits: ProtocolLimits = LIMITS
+) -> list[object]:
     """All commands of bytes that come in pieces, kept as a connection keeps them.
 
     Then what of the bytes was left, and the error that ends the connection, or that a client gets
@@ -78,9 +82,9 @@ def heard(pieces: Iterable[bytes], state: State, limits: Limits = LIMITS) -> lis
                 assert behind == len(kept)
             found += parts
             if isinstance(command, Subscribe):
-                decoder.state = State.SUBSCRIBED
+                decoder.state = ParserState.SUBSCRIBED
             elif isinstance(command, Close):
-                decoder.state = State.CLOSING
+                decoder.state = ParserState.CLOSING
             at = behind
             del command, decoded
         if ending is not None:

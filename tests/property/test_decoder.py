@@ -15,7 +15,7 @@ from tests.property.hearing import one_by_one as single_bytes
 
 from martlet.names import is_valid_name
 from martlet.protocol.nsq.decoder import Decoder
-from martlet.protocol.nsq.v2 import State
+from martlet.protocol.nsq.v2 import ParserState
 
 ids = st.integers(0, (1 << 64) - 1).map(lambda n: b"%016x" % n)
 odd_ids = st.sampled_from([b"~" * 16, b"0123456789abcdeg", b"+123456789abcdef"])
@@ -63,7 +63,7 @@ conversations = st.lists(st.one_of(singles.map(lambda one: [one]), runs), max_si
 
 def decode(pieces: list[bytes]) -> list[object]:
     """All commands of a consumer's bytes that come in pieces, and nothing is wrong with them."""
-    found = heard(pieces, State.SUBSCRIBED)
+    found = heard(pieces, ParserState.SUBSCRIBED)
     assert not any(isinstance(part, bytes | type) for part in found), "something is left"
     return found
 
@@ -117,9 +117,9 @@ mistakes = st.one_of(
 
 
 @settings(deadline=None)
-@given(greetings, conversations, mistakes, st.sampled_from(list(State)), st.integers(0, 400))
+@given(greetings, conversations, mistakes, st.sampled_from(list(ParserState)), st.integers(0, 400))
 def test_mistakes_are_told_alike_whole_or_byte_by_byte(
-    greeting: list[bytes], lines: list[bytes], mistake: bytes, state: State, kept_bytes: int
+    greeting: list[bytes], lines: list[bytes], mistake: bytes, state: ParserState, kept_bytes: int
 ) -> None:
     """Whatever comes, wherever it ends: commands, and an error that can be sent, and never
     anything else; and the same of both.

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from martlet.client.consumer.handling.backoff import (
     TABLE,
-    Action,
-    Event,
+    BackoffAction,
+    BackoffEvent,
+    BackoffState,
     FailureBackoff,
     FailureGate,
-    State,
 )
 
-TOLD = [Event.SUCCESS, Event.FAILURE, Event.REQUEUE, Event.ELAPSED]
+TOLD = [BackoffEvent.SUCCESS, BackoffEvent.FAILURE, BackoffEvent.REQUEUE, BackoffEvent.ELAPSED]
 SETTINGS = st.builds(
     FailureBackoff,
     multiplier_s=st.sampled_from([0.5, 1.0, 3.0]),
@@ -42,14 +42,14 @@ class Told:
             full_s *= self.dice.random()
         return full_s
 
-    def answered(self, event: Event) -> None:
+    def answered(self, event: BackoffEvent) -> None:
         if self.waits:
             return
         changed = False
-        if event is Event.SUCCESS and self.counter > 0:
+        if event is BackoffEvent.SUCCESS and self.counter > 0:
             self.counter -= 1
             changed = True
-        elif event is Event.FAILURE:
+        elif event is BackoffEvent.FAILURE:
             next_s = self.calculate(self.counter + 1)
             if self.settings.max_s and next_s <= self.settings.max_s:
                 self.counter += 1
@@ -76,50 +76,54 @@ class Told:
     events=st.lists(st.tuples(st.sampled_from(TOLD), st.booleans()), max_size=80),
 )
 def test_it_goes_as_in_the_clients_of_nsq(
-    settings: FailureBackoff, seed: int, events: list[tuple[Event, bool]]
+    settings: FailureBackoff, seed: int, events: list[tuple[BackoffEvent, bool]]
 ) -> None:
     gate = FailureGate(settings, random.Random(seed).random)
     told = Told(settings, seed)
     ready = "all"
     for event, is_connected in events:
         action = gate.feed(event, is_connected=is_connected)
-        if event is Event.ELAPSED:
+        if event is BackoffEvent.ELAPSED:
             told.elapsed(is_connected)
         else:
             told.answered(event)
-        ready = {Action.BLOCK: "none", Action.TRY: "one", Action.RESUME: "all"}.get(action, ready)
+        ready = {
+            BackoffAction.BLOCK: "none",
+            BackoffAction.TRY: "one",
+            BackoffAction.RESUME: "all",
+        }.get(action, ready)
         assert ready == told.ready
         assert gate.level == told.counter
-        assert (gate.state is State.BLOCKED) == told.waits
-        assert (gate.state is State.OPEN) == (told.counter == 0)
-        if action in (Action.BLOCK, Action.WAIT):
+        assert (gate.state is BackoffState.BLOCKED) == told.waits
+        assert (gate.state is BackoffState.OPEN) == (told.counter == 0)
+        if action in (BackoffAction.BLOCK, BackoffAction.WAIT):
             assert gate.wait_s == told.wait_s
-            assert action is Action.WAIT or gate.wait_s <= settings.max_s
+            assert action is BackoffAction.WAIT or gate.wait_s <= settings.max_s
 
 
 def test_the_table_has_each_state_with_each_event() -> None:
-    missing = set(product(State, Event)) - TABLE.keys()
-    assert missing == {(State.OPEN, Event.SUCCESS_AT_LEVEL_1)}, "OPEN is level 0"
+    missing = set(product(BackoffState, BackoffEvent)) - TABLE.keys()
+    assert missing == {(BackoffState.OPEN, BackoffEvent.SUCCESS_AT_LEVEL_1)}, "OPEN is level 0"
     for (state, _), step in TABLE.items():
-        assert (step.action is Action.NOTHING) == (
+        assert (step.action is BackoffAction.NOTHING) == (
             step.state is state and not step.level_change
-        ) or (step.action in (Action.BLOCK, Action.WAIT))
+        ) or (step.action in (BackoffAction.BLOCK, BackoffAction.WAIT))
 
 
 def test_the_first_levels_wait_as_long_as_they_should() -> None:
     gate = FailureGate(FailureBackoff(max_s=10), random.random)
     waits = []
     for _ in range(5):
-        gate.feed(Event.FAILURE)
+        gate.feed(BackoffEvent.FAILURE)
         waits.append((gate.level, gate.wait_s))
-        gate.feed(Event.FAILURE)  # Not counted: it was received before.
-        gate.feed(Event.ELAPSED)
+        gate.feed(BackoffEvent.FAILURE)  # Not counted: it was received before.
+        gate.feed(BackoffEvent.ELAPSED)
     assert waits == [(1, 2), (2, 4), (3, 8), (3, 8), (3, 8)]
     for level in (2, 1):
-        assert gate.feed(Event.SUCCESS) is Action.BLOCK
+        assert gate.feed(BackoffEvent.SUCCESS) is BackoffAction.BLOCK
         assert gate.level == level
-        gate.feed(Event.ELAPSED)
-    assert gate.feed(Event.SUCCESS) is Action.RESUME
+        gate.feed(BackoffEvent.ELAPSED)
+    assert gate.feed(BackoffEvent.SUCCESS) is BackoffAction.RESUME
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from hypothesis.stateful import (
 
 from martlet.allocation import STRATEGIES
 from martlet.broker.errors import Conflict, NotAMember
-from martlet.broker.groups.member import Member
-from martlet.broker.groups.membership import Membership, Place
+from martlet.broker.groups.member import GroupConsumer
+from martlet.broker.groups.membership import AllocatedTopic, Membership
 from martlet.broker.schedule import Schedule
 from martlet.testing import SimulatedClock
 
@@ -30,7 +30,7 @@ WHOLE = ("sticky", "averagely", "averagely-by-circle", "consistent-hash", "machi
 class Client:
     """A member as its client sees it: what it was told, and whether it may believe it still."""
 
-    def __init__(self, member: Member, owner: object) -> None:
+    def __init__(self, member: GroupConsumer, owner: object) -> None:
         self.member = member
         self.owner = owner
         self.generation = 0
@@ -60,13 +60,13 @@ class MembershipBesideModel(RuleBasedStateMachine):
         self.strategy = ""
         self.there: list[Client] = []
         self.last_generation = self.membership.generation
-        self.holders: dict[int, Member] = {}
+        self.holders: dict[int, GroupConsumer] = {}
         """As they were before the last step."""
 
     @initialize(strategy=st.sampled_from(list(STRATEGIES)), count=st.integers(1, 6))
     def begin(self, strategy: str, count: int) -> None:
         self.strategy = strategy
-        self.membership.resize(Place("t", "b", "here", count))
+        self.membership.resize(AllocatedTopic("t", "b", "here", count))
 
     @rule(
         target=clients,
@@ -157,7 +157,7 @@ class MembershipBesideModel(RuleBasedStateMachine):
     def grow(self, more: int) -> None:
         place = self.membership.place
         count = min(8, place.count + more)
-        self.membership.resize(Place(place.topic, place.broker, place.room, count))
+        self.membership.resize(AllocatedTopic(place.topic, place.broker, place.room, count))
 
     @rule()
     def dismiss(self) -> None:
@@ -278,9 +278,9 @@ TestMembership.settings = settings(max_examples=30, stateful_step_count=25, dead
 def test_who_loses_a_queue_when_another_member_goes_is_told() -> None:
     clock, schedule = SimulatedClock(), Schedule()
     membership = Membership("t", clock, schedule)
-    membership.resize(Place("t", "", "", 2))
+    membership.resize(AllocatedTopic("t", "", "", 2))
 
-    def join(id: str, queue: int) -> Member:
+    def join(id: str, queue: int) -> GroupConsumer:
         return membership.join(
             id, lease_ns=10 * SECOND_NS, strategy="by-config", queues=(queue,), owner=id
         )
@@ -305,14 +305,14 @@ def test_who_loses_a_queue_when_another_member_goes_is_told() -> None:
 def test_a_leader_that_does_not_plan_is_passed_over() -> None:
     clock, schedule = SimulatedClock(), Schedule()
     membership = Membership("t", clock, schedule)
-    membership.resize(Place("t", "", "", 4))
+    membership.resize(AllocatedTopic("t", "", "", 4))
     one, two, three = (membership.join(name, lease_ns=100 * SECOND_NS) for name in "abc")
 
     def pass_time(seconds: int) -> None:
         clock.advance(seconds * SECOND_NS)
         schedule.run(clock())
 
-    def leader() -> Member | None:
+    def leader() -> GroupConsumer | None:
         return membership.leader
 
     membership.volunteer(two, "x", 2)

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from martlet.client.errors import ConnectionLost, PublishLost, PublishRefused, Refused
-from martlet.client.producer.accumulator import Outbox
-from martlet.client.producer.in_flight import Lane
+from martlet.client.producer.accumulator import Accumulator
+from martlet.client.producer.in_flight import InFlightQueue
 from martlet.client.producer.limits import Limits
-from martlet.client.producer.publication import OrderKey, Publication, Shipment
+from martlet.client.producer.publication import OrderKey, PendingPublish, PublishBatch
 from martlet.client.producer.routing import home
 
 TOPICS = st.sampled_from(["a", "b"])
@@ -21,9 +21,9 @@ KEYS = st.sampled_from([None, None, "k", "l"])
 class Broker:
     """What a broker has been sent, has read of it, and has stored."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: InFlightQueue) -> None:
         self.lane = lane
-        self.sent: deque[Shipment] = deque()
+        self.sent: deque[PublishBatch] = deque()
         self.read = 0
         self.stored: list[bytes] = []
         self.is_full = False
@@ -37,12 +37,12 @@ class OutboxMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.published: list[Publication] = []
+        self.published: list[PendingPublish] = []
         self.cancelled: set[bytes] = set()
         self.brokers: list[Broker] = []
         self.gone: list[Broker] = []
         self.number = 0
-        self.suspects: set[Publication] = set()
+        self.suspects: set[PendingPublish] = set()
 
     @initialize(
         messages=st.integers(1, 12),
@@ -55,7 +55,7 @@ class OutboxMachine(RuleBasedStateMachine):
             max_in_flight_messages=messages, max_in_flight_bytes=10 * size, max_body_bytes=size
         )
         self.retries = retries
-        self.outbox = Outbox(self.limits, retries=retries)
+        self.outbox = Accumulator(self.limits, retries=retries)
         for _ in range(min(lanes, self.lanes_at_most)):
             self.come()
             self.connect(self.brokers[-1])
@@ -77,7 +77,7 @@ class OutboxMachine(RuleBasedStateMachine):
         for _ in range(count):
             bodies.append(b"%d" % self.number + bad)
             self.number += 1
-        publication = Publication(
+        publication = PendingPublish(
             topic,
             bodies,
             sum(len(body) + 4 for body in bodies),
@@ -293,7 +293,7 @@ TestOneLane.settings = settings(max_examples=25, stateful_step_count=30, deadlin
 
 
 def test_a_key_is_at_home_at_one_broker_and_moves_only_when_that_goes() -> None:
-    outbox = Outbox(Limits())
+    outbox = Accumulator(Limits())
     lanes = [outbox.add_lane(f"127.0.0.{number}:4150") for number in range(1, 6)]
     keys: list[OrderKey] = [("t", f"key {number}") for number in range(500)]
     assert home(lanes, keys[0]) is None
@@ -312,11 +312,11 @@ def test_a_key_is_at_home_at_one_broker_and_moves_only_when_that_goes() -> None:
 
 def test_a_suspect_goes_alone_though_others_of_its_topic_were_put_back_before_it() -> None:
     loop = asyncio.new_event_loop()
-    outbox = Outbox(Limits())
+    outbox = Accumulator(Limits())
     lanes = [outbox.add_lane(f"127.0.0.{number}:4150") for number in (1, 2)]
 
-    def publish(body: bytes) -> Publication:
-        publication = Publication("t", [body], len(body) + 4, loop.create_future(), deadline_s=9)
+    def publish(body: bytes) -> PendingPublish:
+        publication = PendingPublish("t", [body], len(body) + 4, loop.create_future(), deadline_s=9)
         outbox.add(publication)
         return publication
 

@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from martlet.allocation import GroupMember, TopicQueue
 from martlet.broker.errors import Conflict
-from martlet.broker.groups.member import Member
-from martlet.broker.groups.membership import Membership, Place
+from martlet.broker.groups.member import GroupConsumer
+from martlet.broker.groups.membership import AllocatedTopic, Membership
 from martlet.broker.schedule import Schedule
-from martlet.client.group.assignment.plan import Choice, Picture, plan, share_out
+from martlet.client.group.assignment.plan import AllocationChoice, GroupView, plan, share_out
 from martlet.testing import SimulatedClock
 
 SECOND_NS = 10**9
@@ -34,9 +34,9 @@ def by_turns(
 
 
 CHOICES = [
-    *(Choice(name) for name in EVEN),
-    Choice("consistent-hash"),
-    Choice("custom:x", by_turns),
+    *(AllocationChoice(name) for name in EVEN),
+    AllocationChoice("consistent-hash"),
+    AllocationChoice("custom:x", by_turns),
 ]
 
 
@@ -45,7 +45,7 @@ class Broker:
 
     def __init__(self, name: str, count: int, clock: SimulatedClock, schedule: Schedule) -> None:
         self.membership = Membership("t", clock, schedule)
-        self.membership.resize(Place("t", name, "", count))
+        self.membership.resize(AllocatedTopic("t", name, "", count))
 
     @property
     def name(self) -> str:
@@ -79,7 +79,7 @@ class Client:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.members: dict[Broker, Member] = {}
+        self.members: dict[Broker, GroupConsumer] = {}
         self.pictures: dict[Broker, dict[str, Any]] = {}
 
 
@@ -93,13 +93,13 @@ class SeveralBrokers(RuleBasedStateMachine):
         self.brokers: list[Broker] = []
         self.clients: dict[str, Client] = {}
         self.choice = CHOICES[0]
-        self.holders: dict[tuple[Broker, int], Member] = {}
+        self.holders: dict[tuple[Broker, int], GroupConsumer] = {}
         self.let_go: set[tuple[Broker, int]] = set()
 
     @initialize(
         choice=st.sampled_from(CHOICES), counts=st.lists(st.integers(0, 4), min_size=2, max_size=3)
     )
-    def begin(self, choice: Choice, counts: list[int]) -> None:
+    def begin(self, choice: AllocationChoice, counts: list[int]) -> None:
         self.choice = choice
         self.brokers = [
             Broker(name, count, self.clock, self.schedule)
@@ -139,7 +139,7 @@ class SeveralBrokers(RuleBasedStateMachine):
     def grow(self, number: int) -> None:
         broker = self.brokers[number % len(self.brokers)]
         count = min(6, broker.membership.place.count + 1)
-        broker.membership.resize(Place("t", broker.name, "", count))
+        broker.membership.resize(AllocatedTopic("t", broker.name, "", count))
 
     @rule(seconds=st.sampled_from([1, 2, 11]))
     def pass_time(self, seconds: int) -> None:
@@ -176,12 +176,12 @@ class SeveralBrokers(RuleBasedStateMachine):
             return
         taken: set[str] = set()
         live = {
-            broker: Picture.of(client.pictures[broker], broker.name, taken)
+            broker: GroupView.of(client.pictures[broker], broker.name, taken)
             for broker in self.brokers
             if broker in client.pictures and broker in client.members
         }
         absent = [
-            Picture.of(told, broker.name, taken)
+            GroupView.of(told, broker.name, taken)
             for broker, told in client.pictures.items()
             if broker not in live
         ]
@@ -276,10 +276,10 @@ groups = st.lists(st.sampled_from("abcdefgh"), unique=True, min_size=1)
 
 def pictures(
     counts: dict[str, int], ids: Sequence[str], held: dict[str, list[TopicQueue]] | None = None
-) -> list[Picture]:
+) -> list[GroupView]:
     holders = {queue: id for id, queues in (held or {}).items() for queue in queues}
     return [
-        Picture.of(
+        GroupView.of(
             {
                 "place": {"broker": broker, "room": ""},
                 "roster": 1,
@@ -315,8 +315,8 @@ def test_it_is_even_over_all_brokers_and_sticky_moves_only_what_must(
     counts: dict[str, int], then: dict[str, int], ids: list[str], others: list[str], name: str
 ) -> None:
     """Brokers, queues and members come and go."""
-    first = share_out("t", Choice(name), pictures(counts, ids), [], counts.keys())
-    after = share_out("t", Choice(name), pictures(then, others, first), [], then.keys())
+    first = share_out("t", AllocationChoice(name), pictures(counts, ids), [], counts.keys())
+    after = share_out("t", AllocationChoice(name), pictures(then, others, first), [], then.keys())
     every = [TopicQueue(broker, n) for broker, count in then.items() for n in range(count)]
     assert sorted(queue for queues in after.values() for queue in queues) == sorted(every)
     sizes = sorted((len(after[id]) for id in others), reverse=True)
@@ -336,7 +336,7 @@ def test_who_does_not_reach_a_broker_has_none_of_its_queues(
     name = data.draw(st.sampled_from([*EVEN, "consistent-hash", "machine-room-nearby"]))
     reached = {broker: data.draw(groups) for broker in counts}
     seen = [one for broker, n in counts.items() for one in pictures({broker: n}, reached[broker])]
-    found = share_out("t", Choice(name), seen, [], counts.keys())
+    found = share_out("t", AllocationChoice(name), seen, [], counts.keys())
     for id, queues in found.items():
         assert all(id in reached[queue.broker] for queue in queues)
     got = Counter(queue for queues in found.values() for queue in queues)
@@ -351,7 +351,7 @@ def test_who_does_not_reach_a_broker_has_none_of_its_queues(
 def test_brokers_of_one_name_are_told_apart() -> None:
     taken: set[str] = set()
     told = Broker("same:1", 1, SimulatedClock(), Schedule()).told()
-    names = [Picture.of(told, address, taken).broker for address in ("p:1", "q:2")]
+    names = [GroupView.of(told, address, taken).broker for address in ("p:1", "q:2")]
     assert names == ["same:1", "same:1 at q:2"]
 
 
@@ -379,7 +379,9 @@ def test_what_members_have_at_brokers_that_another_leads_counts_and_stays(
 ) -> None:
     counts = {"x": there, "y": 4}
     held = {"a": [TopicQueue("x", n) for n in range(there)]}
-    found = share_out("t", Choice("sticky"), pictures(counts, ["a", "b"], held), [], {"y"})
+    found = share_out(
+        "t", AllocationChoice("sticky"), pictures(counts, ["a", "b"], held), [], {"y"}
+    )
     assert {queue.broker for queues in found.values() for queue in queues} == {"y"}
     assert (len(found["a"]), len(found["b"])) == shares
 
@@ -392,7 +394,7 @@ def test_the_rooms_of_a_resolver_count() -> None:
         def room_of_member(self, member: GroupMember) -> str:
             return {"a": "x", "b": "y", "c": "y"}[member.client_id]
 
-    choice = Choice("by-machine-room", rooms=Rooms())
+    choice = AllocationChoice("by-machine-room", rooms=Rooms())
     found = plan(
         "t", choice, pictures({"x": 2, "y": 2, "z": 2}, ["a", "b", "c"]), [], {"x", "y", "z"}
     )
@@ -407,6 +409,8 @@ def test_what_a_strategy_of_ones_own_returns_is_taken_as_the_queues_that_it_equa
         unknown = TopicQueue("x", 7)
         return [(q.broker, float(q.number), q.room) for q in (*queues, *queues, unknown)]
 
-    found = plan("t", Choice("custom:x", plain), pictures({"x": 3}, ["a", "b"]), [], {"x"})
+    found = plan(
+        "t", AllocationChoice("custom:x", plain), pictures({"x": 3}, ["a", "b"]), [], {"x"}
+    )
     assert found == {"x": {"a there": [0, 1, 2]}}
     assert all(type(number) is int for number in found["x"]["a there"])

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from martlet.client.group.batch import PulledBatch
-from martlet.client.group.counters import Tally
+from martlet.client.group.counters import PullCounts
 from martlet.client.group.flow_limits import FlowLimits
 from martlet.client.group.message import PulledMessage
-from martlet.client.group.queues.assigned_queue import HeldQueue
-from martlet.client.group.queues.offset_tracker import Progress
-from martlet.client.group.queues.queue_id import Place
-from martlet.client.group.queues.ready_queues import Line
+from martlet.client.group.queues.assigned_queue import AssignedQueue
+from martlet.client.group.queues.offset_tracker import OffsetTracker
+from martlet.client.group.queues.queue_id import QueueId
+from martlet.client.group.queues.ready_queues import ReadyQueues
 from martlet.protocol.nsq.message_run import MessageRun
 
 BASE = (1 << 64) - 20
@@ -26,7 +26,7 @@ _HEAD = Struct(">IIqH16s")
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_the_lowest_that_has_not_ended(data: st.DataObject) -> None:
-    progress = Progress()
+    progress = OffsetTracker()
     begun: set[int] = set()
     for _ in range(data.draw(st.integers(1, 40))):
         ends = data.draw(st.booleans())
@@ -69,7 +69,7 @@ def test_a_held_queue_commits_what_is_done_and_hands_out_all_else(data: st.DataO
 
 
 async def check(data: st.DataObject) -> None:
-    held = HeldQueue("t", Place("b", 0), 0, BASE, FlowLimits(), Line(), Tally())
+    held = AssignedQueue("t", QueueId("b", 0), 0, BASE, FlowLimits(), ReadyQueues(), PullCounts())
     stored: set[int] = set()
     done: set[int] = set()
     out: list[PulledMessage | PulledBatch] = []
@@ -146,7 +146,7 @@ def finish_late(data: st.DataObject, begun: list[PulledMessage], done: set[int])
 
 
 async def finish_all(
-    held: HeldQueue,
+    held: AssignedQueue,
     out: list[PulledMessage | PulledBatch],
     put_off: list[PulledMessage],
     stored: set[int],

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from martlet.client.consumer.rdy import Readiness, Rotation
+from martlet.client.consumer.rdy import RdyDistributor, Rotation
 
 ROTATION = Rotation(low_rdy_idle_timeout_s=10, low_rdy_timeout_s=30, rdy_redistribute_interval_s=5)
 
@@ -38,7 +38,7 @@ class ReadinessMachine(RuleBasedStateMachine):
 
     @initialize(max_in_flight=st.integers(1, 20), seed=st.integers())
     def begin(self, max_in_flight: int, seed: int) -> None:
-        self.readiness: Readiness[Place] = Readiness(
+        self.readiness: RdyDistributor[Place] = RdyDistributor(
             max_in_flight, ROTATION, random.Random(seed).random
         )
         self.max_in_flight = max_in_flight
@@ -142,8 +142,8 @@ TestReadiness = ReadinessMachine.TestCase
 TestReadiness.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 
 
-def readiness_of(max_in_flight: int) -> Readiness[Place]:
-    return Readiness(max_in_flight, ROTATION, random.Random(1).random)
+def readiness_of(max_in_flight: int) -> RdyDistributor[Place]:
+    return RdyDistributor(max_in_flight, ROTATION, random.Random(1).random)
 
 
 def test_a_share_stays_where_it_is_when_nothing_changes() -> None:

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
 from martlet.broker.channel.channel import Channel
-from martlet.broker.channel.peek import Frames, State, peek
-from martlet.broker.dead_letters.dead_letter import CHANNEL, Reason
-from martlet.broker.dead_letters.redrive import Letter, letters, purge, redrive, way_back
+from martlet.broker.channel.peek import PeekedFrames, PeekState, peek
+from martlet.broker.dead_letters.dead_letter import CHANNEL, DeadLetterReason
+from martlet.broker.dead_letters.redrive import DeadLetter, letters, purge, redrive, way_back
 from martlet.broker.errors import WritesRefused
 from martlet.broker.policy import ChannelPolicy
 from martlet.broker.topic.queue_log import Receipt
@@ -97,8 +97,8 @@ class Retried:
         """Of all that a channel has yet to finish."""
         if channel is None:
             return []
-        frames = Frames(channel.cursor)
-        found = [frames.read(each.offset) for each in peek(channel, 0, 1 << 20, list(State))]
+        frames = PeekedFrames(channel.cursor)
+        found = [frames.read(each.offset) for each in peek(channel, 0, 1 << 20, list(PeekState))]
         return [bytes(read[1][FRAME_HEADER_BYTES:]) for read in found if read is not None]
 
     def check(self) -> None:
@@ -138,7 +138,7 @@ class Retried:
         self.other_seen = len(self.other.got)
         assert all(len(offsets) == 1 for offsets in self.sibling.values())
 
-    def letters(self) -> list[Letter]:
+    def letters(self) -> list[DeadLetter]:
         keeper = self.keeper
         return [] if keeper is None else letters(keeper, 0, 1 << 20)[0]
 
@@ -200,7 +200,7 @@ class Retried:
             client, number = picked
             self.rejected.add(client.got[number].body)
             self.not_before_ns[client.offset(number)] = 1 << 62
-            self.channel.reject(client.consumer, client.offset(number), Reason.REJECTED)
+            self.channel.reject(client.consumer, client.offset(number), DeadLetterReason.REJECTED)
 
     def wait(self) -> None:
         for client in self.clients:
@@ -249,14 +249,14 @@ class Retried:
         return charged
 
     def redrive(self) -> None:
-        waiting = [each for each in self.letters() if each.state is not State.IN_FLIGHT]
+        waiting = [each for each in self.letters() if each.state is not PeekState.IN_FLIGHT]
         if waiting:
             letter = self.random.choice(waiting)
             part, only = way_back(self.core.broker, letter)
             redrive(self.core.broker, letter, lambda: part, only, lambda error: None)
 
     def purge(self) -> None:
-        waiting = [each for each in self.letters() if each.state is not State.IN_FLIGHT]
+        waiting = [each for each in self.letters() if each.state is not PeekState.IN_FLIGHT]
         if waiting:
             letter = self.random.choice(waiting)
             self.settled.add(letter.body)

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.unit.broker.core import Core
 
 from martlet.broker import idempotence as room
-from martlet.broker.idempotence import Send, TooOld, marked
+from martlet.broker.idempotence import ProducerSend, TooOld, marked
 from martlet.broker.topic.topic import Topic
 from martlet.log.record import payload, read_record
 from martlet.properties.model import Sent
@@ -75,7 +75,7 @@ class SendMachine(RuleBasedStateMachine):
                 at += 4 + size
         return found
 
-    def send(self, told: Told, first: bool) -> Send:
+    def send(self, told: Told, first: bool) -> ProducerSend:
         core = self.core
         sent = told.sent
         tried_ns = 0 if first else told.first_tried_ns
@@ -84,7 +84,7 @@ class SendMachine(RuleBasedStateMachine):
             return known
         offset = self.topic.next_offset
         receipt = self.topic.stage(told.bodies, 0, marked([], sent))
-        send = Send(receipt, self.topic.id, offset, sent.count)
+        send = ProducerSend(receipt, self.topic.id, offset, sent.count)
         core.broker.producers.add(sent, send, core.clock())
         return send
 

@@ -26,15 +26,15 @@ from hypothesis.stateful import (
 from tests.unit.broker.core import SECOND_NS, Core, bodies_of
 
 from martlet.broker.errors import NotFound, WritesRefused
-from martlet.broker.transactions.commit_sequence import InSeries
-from martlet.broker.transactions.state import State, TransactionLimits, TransactionRefused
+from martlet.broker.transactions.commit_sequence import CommitSequence
+from martlet.broker.transactions.state import TransactionLimits, TransactionState, TransitionRefused
 from martlet.testing import SimulatedStorage
 
 IDS = ("a", "b", "c", "d", "e")
 SERIES = "s"
 TOPICS = ("x", "y", "z")
 BRANCHES = ("one", "two")
-ENDED = (State.COMMITTED, State.ROLLED_BACK)
+ENDED = (TransactionState.COMMITTED, TransactionState.ROLLED_BACK)
 
 
 class Fuse(SimulatedStorage):
@@ -60,7 +60,7 @@ class Known:
 
     branches: dict[str, list[tuple[str, list[bytes]]]] = field(default_factory=dict)
     """By branch: the topic and the bodies of each batch that was answered OK."""
-    outcome: State | None = None
+    outcome: TransactionState | None = None
     number: int | None = None
     """In the series; None for one that is in none."""
     seen: list[tuple[str, list[bytes]]] = field(default_factory=list)
@@ -107,12 +107,12 @@ class TransactionMachine(RuleBasedStateMachine):
     def begin(self, id: str, group: str, number: int | None, disposable: bool) -> None:
         known = self.known.get(id)
         begin = self.core.broker.transactions.begin
-        if known is not None and known.outcome is State.COMMITTED:
-            assert begin(id) is State.COMMITTED
-        elif known is None or known.outcome is State.ROLLED_BACK:
-            place = None if number is None else InSeries(SERIES, number)
+        if known is not None and known.outcome is TransactionState.COMMITTED:
+            assert begin(id) is TransactionState.COMMITTED
+        elif known is None or known.outcome is TransactionState.ROLLED_BACK:
+            place = None if number is None else CommitSequence(SERIES, number)
             if number is not None and number <= self.last():
-                assert begin(id, place=place) is State.COMMITTED
+                assert begin(id, place=place) is TransactionState.COMMITTED
                 return
             self.known[id] = Known(number=number)
             self.attempt(lambda: begin(id, group, None, place, disposable))
@@ -122,7 +122,7 @@ class TransactionMachine(RuleBasedStateMachine):
         numbers = [
             known.number
             for known in self.known.values()
-            if known.outcome is State.COMMITTED and known.number is not None
+            if known.outcome is TransactionState.COMMITTED and known.number is not None
         ]
         return max(numbers, default=-1)
 
@@ -141,8 +141,11 @@ class TransactionMachine(RuleBasedStateMachine):
         self.number += 1
         bodies = [b"%s:%d:%d " % (id.encode(), self.number, n) * n for n in sizes]
         add = self.core.broker.transactions.add
-        if self.core.broker.transactions.state(id) not in (State.OPEN, State.SILENT):
-            with pytest.raises(TransactionRefused, match="cannot be added to"):
+        if self.core.broker.transactions.state(id) not in (
+            TransactionState.OPEN,
+            TransactionState.SILENT,
+        ):
+            with pytest.raises(TransitionRefused, match="cannot be added to"):
                 add(id, branch, len(batches), topic, bodies)
         elif self.attempt(lambda: add(id, branch, len(batches), topic, bodies)):
             batches.append((topic, bodies))
@@ -154,8 +157,8 @@ class TransactionMachine(RuleBasedStateMachine):
         if known is None or known.outcome is not None:
             return
         prepare = self.core.broker.transactions.prepare
-        if self.core.broker.transactions.state(id) is State.SET_ASIDE:
-            with pytest.raises(TransactionRefused, match="cannot be prepared"):
+        if self.core.broker.transactions.state(id) is TransactionState.SET_ASIDE:
+            with pytest.raises(TransitionRefused, match="cannot be prepared"):
                 prepare(id, known.counts)
         else:
             self.attempt(lambda: prepare(id, known.counts))
@@ -164,20 +167,20 @@ class TransactionMachine(RuleBasedStateMachine):
     @rule(id=ids, chosen=st.sets(st.sampled_from(BRANCHES)), again=st.booleans())
     def commit(self, id: str, chosen: set[str], again: bool) -> None:
         known = self.known.get(id)
-        if known is None or known.outcome is State.ROLLED_BACK:
+        if known is None or known.outcome is TransactionState.ROLLED_BACK:
             return
         commit = self.core.broker.transactions.commit
         if known.outcome is None:
             counts = {name: count for name, count in known.counts.items() if name in chosen}
             if known.number is not None and known.number <= self.last():
                 assert commit(id, counts).is_repeated
-                known.outcome = State.ROLLED_BACK
+                known.outcome = TransactionState.ROLLED_BACK
                 self.pulled = self.core.broker.log.failed is not None
                 return
             known.seen = [b for name in sorted(counts) for b in known.branches[name]]
             if not self.attempt(lambda: commit(id, counts)):
                 return
-            known.outcome = State.COMMITTED
+            known.outcome = TransactionState.COMMITTED
             self.clear_away(known.number)
         if again:
             commit(id)
@@ -188,16 +191,16 @@ class TransactionMachine(RuleBasedStateMachine):
         for other in self.known.values():
             left = other.outcome is None and other.number is not None
             if number is not None and left and other.number <= number:  # type: ignore[operator]
-                other.outcome = State.ROLLED_BACK
+                other.outcome = TransactionState.ROLLED_BACK
 
     @precondition(lambda self: not self.pulled)
     @rule(id=ids)
     def rollback(self, id: str) -> None:
         known = self.known.get(id)
-        if known is None or known.outcome is State.COMMITTED:
+        if known is None or known.outcome is TransactionState.COMMITTED:
             return
         if self.attempt(lambda: self.core.broker.transactions.rollback(id)):
-            known.outcome = State.ROLLED_BACK
+            known.outcome = TransactionState.ROLLED_BACK
 
     @precondition(lambda self: not self.pulled)
     @rule(seconds=st.integers(1, 20), asked=st.booleans())
@@ -207,7 +210,7 @@ class TransactionMachine(RuleBasedStateMachine):
         transactions.on_abandoned = lambda transaction, why: abandoned.append(transaction.id)
         self.core.wait(seconds * SECOND_NS)
         for id in abandoned:
-            self.known[id].outcome = State.ROLLED_BACK
+            self.known[id].outcome = TransactionState.ROLLED_BACK
         if asked:
             transactions.take_due("g")
         self.pulled = self.core.broker.log.failed is not None
@@ -295,9 +298,9 @@ class TransactionMachine(RuleBasedStateMachine):
             return
         if not may_lack:
             assert state is known.outcome or (known.outcome is None and state not in ENDED)
-        if durable is not None and durable.outcome is State.COMMITTED:
-            assert state is State.COMMITTED
-        assert bool(seen) == (state is State.COMMITTED and bool(wanted))
+        if durable is not None and durable.outcome is TransactionState.COMMITTED:
+            assert state is TransactionState.COMMITTED
+        assert bool(seen) == (state is TransactionState.COMMITTED and bool(wanted))
         known.outcome = state if state in ENDED else None
         if known.outcome is None:
             known.seen = []
@@ -320,7 +323,7 @@ class TransactionMachine(RuleBasedStateMachine):
         if may_lack:
             # The producer gives up what it does not know of for sure.
             self.core.broker.transactions.rollback(id)
-            known.outcome = State.ROLLED_BACK
+            known.outcome = TransactionState.ROLLED_BACK
 
     @invariant()
     def holds_what_is_needed(self) -> None:

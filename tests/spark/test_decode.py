@@ -14,7 +14,7 @@ from tests.spark.folder import EPOCH_NS, Folder
 
 from martlet.log.record import BadRecord, frame_ends, payload, read_record
 from martlet.properties.model import Properties
-from martlet.spark.read.decode import Chunk, Columns, chunk_of
+from martlet.spark.read.decode import Columns, LogChunk, chunk_of
 from martlet.spark.read.schema import SCHEMA, arrow_schema
 
 BATCHES = st.lists(
@@ -32,7 +32,7 @@ def starts_of(folder: Folder, topic: str = "t") -> np.ndarray:
     return np.cumsum(lengths) - lengths
 
 
-def chunk(folder: Folder, topic: str = "t") -> Chunk:
+def chunk(folder: Folder, topic: str = "t") -> LogChunk:
     topic_id = folder.topics[topic]
     return chunk_of(records_of(folder, topic), starts_of(folder, topic), topic_id=topic_id, queue=0)
 
@@ -197,7 +197,7 @@ def test_properties_are_columns_of_the_rows_that_have_them(
     ]
 
 
-def _tagged(folder: Folder, batches: list[list[str]]) -> Chunk:
+def _tagged(folder: Folder, batches: list[list[str]]) -> LogChunk:
     for batch in batches:
         entries = [
             (

@@ -11,7 +11,7 @@ from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from martlet.client.transactions.bulk import Block
+from martlet.client.transactions.bulk import MessageBlock
 from martlet.properties.block import entries_of
 from martlet.properties.model import BadProperties, Properties
 from martlet.protocol.nsq.bulk import split_bodies
@@ -64,7 +64,7 @@ def encoder(**settings: Any) -> Encoder:
     return Encoder(**(defaults | settings))
 
 
-def read(blocks: Iterable[Block]) -> list[tuple[str, int | None, bytes, Properties, int]]:
+def read(blocks: Iterable[MessageBlock]) -> list[tuple[str, int | None, bytes, Properties, int]]:
     """What a broker makes of blocks: topic, queue, body, properties and time of each message."""
     found = []
     for block in blocks:
@@ -98,7 +98,7 @@ def wanted(row: dict[str, Any]) -> tuple[str, int | None, bytes, Properties, int
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 def test_blocks_say_what_rows_said(batches: list[list[dict[str, Any]]], cut: int) -> None:
     made = encoder()
-    blocks: list[Block] = []
+    blocks: list[MessageBlock] = []
     for batch in batches:
         # A slice of a longer one, as Arrow hands them out.
         longer = pa.RecordBatch.from_pylist(batch[:cut] + batch, SCHEMA)
@@ -145,7 +145,7 @@ def test_many_small_rows_are_cut_by_their_number(monkeypatch: pytest.MonkeyPatch
 def test_what_waits_for_many_topics_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "MOST_PENDING_BYTES", 300)
     made = encoder(block_bytes=1000, queue_count=lambda topic: 1)
-    blocks: list[Block] = []
+    blocks: list[MessageBlock] = []
     for number in range(60):
         topic = f"t{number % 20}"
         blocks += made.add(values(b"0123456789", topic=pa.array([topic])))

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import StructType
 
-from martlet.spark.read.offset_bound import EARLIEST, END, LATEST, START, Bound, Place
+from martlet.spark.read.offset_bound import EARLIEST, END, LATEST, START, Bound, BoundOffset
 from martlet.spark.read.options import ReadOptions, Topics
 from martlet.spark.read.schema import arrow_schema
 
@@ -46,34 +46,34 @@ def test_lists() -> None:
     ],
 )
 def test_timestamps(text: str, timestamp_ns: int) -> None:
-    assert parse(startingTimestamp=text).start == Bound(Place(time_ns=timestamp_ns))
+    assert parse(startingTimestamp=text).start == Bound(BoundOffset(time_ns=timestamp_ns))
 
 
 def test_offsets_as_json() -> None:
-    assert parse(startingOffsets='{"t": {"0": 17}}').start.places == {"t": {"0": Place(17)}}
+    assert parse(startingOffsets='{"t": {"0": 17}}').start.places == {"t": {"0": BoundOffset(17)}}
     by_broker = '{"b": {"t": {"0": -2, "topic_id": 9}, "u": "latest-5"}}'
-    places = {"b": {"t": {"0": Place(end=EARLIEST)}, "u": Place(end=LATEST, shift=-5)}}
+    places = {"b": {"t": {"0": BoundOffset(end=EARLIEST)}, "u": BoundOffset(end=LATEST, shift=-5)}}
     assert parse(endingOffsets=by_broker).end.places == places
     everywhere = '{"t": "now-1h", "u": {"1": "2023-11-14T22:13:20Z", "2": "earliest+3"}}'
     assert parse(endingOffsets=everywhere).end.places == {
-        "t": Place(ago_ns=3_600_000_000_000),
-        "u": {"1": Place(time_ns=EPOCH_NS), "2": Place(end=EARLIEST, shift=3)},
+        "t": BoundOffset(ago_ns=3_600_000_000_000),
+        "u": {"1": BoundOffset(time_ns=EPOCH_NS), "2": BoundOffset(end=EARLIEST, shift=3)},
     }
 
 
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("earliest", Place(end=EARLIEST)),
-        ("Latest", Place(end=LATEST)),
-        ("latest-1000", Place(end=LATEST, shift=-1000)),
-        ("earliest + 7", Place(end=EARLIEST, shift=7)),
-        ("2023-11-14T22:13:20Z", Place(time_ns=EPOCH_NS)),
-        ("now-1m30s", Place(ago_ns=90_000_000_000)),
-        ("now", Place(ago_ns=0)),
+        ("earliest", BoundOffset(end=EARLIEST)),
+        ("Latest", BoundOffset(end=LATEST)),
+        ("latest-1000", BoundOffset(end=LATEST, shift=-1000)),
+        ("earliest + 7", BoundOffset(end=EARLIEST, shift=7)),
+        ("2023-11-14T22:13:20Z", BoundOffset(time_ns=EPOCH_NS)),
+        ("now-1m30s", BoundOffset(ago_ns=90_000_000_000)),
+        ("now", BoundOffset(ago_ns=0)),
     ],
 )
-def test_a_place_for_all_queues(text: str, place: Place) -> None:
+def test_a_place_for_all_queues(text: str, place: BoundOffset) -> None:
     assert parse(startingOffsets=text).start == Bound(place)
     assert parse("stream", startingOffsets=text).start == Bound(place)
 

@@ -17,8 +17,8 @@ from tests.spark.folder import Folder
 
 from martlet.log.index import ENTRY
 from martlet.spark.brokers import brokers
-from martlet.spark.brokers.endpoint import BrokerUnreachable, Endpoint, Place
-from martlet.spark.read.data_loss import DataLossError, Loss
+from martlet.spark.brokers.endpoint import BrokerQueue, BrokerUnreachable, Endpoint
+from martlet.spark.read.data_loss import DataLossError, LossReport
 from martlet.spark.read.offsets import Offsets
 from martlet.spark.read.options import ReadOptions
 from martlet.spark.read.schema import arrow_schema
@@ -284,7 +284,7 @@ def test_made_anew(folder: Folder, doors: Doors, reader: Readers) -> None:
         ranges(reader(door), before, planned)
     with pytest.raises(DataLossError, match=told) as caught:
         reader(door).latestOffset(before, ALL)
-    assert caught.value.loss is Loss.RECREATION
+    assert caught.value.loss is LossReport.RECREATION
     lenient = reader(door, failOnDataLoss="false")
     anew = lenient.latestOffset(before, ALL)
     assert anew == at(folder, 0)
@@ -499,7 +499,7 @@ def test_an_index_that_one_answer_does_not_hold(
     monkeypatch.setattr("tests.spark.door.INDEX_ROWS_A_REPLY", 3)
     monkeypatch.setattr("martlet.spark.brokers.endpoint._FULL_INDEX_BYTES", 3 * ENTRY.itemsize)
     endpoint = Endpoint(doors(folder).address, 5000)
-    ranges = [(Place(f"t{n}", 0, folder.topics[f"t{n}"]), 0, 2 * n) for n in (4, 1, 5)]
+    ranges = [(BrokerQueue(f"t{n}", 0, folder.topics[f"t{n}"]), 0, 2 * n) for n in (4, 1, 5)]
     try:
         found = endpoint.indexes(ranges)
     finally:

@@ -17,7 +17,7 @@ from tests.spark.folder import EPOCH_NS, Folder
 
 from martlet.spark.brokers.endpoint import BrokerRefused, BrokerUnreachable, Endpoint, NotABroker
 from martlet.spark.read import task as reading
-from martlet.spark.read.data_loss import DataLossError, Loss
+from martlet.spark.read.data_loss import DataLossError, LossReport
 from martlet.spark.read.offsets import QueueKey
 from martlet.spark.read.schema import arrow_schema
 from martlet.spark.read.split import Split, Task
@@ -158,7 +158,7 @@ def test_a_damaged_record_is_an_error_and_not_a_gap(door: Door, folder: Folder) 
     told = rf"data loss by corruption: .*offset 70 is wanted.*position {position} of the log"
     with pytest.raises(DataLossError, match=told) as caught:
         list(read_one(split(door)))
-    assert caught.value.loss is Loss.CORRUPTION
+    assert caught.value.loss is LossReport.CORRUPTION
     rest = [*range(70), *range(80, 500)]
     assert offsets_read(split(door, fail=False)) == rest
     folder.damage("t", 9, at=8)  # Now it does not say how long it is.

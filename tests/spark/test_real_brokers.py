@@ -21,7 +21,7 @@ from martlet.client.sync import Producer
 from martlet.log.index import ENTRY
 from martlet.spark.brokers.endpoint import BrokerRefused, BrokerUnreachable, NotABroker
 from martlet.spark.read.batch import BatchReader
-from martlet.spark.read.data_loss import DataLossError, Loss
+from martlet.spark.read.data_loss import DataLossError, LossReport
 from martlet.spark.read.options import ReadOptions
 from martlet.spark.read.schema import INTACT, arrow_schema, schema_of
 from martlet.spark.read.stream import StreamReader
@@ -104,7 +104,7 @@ def test_a_damaged_record_is_a_loss_of_its_batch_alone(
     position = damage(broker, topic, 2)
     with pytest.raises(DataLossError, match=f"corruption.*offset 20 is.*position {position}") as e:
         offsets(**asked)
-    assert e.value.loss is Loss.CORRUPTION
+    assert e.value.loss is LossReport.CORRUPTION
     rest = [*range(20), *range(30, 50)]
     assert offsets(**asked, failOnDataLoss="false") == rest
     # Who reads nothing of it does not mind.

@@ -18,7 +18,7 @@ from martlet.pipeline import archive
 from martlet.pipeline.job import OK, JobFailed, Run, carry_out
 from martlet.pipeline.replay import JOB, Replayed, replay
 from martlet.pipeline.replay.progress import Ledger
-from martlet.pipeline.replay.replay import Replay
+from martlet.pipeline.replay.replay import ReplayJob
 from martlet.testing import BrokerProcess
 
 # A machine that is busy elsewhere starts a Java virtual machine in a minute.
@@ -63,7 +63,7 @@ def test_what_a_condition_picks_is_sent_in_order_and_once_though_it_is_stopped(
 
     run = Run(spark)
     run.say = lambda line: run.stopping.set()  # type: ignore[method-assign]  # after one step
-    first = Replay(options, run).run()
+    first = ReplayJob(options, run).run()
     assert (first.read_count, first.sent_count, first.left_count) == (400, 150, 600)
     # What is published meanwhile is not of the past that was fixed.
     publish(broker.http_address, "past", map(body, range(COUNT, COUNT + 7)))
@@ -205,7 +205,7 @@ def test_a_rate_is_kept(spark: SparkSession, broker: BrokerProcess, tmp_path: Pa
 
     run = Run(spark)
     run.stopping = Stopping()
-    assert Replay(options, run).run().sent_count == 60
+    assert ReplayJob(options, run).run().sent_count == 60
     assert len(waited) == 2
     assert waited[0] == 0.0
     assert 0.0 <= waited[1] <= 1.0  # less, by what the first step took

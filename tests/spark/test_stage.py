@@ -21,8 +21,8 @@ from tests.spark.publish import post
 from tests.spark.stored import rows_of, values_of
 
 from martlet.spark.write import sink
-from martlet.spark.write.broker_transaction import Stage
-from martlet.spark.write.commit_message import Place, Staged, WriteFailed
+from martlet.spark.write.broker_transaction import BrokerTransaction
+from martlet.spark.write.commit_message import BatchId, CommitMessage, WriteFailed
 from martlet.spark.write.options import WriteOptions
 from martlet.spark.write.placement import NoDoor, home_of, tcp_address
 from martlet.spark.write.sink import BatchWriter, StreamWriter
@@ -48,8 +48,8 @@ def batch(*values: str, **columns: Any) -> pa.RecordBatch:
 
 
 def task(
-    wanted: WriteOptions, transaction: str, place: Place | None, *batches: pa.RecordBatch
-) -> Staged:
+    wanted: WriteOptions, transaction: str, place: BatchId | None, *batches: pa.RecordBatch
+) -> CommitMessage:
     return sink._staged(wanted, transaction, place, iter(batches))
 
 
@@ -61,7 +61,7 @@ def open_count(broker: BrokerProcess) -> int:
 
 def test_tasks_stage_and_the_driver_publishes(broker: BrokerProcess) -> None:
     writer = StreamWriter(options(broker, topic="plain"))
-    place = Place("plain", 0)
+    place = BatchId("plain", 0)
     told = [
         task(writer._options, "a", place, batch("one"), batch(), batch("two")),
         task(writer._options, "a", place),
@@ -84,10 +84,10 @@ def test_a_batch_is_published_once_however_it_is_cut(
 ) -> None:
     writer = StreamWriter(options(broker, topic="again"))
     # What another run has staged before the first, a zombie by then, commits.
-    late = task(writer._options, "second 7", Place("again", 7), batch("a"))
+    late = task(writer._options, "second 7", BatchId("again", 7), batch("a"))
     for run in ("first", "third"):
         told = [
-            task(writer._options, f"{run} 7", Place("again", 7), batch(*some))
+            task(writer._options, f"{run} 7", BatchId("again", 7), batch(*some))
             for some in (["a", "b"], ["c"])
         ]
         if run == "third":
@@ -100,14 +100,14 @@ def test_a_batch_is_published_once_however_it_is_cut(
     assert caplog.text.count("batch 7 of again was published before") == 2
     assert values_of(broker.http_address, "again") == ["a", "b", "c"]
     assert open_count(broker) == 0
-    told = [task(writer._options, "later 8", Place("again", 8), batch("d"))]
+    told = [task(writer._options, "later 8", BatchId("again", 8), batch("d"))]
     writer.commit([*told], 8)
     assert values_of(broker.http_address, "again") == ["a", "b", "c", "d"]
 
 
 def test_a_batch_that_fails_leaves_nothing(broker: BrokerProcess) -> None:
     writer = StreamWriter(options(broker, topic="failed"))
-    told = task(writer._options, "failed", Place("failed", 0), batch("one"))
+    told = task(writer._options, "failed", BatchId("failed", 0), batch("one"))
     writer.abort([told, None], 0)
     writer.abort([None], 1)
     assert open_count(broker) == 0
@@ -141,7 +141,7 @@ def test_rows_say_where_they_go_and_what_they_carry(broker: BrokerProcess) -> No
     told = task(
         writer._options,
         "carried",
-        Place("carried", 0),
+        BatchId("carried", 0),
         batch(
             *("w", "x", "y", "z"),
             topic=pa.array(["keyed", "keyed", "lone", "keyed"]),
@@ -172,12 +172,12 @@ def test_rows_may_be_delayed(broker: BrokerProcess) -> None:
     soon = (time.time_ns() + 1_500_000_000) // 1000
     times = pa.array([0, soon, None, soon + 3_600_000_000], pa.timestamp("us", "UTC"))
     told = task(
-        writer._options, "d", Place("d", 0), batch("a", "later", "b", "much", deliver_at=times)
+        writer._options, "d", BatchId("d", 0), batch("a", "later", "b", "much", deliver_at=times)
     )
     writer.commit([told], 0)
     assert values_of(broker.http_address, "delayed") == ["a", "b"]
     told = task(
-        writer._options, "e", Place("d", 1), batch("by delay", delay=pa.array([600], pa.int64()))
+        writer._options, "e", BatchId("d", 1), batch("by delay", delay=pa.array([600], pa.int64()))
     )
     writer.commit([told], 1)
     deadline_s = time.monotonic() + 60
@@ -214,14 +214,14 @@ def test_what_a_broker_refuses_is_told_with_the_way_out(
     named = {} if "topic" in columns else {"topic": "refused"}
     writer = StreamWriter(options(broker, **named))
     with pytest.raises(WriteFailed, match=f"(?s){what}"):
-        task(writer._options, what[:9], Place(what, 0), pa.RecordBatch.from_pydict(columns))
+        task(writer._options, what[:9], BatchId(what, 0), pa.RecordBatch.from_pydict(columns))
     assert values_of(broker.http_address, "refused") == []
 
 
 def test_a_delay_step_makes_a_few_times_of_many(broker: BrokerProcess) -> None:
     writer = StreamWriter(options(broker, topic="stepped", delayStepMs="1000"))
     delays = pa.array([3_600_000 + n for n in range(60)], pa.int64())
-    told = task(writer._options, "s", Place("s", 0), batch(*["x"] * 60, delay=delays))
+    told = task(writer._options, "s", BatchId("s", 0), batch(*["x"] * 60, delay=delays))
     writer.commit([told], 0)
     assert told.message_count == 60
 
@@ -233,17 +233,17 @@ def test_a_query_has_one_home_and_takes_its_past_along(tmp_path: Path) -> None:
         names = (f"query {number}" for number in range(1000))
         name = next(n for n in names if home_of(n, both.addresses) == b.http_address)
         alone = StreamWriter(options(a, topic="t"))
-        alone.commit([task(alone._options, "x", Place(name, 4), batch("four"))], 4)
+        alone.commit([task(alone._options, "x", BatchId(name, 4), batch("four"))], 4)
         writer = StreamWriter(both)
         # Batch 4 comes again, after b was added: a has published it.
-        writer.commit([task(both, "y", Place(name, 4), batch("four"))], 4)
-        writer.commit([task(both, "z", Place(name, 5), batch("five"))], 5)
+        writer.commit([task(both, "y", BatchId(name, 4), batch("four"))], 4)
+        writer.commit([task(both, "z", BatchId(name, 5), batch("five"))], 5)
         assert values_of(a.http_address, "t") == ["four"]
         assert values_of(b.http_address, "t") == ["five"]
         assert (open_count(a), open_count(b)) == (0, 0)
         # From here on b knows the batch before, and the other may be down.
         a.kill()
-        writer.commit([task(both, "w", Place(name, 6), batch("six"))], 6)
+        writer.commit([task(both, "w", BatchId(name, 6), batch("six"))], 6)
         assert values_of(b.http_address, "t") == ["five", "six"]
 
 
@@ -258,7 +258,7 @@ def test_a_broker_that_restarts_while_rows_are_staged(tmp_path: Path) -> None:
                     broker.restart()
                 yield batch(*(f"{number}-{n:0200}" for n in range(10)))
 
-        with Stage(wanted, "t", Place("q", 0)) as stage:
+        with BrokerTransaction(wanted, "t", BatchId("q", 0)) as stage:
             staged = stage.stage(rows())
         broker.kill()
         broker.restart()
@@ -310,12 +310,12 @@ def test_tls_and_auth(tmp_path: Path) -> None:
                 "authSecret": "good",
             }
             writer = StreamWriter(WriteOptions.parse(given, "stream"))
-            writer.commit([task(writer._options, "a", Place("q", 0), batch("one"))], 0)
+            writer.commit([task(writer._options, "a", BatchId("q", 0), batch("one"))], 0)
             assert values_of(broker.http_address, "secret") == ["one"]
             https = given | {"addresses": f"https://{broker.https_address}"}
             writer = StreamWriter(WriteOptions.parse(https, "stream"))
-            writer.commit([task(writer._options, "b", Place("q", 1), batch("two"))], 1)
+            writer.commit([task(writer._options, "b", BatchId("q", 1), batch("two"))], 1)
             assert values_of(broker.http_address, "secret") == ["one", "two"]
             wrong = WriteOptions.parse(given | {"authSecret": "bad"}, "stream")
             with pytest.raises(WriteFailed, match="AUTH"):
-                task(wrong, "c", Place("q", 2), batch("three"))
+                task(wrong, "c", BatchId("q", 2), batch("three"))

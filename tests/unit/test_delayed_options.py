@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from martlet.broker.dead_letters.dead_letter import Reason
+from martlet.broker.dead_letters.dead_letter import DeadLetterReason
 from martlet.options.dead_letters import REASONS, DeadLetterOptions
 from martlet.options.delayed import DelayedOptions
 from martlet.options.flag import OptionError
@@ -50,4 +50,4 @@ def test_which_dead_letters_are_meant_is_no_guess(given: dict[str, object], why:
 
 
 def test_all_reasons_of_dead_letters_can_be_asked_for() -> None:
-    assert tuple(Reason) == REASONS
+    assert tuple(DeadLetterReason) == REASONS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from martlet.pipeline.html_page import MOST_ROWS, MOST_SERIES, Page, Plot, Table, Text
+from martlet.pipeline.html_page import MOST_ROWS, MOST_SERIES, HtmlTable, Page, Plot, Text
 
 START = datetime(2026, 1, 31, tzinfo=UTC)
 
@@ -58,7 +58,7 @@ def test_nothing_that_is_shown_is_taken_for_html() -> None:
         evil,
         [
             Text(evil),
-            Table(evil, [evil], [[evil]]),
+            HtmlTable(evil, [evil], [[evil]]),
             Plot(evil, [1.0, 2.0], {evil: [1.0, 2.0], "b": [1, 2]}),
         ],
     )
@@ -67,14 +67,14 @@ def test_nothing_that_is_shown_is_taken_for_html() -> None:
 
 def test_numbers_times_and_nothing_stand_in_a_table_as_people_write_them() -> None:
     rows = [[1234567, 0.5, None, True, START]]
-    text = _Reader(Page("t", sections=[Table("t", list("abcde"), rows)]).html()).text
+    text = _Reader(Page("t", sections=[HtmlTable("t", list("abcde"), rows)]).html()).text
     assert "1,234,567" in text
     assert "0.5" in text
     assert "2026-01-31 00:00:00+00:00" in text
 
 
 def test_a_table_that_is_too_long_says_what_it_leaves_out() -> None:
-    page = Page("t", sections=[Table("t", ["n"], [[n] for n in range(MOST_ROWS + 7)])])
+    page = Page("t", sections=[HtmlTable("t", ["n"], [[n] for n in range(MOST_ROWS + 7)])])
     read = _Reader(page.html())
     assert read.tags.count("td") == MOST_ROWS
     assert "7 more rows are not shown" in read.text

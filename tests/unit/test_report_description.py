@@ -11,10 +11,10 @@ import pytest
 from martlet.options.flag import OptionError
 from martlet.options.live_report import LiveReportOptions
 from martlet.pipeline.archive.store import Store
-from martlet.pipeline.html_page import Plot, Table
+from martlet.pipeline.html_page import HtmlTable, Plot
 from martlet.pipeline.job import carry_out
 from martlet.pipeline.report import JOB
-from martlet.pipeline.report.board import MOST_ROWS, Board
+from martlet.pipeline.report.board import MOST_ROWS, FigureBoard
 from martlet.pipeline.report.description import BadDescription, Description, Figure, parse
 from martlet.pipeline.report.query import aggregates, name_of, require_columns, sql_of
 from martlet.pipeline.report.render import page_of
@@ -102,7 +102,7 @@ def test_options_that_cannot_be_are_refused(wrong: dict[str, object], said: str)
 
 
 def test_a_board_keeps_the_newest_rows_alone() -> None:
-    board = Board(["n"])
+    board = FigureBoard(["n"])
     board.tell({"n": n, "value": 1} for n in range(MOST_ROWS + 3))
     board.tell([{"n": MOST_ROWS, "value": 2}])
     assert len(board.rows) == MOST_ROWS
@@ -116,9 +116,9 @@ def test_rows_that_are_each_new_are_all_kept_and_a_batch_that_is_told_again_coun
 ) -> None:
     at = datetime(2026, 1, 31, 12, tzinfo=UTC)
     rows = [{"n": 1, "at": at, "of": {"time": at}, "sum": Decimal("1.50")}] * 2
-    board = Board(None, Store.at(str(tmp_path)))
+    board = FigureBoard(None, Store.at(str(tmp_path)))
     board.tell(rows, batch=0)
-    again = Board(None, Store.at(str(tmp_path)))
+    again = FigureBoard(None, Store.at(str(tmp_path)))
     again.tell(rows, batch=0)
     assert again.rows == rows
     again.tell(rows[:1], batch=1)
@@ -128,18 +128,18 @@ def test_rows_that_are_each_new_are_all_kept_and_a_batch_that_is_told_again_coun
 def test_a_board_that_cannot_be_read_begins_empty(tmp_path: Path) -> None:
     for text in ("", "[]", '{"rows": [{"$datetime": "x"}], "batch": 1}'):
         (tmp_path / "board.json").write_text(text)
-        assert Board(["n"], Store.at(str(tmp_path))).rows == []
+        assert FigureBoard(["n"], Store.at(str(tmp_path))).rows == []
 
 
 def test_rows_of_a_query_stay_in_its_order() -> None:
-    board = Board([])
+    board = FigureBoard([])
     rows = [{"n": n} for n in range(12, 0, -1)]
     board.tell(rows, whole=True)
     assert board.rows == rows
     sections = page_of(
         Description(figures=(Figure(name="f", sql="S", mode="complete"),)), {"f": rows}, reload_s=0
     ).sections
-    assert isinstance(sections[0], Table)
+    assert isinstance(sections[0], HtmlTable)
     assert sections[0].rows == [[n] for n in range(12, 0, -1)]
 
 

@@ -16,10 +16,10 @@ from martlet.broker.recovery.restore import restore
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
 from martlet.log.folder import Folder
 from martlet.log.index import ENTRY
-from martlet.log.record import Header, Kind, seal_again
-from martlet.log.recovery import Report, scan
+from martlet.log.record import Header, RecordKind, seal_again
+from martlet.log.recovery import RecoveryReport, scan
 from martlet.log.storage import DiskStorage
-from martlet.log.verify import Found, batch_trouble, verify
+from martlet.log.verify import Verification, batch_trouble, verify
 from martlet.testing import Broker, BrokerProcess
 
 SEGMENT_BYTES = 1 << 16
@@ -69,7 +69,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def records(path: Path) -> list[tuple[Header, bytes]]:
-    return [(h, bytes(r)) for h, r in scan(Folder(path).segments(), 0, Report())]
+    return [(h, bytes(r)) for h, r in scan(Folder(path).segments(), 0, RecoveryReport())]
 
 
 def overwrite(path: Path, position: int, data: bytes) -> None:
@@ -87,7 +87,7 @@ def flip(path: Path, position: int) -> None:
     raise AssertionError(f"no record at position {position}")
 
 
-def look(path: Path) -> Found:
+def look(path: Path) -> Verification:
     return verify(Folder(path))
 
 
@@ -118,7 +118,7 @@ def test_a_flipped_bit_is_found(
     folder: Path, place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     header, _ = records(folder)[20]
-    assert header.kind == Kind.BATCH
+    assert header.kind == RecordKind.BATCH
     at = {"magic": 0, "header": 41, "frames": 200, "trailer": header.ends_at + 5}[place]
     flip(folder, header.position + at)
     found = look(folder)
@@ -208,7 +208,7 @@ def test_a_batch_with_a_good_checksum_may_still_be_wrong(
     folder: Path, change: Callable[[bytearray, int], None], trouble: str
 ) -> None:
     header, whole = next(
-        (h, r) for h, r in records(folder) if h.kind == Kind.BATCH and h.first_offset == 50
+        (h, r) for h, r in records(folder) if h.kind == RecordKind.BATCH and h.first_offset == 50
     )
     assert batch_trouble(header, memoryview(whole)) is None
     record = bytearray(whole)

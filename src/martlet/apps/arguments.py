@@ -16,17 +16,17 @@ import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from martlet.options import Flag, Kind, OptionError, Options, parse_bool
+from martlet.options import Flag, FlagKind, OptionError, Options, parse_bool
 
 _METAVARS = {
-    Kind.STRING: "TEXT",
-    Kind.INT: "N",
-    Kind.SIZE: "BYTES",
-    Kind.BOOL: "BOOL",
-    Kind.DURATION: "DURATION",
-    Kind.STRINGS: "TEXT",
-    Kind.FLOAT: "N",
-    Kind.FLOATS: "N,N",
+    FlagKind.STRING: "TEXT",
+    FlagKind.INT: "N",
+    FlagKind.SIZE: "BYTES",
+    FlagKind.BOOL: "BOOL",
+    FlagKind.DURATION: "DURATION",
+    FlagKind.STRINGS: "TEXT",
+    FlagKind.FLOAT: "N",
+    FlagKind.FLOATS: "N,N",
 }
 _DEPRECATED = {
     "verbose": "no effect, as in NSQ: use --log-level",
@@ -38,7 +38,7 @@ _GENERAL = _HELP | _WITH_TEXT | {"version", *_DEPRECATED}
 """The flags that are no options."""
 
 
-class Arguments:
+class ParsedArguments:
     """The command line of a server command.
 
     Args:
@@ -152,12 +152,12 @@ class Arguments:
         try:
             values = [flag.parse(text) for text in texts]
         except OptionError as error:
-            if flag.kind is Kind.FLOATS:  # nsqd ends otherwise here, too
+            if flag.kind is FlagKind.FLOATS:  # nsqd ends otherwise here, too
                 raise
             self.fail(str(error))
-        if flag.kind is Kind.STRINGS:
+        if flag.kind is FlagKind.STRINGS:
             return tuple(piece for value in values for piece in value)
-        if flag.kind is Kind.FLOATS:
+        if flag.kind is FlagKind.FLOATS:
             return tuple(sorted((piece for value in values for piece in value), reverse=True))
         return values[-1]
 
@@ -181,13 +181,13 @@ class Arguments:
         warnings = self._unknown_keys(path, config)
         for flag in self._flags.values():
             key = flag.config_key
-            if key not in config or (flag.field in overridden and flag.kind is not Kind.CHOICE):
+            if key not in config or (flag.field in overridden and flag.kind is not FlagKind.CHOICE):
                 continue
             try:
                 values[flag.field] = value = flag.coerce(config[key])
             except OptionError as error:
                 raise OptionError(f"{path}: {error}") from None
-            if flag.kind is Kind.BOOL and not isinstance(config[key], bool | str):
+            if flag.kind is FlagKind.BOOL and not isinstance(config[key], bool | str):
                 warnings.append(
                     f"{path}: {key} = {config[key]} is read as {flag.format(value)}, as nsqd"
                     f" reads it; write {key} = {flag.format(value)}"
@@ -226,11 +226,11 @@ def _nearest(name: str, names: Iterable[str]) -> str:
 
 def _means_true(flag: Flag) -> bool:
     """Whether the flag means true when it has no value."""
-    return flag.kind is Kind.BOOL or any(text == "true" for text, _ in flag.choices)
+    return flag.kind is FlagKind.BOOL or any(text == "true" for text, _ in flag.choices)
 
 
 def _metavar(flag: Flag) -> str:
-    if flag.kind is Kind.CHOICE:
+    if flag.kind is FlagKind.CHOICE:
         return "|".join(text for text, _ in flag.choices if len(text) > 1)
     return _METAVARS[flag.kind]
 

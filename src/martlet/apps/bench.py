@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from martlet import __version__
 from martlet.apps import pipe
-from martlet.bench.comparison import Comparison, Line, Side
+from martlet.bench.comparison import Comparison, Measurement, Side
 from martlet.bench.link import LoadFailed
 from martlet.bench.report import document, machine, notes, table
 from martlet.bench.row import ROWS, Row
@@ -164,7 +164,7 @@ def _folder(given: argparse.Namespace, stack: ExitStack) -> Path | None:
     return Path(stack.enter_context(TemporaryDirectory(prefix="martlet-", dir=given.data_path)))
 
 
-def _measure(comparison: Comparison, rows: list[Row], console: Console) -> list[Line]:
+def _measure(comparison: Comparison, rows: list[Row], console: Console) -> list[Measurement]:
     columns = (
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     )  # fmt: skip

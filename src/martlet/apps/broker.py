@@ -14,7 +14,7 @@ import signal
 from collections.abc import Sequence
 
 from martlet.apps import log_line, service, start
-from martlet.apps.arguments import Arguments
+from martlet.apps.arguments import ParsedArguments
 from martlet.options import BrokerOptions
 
 log = logging.getLogger(log_line.ROOT)
@@ -28,7 +28,7 @@ DESCRIPTION = (
 )
 
 
-def arguments() -> Arguments:
+def arguments() -> ParsedArguments:
     """The command line of a broker."""
     return start.arguments("broker", DESCRIPTION, BrokerOptions)
 

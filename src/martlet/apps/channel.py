@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from martlet.apps import configure, manage
-from martlet.apps.manage import Action, change
+from martlet.apps.manage import ManageAction, change
 from martlet.options.door import ChannelOptions
 from martlet.options.topic import ChannelDropOptions, ListOptions
 from martlet.tools.inventory import Inventory, channel_lines
@@ -22,7 +22,7 @@ def list_all(argv: Sequence[str]) -> int:
 
 
 ACTIONS = {
-    "list": Action(list_all, "[TOPIC] [--json]", LIST),
+    "list": ManageAction(list_all, "[TOPIC] [--json]", LIST),
     "create": change(
         CREATE, ChannelOptions, "create a channel; it gets what is published from then on"
     ),
@@ -34,7 +34,7 @@ ACTIONS = {
         ChannelDropOptions,
         "delete a channel with its messages, and disconnect its consumers",
     ),
-    "configure": Action(
+    "configure": ManageAction(
         configure.channel, "TOPIC CHANNEL [NAME=VALUE ...]", "set or show the policy of a channel"
     ),
 }

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from martlet.demo.account import Account
-from martlet.demo.board import Board
+from martlet.demo.account import DemoTotals
+from martlet.demo.board import DemoBoard
 from martlet.demo.failure import DemoFailed
 from martlet.demo.flights import FLIGHTS
-from martlet.demo.job import Job
-from martlet.demo.place import Place
+from martlet.demo.job import DemoJob
+from martlet.demo.place import DemoFolder
 from martlet.demo.report import table
 
 _RATE = 20_000
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the demonstration; the result is the exit code of the process."""
     given = _parser().parse_args(argv)
     try:
-        place = Place(given.out, keep=given.keep)
+        place = DemoFolder(given.out, keep=given.keep)
     except DemoFailed as error:
         print(f"martlet demo: {error}", file=sys.stderr)
         return 2
@@ -76,17 +76,17 @@ def _count(text: str) -> int:
     return int(digits)
 
 
-def _demo(given: argparse.Namespace, place: Place, console: Console) -> int:
+def _demo(given: argparse.Namespace, place: DemoFolder, console: Console) -> int:
     _log_to(place.client_log)
     console.print(f"broker's data   {place.data}", highlight=False, soft_wrap=True)
     console.print(f"Parquet archive {place.parquet}", highlight=False, soft_wrap=True)
-    with Board(console) as board:
-        account = asyncio.run(_run(Job(place, board, given.flights, given.rate)))
+    with DemoBoard(console) as board:
+        account = asyncio.run(_run(DemoJob(place, board, given.flights, given.rate)))
         seconds = board.seconds
     return _tell(account, place, console, seconds)
 
 
-async def _run(job: Job) -> Account:
+async def _run(job: DemoJob) -> DemoTotals:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -103,7 +103,7 @@ def _log_to(file: Path) -> None:
     logger.setLevel(logging.INFO)
 
 
-def _tell(account: Account, place: Place, console: Console, seconds: float) -> int:
+def _tell(account: DemoTotals, place: DemoFolder, console: Console, seconds: float) -> int:
     if account.found is not None:
         reports = {
             "source": account.source,
@@ -126,7 +126,7 @@ def _tell(account: Account, place: Place, console: Console, seconds: float) -> i
     return 1 if faults else 0
 
 
-def _interrupted(place: Place, number: signal.Signals) -> int:
+def _interrupted(place: DemoFolder, number: signal.Signals) -> int:
     print("martlet demo: interrupted; all its processes are ended", file=sys.stderr)
     if not place.is_kept:
         place.remove()

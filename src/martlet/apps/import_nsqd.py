@@ -16,7 +16,7 @@ from martlet.apps import progress
 from martlet.broker.errors import WritesRefused
 from martlet.log.storage import FolderInUse
 from martlet.migration.findings import Findings
-from martlet.migration.importing import MOST_BATCH_BYTES, Importing, Outcome, opened
+from martlet.migration.importing import MOST_BATCH_BYTES, Importing, ImportResult, opened
 from martlet.migration.nsqd_folder import NoNsqdFolder, NsqdFolder, held
 from martlet.migration.progress import ImportRefused
 from martlet.plural import counted
@@ -88,7 +88,7 @@ def _bytes_or_none(text: str) -> int:
     return 0 if text == "0" else _bytes(text)
 
 
-def _import(given: argparse.Namespace) -> Outcome:
+def _import(given: argparse.Namespace) -> ImportResult:
     findings = Findings()
     if given.data_path.resolve() == given.source.resolve():
         raise ImportRefused("nsqd's folder and the broker's must be two: give another --data-path")
@@ -111,7 +111,7 @@ def _import(given: argparse.Namespace) -> Outcome:
             ).run()
 
 
-def _tell(outcome: Outcome, given: argparse.Namespace) -> None:
+def _tell(outcome: ImportResult, given: argparse.Namespace) -> None:
     for line in outcome.entry.report:
         print(line)
     if not outcome.is_new:

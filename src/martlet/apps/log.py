@@ -25,22 +25,27 @@ from martlet.broker.recovery.journal import (
     unpack_topology,
     unpack_transactions,
 )
-from martlet.broker.tracing.counters import FIRST_BUCKET, Account, Count, unpack_accounts
-from martlet.broker.tracing.recorder import Piece
+from martlet.broker.tracing.counters import (
+    FIRST_BUCKET,
+    ChannelCount,
+    ChannelCounters,
+    unpack_accounts,
+)
+from martlet.broker.tracing.recorder import TraceChunk
 from martlet.log import checkpoint_file
 from martlet.log.atomic_batches import entry_of
 from martlet.log.folder import Folder, NoLog
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
-    Flag,
     Header,
-    Kind,
+    RecordFlag,
+    RecordKind,
     frame_ends,
     payload,
     properties,
 )
-from martlet.log.recovery import Report, scan
-from martlet.log.verify import Found, verify
+from martlet.log.recovery import RecoveryReport, scan
+from martlet.log.verify import Verification, verify
 from martlet.plural import counted
 from martlet.properties.block import Block
 from martlet.properties.model import Properties
@@ -112,7 +117,7 @@ class TopicNames:
 
     def learn(self, kind: int, entry: bytes) -> None:
         """Take a journal entry in."""
-        if kind == Kind.TOPOLOGY:
+        if kind == RecordKind.TOPOLOGY:
             fields = unpack_topology(entry)
             for op in fields.get("ops", [fields]):
                 if op["op"] == "topic_deleted":
@@ -153,13 +158,13 @@ def _verify(folder: Folder, given: argparse.Namespace) -> int:
 
 def _all_names(folder: Folder) -> TopicNames:
     names = TopicNames(folder)
-    for header, record in scan(folder.segments(), 0, Report()):
-        if header.kind == Kind.TOPOLOGY:
+    for header, record in scan(folder.segments(), 0, RecoveryReport()):
+        if header.kind == RecordKind.TOPOLOGY:
             names.learn(header.kind, bytes(payload(header, record)))
     return names
 
 
-def _as_fields(found: Found, names: TopicNames) -> Fields:
+def _as_fields(found: Verification, names: TopicNames) -> Fields:
     fields = dict(vars(found))
     fields["queues"] = [
         {
@@ -178,7 +183,7 @@ def _as_fields(found: Found, names: TopicNames) -> Fields:
     return fields
 
 
-def _report(found: Found, names: TopicNames) -> Iterator[str]:
+def _report(found: Verification, names: TopicNames) -> Iterator[str]:
     in_use = " (a broker is running on it)" if found.in_use else ""
     batches = sum(queue.batches for queue in found.queues.values())
     yield f"{found.folder}{in_use}"
@@ -216,7 +221,7 @@ def _size(count: float) -> str:
 
 
 def _dump(folder: Folder, given: argparse.Namespace) -> int:
-    report = Report()
+    report = RecoveryReport()
     names = TopicNames(folder)
     if given.topic is None:
         rows = _records(folder, given.start, names, report)
@@ -232,9 +237,11 @@ def _dump(folder: Folder, given: argparse.Namespace) -> int:
     return 1 if report.damaged else 0
 
 
-def _records(folder: Folder, start: int, names: TopicNames, report: Report) -> Iterator[Fields]:
+def _records(
+    folder: Folder, start: int, names: TopicNames, report: RecoveryReport
+) -> Iterator[Fields]:
     for header, record in scan(folder.segments(), 0, report):
-        if header.kind == Kind.TOPOLOGY:
+        if header.kind == RecordKind.TOPOLOGY:
             names.learn(header.kind, bytes(payload(header, record)))
         if header.position >= start:
             yield _record_fields(header, record, names)
@@ -245,54 +252,54 @@ def _record_fields(header: Header, record: memoryview, names: TopicNames) -> Fie
         "position": header.position,
         "length": header.length,
         "epoch": header.epoch,
-        "kind": Kind(header.kind).name.lower(),
+        "kind": RecordKind(header.kind).name.lower(),
     }
     if header.topic:
         fields["topic"] = names[header.topic]
-    if header.kind == Kind.BATCH:
+    if header.kind == RecordKind.BATCH:
         fields |= {
             "queue": header.queue,
             "first_offset": header.first_offset,
             "count": header.count,
-            "flags": [flag.name for flag in Flag if flag & header.flags],
+            "flags": [flag.name for flag in RecordFlag if flag & header.flags],
         }
         fields |= _for_later(header)
-    elif header.kind == Kind.TOPOLOGY:
+    elif header.kind == RecordKind.TOPOLOGY:
         fields["entry"] = unpack_topology(bytes(payload(header, record)))
-    elif header.kind == Kind.TRANSACTION:
+    elif header.kind == RecordKind.TRANSACTION:
         fields["entry"] = unpack_transactions(bytes(payload(header, record)))
-    elif header.kind == Kind.BUNDLE:
+    elif header.kind == RecordKind.BUNDLE:
         fields["entry"] = unpack_transactions(entry_of(header, record))
-    elif header.kind == Kind.TRACE:
-        piece = Piece(payload(header, record))
+    elif header.kind == RecordKind.TRACE:
+        piece = TraceChunk(payload(header, record))
         fields |= {"channel": piece.name, "rows": len(piece.rows), "clients": piece.consumers}
-    elif header.kind == Kind.ACCOUNTS:
+    elif header.kind == RecordKind.ACCOUNTS:
         fields["accounts"] = [_account(each) for each in unpack_accounts(payload(header, record))]
-    elif header.kind == Kind.CURSOR:
+    elif header.kind == RecordKind.CURSOR:
         fields["channel_id"] = channel_of(bytes(payload(header, record)))
     if header.stored_at_ns:
         fields["stored_at"] = _time(header.stored_at_ns)
     return fields
 
 
-def _account(told: Account) -> Fields:
+def _account(told: ChannelCounters) -> Fields:
     """What a channel has done, by the names of its counts; finishes add up over the buckets."""
-    counts = {count.name.lower(): int(told.counts[count]) for count in Count}
+    counts = {count.name.lower(): int(told.counts[count]) for count in ChannelCount}
     counts["finished"] = int(told.counts[FIRST_BUCKET:].sum())
     done = {name: count for name, count in counts.items() if count}
     return {"topic_id": told.topic, "channel_id": told.channel, **done}
 
 
 def _messages(
-    folder: Folder, topic: str, start: int, names: TopicNames, report: Report
+    folder: Folder, topic: str, start: int, names: TopicNames, report: RecoveryReport
 ) -> Iterator[Fields]:
     seen: set[tuple[int, int]] = set()
     for header, record in scan(folder.segments(), 0, report):
-        if header.kind == Kind.TOPOLOGY:
+        if header.kind == RecordKind.TOPOLOGY:
             names.learn(header.kind, bytes(payload(header, record)))
         # A batch that was moved stands in the log twice while its first place is not yet free.
         place = (header.topic, header.first_offset)
-        if header.kind != Kind.BATCH or names[header.topic] != topic or place in seen:
+        if header.kind != RecordKind.BATCH or names[header.topic] != topic or place in seen:
             continue
         seen.add(place)
         if header.first_offset + header.count > start:

@@ -17,7 +17,7 @@ from martlet.tools.manage import Change, Verb
 log = logging.getLogger(__name__)
 
 
-class Action(NamedTuple):
+class ManageAction(NamedTuple):
     """What the first word behind ``martlet topic`` or ``martlet channel`` does."""
 
     run: Callable[[Sequence[str]], int]
@@ -25,7 +25,7 @@ class Action(NamedTuple):
     help: str
 
 
-def main(what: str, actions: Mapping[str, Action], argv: Sequence[str]) -> int:
+def main(what: str, actions: Mapping[str, ManageAction], argv: Sequence[str]) -> int:
     """Do what the first word says; the result is the exit code of the process."""
     action = actions.get(argv[0]) if argv else None
     if action is not None:
@@ -35,7 +35,7 @@ def main(what: str, actions: Mapping[str, Action], argv: Sequence[str]) -> int:
     return 0 if wants_help else 2
 
 
-def usage(what: str, actions: Mapping[str, Action]) -> str:
+def usage(what: str, actions: Mapping[str, ManageAction]) -> str:
     """What ``martlet topic --help`` prints."""
     forms = [f"martlet {what} {name} {each.arguments}" for name, each in actions.items()]
     width = max(map(len, actions))
@@ -54,12 +54,12 @@ def usage(what: str, actions: Mapping[str, Action]) -> str:
     )
 
 
-def change(verb: Verb, kind: type[TopicOptions] | type[ChannelOptions], help: str) -> Action:
+def change(verb: Verb, kind: type[TopicOptions] | type[ChannelOptions], help: str) -> ManageAction:
     """Do one thing to a topic or a channel."""
     names = ["topic", "channel"] if issubclass(kind, ChannelOptions) else ["topic"]
     places = " ".join(name.upper() for name in names)
     arguments = f"{places} --force" if verb.drops else places
-    return Action(partial(_change, verb, kind, names, help), arguments, help)
+    return ManageAction(partial(_change, verb, kind, names, help), arguments, help)
 
 
 def _change(

@@ -13,7 +13,7 @@ from io import FileIO
 from martlet.apps import progress, tool
 from martlet.options.tools import PublishOptions
 from martlet.plural import counted
-from martlet.tools.publish import Publish
+from martlet.tools.publish import PublishTool
 
 DESCRIPTION = (
     "Publish standard input, or the files named behind the flags, a message for each line, and show"
@@ -34,17 +34,17 @@ def main(argv: Sequence[str]) -> int:
             except OSError as error:
                 log.critical("%s", error)
                 return 1
-        publish = Publish(options)
+        publish = PublishTool(options)
         total_bytes = sum(os.fstat(file.fileno()).st_size for file in files)
         if total_bytes and not options.dead_letters:
             shown = opened.enter_context(progress.shown("publishing", total_bytes))
-            publish = Publish(options, shown)
+            publish = PublishTool(options, shown)
         if not files:
             files.append(opened.enter_context(FileIO(sys.stdin.fileno(), closefd=False)))
         return _run(publish, files)
 
 
-def _run(publish: Publish, files: list[FileIO]) -> int:
+def _run(publish: PublishTool, files: list[FileIO]) -> int:
     """1 as well where it was stopped: not all of the input is published."""
     stopped = False
 

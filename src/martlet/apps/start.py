@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from martlet import __version__
 from martlet.apps import log_line
-from martlet.apps.arguments import Arguments
+from martlet.apps.arguments import ParsedArguments
 from martlet.options import LogOptions, OptionError
 
 T = TypeVar("T", bound=LogOptions)
@@ -24,13 +24,13 @@ def version() -> str:
 
 def arguments(
     command: str, description: str, kind: type[LogOptions], others: str = ""
-) -> Arguments:
+) -> ParsedArguments:
     """The command line of a command."""
-    return Arguments(f"martlet {command}", version(), description, kind, others)
+    return ParsedArguments(f"martlet {command}", version(), description, kind, others)
 
 
 def options(
-    command: Arguments,
+    command: ParsedArguments,
     kind: type[T],
     argv: Sequence[str],
     hello: Callable[[T], Iterable[str]] = lambda _options: (),

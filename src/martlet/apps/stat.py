@@ -11,7 +11,7 @@ from io import StringIO
 
 from martlet.apps import start, tool
 from martlet.options.stat import StatOptions
-from martlet.tools.door import NoAnswer
+from martlet.tools.door import NoHttpAnswer
 from martlet.tools.standard_output import StandardOutput
 from martlet.tools.stat import HEAD, HEAD_EVERY, Look, Stat, line, table
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def print_lines(options: StatOptions) -> None:
-    """Print a line for each interval. Raises NoAnswer where a broker does not answer."""
+    """Print a line for each interval. Raises NoHttpAnswer where a broker does not answer."""
     name = (options.topic, options.channel)
     before: Look | None = None
     number = 0
@@ -43,9 +43,9 @@ async def print_lines(options: StatOptions) -> None:
     async with aclosing(Stat(options).looks()) as looks:
         async for look in looks:
             if look.failed:
-                raise NoAnswer("not every broker answers", "; ".join(look.failed))
+                raise NoHttpAnswer("not every broker answers", "; ".join(look.failed))
             if name not in look.channels:
-                raise NoAnswer(
+                raise NoHttpAnswer(
                     f"topic {options.topic}", f"no broker has its channel {options.channel}"
                 )
             if number % HEAD_EVERY == 0:
@@ -61,7 +61,7 @@ async def print_lines(options: StatOptions) -> None:
 
 
 async def show_table(options: StatOptions) -> None:
-    """Keep a table on the screen. Raises NoAnswer where no broker answers at first."""
+    """Keep a table on the screen. Raises NoHttpAnswer where no broker answers at first."""
     from rich.console import Console
     from rich.live import Live
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from martlet.apps import log_line, pipe, start
 from martlet.client import ClientError
 from martlet.options import LogOptions
-from martlet.options.flag import Kind
+from martlet.options.flag import FlagKind
 from martlet.tools.standard_output import StandardOutput
 
 T = TypeVar("T", bound=LogOptions)
@@ -46,7 +46,7 @@ def split(kind: type[LogOptions], argv: Sequence[str]) -> tuple[list[str], list[
         elif argument.startswith("-") and argument != "-":
             found.append(argument)
             flag = known.get(argument.lstrip("-"))
-            if flag is not None and flag.kind is not Kind.BOOL:
+            if flag is not None and flag.kind is not FlagKind.BOOL:
                 found += [value for value in [next(arguments, None)] if value is not None]
         else:
             others.append(argument)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from martlet.apps import configure, manage, tool
-from martlet.apps.manage import Action, change
+from martlet.apps.manage import ManageAction, change
 from martlet.options.door import TopicOptions
 from martlet.options.topic import ListOptions, TopicCreateOptions, TopicDropOptions
 from martlet.plural import counted
@@ -42,8 +42,8 @@ def list_all(argv: Sequence[str]) -> int:
 
 
 ACTIONS = {
-    "list": Action(list_all, "[TOPIC] [--json]", LIST),
-    "create": Action(create, "TOPIC [--queues=N]", "create a topic, or give it more queues"),
+    "list": ManageAction(list_all, "[TOPIC] [--json]", LIST),
+    "create": ManageAction(create, "TOPIC [--queues=N]", "create a topic, or give it more queues"),
     "pause": change(
         PAUSE, TopicOptions, "keep the messages of a topic from its channels; they wait"
     ),
@@ -56,7 +56,7 @@ ACTIONS = {
         "drop the messages of a topic that no channel has got; channels keep theirs",
     ),
     "delete": change(DELETE, TopicDropOptions, "delete a topic with its channels and all messages"),
-    "configure": Action(
+    "configure": ManageAction(
         configure.topic, "TOPIC [NAME=VALUE ...]", "set or show the policy of a topic"
     ),
 }

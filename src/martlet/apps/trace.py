@@ -11,7 +11,7 @@ from typing import Any
 
 from martlet.apps import tool
 from martlet.broker.tracing.model import fields_of
-from martlet.broker.tracing.search import NotFound, Search
+from martlet.broker.tracing.search import Search, TraceNotFound
 from martlet.log.folder import Folder, NoLog
 from martlet.options.trace import TraceOptions
 from martlet.tools.standard_output import StandardOutput
@@ -49,14 +49,14 @@ def main(argv: Sequence[str]) -> int:
 
     try:
         code = tool.run_alone(show)
-    except (NotFound, NoLog) as error:
+    except (TraceNotFound, NoLog) as error:
         log.error("%s", error)
         return 1
     return code or (1 if tracing.errors else 0)
 
 
 def read(options: TraceOptions, tracing: Tracing) -> dict[str, Any]:
-    """What a data folder says. Raises NotFound and NoLog."""
+    """What a data folder says. Raises TraceNotFound and NoLog."""
     ends_s = time.monotonic() + options.time_limit_ns / 1e9
     folder = Folder(Path(options.data_path))
     search = Search(folder, lambda: time.monotonic() >= ends_s, options.topic)

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from martlet.apps import tool
 from martlet.options.transaction_tool import TransactionToolOptions
-from martlet.tools.door import NoAnswer
+from martlet.tools.door import NoHttpAnswer
 from martlet.tools.standard_output import StandardOutput
 from martlet.tools.transactions import TransactionTool, done, line, rows, shown
 
@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
         "transactions", DESCRIPTION, TransactionToolOptions, found, "ACTION [ID]"
     )
     work = TransactionTool(options)
-    failed: list[NoAnswer] = []
+    failed: list[NoHttpAnswer] = []
 
     async def list_all(output: StandardOutput) -> None:
         transactions = await work.found()
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
 
     async def act(output: StandardOutput) -> None:
         async for told in work.act():
-            if isinstance(told, NoAnswer):
+            if isinstance(told, NoHttpAnswer):
                 failed.append(told)
                 log.error("%s", told)
             elif options.json:

@@ -18,7 +18,7 @@ from martlet.options import BrokerOptions, LookupOptions, OptionError
 from martlet.options.up import UpOptions
 from martlet.server.data_folder import refusal
 from martlet.supervisor.child import Child
-from martlet.supervisor.plan import Plan, Planned, plan
+from martlet.supervisor.plan import Planned, ServerPlan, plan
 from martlet.supervisor.supervisor import Supervisor
 
 DESCRIPTION = (
@@ -61,7 +61,7 @@ def _make(folder: Path) -> None:
         raise refusal(folder, error) from error
 
 
-def _supervisor(options: UpOptions, found: Plan, sockets: Path) -> Supervisor:
+def _supervisor(options: UpOptions, found: ServerPlan, sockets: Path) -> Supervisor:
     width = max(len(server.name) for server in found.servers)
     log_line.set_up(options.log_level, f"{'up':<{width}} | {options.log_prefix}")
 
@@ -86,7 +86,7 @@ def _supervisor(options: UpOptions, found: Plan, sockets: Path) -> Supervisor:
     )
 
 
-def _tell_ready(found: Plan) -> None:
+def _tell_ready(found: ServerPlan) -> None:
     rows = [["", "TCP", "HTTP", "data"]]
     for server in found.servers:
         folder = str(server.folder) if server in found.brokers else ""
@@ -103,7 +103,7 @@ def _tell_ready(found: Plan) -> None:
     service.tell(service.READY)
 
 
-def _check(found: Plan, added: Sequence[str]) -> None:
+def _check(found: ServerPlan, added: Sequence[str]) -> None:
     """See that the servers will take their arguments, before any is started.
 
     Raises:
@@ -128,7 +128,7 @@ def _name_of(argument: str) -> str:
     return argument.lstrip("-").partition("=")[0]
 
 
-def _not_served(folder: Path, found: Plan) -> list[Path]:
+def _not_served(folder: Path, found: ServerPlan) -> list[Path]:
     """The folders in which a broker has left its log, and none will run."""
     served = {server.folder for server in found.brokers}
     folders = [folder, *sorted(folder.glob("broker-*"))]

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from martlet.bench import nsqload
-from martlet.bench.crew import Crew
+from martlet.bench.crew import LoadProcesses
 from martlet.bench.row import BACKLOG, CHANNEL, TOPIC, Row
 from martlet.bench.target import Target
 
 
 @dataclass
-class Line:
+class Measurement:
     """A measure of a row.
 
     Attributes:
@@ -93,20 +93,20 @@ class Comparison:
 
     def run(
         self, rows: Sequence[Row], on_run: Callable[[Row, Target], None] = lambda row, target: None
-    ) -> list[Line]:
+    ) -> list[Measurement]:
         """Measure the rows for which there is a server of ours.
 
         Raises:
             LoadFailed: a server did not do what was asked of it.
             TargetFailed: a server cannot be measured.
         """
-        lines: list[Line] = []
-        with Crew() as crew:
+        lines: list[Measurement] = []
+        with LoadProcesses() as crew:
             for row in rows:
                 ours, theirs = self.ours.target(row), self.theirs.target(row)
                 if ours is None:
                     continue
-                added = [Line(row, measure) for measure in row.measures]
+                added = [Measurement(row, measure) for measure in row.measures]
                 lines += added
                 for number in range(self.repeat):
                     turns = [target for target in (ours, theirs) if target is not None]
@@ -117,7 +117,7 @@ class Comparison:
                             (line.ours if target is ours else line.theirs).append(value)
         return lines
 
-    def _measure(self, crew: Crew, row: Row, target: Target) -> list[float]:
+    def _measure(self, crew: LoadProcesses, row: Row, target: Target) -> list[float]:
         target.fresh(TOPIC, CHANNEL)
         try:
             if row.backlog:
@@ -128,7 +128,7 @@ class Comparison:
         finally:
             target.delete(TOPIC)
 
-    def _load(self, crew: Crew, row: Row, target: Target) -> list[float]:
+    def _load(self, crew: LoadProcesses, row: Row, target: Target) -> list[float]:
         if self.nsqload_path:
             return nsqload.measure(self.nsqload_path, target, row, self.seconds)
         loads = [row.load(number, self.seconds) for number in range(row.connections)]

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from martlet.bench.link import LoadFailed
-from martlet.bench.load import Load, Tally
+from martlet.bench.load import Load, LoadResult
 
 PATIENCE_S = 120.0
 """How long a process may take for anything, beyond what its load takes by itself."""
@@ -25,7 +25,7 @@ Pipe = Connection
 """Both ends of what a process and its crew talk through."""
 
 
-class Crew:
+class LoadProcesses:
     """Processes that run loads.
 
     ::
@@ -38,7 +38,7 @@ class Crew:
         self._context = multiprocessing.get_context("spawn")
         self._members: list[tuple[SpawnProcess, Any]] = []
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> LoadProcesses:
         return self
 
     def __exit__(
@@ -49,7 +49,7 @@ class Crew:
     ) -> None:
         self.close()
 
-    def run(self, host: str, port: int, loads: Sequence[Load]) -> list[Tally]:
+    def run(self, host: str, port: int, loads: Sequence[Load]) -> list[LoadResult]:
         """Run each load in a process of its own, all at the same time.
 
         Raises:

@@ -32,7 +32,7 @@ class LoadFailed(Exception):
     """The server did not do what the load asked of it; the text says what it did."""
 
 
-class Link:
+class BenchConnection:
     """A connection to a server, identified."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -58,7 +58,7 @@ class Link:
             self.close()
             raise
 
-    def __enter__(self) -> Link:
+    def __enter__(self) -> BenchConnection:
         return self
 
     def __exit__(

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from martlet.bench.link import Link, LoadFailed
+from martlet.bench.link import BenchConnection, LoadFailed
 from martlet.protocol.nsq import commands
 from martlet.protocol.nsq.message_run import MessageRun
 
@@ -28,7 +28,7 @@ _FINISH_BYTES = 21
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tally:
+class LoadResult:
     """What a connection has done; times are of the machine's monotonic clock.
 
     Attributes:
@@ -47,12 +47,12 @@ class Tally:
 class Load(Protocol):
     """Work for one connection."""
 
-    def run(self, host: str, port: int, gate: Gate) -> Tally:
+    def run(self, host: str, port: int, gate: Gate) -> LoadResult:
         """Do it. Raises LoadFailed."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Publishing:
+class PublishLoad:
     """Publishes for some time.
 
     Attributes:
@@ -69,13 +69,13 @@ class Publishing:
     window: int = 1
     seed: int = 1
 
-    def run(self, host: str, port: int, gate: Gate) -> Tally:
+    def run(self, host: str, port: int, gate: Gate) -> LoadResult:
         """Publish until the time is over, then wait for the last answers."""
         writes = self._writes()
         variants = len(writes)
         window = self.window
         sent = answered = 0
-        with Link(host, port) as link:
+        with BenchConnection(host, port) as link:
             gate()
             started_ns = time.monotonic_ns()
             ends_ns = started_ns + int(self.seconds * 1e9)
@@ -87,7 +87,7 @@ class Publishing:
             while answered < sent:
                 answered += link.receive_oks()
             ended_ns = time.monotonic_ns()
-        return Tally(
+        return LoadResult(
             messages=sent * self.batch,
             started_ns=started_ns,
             ended_ns=ended_ns,
@@ -123,10 +123,10 @@ class Consuming:
     ready: int
     finish_batch: int = 256
 
-    def run(self, host: str, port: int, gate: Gate) -> Tally:
+    def run(self, host: str, port: int, gate: Gate) -> LoadResult:
         """Consume until the time is over."""
         messages = 0
-        with Link(host, port) as link:
+        with BenchConnection(host, port) as link:
             link.send(commands.subscribe(self.topic, self.channel))
             link.wait_ok()
             link.set_patience(QUIET_S)
@@ -144,9 +144,9 @@ class Consuming:
                 if runs:
                     last_ns = time.monotonic_ns()
             link.send(commands.NOP)
-        return Tally(messages=messages, started_ns=started_ns, ended_ns=last_ns)
+        return LoadResult(messages=messages, started_ns=started_ns, ended_ns=last_ns)
 
-    def _finish(self, link: Link, run: MessageRun) -> None:
+    def _finish(self, link: BenchConnection, run: MessageRun) -> None:
         data = memoryview(commands.finish_array(run.ids()))
         step = self.finish_batch * _FINISH_BYTES
         for start in range(0, len(data), step):
@@ -166,11 +166,11 @@ class Pinging:
     seconds: float
     body_bytes: int
 
-    def run(self, host: str, port: int, gate: Gate) -> Tally:
+    def run(self, host: str, port: int, gate: Gate) -> LoadResult:
         """Measure each message from before it is sent until it is received."""
         command = commands.publish(self.topic, b"x" * self.body_bytes)
         latencies_ns: list[int] = []
-        with Link(host, port) as publisher, Link(host, port) as consumer:
+        with BenchConnection(host, port) as publisher, BenchConnection(host, port) as consumer:
             consumer.send(commands.subscribe(self.topic, self.channel))
             consumer.wait_ok()
             consumer.send(commands.ready(1))
@@ -184,7 +184,7 @@ class Pinging:
                 latencies_ns.append(ended_ns - sent_ns)
                 consumer.send(commands.finish_array(run.ids()))
                 publisher.wait_ok()
-        return Tally(
+        return LoadResult(
             messages=len(latencies_ns),
             started_ns=started_ns,
             ended_ns=ended_ns,
@@ -192,7 +192,7 @@ class Pinging:
         )
 
 
-def _one(consumer: Link) -> MessageRun:
+def _one(consumer: BenchConnection) -> MessageRun:
     """Wait for the one message that is on its way."""
     while True:
         runs = consumer.receive_runs()

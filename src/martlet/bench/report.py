@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from martlet.bench.comparison import Comparison, Line
+from martlet.bench.comparison import Comparison, Measurement
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,7 +40,7 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def table(lines: Sequence[Line], ours: str, theirs: str | None) -> Table:
+def table(lines: Sequence[Measurement], ours: str, theirs: str | None) -> Table:
     """The table for a terminal."""
     from rich.table import Table
 
@@ -59,7 +59,7 @@ def table(lines: Sequence[Line], ours: str, theirs: str | None) -> Table:
     return result
 
 
-def _compared(line: Line) -> list[str]:
+def _compared(line: Measurement) -> list[str]:
     ratio, median, pairs = line.ratio, line.their_median, line.pair_ratios
     if ratio is None or median is None:
         return ["", "", ""]
@@ -70,7 +70,7 @@ def _compared(line: Line) -> list[str]:
     ]
 
 
-def _value(line: Line, value: float) -> str:
+def _value(line: Measurement, value: float) -> str:
     return f"{value:,.0f}/s" if line.row.more_is_better else f"{value:,.0f} {line.row.unit}"
 
 
@@ -92,7 +92,10 @@ def notes(comparison: Comparison, about: dict[str, Any]) -> list[str]:
 
 
 def document(
-    lines: Sequence[Line], comparison: Comparison, about: dict[str, Any], versions: dict[str, str]
+    lines: Sequence[Measurement],
+    comparison: Comparison,
+    about: dict[str, Any],
+    versions: dict[str, str],
 ) -> dict[str, Any]:
     """The same for programs, with every run."""
     return {

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from martlet.bench.load import Consuming, Load, Pinging, Publishing, Tally
+from martlet.bench.load import Consuming, Load, LoadResult, Pinging, PublishLoad
 
 TOPIC = "martlet-bench"
 CHANNEL = "bench"
@@ -57,7 +57,7 @@ class Row(ABC):
     def nsqload(self, host: str, port: int, seconds: float) -> list[str]:
         """The arguments with which ``nsqload`` does the same."""
 
-    def evaluate(self, tallies: Sequence[Tally]) -> list[float]:
+    def evaluate(self, tallies: Sequence[LoadResult]) -> list[float]:
         """The measures of a run: messages a second from the first start to the last end."""
         started_ns = min(tally.started_ns for tally in tallies)
         ended_ns = max(tally.ended_ns for tally in tallies)
@@ -76,7 +76,7 @@ class PublishRow(Row):
 
     def load(self, number: int, seconds: float) -> Load:
         """What connection `number` does: the same as the others, with sizes of its own."""
-        return Publishing(
+        return PublishLoad(
             topic=TOPIC,
             seconds=seconds,
             batch=self.batch,
@@ -138,7 +138,7 @@ class PingRow(Row):
         numbers = [PINGS_OF_NSQLOAD, self.body_bytes]
         return ["ping", host, str(port), TOPIC, CHANNEL, *map(str, numbers)]
 
-    def evaluate(self, tallies: Sequence[Tally]) -> list[float]:
+    def evaluate(self, tallies: Sequence[LoadResult]) -> list[float]:
         """The 50th and the 99th percentile, in microseconds."""
         latencies_ns = np.concatenate([tally.latencies_ns for tally in tallies])
         return [float(value) / 1000 for value in np.percentile(latencies_ns, [50, 99])]

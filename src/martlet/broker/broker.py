@@ -13,18 +13,18 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from martlet.broker.channel.channel import Channel
-from martlet.broker.dead_letters.move import Transfers
+from martlet.broker.dead_letters.move import MessageMover
 from martlet.broker.delayed.bucket import Bucket
-from martlet.broker.delayed.delayed_messages import Delays
+from martlet.broker.delayed.delayed_messages import DelayedMessages
 from martlet.broker.errors import BrokerError, InvalidName, LimitReached, NotFound, WritesRefused
-from martlet.broker.idempotence import Producers
+from martlet.broker.idempotence import ProducerState
 from martlet.broker.recovery.journal import Description, pack_cursor, pack_topology
 from martlet.broker.recovery.moved_cursors import MovedCursors
 from martlet.broker.recovery.topic_description import describe_channel
 from martlet.broker.retention.history import Retention, Watermarks
 from martlet.broker.schedule import Schedule
 from martlet.broker.topic.expand import check_count, grow
-from martlet.broker.topic.queue_log import Queue, Receipt
+from martlet.broker.topic.queue_log import QueueLog, Receipt
 from martlet.broker.topic.topic import Topic
 from martlet.broker.tracing.counters import of_topics, write_accounts
 from martlet.broker.transactions.manager import Transactions
@@ -33,11 +33,11 @@ from martlet.log.batch import Batch
 from martlet.log.checkpoint_file import JournalEntry
 from martlet.log.commit_log import CommitLog, spans
 from martlet.log.index import Index
-from martlet.log.record import Kind
+from martlet.log.record import RecordKind
 from martlet.names import is_system, is_valid_name
 
 if TYPE_CHECKING:
-    from martlet.broker.topic.partitioned import WholeChannel
+    from martlet.broker.topic.partitioned import PartitionedChannel
 
 MOST_SCRATCH = 8
 """How many batches are kept to be used again."""
@@ -113,7 +113,7 @@ class Broker:
         self.lost = on_lost
         self._on_put_off = on_put_off
         self.schedule = Schedule()
-        self.transfers = Transfers(self)
+        self.transfers = MessageMover(self)
         self.topics: dict[str, Topic] = {}
         """By name: each topic's queue number 0, which stands for all of it."""
         self.by_id: dict[int, Topic] = {}
@@ -128,7 +128,7 @@ class Broker:
         """Called when a topic has got more queues."""
         self.on_channel: Callable[[Topic, Channel], None] = lambda topic, channel: None
         """Called when a channel is made or deleted."""
-        self.producers = Producers.beside(log.segment_bytes)
+        self.producers = ProducerState.beside(log.segment_bytes)
         """The sends that are known, should they be repeated."""
         self.producers.topics = self.by_id
         self.dropped_names: list[str] = []
@@ -146,7 +146,7 @@ class Broker:
         self.moved = MovedCursors(log, clock, self.by_id)
         self._last_stored_ns = 0
         self.transactions = Transactions(self, transactions or TransactionLimits())
-        self.delays = Delays(self, most_delayed)
+        self.delays = DelayedMessages(self, most_delayed)
         log.on_roll = self.begin_segment
 
     # health
@@ -178,7 +178,7 @@ class Broker:
                 )
             id = self.next_id()
             index = Index(self.log.storage, id, 0)
-            queue = Queue(self.log, id, 0, self.random.getrandbits(64), index, 0)
+            queue = QueueLog(self.log, id, 0, self.random.getrandbits(64), index, 0)
             topic = Topic(self, id, name, queue)
             self.journal_topology("topic", id, topic=topic.describe())
             self.adopt(topic)
@@ -240,7 +240,7 @@ class Broker:
         self.last_id += 1
         return self.last_id
 
-    def left(self, topic: Topic, channel: Channel | WholeChannel) -> None:
+    def left(self, topic: Topic, channel: Channel | PartitionedChannel) -> None:
         """A consumer has left a channel: an ephemeral one goes with its last consumer.
 
         That needs no disk: what is ephemeral is not looked for after a restart.
@@ -379,7 +379,9 @@ class Broker:
     def journal_topology(self, op: str, topic_number: int, /, **fields: object) -> None:
         """Write a topology entry. Raises WritesRefused."""
         entry = pack_topology(op, **fields)
-        self.log.append_journal(Kind.TOPOLOGY, entry, topic=topic_number, stored_at_ns=self.clock())
+        self.log.append_journal(
+            RecordKind.TOPOLOGY, entry, topic=topic_number, stored_at_ns=self.clock()
+        )
 
     def put_off(self, channel: Channel, error: OSError) -> None:
         """A channel can not read its messages at the moment; it is tried again."""
@@ -407,7 +409,7 @@ class Broker:
         """
         topic = self.by_id[channel.queue.topic]
         entry = pack_cursor(channel.id, channel.cursor, topic.limit, full=True)
-        self.log.append_journal(Kind.CURSOR, entry, topic=topic.id, stored_at_ns=self.clock())
+        self.log.append_journal(RecordKind.CURSOR, entry, topic=topic.id, stored_at_ns=self.clock())
 
     def snapshot(self, **fields: object) -> list[JournalEntry]:
         """The whole journal in its shortest form.
@@ -421,7 +423,7 @@ class Broker:
                 continue
             if isinstance(topic, Bucket) and topic.has_marks:
                 marks = topic.pack_marks(certain="position" not in fields)
-                cursors.append((Kind.MARKS, topic.id, marks))
+                cursors.append((RecordKind.MARKS, topic.id, marks))
             kept = [channel for channel in topic.channels.values() if not channel.ephemeral]
             topics.append(
                 topic.describe()
@@ -432,11 +434,11 @@ class Broker:
             )
             for channel in kept:
                 entry = pack_cursor(channel.id, channel.cursor, topic.limit, full=True)
-                cursors.append((Kind.CURSOR, topic.id, entry))
+                cursors.append((RecordKind.CURSOR, topic.id, entry))
         head = pack_topology("snapshot", topics=topics, last_id=self.last_id, **fields)
         sends = self.producers.entries(self.log.durable_position)
-        cursors += [(Kind.PRODUCERS, 0, each) for each in sends]
-        return [(Kind.TOPOLOGY, 0, head), *cursors, *self.transactions.snapshot()]
+        cursors += [(RecordKind.PRODUCERS, 0, each) for each in sends]
+        return [(RecordKind.TOPOLOGY, 0, head), *cursors, *self.transactions.snapshot()]
 
     def begin_segment(self) -> None:
         """Each segment begins with the whole journal, so that older ones may go."""

@@ -67,7 +67,7 @@ class Reused(BrokerError):
     """A producer has given a number to two sends."""
 
 
-class Send:
+class ProducerSend:
     """A send that was staged or stored.
 
     Attributes:
@@ -119,12 +119,12 @@ class _Window:
 
     def __init__(self, doubted_until_ns: int) -> None:
         self.doubted_until_ns = doubted_until_ns
-        self.sends: dict[int, Send] = {}
+        self.sends: dict[int, ProducerSend] = {}
         self.floor = 0
         self.heard_at_ns = 0
 
 
-class Producers:
+class ProducerState:
     """The sends that are known.
 
     Args:
@@ -146,7 +146,7 @@ class Producers:
         """How many sends came again since the start."""
 
     @classmethod
-    def beside(cls, segment_bytes: int) -> Producers:
+    def beside(cls, segment_bytes: int) -> ProducerState:
         """With the limits for segments of that size."""
         return cls(MOST_PRODUCERS, max(_LEAST_SENDS, segment_bytes // _SEGMENT_BYTES_A_SEND))
 
@@ -158,7 +158,7 @@ class Producers:
         """How many sends are known."""
         return self._count
 
-    def find(self, sent: Sent, topic: Topic, first_tried_ns: int = 0) -> Send | None:
+    def find(self, sent: Sent, topic: Topic, first_tried_ns: int = 0) -> ProducerSend | None:
         """The send of that number, if it is stored or about to be; None where it is new.
 
         Args:
@@ -200,7 +200,7 @@ class Producers:
         self.repeated_count += 1
         return known
 
-    def add(self, sent: Sent, send: Send, now_ns: int) -> None:
+    def add(self, sent: Sent, send: ProducerSend, now_ns: int) -> None:
         """Know a send from now on, unless it is too old to be known."""
         window = self._heard(sent.producer, now_ns, self.forgotten_until_ns)
         if sent.sequence > window.floor:
@@ -284,7 +284,7 @@ class Producers:
                 if is_new and position <= durable:
                     receipt = Receipt()
                     receipt.position = position
-                    sends[sequence] = Send(receipt, topic, offset, messages, home)
+                    sends[sequence] = ProducerSend(receipt, topic, offset, messages, home)
                     self._count += 1
             self._trim(window)
             at = end

@@ -5,6 +5,9 @@
     from martlet.client import Consumer, Producer
 """
 
+import warnings
+from typing import Any
+
 from martlet.allocation import GroupMember, TopicQueue
 from martlet.client.consumer.batch import Batch
 from martlet.client.consumer.consumer import Consumer
@@ -43,11 +46,11 @@ from martlet.client.group.assignment.plan import AllocationStrategy, RoomResolve
 from martlet.client.group.batch import PulledBatch
 from martlet.client.group.broadcast import BroadcastConsumer
 from martlet.client.group.consumer import PullConsumer
-from martlet.client.group.counters import Tally
+from martlet.client.group.counters import PullCounts
 from martlet.client.group.flow_limits import FlowLimits
 from martlet.client.group.message import PulledMessage
 from martlet.client.group.queues.offset_file import BadOffsetFile
-from martlet.client.group.queues.queue_id import Place
+from martlet.client.group.queues.queue_id import QueueId
 from martlet.client.group.stats import PullStats, QueueStats
 from martlet.client.hooks import Handling, Hooks, Publishing
 from martlet.client.producer.limits import Limits
@@ -101,7 +104,6 @@ __all__ = [
     "Outcome",
     "Outgoing",
     "PendingTransaction",
-    "Place",
     "Producer",
     "ProducerFull",
     "ProducerStats",
@@ -112,10 +114,12 @@ __all__ = [
     "PublishUnclear",
     "Publishing",
     "PullConsumer",
+    "PullCounts",
     "PullStats",
     "PulledBatch",
     "PulledMessage",
     "PutStatus",
+    "QueueId",
     "QueueStats",
     "Refused",
     "Reject",
@@ -124,7 +128,6 @@ __all__ = [
     "Rotation",
     "SendResult",
     "SubscribeRefused",
-    "Tally",
     "Tls",
     "TopicQueue",
     "Transaction",
@@ -134,3 +137,14 @@ __all__ = [
     "TransactionUnclear",
     "WrongBroker",
 ]
+
+_RENAMED = {"Place": "QueueId", "Tally": "PullCounts"}
+
+
+def __getattr__(name: str) -> Any:
+    """Former names of what is here."""
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    new = _RENAMED[name]
+    warnings.warn(f"martlet.client.{name} is {new} now", DeprecationWarning, stacklevel=2)
+    return globals()[new]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from martlet.demo.archiving import Found
+from martlet.demo.archiving import ArchiveContents
 from martlet.demo.report import Report, differing
 from martlet.plural import counted
 
@@ -17,7 +17,7 @@ _MOST_NAMED = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Account:
+class DemoTotals:
     """What became of every flight.
 
     Attributes:
@@ -43,7 +43,7 @@ class Account:
     deliveries: int
     failures: int
     left: int | None
-    found: Found | None
+    found: ArchiveContents | None
     source: Report
     handled: Report
     log: tuple[bool, str]
@@ -103,7 +103,7 @@ class Account:
         elif wrong := differing(self.source, self.handled):
             yield f"what the consumers add up to differs for {', '.join(wrong)}"
 
-    def _of_the_archive(self, found: Found) -> Iterator[str]:
+    def _of_the_archive(self, found: ArchiveContents) -> Iterator[str]:
         if found.rows != self.stored:
             yield f"{found.rows:,} rows are archived, and {self.stored or 0:,} messages were stored"
         if found.offsets != found.rows:

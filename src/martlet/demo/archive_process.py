@@ -6,7 +6,7 @@ published; that input ends without it when the job was broken off.  On standard 
 JSON objects:
 
     {"rows": 123}                       so many rows have been archived so far
-    {"result": {...}}                   the fields of a `Found`
+    {"result": {...}}                   the fields of `ArchiveContents`
     {"failed": "the query ..."}         why it gave up
 
 All that Java and Spark print goes to standard error, which is a file.
@@ -31,7 +31,7 @@ from martlet.demo.handling import TOPIC
 from martlet.demo.place import PARQUET
 from martlet.options.archive import ArchiveOptions
 from martlet.pipeline.archive import CORRUPT, Archive
-from martlet.pipeline.archive.query import Batch
+from martlet.pipeline.archive.query import ArchiveBatch
 from martlet.spark.java import spark_session
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class _Progress:
         self._tell = tell
         self._archived = 0
 
-    def on_batch(self, batch: Batch) -> None:
+    def on_batch(self, batch: ArchiveBatch) -> None:
         """A micro-batch was committed; called in a thread of its own."""
         self._archived += batch.rows
 

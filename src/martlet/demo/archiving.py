@@ -14,7 +14,7 @@ from typing import Any
 
 from martlet.demo.failure import DemoFailed
 from martlet.demo.mark import Mark
-from martlet.demo.place import Place
+from martlet.demo.place import DemoFolder
 from martlet.demo.report import CarrierLine, Report
 
 _STOP_S = 20.0
@@ -24,7 +24,7 @@ _LONGEST_LINE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class ArchiveContents:
     """What Spark found in the archive.
 
     Attributes:
@@ -44,7 +44,7 @@ class Found:
     report: Report
 
     @classmethod
-    def parse(cls, fields: dict[str, Any]) -> Found:
+    def parse(cls, fields: dict[str, Any]) -> ArchiveContents:
         """From what the process told."""
         report = {carrier: CarrierLine(*line) for carrier, line in fields["report"].items()}
         return cls(**fields | {"report": report, "missing": frozenset(fields["missing"])})
@@ -57,12 +57,12 @@ class Archiving:
         rows: the mark of how many rows are archived so far.
     """
 
-    def __init__(self, http_address: str, place: Place) -> None:
+    def __init__(self, http_address: str, place: DemoFolder) -> None:
         self.rows = Mark()
         self._http_address = http_address
         self._place = place
         self._process: asyncio.subprocess.Process
-        self._found: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
+        self._found: asyncio.Future[ArchiveContents] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> Archiving:
         self._place.scratch.mkdir()
@@ -128,12 +128,12 @@ class Archiving:
             if "failed" in told:
                 raise DemoFailed(f"the archive failed: {told['failed']}")
             if "result" in told:
-                self._found.set_result(Found.parse(told["result"]))
+                self._found.set_result(ArchiveContents.parse(told["result"]))
         if not self._found.done():
             code = await self._process.wait()
             raise DemoFailed(f"the archive's process ended with code {code}")
 
-    async def finish(self, flights: int, messages: int) -> Found:
+    async def finish(self, flights: int, messages: int) -> ArchiveContents:
         """Archive what is still on the topic, end the query, and look into the archive.
 
         Args:

@@ -30,7 +30,7 @@ class _Row:
     task: TaskID
 
 
-class Board:
+class DemoBoard:
     """Shows counts while they grow, and tells what happens."""
 
     def __init__(self, console: Console) -> None:
@@ -47,7 +47,7 @@ class Board:
             disable=not console.is_terminal,
         )
 
-    def __enter__(self) -> Board:
+    def __enter__(self) -> DemoBoard:
         self._progress.start()
         return self
 

@@ -21,7 +21,7 @@ _ASK_S = 0.2
 _QUIET_S = 30.0
 
 
-class Broker:
+class DemoBroker:
     """A broker process on free ports of the loopback interface.
 
     Attributes:
@@ -32,7 +32,7 @@ class Broker:
         self.process = BrokerProcess(data_path)
         self._work: asyncio.Future[None] | None = None
 
-    async def __aenter__(self) -> Broker:
+    async def __aenter__(self) -> DemoBroker:
         await self._do(self.process.start)
         return self
 

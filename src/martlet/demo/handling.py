@@ -25,11 +25,11 @@ ONE_IN = 100
 """One in so many flights fails the first time."""
 
 
-class HandlerFailed(Exception):
+class DemoHandlerFailed(Exception):
     """What the handler raises on purpose."""
 
 
-class Handling:
+class DemoHandling:
     """Four consumers, and the ledger of what they handled.
 
     Attributes:
@@ -61,7 +61,7 @@ class Handling:
         self._finished = bytearray(count)
         self._sums: dict[str, list[int]] = {}
 
-    async def __aenter__(self) -> Handling:
+    async def __aenter__(self) -> DemoHandling:
         """Subscribe.
 
         As with NSQ, a channel that is not the first of its topic gets what is published from then
@@ -100,7 +100,7 @@ class Handling:
         if row % ONE_IN == 0 and not self._failed[row]:
             self._failed[row] = 1
             self.failures += 1
-            raise HandlerFailed(f"flight {row}: one in {ONE_IN} fails the first time")
+            raise DemoHandlerFailed(f"flight {row}: one in {ONE_IN} fails the first time")
         if self._finished[row]:
             return
         self._finished[row] = 1

@@ -10,15 +10,15 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from martlet.client import ClientError
-from martlet.demo.account import Account
-from martlet.demo.archiving import Archiving, Found
-from martlet.demo.board import Board
-from martlet.demo.broker import Broker, verify
+from martlet.demo.account import DemoTotals
+from martlet.demo.archiving import ArchiveContents, Archiving
+from martlet.demo.board import DemoBoard
+from martlet.demo.broker import DemoBroker, verify
 from martlet.demo.failure import DemoFailed
 from martlet.demo.flights import Flights
-from martlet.demo.handling import CHANNEL, TOPIC, Handling
-from martlet.demo.place import Place
-from martlet.demo.publishing import Publishing
+from martlet.demo.handling import CHANNEL, TOPIC, DemoHandling
+from martlet.demo.place import DemoFolder
+from martlet.demo.publishing import DemoPublishing
 
 ARCHIVE_CHANNEL = "archive"
 _LEAD = 0.1
@@ -34,10 +34,10 @@ class _Seen:
     kills: int = 0
     stored: int | None = None
     left: int | None = None
-    found: Found | None = None
+    found: ArchiveContents | None = None
 
 
-class Job:
+class DemoJob:
     """One run.
 
     Args:
@@ -47,14 +47,16 @@ class Job:
         rate: how many are published a second at most.
     """
 
-    def __init__(self, place: Place, board: Board, flights: int | None, rate: float) -> None:
+    def __init__(
+        self, place: DemoFolder, board: DemoBoard, flights: int | None, rate: float
+    ) -> None:
         self._place = place
         self._board = board
         self._count = flights
         self._rate = rate
         self._seen = _Seen()
 
-    async def run(self) -> Account:
+    async def run(self) -> DemoTotals:
         """Do it all.
 
         Raises:
@@ -63,7 +65,7 @@ class Job:
         place, board, seen = self._place, self._board, self._seen
         troubles: list[str] = []
         async with AsyncExitStack() as stack:
-            broker = await stack.enter_async_context(Broker(place.data))
+            broker = await stack.enter_async_context(DemoBroker(place.data))
             stack.callback(lambda: place.broker_log.write_text(broker.process.log()))
             board.say(
                 f"broker: process {broker.process.process_id}, on {broker.process.tcp_address}"
@@ -77,8 +79,8 @@ class Job:
             board.say("archive: Spark is starting, in a process of its own")
             flights = await asyncio.to_thread(Flights.load, self._count)
             board.say(f"source: {flights.count:,} flights read")
-            handling = Handling(broker.process.tcp_address, flights.count)
-            publishing = Publishing(
+            handling = DemoHandling(broker.process.tcp_address, flights.count)
+            publishing = DemoPublishing(
                 broker.process.tcp_address,
                 flights.messages,
                 self._rate,
@@ -96,7 +98,7 @@ class Job:
             except* (DemoFailed, ClientError) as errors:
                 troubles += [str(error) for error in _leaves(errors)]
         log = await verify(place.data)
-        return Account(
+        return DemoTotals(
             answered=bytes(publishing.answered),
             done=handling.done,
             published=publishing.published,
@@ -113,7 +115,11 @@ class Job:
         )
 
     async def _work(
-        self, broker: Broker, archiving: Archiving, publishing: Publishing, handling: Handling
+        self,
+        broker: DemoBroker,
+        archiving: Archiving,
+        publishing: DemoPublishing,
+        handling: DemoHandling,
     ) -> None:
         board, seen, total = self._board, self._seen, handling.count
         # The archive's channel keeps at the broker what Spark has not read; then all may begin.
@@ -136,7 +142,11 @@ class Job:
         board.say("the archive is complete, and Spark has made its report")
 
     async def _kill(
-        self, broker: Broker, archiving: Archiving, publishing: Publishing, handling: Handling
+        self,
+        broker: DemoBroker,
+        archiving: Archiving,
+        publishing: DemoPublishing,
+        handling: DemoHandling,
     ) -> None:
         """Kill the broker once half of the flights are acknowledged."""
         half = asyncio.Event()

@@ -14,7 +14,7 @@ PARQUET = "flights.parquet"
 """The archive, a table of Parquet files."""
 
 
-class Place:
+class DemoFolder:
     """The folder of a run.
 
     Attributes:

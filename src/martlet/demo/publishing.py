@@ -21,7 +21,7 @@ CALLS = 32
 _LEAST_REST_S = 0.05
 
 
-class Publishing:
+class DemoPublishing:
     """Publishes all messages to the topic.
 
     Attributes:

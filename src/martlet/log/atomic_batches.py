@@ -29,9 +29,9 @@ from martlet.log.record import (
     MAGIC,
     VERSION,
     BadRecord,
-    Flag,
     Header,
-    Kind,
+    RecordFlag,
+    RecordKind,
     align8,
     payload,
     read_header,
@@ -45,7 +45,7 @@ _CRC_AT = 4
 """Where a header has the checksum of all that is behind it."""
 
 
-class Part(NamedTuple):
+class BatchSlot(NamedTuple):
     """A batch laid out to stand in a bundle, its header still to be sealed.
 
     Attributes:
@@ -83,13 +83,13 @@ def begin_bundle(
     top = bytearray(HEADER_BYTES) + head
     length = bundle_length(entry, lengths)
     fields = (position, epoch, 0, 0, 0, 0, stored_at_ns, 0, len(head) + sum(lengths), 0, 0)
-    HEADER_STRUCT.pack_into(top, 0, MAGIC, 0, length, VERSION, Kind.BUNDLE, 0, *fields)
+    HEADER_STRUCT.pack_into(top, 0, MAGIC, 0, length, VERSION, RecordKind.BUNDLE, 0, *fields)
     return top
 
 
 def write_batches(
     top: bytearray,
-    parts: Iterable[Part],
+    parts: Iterable[BatchSlot],
     position: int,
     epoch: int,
     write: Callable[[memoryview, int], None],
@@ -109,8 +109,8 @@ def write_batches(
     checksum = crc32c(top[_CRC_AT + _CRC.size :])
     positions = []
     for part in parts:
-        record, fields = part.record, part._replace(flags=part.flags | Flag.BUNDLED)[1:]
-        seal(record, Kind.BATCH, at, epoch, *fields)
+        record, fields = part.record, part._replace(flags=part.flags | RecordFlag.BUNDLED)[1:]
+        seal(record, RecordKind.BATCH, at, epoch, *fields)
         checksum = crc32c(record, checksum)
         write(record, at)
         positions.append(at)
@@ -133,7 +133,7 @@ def batches_of(header: Header, record: memoryview) -> Iterator[tuple[Header, mem
     at = HEADER_BYTES + align8(_HEAD.size + length)
     for _ in range(count):
         inner = read_header(record, at, header.position + at)
-        if inner.kind != Kind.BATCH or not inner.flags & Flag.BUNDLED:
+        if inner.kind != RecordKind.BATCH or not inner.flags & RecordFlag.BUNDLED:
             raise BadRecord(f"position {inner.position}: no batch of the bundle before it")
         yield inner, record[at : at + inner.length]
         at += inner.length

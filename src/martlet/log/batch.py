@@ -19,7 +19,7 @@ from martlet.log.record import (
     FRAME_HEADER_BYTES,
     FRAME_SIZE_EXTRA,
     HEADER_BYTES,
-    Flag,
+    RecordFlag,
 )
 from martlet.properties.block import pack_block
 from martlet.properties.bulk import Packed, join
@@ -32,7 +32,7 @@ _HEAD = struct.Struct(">IIqH12s")
 """A frame's header but for the last four digits of the id."""
 _END = struct.Struct("<I")
 _PADDING = bytes(8)
-_UNIFORM = int(Flag.UNIFORM)
+_UNIFORM = int(RecordFlag.UNIFORM)
 _DIGITS_AT = _HEAD.size
 _TIME_AT = 8
 """Where the time stands in a frame."""

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from martlet.log.record import BadRecord, Kind, journal_record, payload, read_record
+from martlet.log.record import BadRecord, RecordKind, journal_record, payload, read_record
 
 NAME = "checkpoint"
 
-JournalEntry = tuple[Kind, int, bytes]
+JournalEntry = tuple[RecordKind, int, bytes]
 """A journal entry: its kind, the topic's id or 0, and the payload."""
 
 
@@ -65,7 +65,7 @@ def load(storage: SmallFiles) -> Checkpoint | str:
     try:
         while at < len(data):
             header, record = read_record(data, at, at)
-            entries.append((Kind(header.kind), header.topic, bytes(payload(header, record))))
+            entries.append((RecordKind(header.kind), header.topic, bytes(payload(header, record))))
             at += header.length
     except (BadRecord, ValueError) as error:
         return f"the checkpoint is damaged: {error}"

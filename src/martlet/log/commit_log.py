@@ -19,12 +19,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from martlet.log import fsync_marker
-from martlet.log.atomic_batches import Part, begin_bundle, bundle_length, write_batches
+from martlet.log.atomic_batches import BatchSlot, begin_bundle, bundle_length, write_batches
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
     HEADER_BYTES,
-    Flag,
-    Kind,
+    RecordFlag,
+    RecordKind,
     align8,
     journal_record,
     read_record,
@@ -34,7 +34,7 @@ from martlet.log.record import (
 from martlet.log.single_record import Lone, lone_length
 from martlet.log.storage import Segment, Storage, StorageFull
 
-_BATCH = int(Kind.BATCH)
+_BATCH = int(RecordKind.BATCH)
 
 
 _HEAD_GROWTH_BYTES = 1024
@@ -205,7 +205,13 @@ class CommitLog:
         return position, length, self._current.view[at : at + FRAME_HEADER_BYTES + len(body)]
 
     def append_journal(
-        self, kind: Kind, payload: bytes, *, topic: int, stored_at_ns: int, needed: bool = True
+        self,
+        kind: RecordKind,
+        payload: bytes,
+        *,
+        topic: int,
+        stored_at_ns: int,
+        needed: bool = True,
     ) -> int:
         """Write a journal entry. Returns its position.
 
@@ -229,7 +235,7 @@ class CommitLog:
         return position
 
     def append_entries(
-        self, kind: Kind, entries: Sequence[tuple[int, bytes]], stored_at_ns: int
+        self, kind: RecordKind, entries: Sequence[tuple[int, bytes]], stored_at_ns: int
     ) -> None:
         """Write journal entries, each with the number of its topic, by one write: all or none.
 
@@ -250,7 +256,7 @@ class CommitLog:
         self._write(records)
 
     def append_bundle(
-        self, entry: bytes, lengths: Sequence[int], parts: Iterable[Part], stored_at_ns: int
+        self, entry: bytes, lengths: Sequence[int], parts: Iterable[BatchSlot], stored_at_ns: int
     ) -> list[int]:
         """Write batches of these lengths, all or none, with what is decided by that. Returns their
         positions.
@@ -277,7 +283,7 @@ class CommitLog:
         header, _ = read_record(record, 0, int.from_bytes(record[16:24], "little"))
         self.make_room(len(record), journal=True)
         position = self.position
-        flags = (header.flags | Flag.RELOCATED) & ~Flag.BUNDLED
+        flags = (header.flags | RecordFlag.RELOCATED) & ~RecordFlag.BUNDLED
         seal_again(record, position=position, epoch=self.epoch, flags=flags)
         self._write(record)
         self._copied_to = self.position
@@ -378,7 +384,7 @@ class CommitLog:
         left = self._current.base + self._current.capacity - self.position
         if left >= HEADER_BYTES:
             end = journal_record(
-                Kind.SEGMENT_END,
+                RecordKind.SEGMENT_END,
                 b"",
                 position=self.position,
                 epoch=self.epoch,

@@ -19,14 +19,14 @@ from martlet.log.record import (
     MAGIC,
     BadRecord,
     Header,
-    Kind,
+    RecordKind,
 )
 from martlet.log.recovery import next_good
 from martlet.log.storage import Segment, forget_pages
 
 _LENGTH, _KIND, _POSITION = 2, 4, 6
 """Where those stand in a header."""
-_BATCH, _END, _BUNDLE = int(Kind.BATCH), int(Kind.SEGMENT_END), int(Kind.BUNDLE)
+_BATCH, _END, _BUNDLE = int(RecordKind.BATCH), int(RecordKind.SEGMENT_END), int(RecordKind.BUNDLE)
 _LOOK_AT_CLOCK = 256
 """After so many records it is asked whether that is enough."""
 
@@ -34,7 +34,7 @@ _LOOK_AT_CLOCK = 256
 def heads(
     segments: list[Segment],
     start: int,
-    kinds: Collection[Kind],
+    kinds: Collection[RecordKind],
     is_over: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[Header, Segment]]:
     """The header of each record of some kinds from position `start` on, and the segment that it is

@@ -47,7 +47,7 @@ Rows = npt.NDArray[Any]
 """A structured array of ENTRY."""
 
 
-class Entry(NamedTuple):
+class IndexEntry(NamedTuple):
     """A row of the index."""
 
     first_offset: int
@@ -94,10 +94,10 @@ class Index:
         self._queue = queue
         self.first_row = first_row
         self._stored_end = first_row + stored
-        self._tail: list[Entry] = []
+        self._tail: list[IndexEntry] = []
         self._tail_row = self._stored_end
         self._mapped: Rows | None = None
-        self._moved: dict[int, Entry] = {}
+        self._moved: dict[int, IndexEntry] = {}
         """Rows that are in the file, and have changed since."""
         self._crc: int | None = crc
         self.synced = True
@@ -118,7 +118,7 @@ class Index:
         """How many rows are in the file."""
         return self._stored_end - self.first_row
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: IndexEntry) -> None:
         """Append a row; its offsets come behind all others'.
 
         Where the file takes no rows, because the disk is full, they stay in memory: the log can
@@ -171,7 +171,7 @@ class Index:
             del self._tail[:surplus]
             self._tail_row += surplus
 
-    def row(self, number: int) -> Entry:
+    def row(self, number: int) -> IndexEntry:
         """One row. Raises IndexError for numbers below `first_row` or from `end_row` on."""
         at = number - self._tail_row
         if at >= 0:
@@ -181,15 +181,15 @@ class Index:
         moved = self._moved.get(number)
         if moved is not None:
             return moved
-        return Entry._make(self._file_rows()[number - self.first_row].item())
+        return IndexEntry._make(self._file_rows()[number - self.first_row].item())
 
-    def rows(self, start: int, end: int) -> list[Entry]:
+    def rows(self, start: int, end: int) -> list[IndexEntry]:
         """The rows from `start` up to `end`, as far as they exist."""
         end = min(end, self.end_row)
         start = max(start, self.first_row)
         if start >= self._tail_row:
             return list(islice(self._tail, start - self._tail_row, end - self._tail_row))
-        return [Entry._make(row) for row in self.array(start, end).tolist()]
+        return [IndexEntry._make(row) for row in self.array(start, end).tolist()]
 
     def array(self, start: int, end: int) -> Rows:
         """The rows from `start` up to `end` as a structured array, copied."""
@@ -347,7 +347,7 @@ class Index:
         try:
             self._storage.write_at(self.name, rows.tobytes(), 0)
         except OSError:
-            self._tail = [Entry._make(row) for row in rows.tolist()]
+            self._tail = [IndexEntry._make(row) for row in rows.tolist()]
             return
         self._stored_end = self._tail_row = len(rows)
         self._crc = crc32c(rows.tobytes())

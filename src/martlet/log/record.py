@@ -75,7 +75,7 @@ _PLACE = struct.Struct("<I12xQI36xI")
 assert HEADER.itemsize == HEADER_BYTES == HEADER_STRUCT.size
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """What a record holds."""
 
     BATCH = 1
@@ -102,7 +102,7 @@ class Kind(IntEnum):
     """
 
 
-class Flag(IntFlag):
+class RecordFlag(IntFlag):
     """What else is to be known of a record."""
 
     RELOCATED = 1
@@ -208,7 +208,7 @@ def seal_again(record: bytearray, *, position: int, epoch: int, flags: int) -> N
 
 
 def journal_record(
-    kind: Kind, payload: bytes, *, position: int, epoch: int, topic: int, stored_at_ns: int
+    kind: RecordKind, payload: bytes, *, position: int, epoch: int, topic: int, stored_at_ns: int
 ) -> bytearray:
     """Lay out and seal a record that holds a journal entry."""
     record = bytearray(record_length(len(payload), 0))

@@ -24,9 +24,9 @@ from martlet.log.record import (
     HEADER_BYTES,
     MAGIC,
     BadRecord,
-    Flag,
     Header,
-    Kind,
+    RecordFlag,
+    RecordKind,
     read_header,
     read_record,
 )
@@ -38,7 +38,7 @@ _POSITION_WORD = 2
 
 
 @dataclass(frozen=True)
-class Damage:
+class LogDamage:
     """Positions from `start` up to `end` hold no good record, though there are some behind."""
 
     start: int
@@ -50,7 +50,7 @@ class Damage:
 
 
 @dataclass
-class Report:
+class RecoveryReport:
     """What a scan has found beside good records, and how many those are: ends of segments, which
     tell nothing, are not counted.
     """
@@ -58,12 +58,12 @@ class Report:
     records: int = 0
     end_position: int = 0
     last_epoch: int = 0
-    damaged: list[Damage] = field(default_factory=list)
-    cut: Damage | None = None
+    damaged: list[LogDamage] = field(default_factory=list)
+    cut: LogDamage | None = None
 
 
 def scan(
-    segments: list[Segment], start: int, report: Report
+    segments: list[Segment], start: int, report: RecoveryReport
 ) -> Iterator[tuple[Header, memoryview]]:
     """Yield each good record from position `start` on, in order, and fill in the report.  Behind a
     bundle come its batches.
@@ -73,7 +73,7 @@ def scan(
     """
     behind_start = [s for s in segments if s.base + s.capacity > start]
     report.end_position = max(start, behind_start[0].base) if behind_start else start
-    doubt: Damage | None = None
+    doubt: LogDamage | None = None
     for segment in behind_start:
         at = max(0, start - segment.base)
         while at + HEADER_BYTES <= segment.capacity:
@@ -81,17 +81,17 @@ def scan(
             try:
                 header, record = _read(segment, at)
             except BadRecord as error:
-                doubt = doubt or Damage(position, segment.base + segment.capacity, str(error))
+                doubt = doubt or LogDamage(position, segment.base + segment.capacity, str(error))
                 behind = next_good(segment, at + 8)
                 if behind is None:
                     break
                 at = behind
                 continue
             if doubt is not None:
-                report.damaged.append(Damage(doubt.start, position, doubt.reason))
+                report.damaged.append(LogDamage(doubt.start, position, doubt.reason))
                 doubt = None
             report.last_epoch = max(report.last_epoch, header.epoch)
-            if header.kind == Kind.SEGMENT_END:
+            if header.kind == RecordKind.SEGMENT_END:
                 report.end_position = position
                 # The next one was lost, or, as was possible once, found no room, and this one went
                 # on: what then stood here is lost, and what is behind would be found again by a
@@ -99,13 +99,15 @@ def scan(
                 behind = next_good(segment, at + header.length)
                 if behind is None:
                     break
-                doubt = Damage(position, segment.base + segment.capacity, "a stale end of segment")
+                doubt = LogDamage(
+                    position, segment.base + segment.capacity, "a stale end of segment"
+                )
                 at = behind
                 continue
             report.records += 1
             report.end_position = header.next_position
             yield header, record
-            if header.kind == Kind.BUNDLE:
+            if header.kind == RecordKind.BUNDLE:
                 yield from batches_of(header, record)
             at += header.length
         # Else a start after a crash would count all that it has looked at as its own memory.
@@ -118,7 +120,7 @@ def _read(segment: Segment, at: int) -> tuple[Header, memoryview]:
     """The record at byte `at` of a segment. Raises BadRecord."""
     position = segment.base + at
     header, record = read_record(segment.view, at, position)
-    if header.flags & Flag.BUNDLED:
+    if header.flags & RecordFlag.BUNDLED:
         raise BadRecord(f"position {position}: a batch without the bundle that it belongs to")
     return header, record
 

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from martlet.log.commit_log import CommitLog
-from martlet.log.index import Entry, Index, Rows
+from martlet.log.index import Index, IndexEntry, Rows
 from martlet.log.storage import Segment
 
 CLEAN_BELOW = 0.25
@@ -38,7 +38,7 @@ _ROWS_AT_ONCE = 1 << 14
 _MOVED_AT_ONCE = 256
 
 
-class Places:
+class SegmentLocator:
     """In which of a log's segments positions are."""
 
     def __init__(self, segments: list[Segment]) -> None:
@@ -60,7 +60,7 @@ class Places:
         return numbers
 
 
-class Tally:
+class NeedCounter:
     """How many bytes of each segment the batches of an index take up, from one row on.
 
     Each row is counted when it comes and when it goes, so that to know the sum costs the same
@@ -72,7 +72,7 @@ class Tally:
         self.first_row = self.end_row = index.first_row
         self.bytes_by_base: dict[int, int] = {}
 
-    def count(self, places: Places, first_row: int) -> Iterator[None]:
+    def count(self, places: SegmentLocator, first_row: int) -> Iterator[None]:
         """Go on to count the rows from `first_row` on and no others, some at a time."""
         index = self._index
         first_row = max(first_row, index.first_row)
@@ -108,7 +108,7 @@ class Tally:
             row += len(lengths)
         return row
 
-    def _add(self, places: Places, start: int, end: int, sign: int) -> None:
+    def _add(self, places: SegmentLocator, start: int, end: int, sign: int) -> None:
         for base, length in bytes_by_base(places, self._index.array(start, end)).items():
             self._change(base, sign * length)
 
@@ -132,7 +132,7 @@ class Tally:
         self.bytes_by_base.pop(base, None)
 
 
-def bytes_by_base(places: Places, rows: Rows) -> dict[int, int]:
+def bytes_by_base(places: SegmentLocator, rows: Rows) -> dict[int, int]:
     """How many bytes of each segment some rows' batches take up."""
     numbers = places.find(rows["position"])
     known = numbers >= 0
@@ -147,13 +147,13 @@ class Need:
     """
 
     index: Index
-    tally: Tally
+    tally: NeedCounter
     below: npt.NDArray[np.uint64]
-    other: Tally | None = None
+    other: NeedCounter | None = None
     """Another tally of the index, which is to hear what moves."""
 
     def moved(self, row: int, length: int, before: int, after: int) -> None:
-        """As `Tally.moved`."""
+        """As `NeedCounter.moved`."""
         self.tally.moved(row, length, before, after)
         if self.other is not None:
             self.other.moved(row, length, before, after)
@@ -166,7 +166,7 @@ class Need:
         single = numbers < self.tally.first_row
         return numbers[single], rows[single]
 
-    def bytes_by_base(self, places: Places) -> Mapping[int, int]:
+    def bytes_by_base(self, places: SegmentLocator) -> Mapping[int, int]:
         """How much it needs of each segment."""
         total = self.tally.bytes_by_base
         if len(self.below):
@@ -199,7 +199,7 @@ def _inside(segment: Segment, rows: Rows) -> npt.NDArray[np.bool_]:
 def needed_bytes(segments: list[Segment], needs: Iterable[Need]) -> list[int]:
     """How many bytes of each segment are needed, by needs that are counted."""
     total: dict[int, int] = {}
-    places = Places(segments)
+    places = SegmentLocator(segments)
     for need in needs:
         for base, length in need.bytes_by_base(places).items():
             total[base] = total.get(base, 0) + length
@@ -258,7 +258,7 @@ def _move(
     inside = _inside(segment, rows)
     inside_rows = zip(numbers[inside].tolist(), rows[inside].tolist(), strict=True)
     for count, (number, row) in enumerate(inside_rows, 1):
-        entry = Entry._make(row)
+        entry = IndexEntry._make(row)
         at = entry.position - segment.base
         position = log.append_again(bytearray(segment.view[at : at + entry.length]))
         need.index.move(entry.first_offset, position)

@@ -19,8 +19,8 @@ from martlet.log.record import (
     HEADER_STRUCT,
     MAGIC,
     VERSION,
-    Flag,
-    Kind,
+    RecordFlag,
+    RecordKind,
 )
 
 _FRAME = Struct(">IIqH16s")
@@ -29,8 +29,8 @@ _PADDING = bytes(7)
 _END = Struct("<II")
 _CRC = Struct("<I")
 _FRAME_TYPE_MESSAGE = 2
-_BATCH = int(Kind.BATCH)
-_UNIFORM = int(Flag.UNIFORM)
+_BATCH = int(RecordKind.BATCH)
+_UNIFORM = int(RecordFlag.UNIFORM)
 _ID_MASK = (1 << 64) - 1
 LONGEST_BODY_BYTES = 1 << 15
 """Longer ones have no room in the buffer: what they gain is little."""

@@ -38,7 +38,7 @@ class FolderInUse(OSError):
     """Another broker holds the folder."""
 
 
-class Fill(NamedTuple):
+class DiskUsage(NamedTuple):
     """How full a disk is.
 
     Attributes:
@@ -93,7 +93,7 @@ class Storage(Protocol):
     def allow_spares(self, more: int) -> None:
         """Keep up to so many spares more than usual; beyond that, give their room back."""
 
-    def fill(self) -> Fill:
+    def fill(self) -> DiskUsage:
         """How full its limit is, or without one the file system. Raises OSError."""
 
     def free_bytes(self) -> int:
@@ -356,14 +356,14 @@ class DiskStorage:
             while len(self._spares) > self._most_spares:
                 self._spares.pop(0).unlink()
 
-    def fill(self) -> Fill:
+    def fill(self) -> DiskUsage:
         """Of `most_bytes` where that is set; else of the file system, as df shows it."""
         spares = sum(self.spare_sizes())
         if self._most_bytes:
-            return Fill(max(0, self._used_bytes() - spares), self._most_bytes)
+            return DiskUsage(max(0, self._used_bytes() - spares), self._most_bytes)
         disk = os.statvfs(self._log)
         used = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
-        return Fill(max(0, used - spares), used + disk.f_bavail * disk.f_frsize)
+        return DiskUsage(max(0, used - spares), used + disk.f_bavail * disk.f_frsize)
 
     def _finding_room(self, write: Callable[[], None]) -> None:
         """Write a file beside the log; on a full disk, spares make room for it.

@@ -34,15 +34,15 @@ from martlet.log.record import (
     FRAME_SIZE_EXTRA,
     HEADER_BYTES,
     BadRecord,
-    Flag,
     Header,
-    Kind,
+    RecordFlag,
+    RecordKind,
     frame_ends,
     payload,
     read_header,
     read_record,
 )
-from martlet.log.recovery import Report, scan
+from martlet.log.recovery import RecoveryReport, scan
 from martlet.log.storage import Segment
 from martlet.plural import counted
 
@@ -50,9 +50,22 @@ _FRAME_TYPE_MESSAGE = 2
 _LONE_HEAD = struct.Struct(">II10x16s")
 _END = struct.Struct("<I")
 _ID = re.compile(rb"[0-9a-f]{16}")
-_HEAD_KINDS = frozenset({Kind.TOPOLOGY, Kind.CURSOR, Kind.PRODUCERS, Kind.TRANSACTION, Kind.MARKS})
+_HEAD_KINDS = frozenset(
+    {
+        RecordKind.TOPOLOGY,
+        RecordKind.CURSOR,
+        RecordKind.PRODUCERS,
+        RecordKind.TRANSACTION,
+        RecordKind.MARKS,
+    }
+)
 """What a segment begins with."""
-_JOURNAL_KINDS = _HEAD_KINDS | {Kind.EPOCH, Kind.BUNDLE, Kind.TRACE, Kind.ACCOUNTS}
+_JOURNAL_KINDS = _HEAD_KINDS | {
+    RecordKind.EPOCH,
+    RecordKind.BUNDLE,
+    RecordKind.TRACE,
+    RecordKind.ACCOUNTS,
+}
 _LOOKS = 3
 _NOTHING = Needed(1 << 63, ())
 _MOST_TOLD = 100
@@ -74,7 +87,7 @@ class QueueFound:
 
 
 @dataclass
-class Found:
+class Verification:
     """What a verification has found."""
 
     folder: str
@@ -122,7 +135,7 @@ def verify(
     folder: Folder,
     progress: Callable[[int, int], None] = lambda done, all: None,
     needed_by: NeededBy = _nothing_needed,
-) -> Found:
+) -> Verification:
     """Verify everything in a data folder.
 
     What looks damaged beside a running broker may have been half written, or just taken away: it
@@ -146,8 +159,8 @@ def verify(
 
 def _verify_once(
     folder: Folder, progress: Callable[[int, int], None], needed_by: NeededBy
-) -> Found:
-    found = Found(str(folder.path), folder.in_use)
+) -> Verification:
+    found = Verification(str(folder.path), folder.in_use)
     # The files that point into the log come first, so that a broker that goes on meanwhile does
     # not make them point behind what was read.
     position, indexes = _checkpoint(folder, found, needed_by)
@@ -158,7 +171,7 @@ def _verify_once(
         indexes = [replace(i, needed=needed.get(i.topic, _NOTHING)) for i in indexes]
     found.segments = len(segments)
     _segments_in_order(segments, found)
-    report = Report()
+    report = RecoveryReport()
     whole, done = sum(segment.capacity for segment in segments), 0
     base = -1
     for header, record in scan(segments, 0, report):
@@ -190,7 +203,7 @@ def _base_of(segments: list[Segment], position: int) -> int:
     raise AssertionError(f"position {position} comes before every segment")
 
 
-def _segments_in_order(segments: list[Segment], found: Found) -> None:
+def _segments_in_order(segments: list[Segment], found: Verification) -> None:
     for before, behind in pairwise(segments):
         if before.base + before.capacity > behind.base:
             found.add_damage(
@@ -202,8 +215,10 @@ def _segments_in_order(segments: list[Segment], found: Found) -> None:
 # records
 
 
-def _record(header: Header, record: memoryview, segments: list[Segment], found: Found) -> None:
-    if header.kind != Kind.BATCH:
+def _record(
+    header: Header, record: memoryview, segments: list[Segment], found: Verification
+) -> None:
+    if header.kind != RecordKind.BATCH:
         found.journal_records += 1
         if header.kind not in _JOURNAL_KINDS:
             found.add_damage(f"position {header.position}: a record of unknown kind {header.kind}")
@@ -220,7 +235,7 @@ def _record(header: Header, record: memoryview, segments: list[Segment], found: 
     queue.end_offset = max(queue.end_offset, end_offset)
     queue.batches += 1
     queue.bytes += header.payload_length
-    if header.flags & Flag.RELOCATED:
+    if header.flags & RecordFlag.RELOCATED:
         queue.moved += 1
         return
     if queue.last is not None:
@@ -228,7 +243,9 @@ def _record(header: Header, record: memoryview, segments: list[Segment], found: 
     queue.last = header
 
 
-def _offsets_go_on(before: Header, header: Header, segments: list[Segment], found: Found) -> None:
+def _offsets_go_on(
+    before: Header, header: Header, segments: list[Segment], found: Verification
+) -> None:
     name = f"topic {header.topic} queue {header.queue}"
     wanted = before.first_offset + before.count
     if header.first_offset < wanted:
@@ -273,7 +290,7 @@ def batch_trouble(header: Header, record: memoryview) -> str | None:
     if ends[-1] != header.payload_length or lengths.min() < FRAME_HEADER_BYTES:
         return "the ends of the frames do not fit the frames"
     uniform = bool((lengths == lengths[0]).all())
-    if bool(header.flags & Flag.UNIFORM) != uniform:
+    if bool(header.flags & RecordFlag.UNIFORM) != uniform:
         return "the batch is wrong about whether its frames have one size"
     octets = np.frombuffer(payload(header, record), np.uint8)
     if uniform:
@@ -301,7 +318,7 @@ def _lone_trouble(header: Header, record: memoryview) -> str | None:
         _END.unpack_from(record, header.ends_at)[0] != header.payload_length
     ):
         return "the ends of the frames do not fit the frames"
-    if not header.flags & Flag.UNIFORM:
+    if not header.flags & RecordFlag.UNIFORM:
         return "the batch is wrong about whether its frames have one size"
     if size - FRAME_SIZE_EXTRA + FRAME_HEADER_BYTES != header.payload_length:
         return "a frame says another size than it has"
@@ -310,7 +327,7 @@ def _lone_trouble(header: Header, record: memoryview) -> str | None:
     return None if _ID.fullmatch(id) else "an id is not hexadecimal"
 
 
-def _judge_damage(report: Report, segments: list[Segment], found: Found) -> None:
+def _judge_damage(report: RecoveryReport, segments: list[Segment], found: Verification) -> None:
     for damage in report.damaged:
         if not _gone_between(segments, damage.start, damage.end):
             found.add_damage(str(damage))
@@ -328,7 +345,7 @@ def _judge_damage(report: Report, segments: list[Segment], found: Found) -> None
 
 
 def _checkpoint(
-    folder: Folder, found: Found, needed_by: NeededBy
+    folder: Folder, found: Verification, needed_by: NeededBy
 ) -> tuple[int, list[_StoredIndex]]:
     """The position that the checkpoint is of, and the indexes that it counts."""
     loaded = checkpoint.load(folder)
@@ -368,7 +385,7 @@ def _newest_head(segments: list[Segment], position: int) -> Checkpoint | None:
             break
         if header.kind not in _HEAD_KINDS:
             break
-        entries.append((Kind(header.kind), header.topic, bytes(payload(header, record))))
+        entries.append((RecordKind(header.kind), header.topic, bytes(payload(header, record))))
         at += header.length
     begins_whole = entries and json.loads(entries[0][2]).get("op") == "snapshot"
     return Checkpoint(entries) if begins_whole else None
@@ -386,7 +403,7 @@ def _index(
     return _StoredIndex(topic, queue, name, np.frombuffer(data, ENTRY, stored), needed_by)
 
 
-def _index_rows(index: _StoredIndex, segments: list[Segment], found: Found) -> None:
+def _index_rows(index: _StoredIndex, segments: list[Segment], found: Verification) -> None:
     """See that the record at each row's position is that row's batch."""
     rows = index.rows
     found.index_rows += len(rows)

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Connection(asyncio.Protocol):
+class LookupConnection(asyncio.Protocol):
     """One broker. Made by the daemon for each connection that it accepts."""
 
     def __init__(self, lookup: Lookup) -> None:
         self._lookup = lookup
-        self._decoder = v1.Decoder(is_valid_name)
+        self._decoder = v1.LookupDecoder(is_valid_name)
         self._peer: Peer | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
 
     def _answer(self, command: v1.Command) -> bytes:
         registry, peer = self._lookup.registry, self._peer
-        if isinstance(command, v1.Identify):
+        if isinstance(command, v1.LookupIdentify):
             return self._identify(command.fields)
         if isinstance(command, v1.Ping):
             if peer is not None:

@@ -11,14 +11,14 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from martlet.lookup.api import LookupApi
-from martlet.lookup.connection import Connection
+from martlet.lookup.connection import LookupConnection
 from martlet.lookup.registry import Registry
 from martlet.options import LookupOptions
 from martlet.protocol.nsq.v2 import NSQD_VERSION
 from martlet.server.listening_socket import listen, port_of, serve, shown
 
 if TYPE_CHECKING:
-    from martlet.server.http.server import HttpDoor
+    from martlet.server.http.server import HttpServer
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +36,12 @@ class Lookup:
         self.registry = Registry(
             self.clock, options.inactive_producer_timeout_ns, options.tombstone_lifetime_ns
         )
-        self._connections: set[Connection] = set()
-        self._http: HttpDoor | None = None
+        self._connections: set[LookupConnection] = set()
+        self._http: HttpServer | None = None
 
     async def start(self) -> None:
         """Open the doors. Raises OSError where one cannot be opened."""
-        from martlet.server.http.server import HttpDoor
+        from martlet.server.http.server import HttpServer
 
         with ExitStack() as undo:
             tcp = undo.enter_context(listen(self.options.tcp_address, "tcp-address"))
@@ -49,9 +49,9 @@ class Lookup:
             undo.pop_all()
         self.tcp_port, self.http_port = port_of(tcp), port_of(http)
         self.tcp_address, self.http_address = shown(tcp), shown(http)
-        self._tcp = await serve(asyncio.get_running_loop(), lambda: Connection(self), tcp)
+        self._tcp = await serve(asyncio.get_running_loop(), lambda: LookupConnection(self), tcp)
         log.info("TCP: listening on %s", self.tcp_address)
-        self._http = HttpDoor(LookupApi(self.registry).routes())
+        self._http = HttpServer(LookupApi(self.registry).routes())
         await self._http.start(http)
         log.info("HTTP: listening on %s", self.http_address)
 
@@ -76,12 +76,12 @@ class Lookup:
             separators=(",", ":"),
         ).encode()
 
-    def opened(self, connection: Connection) -> bool:
+    def opened(self, connection: LookupConnection) -> bool:
         """A broker has connected. False where it is one too many."""
         most = self.options.max_connections
         self._connections.add(connection)
         return not most or len(self._connections) <= most
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: LookupConnection) -> None:
         """A broker has gone."""
         self._connections.discard(connection)

@@ -174,12 +174,12 @@ class DiskQueue:
         """How much there is to be read."""
         return sum(file.unread_bytes for file in self.files)
 
-    def chunks(self, findings: Findings) -> Iterator[Chunk]:
+    def chunks(self, findings: Findings) -> Iterator[DiskQueueChunk]:
         """Yield all unread messages, some at a time, and report what cannot be read."""
         for number in range(len(self.files)):
             yield from self.chunks_of(number, findings)
 
-    def chunks_of(self, number: int, findings: Findings) -> Iterator[Chunk]:
+    def chunks_of(self, number: int, findings: Findings) -> Iterator[DiskQueueChunk]:
         """Yield the messages of one file."""
         file = self.files[number]
         is_new = file.path not in self.told
@@ -190,7 +190,7 @@ class DiskQueue:
             damaged.append(f"bytes {first} to {end - 1} of {file.size_bytes}: {reason}")
 
         for places, sizes in file.chunks(tell):
-            yield Chunk(file, number, places, sizes)
+            yield DiskQueueChunk(file, number, places, sizes)
         file.close()
         if is_new and damaged:
             for text in damaged[:_MOST_FAULTS]:
@@ -199,7 +199,7 @@ class DiskQueue:
                 findings.unreadable(f"{file.path.name}: {len(damaged) - _MOST_FAULTS} places more")
 
 
-class Chunk:
+class DiskQueueChunk:
     """Some messages of a file.
 
     Attributes:
@@ -251,9 +251,9 @@ class Chunk:
             for place, size in zip(self.places.tolist(), self.sizes.tolist(), strict=True)
         ]
 
-    def some(self, which: npt.NDArray[np.bool_] | slice) -> Chunk:
+    def some(self, which: npt.NDArray[np.bool_] | slice) -> DiskQueueChunk:
         """A part of them."""
-        return Chunk(self.file, self.number, self.places[which], self.sizes[which])
+        return DiskQueueChunk(self.file, self.number, self.places[which], self.sizes[which])
 
 
 def _digits() -> Bytes:

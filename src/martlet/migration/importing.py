@@ -23,15 +23,15 @@ from pathlib import Path
 import numpy as np
 
 from martlet.broker.broker import Broker
-from martlet.broker.recovery.restore import Restored, restore
+from martlet.broker.recovery.restore import RestoredBroker, restore
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
 from martlet.broker.topic.topic import Topic
 from martlet.log.storage import DiskStorage, Storage
-from martlet.migration.diskqueue import Chunk, Offsets, QueueFile
+from martlet.migration.diskqueue import DiskQueueChunk, Offsets, QueueFile
 from martlet.migration.findings import Findings
 from martlet.migration.layout import MOST_COPIES, MOST_TRIED, Group, Layout
 from martlet.migration.nsqd_folder import NsqdFolder, NsqdTopic
-from martlet.migration.progress import Entry, ImportRefused, Progress
+from martlet.migration.progress import ImportEntry, ImportProgress, ImportRefused
 from martlet.server.broker_identity import broker_identity, mark_unfinished
 from martlet.server.clock import Clock
 
@@ -53,7 +53,7 @@ class TopicResult:
 
 
 @dataclass
-class Outcome:
+class ImportResult:
     """What an import has done.
 
     Attributes:
@@ -62,7 +62,7 @@ class Outcome:
         topics: what became of each topic; empty where it was done before.
     """
 
-    entry: Entry
+    entry: ImportEntry
     is_new: bool
     topics: list[TopicResult] = field(default_factory=list)
 
@@ -91,7 +91,7 @@ def opened(
         storage.close()
 
 
-def _tell(restored: Restored, findings: Findings) -> None:
+def _tell(restored: RestoredBroker, findings: Findings) -> None:
     for damage in restored.report.damaged:
         findings.doubt(f"in Martlet's own log: {damage}")
 
@@ -126,7 +126,7 @@ class Importing:
         self._batch_bytes = batch_bytes
         self._checkpointed = broker.log.position
 
-    def run(self) -> Outcome:
+    def run(self) -> ImportResult:
         """Import everything that is not yet there.
 
         Raises:
@@ -134,14 +134,14 @@ class Importing:
             WritesRefused: the disk is full or fails; what was done stays, and counts.
             OSError: a file could not be read or written.
         """
-        progress = Progress(self._storage)
+        progress = ImportProgress(self._storage)
         entry = progress.find(self._folder.fingerprint)
         if entry is not None and entry.done is not None:
             mark_unfinished(self._storage, None)
-            return Outcome(entry, is_new=False)
+            return ImportResult(entry, is_new=False)
         if entry is None:
             self._check(progress)
-            entry = Entry(str(self._folder.path.absolute()), self._folder.fingerprint)
+            entry = ImportEntry(str(self._folder.path.absolute()), self._folder.fingerprint)
             progress.entries.append(entry)
             progress.write()
         command = f"martlet import-nsqd {self._folder.path.absolute()} --data-path=..."
@@ -153,9 +153,9 @@ class Importing:
         entry.complete = not self._findings.lost
         progress.write()
         mark_unfinished(self._storage, None)
-        return Outcome(entry, True, topics)
+        return ImportResult(entry, True, topics)
 
-    def _check(self, progress: Progress) -> None:
+    def _check(self, progress: ImportProgress) -> None:
         other = progress.unfinished
         if other is not None:
             raise ImportRefused(
@@ -281,7 +281,7 @@ class _Writer:
         self._written = written
         self._last_file: QueueFile | None = None
 
-    def write(self, chunks: Iterable[Chunk]) -> None:
+    def write(self, chunks: Iterable[DiskQueueChunk]) -> None:
         """Append messages, in batches of their own. Raises WritesRefused."""
         bodies: list[bytes] = []
         times: list[Offsets] = []
@@ -315,7 +315,7 @@ class _Writer:
         self._written()
 
 
-def _pieces(chunk: Chunk, most_bytes: int) -> Iterator[Chunk]:
+def _pieces(chunk: DiskQueueChunk, most_bytes: int) -> Iterator[DiskQueueChunk]:
     """A chunk in pieces of about so many bytes."""
     if not len(chunk):
         return

@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from martlet.migration.diskqueue import HEAD_BYTES, Chunk, DiskQueue
+from martlet.migration.diskqueue import HEAD_BYTES, DiskQueue, DiskQueueChunk
 from martlet.migration.findings import Findings
 
 MOST_COPIES = 1_000_000
@@ -68,7 +68,7 @@ class Tried:
     """A message that was delivered before: its first copy, and by channel the attempts."""
 
     queue: DiskQueue
-    chunk: Chunk
+    chunk: DiskQueueChunk
     attempts: dict[int, int] = field(default_factory=dict)
     in_backlog: bool = False
     """Then all channels have it."""
@@ -82,16 +82,18 @@ class Group:
     queue: DiskQueue
     copies: Copies
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Iterator[DiskQueueChunk]:
         """The messages in their order, some at a time."""
         edges = np.flatnonzero(np.diff(self.copies["file"].astype(np.int64))) + 1
         for copies in np.split(self.copies, edges):
             number = int(copies["file"][0])
             places = copies["place"].astype(np.int64)
-            yield Chunk(self.queue.files[number], number, places, copies["size"].astype(np.int64))
+            yield DiskQueueChunk(
+                self.queue.files[number], number, places, copies["size"].astype(np.int64)
+            )
 
 
-def body_crcs(chunk: Chunk) -> npt.NDArray[np.uint32]:
+def body_crcs(chunk: DiskQueueChunk) -> npt.NDArray[np.uint32]:
     """The checksums of the messages' bodies."""
     data = memoryview(chunk.file.data)
     ends = zip(chunk.places.tolist(), chunk.sizes.tolist(), strict=True)
@@ -148,7 +150,7 @@ class Layout:
         sampled = np.sort(np.concatenate(samples))
         return np.unique(sampled[:: max(1, most_copies // _SAMPLED)][1:])
 
-    def _note_tried(self, chunk: Chunk, keys: set[Key]) -> None:
+    def _note_tried(self, chunk: DiskQueueChunk, keys: set[Key]) -> None:
         which = chunk.attempts() > 0
         if which.any():
             tried = chunk.some(which)

@@ -24,7 +24,7 @@ class ImportRefused(Exception):
 
 
 @dataclass
-class Entry:
+class ImportEntry:
     """An import.
 
     Attributes:
@@ -42,7 +42,7 @@ class Entry:
     complete: bool = True
 
 
-class Progress:
+class ImportProgress:
     """The file of a storage.
 
     Raises:
@@ -51,7 +51,7 @@ class Progress:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self.entries: list[Entry] = []
+        self.entries: list[ImportEntry] = []
         data = storage.read(NAME)
         if data is None:
             return
@@ -59,18 +59,18 @@ class Progress:
             content = json.loads(data)
             if content["version"] != VERSION:
                 raise ValueError(f"version {content['version']}, this Martlet reads {VERSION}")
-            self.entries = [Entry(**entry) for entry in content["imports"]]
+            self.entries = [ImportEntry(**entry) for entry in content["imports"]]
         except (ValueError, KeyError, TypeError) as error:
             raise ImportRefused(
                 f"{NAME} in the broker's data folder cannot be understood: {error}"
             ) from error
 
-    def find(self, fingerprint: str) -> Entry | None:
+    def find(self, fingerprint: str) -> ImportEntry | None:
         """The import of a folder with these files."""
         return next((e for e in self.entries if e.fingerprint == fingerprint), None)
 
     @property
-    def unfinished(self) -> Entry | None:
+    def unfinished(self) -> ImportEntry | None:
         """The import that was begun and is not done."""
         return next((entry for entry in self.entries if entry.done is None), None)
 

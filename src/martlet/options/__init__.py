@@ -10,7 +10,7 @@ Durations are nanoseconds and end in ``_ns``.  A ``BrokerOptions`` that exists i
 """
 
 from martlet.options.broker import BrokerOptions
-from martlet.options.flag import Flag, Kind, OptionError, parse_bool
+from martlet.options.flag import Flag, FlagKind, OptionError, parse_bool
 from martlet.options.lookup import LookupOptions
 from martlet.options.options import LogLevel, LogOptions, Options
 from martlet.options.security import TlsRequired, TlsVersion
@@ -18,7 +18,7 @@ from martlet.options.security import TlsRequired, TlsVersion
 __all__ = [
     "BrokerOptions",
     "Flag",
-    "Kind",
+    "FlagKind",
     "LogLevel",
     "LogOptions",
     "LookupOptions",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from martlet.options.flag import Kind, OptionError, option
+from martlet.options.flag import FlagKind, OptionError, option
 from martlet.options.pipeline import JobOptions
 from martlet.options.tools import require_names
 
@@ -19,22 +19,22 @@ class AuditOptions(JobOptions):
 
     data_paths: tuple[str, ...] = option(
         "data-path",
-        Kind.STRINGS,
+        FlagKind.STRINGS,
         (),
         "the data folder of a broker, stopped or running, which every worker must see at that"
         " path; may be given several times",
         section="audit",
     )
     topics: tuple[str, ...] = option(
-        "topic", Kind.STRINGS, (), "audit only this topic; may be given several times"
+        "topic", FlagKind.STRINGS, (), "audit only this topic; may be given several times"
     )
     out: str = option(
-        "out", Kind.STRING, "", "folder for audit.json and audit.html, made if there is none"
+        "out", FlagKind.STRING, "", "folder for audit.json and audit.html, made if there is none"
     )
-    json: bool = option("json", Kind.BOOL, False, "print JSON instead of a table")
+    json: bool = option("json", FlagKind.BOOL, False, "print JSON instead of a table")
     fail_on_doubled: bool = option(
         "fail-on-doubled",
-        Kind.BOOL,
+        FlagKind.BOOL,
         False,
         "end with 3 also where nothing is lost, but messages are stored twice",
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from martlet.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
-from martlet.options.flag import Flag, Kind, OptionError, option
+from martlet.options.flag import Flag, FlagKind, OptionError, option
 from martlet.options.options import Options
 
 _OWN = " (default: Martlet's own)"
@@ -28,138 +28,145 @@ class ClientOptions(Options):
         OptionError: a value is out of its limits, or two do not go together.
     """
 
-    tls_v1: bool = option("tls_v1", Kind.BOOL, False, "speak TLS")
+    tls_v1: bool = option("tls_v1", FlagKind.BOOL, False, "speak TLS")
     tls_root_ca_file: str = option(
-        "tls_root_ca_file", Kind.STRING, "", "the authorities to trust, in PEM (default: system's)"
+        "tls_root_ca_file",
+        FlagKind.STRING,
+        "",
+        "the authorities to trust, in PEM (default: system's)",
     )
-    tls_cert: str = option("tls_cert", Kind.STRING, "", "the certificate to show, in PEM")
-    tls_key: str = option("tls_key", Kind.STRING, "", "its private key")
+    tls_cert: str = option("tls_cert", FlagKind.STRING, "", "the certificate to show, in PEM")
+    tls_key: str = option("tls_key", FlagKind.STRING, "", "its private key")
     tls_insecure_skip_verify: bool = option(
-        "tls_insecure_skip_verify", Kind.BOOL, False, "trust any certificate, of whatever name"
+        "tls_insecure_skip_verify", FlagKind.BOOL, False, "trust any certificate, of whatever name"
     )
     tls_min_version: str = option(
         "tls_min_version",
-        Kind.CHOICE,
+        FlagKind.CHOICE,
         "tls1.2",
         "the oldest TLS to speak; less than 1.2 is never spoken",
         choices=tuple((name, name) for name in ("ssl3.0", "tls1.0", "tls1.1", "tls1.2", "tls1.3")),
     )
-    snappy: bool = option("snappy", Kind.BOOL, False, "compress by snappy")
-    deflate: bool = option("deflate", Kind.BOOL, False, "compress by deflate")
-    deflate_level: int = option("deflate_level", Kind.INT, 6, "1 to 9", limits=(1, 9))
-    auth_secret: str = option("auth_secret", Kind.STRING, "", "the secret for AUTH")
-    client_id: str = option("client_id", Kind.STRING, "", "names the client in /stats" + _OWN)
-    hostname: str = option("hostname", Kind.STRING, "", "names the machine in /stats" + _OWN)
-    user_agent: str = option("user_agent", Kind.STRING, "", "names the software there" + _OWN)
-    topology_region: str = option("topology_region", Kind.STRING, "", "where the client is")
-    topology_zone: str = option("topology_zone", Kind.STRING, "", "where in the region")
+    snappy: bool = option("snappy", FlagKind.BOOL, False, "compress by snappy")
+    deflate: bool = option("deflate", FlagKind.BOOL, False, "compress by deflate")
+    deflate_level: int = option("deflate_level", FlagKind.INT, 6, "1 to 9", limits=(1, 9))
+    auth_secret: str = option("auth_secret", FlagKind.STRING, "", "the secret for AUTH")
+    client_id: str = option("client_id", FlagKind.STRING, "", "names the client in /stats" + _OWN)
+    hostname: str = option("hostname", FlagKind.STRING, "", "names the machine in /stats" + _OWN)
+    user_agent: str = option("user_agent", FlagKind.STRING, "", "names the software there" + _OWN)
+    topology_region: str = option("topology_region", FlagKind.STRING, "", "where the client is")
+    topology_zone: str = option("topology_zone", FlagKind.STRING, "", "where in the region")
     heartbeat_interval_ns: int = option(
         "heartbeat_interval",
-        Kind.DURATION,
+        FlagKind.DURATION,
         30 * SECOND_NS,
         "how often the broker is to send a heartbeat",
         limits=(SECOND_NS, _LONGEST_NS),
     )
     sample_rate: int = option(
-        "sample_rate", Kind.INT, 0, "percentage of messages to get, 0 for all", limits=(0, 99)
+        "sample_rate", FlagKind.INT, 0, "percentage of messages to get, 0 for all", limits=(0, 99)
     )
     output_buffer_size: int = option(
-        "output_buffer_size", Kind.INT, 0, "what nsqd gathers, in bytes" + _OWN, limits=(-1, None)
+        "output_buffer_size",
+        FlagKind.INT,
+        0,
+        "what nsqd gathers, in bytes" + _OWN,
+        limits=(-1, None),
     )
     output_buffer_timeout_ns: int = option(
         "output_buffer_timeout",
-        Kind.DURATION,
+        FlagKind.DURATION,
         25 * MILLISECOND_NS,
         "how long nsqd holds back what it gathered",
         limits=(0, _LONGEST_NS),
     )
     msg_timeout_ns: int = option(
         "msg_timeout",
-        Kind.DURATION,
+        FlagKind.DURATION,
         0,
         "how long a message may take (default: the broker's)",
         limits=(0, _LONGEST_NS),
     )
     dial_timeout_ns: int = option(
         "dial_timeout",
-        Kind.DURATION,
+        FlagKind.DURATION,
         5 * SECOND_NS,
         "how long one attempt to connect may take",
         limits=(1, _LONGEST_NS),
     )
     lookupd_poll_interval_ns: int = option(
         "lookupd_poll_interval",
-        Kind.DURATION,
+        FlagKind.DURATION,
         MINUTE_NS,
         "how often lookup daemons are asked",
         limits=(10 * MILLISECOND_NS, 5 * MINUTE_NS),
     )
     backoff_strategy: str = option(
         "backoff_strategy",
-        Kind.CHOICE,
+        FlagKind.CHOICE,
         "exponential",
         "how long to wait while handlers fail",
         choices=(("exponential", "exponential"), ("full_jitter", "full_jitter")),
     )
     backoff_multiplier_ns: int = option(
         "backoff_multiplier",
-        Kind.DURATION,
+        FlagKind.DURATION,
         SECOND_NS,
         "the unit of that time",
         limits=(0, HOUR_NS),
     )
     max_backoff_duration_ns: int = option(
         "max_backoff_duration",
-        Kind.DURATION,
+        FlagKind.DURATION,
         2 * MINUTE_NS,
         "and the most of it; 0 never waits",
         limits=(0, HOUR_NS),
     )
     low_rdy_idle_timeout_ns: int = option(
         "low_rdy_idle_timeout",
-        Kind.DURATION,
+        FlagKind.DURATION,
         10 * SECOND_NS,
         "when brokers take turns: a turn's length without messages",
         limits=(SECOND_NS, 5 * MINUTE_NS),
     )
     low_rdy_timeout_ns: int = option(
         "low_rdy_timeout",
-        Kind.DURATION,
+        FlagKind.DURATION,
         30 * SECOND_NS,
         "when brokers take turns: a turn's length",
         limits=(SECOND_NS, 5 * MINUTE_NS),
     )
     rdy_redistribute_interval_ns: int = option(
         "rdy_redistribute_interval",
-        Kind.DURATION,
+        FlagKind.DURATION,
         5 * SECOND_NS,
         "how often turns are looked at",
         limits=(MILLISECOND_NS, 5 * SECOND_NS),
     )
     max_attempts: int = option(
         "max_attempts",
-        Kind.INT,
+        FlagKind.INT,
         0,
         "a message that comes for more than so many times is given up: finished, and lost; 0 never",
         limits=(0, 65535),
     )
     default_requeue_delay_ns: int = option(
         "default_requeue_delay",
-        Kind.DURATION,
+        FlagKind.DURATION,
         _UNSET,
         "what failed waits for so long, times its attempts" + _OWN,
         limits=(_UNSET, HOUR_NS),
     )
     max_requeue_delay_ns: int = option(
         "max_requeue_delay",
-        Kind.DURATION,
+        FlagKind.DURATION,
         _UNSET,
         "and no longer than this" + _OWN,
         limits=(_UNSET, HOUR_NS),
     )
     local_addr: str = option(
         "local_addr",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         "where connections come from",
         missing="the system chooses the address that connections come from",
@@ -167,7 +174,7 @@ class ClientOptions(Options):
     # What has no meaning here.
     max_in_flight: int = option(
         "max_in_flight",
-        Kind.INT,
+        FlagKind.INT,
         1,
         "",
         limits=(0, 2**31 - 1),
@@ -175,36 +182,38 @@ class ClientOptions(Options):
     )
     read_timeout_ns: int = option(
         "read_timeout",
-        Kind.DURATION,
+        FlagKind.DURATION,
         MINUTE_NS,
         "",
         instead="a broker is given up after two heartbeat intervals of silence",
     )
     write_timeout_ns: int = option(
         "write_timeout",
-        Kind.DURATION,
+        FlagKind.DURATION,
         SECOND_NS,
         "",
         instead="a broker is given up after two heartbeat intervals of silence",
     )
     lookupd_poll_jitter: float = option(
         "lookupd_poll_jitter",
-        Kind.FLOAT,
+        FlagKind.FLOAT,
         0.3,
         "",
         instead="up to 30 percent of the interval is left to chance",
     )
     lookupd_poll_timeout_ns: int = option(
         "lookupd_poll_timeout",
-        Kind.DURATION,
+        FlagKind.DURATION,
         MINUTE_NS,
         "",
         instead="a lookup daemon has 5 s to answer",
     )
-    max_msg_size: int = option("max_msg_size", Kind.SIZE, 0, "", instead="a frame may have 64 MiB")
+    max_msg_size: int = option(
+        "max_msg_size", FlagKind.SIZE, 0, "", instead="a frame may have 64 MiB"
+    )
     skip_lookupd_authorization: bool = option(
         "skip_lookupd_authorization",
-        Kind.BOOL,
+        FlagKind.BOOL,
         True,
         "",
         instead="lookup daemons are not told the secret",
@@ -240,7 +249,7 @@ def client_options(flag: str, texts: Iterable[str]) -> ClientOptions:
         if key is None:
             # Not the value: it may be a secret under a name that was mistyped.
             raise OptionError(f"--{flag}: {name!r} is none of {', '.join(known)}")
-        if not comma and key.kind is not Kind.BOOL:
+        if not comma and key.kind is not FlagKind.BOOL:
             raise OptionError(f"--{flag}={name} needs a value: --{flag}={name},VALUE")
         try:
             values[key.field] = key.parse(value if comma else "true")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from martlet.options.flag import Kind, OptionError, option
+from martlet.options.flag import FlagKind, OptionError, option
 from martlet.options.pipeline import JobOptions
 from martlet.options.tools import require_names
 
@@ -22,7 +22,7 @@ class DeadLetterJobOptions(JobOptions):
 
     action: str = option(
         "action",
-        Kind.STRING,
+        FlagKind.STRING,
         "list",
         "list: group them; redrive: bring them back to the channels that gave them up; drop: throw"
         " them away",
@@ -30,31 +30,34 @@ class DeadLetterJobOptions(JobOptions):
     )
     where: str = option(
         "where",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         "which: a condition in Spark's SQL, reason = 'max_attempts' AND last_error LIKE '%smtp%'",
     )
-    all: bool = option("all", Kind.BOOL, False, "redrive or drop all there are")
+    all: bool = option("all", FlagKind.BOOL, False, "redrive or drop all there are")
     by: str = option(
         "by",
-        Kind.STRING,
+        FlagKind.STRING,
         "reason,topic,channel,error",
         "the columns or expressions that they are grouped by",
     )
     json_schema: str = option(
         "json-schema",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         "fields of messages that are JSON, for --where and --by: 'customer STRING, amount DOUBLE'",
     )
     to_topic: str = option(
-        "to-topic", Kind.STRING, "", "redrive: to this topic, in place of where they came from"
+        "to-topic", FlagKind.STRING, "", "redrive: to this topic, in place of where they came from"
     )
     dry_run: bool = option(
-        "dry-run", Kind.BOOL, False, "do nothing: show which it would be, by the same groups"
+        "dry-run", FlagKind.BOOL, False, "do nothing: show which it would be, by the same groups"
     )
     out: str = option(
-        "out", Kind.STRING, "", "also write the dead letters, one row each, to this Parquet folder"
+        "out",
+        FlagKind.STRING,
+        "",
+        "also write the dead letters, one row each, to this Parquet folder",
     )
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from martlet.durations import MILLISECOND_NS
 from martlet.options.door import DoorOptions
-from martlet.options.flag import Kind, OptionError, option
+from martlet.options.flag import FlagKind, OptionError, option
 from martlet.options.replay import time_ns
 from martlet.options.tools import require_names
 
@@ -26,58 +26,58 @@ class DeadLetterOptions(DoorOptions):
     """
 
     action: str = option(
-        "action", Kind.STRING, "", f"one of {', '.join(ACTIONS)}", section="what to do"
+        "action", FlagKind.STRING, "", f"one of {', '.join(ACTIONS)}", section="what to do"
     )
-    all: bool = option("all", Kind.BOOL, False, "redrive or purge all of the channel's")
+    all: bool = option("all", FlagKind.BOOL, False, "redrive or purge all of the channel's")
     to_topic: str = option(
         "to-topic",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         "redrive to this topic, to all its channels (default: to the channel that they come from,"
         " and to no other)",
     )
-    dry_run: bool = option("dry-run", Kind.BOOL, False, "only say what would be done")
+    dry_run: bool = option("dry-run", FlagKind.BOOL, False, "only say what would be done")
     topic: str = option(
-        "topic", Kind.STRING, "", "the topic that they come from", section="whose dead letters"
+        "topic", FlagKind.STRING, "", "the topic that they come from", section="whose dead letters"
     )
-    channel: str = option("channel", Kind.STRING, "", "the channel that gave them up")
+    channel: str = option("channel", FlagKind.STRING, "", "the channel that gave them up")
     dead_letter_topic: str = option(
-        "dead-letter-topic", Kind.STRING, "", "where they are (default: where the channel's go)"
+        "dead-letter-topic", FlagKind.STRING, "", "where they are (default: where the channel's go)"
     )
     ids: tuple[str, ...] = option(
         "id",
-        Kind.STRINGS,
+        FlagKind.STRINGS,
         (),
         "only this one; may be given several times",
         section="which of them",
     )
     reason: str = option(
         "reason",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         f"only these: {', '.join(REASONS[:-1])} or {REASONS[-1]}",
     )
-    error: str = option("error", Kind.STRING, "", "only those whose errors contain this")
+    error: str = option("error", FlagKind.STRING, "", "only those whose errors contain this")
     since: str = option(
         "since",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         "only those given up at or after this time: 2026-01-31T12:00:00 in local time, seconds"
         " since 1970, or how long ago, as 90m",
     )
-    until: str = option("until", Kind.STRING, "", "only those given up until this time")
+    until: str = option("until", FlagKind.STRING, "", "only those given up until this time")
     limit: int = option(
         "limit",
-        Kind.INT,
+        FlagKind.INT,
         20,
         "show so many of each broker (0: all of them)",
         limits=(0, None),
         section="output",
     )
     max_body_bytes: int = option(
-        "max-body-bytes", Kind.SIZE, 1024, "show no more of a body", limits=(0, 8 << 20)
+        "max-body-bytes", FlagKind.SIZE, 1024, "show no more of a body", limits=(0, 8 << 20)
     )
-    json: bool = option("json", Kind.BOOL, False, "lines of JSON")
+    json: bool = option("json", FlagKind.BOOL, False, "lines of JSON")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from martlet.options.door import DoorOptions
-from martlet.options.flag import Kind, OptionError, option
+from martlet.options.flag import FlagKind, OptionError, option
 from martlet.options.tools import require_names
 
 ACTIONS = ("list", "cancel")
@@ -22,22 +22,22 @@ class DelayedOptions(DoorOptions):
     """
 
     action: str = option(
-        "action", Kind.STRING, "", f"one of {', '.join(ACTIONS)}", section="what to do"
+        "action", FlagKind.STRING, "", f"one of {', '.join(ACTIONS)}", section="what to do"
     )
-    topic: str = option("topic", Kind.STRING, "", "the topic that they are for")
+    topic: str = option("topic", FlagKind.STRING, "", "the topic that they are for")
     ids: tuple[str, ...] = option(
-        "id", Kind.STRINGS, (), "cancel this one; may be given several times"
+        "id", FlagKind.STRINGS, (), "cancel this one; may be given several times"
     )
-    all: bool = option("all", Kind.BOOL, False, "cancel all of the topic's")
+    all: bool = option("all", FlagKind.BOOL, False, "cancel all of the topic's")
     limit: int = option(
         "limit",
-        Kind.INT,
+        FlagKind.INT,
         20,
         "list so many of each broker (0: all of them)",
         limits=(0, None),
         section="output",
     )
-    json: bool = option("json", Kind.BOOL, False, "a line of JSON for each message")
+    json: bool = option("json", FlagKind.BOOL, False, "a line of JSON for each message")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from martlet.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
-from martlet.options.flag import Kind, option
+from martlet.options.flag import FlagKind, option
 from martlet.options.options import Options
 
 MIB = 1024 * 1024
@@ -18,7 +18,7 @@ class DeliveryOptions(Options):
 
     msg_timeout_ns: int = option(
         "msg-timeout",
-        Kind.DURATION,
+        FlagKind.DURATION,
         MINUTE_NS,
         "how long a consumer has for a message, unless it asked for another time",
         limits=(MILLISECOND_NS, None),
@@ -26,107 +26,107 @@ class DeliveryOptions(Options):
     )
     max_msg_timeout_ns: int = option(
         "max-msg-timeout",
-        Kind.DURATION,
+        FlagKind.DURATION,
         15 * MINUTE_NS,
         "the longest that a consumer may have a message, touching it included",
         limits=(MILLISECOND_NS, None),
     )
     max_req_timeout_ns: int = option(
         "max-req-timeout",
-        Kind.DURATION,
+        FlagKind.DURATION,
         HOUR_NS,
         "the longest delay for a message, requeued or published",
         limits=(0, None),
     )
     max_delay_ns: int = option(
         "max-delay",
-        Kind.DURATION,
+        FlagKind.DURATION,
         40 * 24 * HOUR_NS,
         "the longest time until a message that is sent to be delivered at a time",
         limits=(0, 400 * 24 * HOUR_NS),
     )
     max_delayed_messages: int = option(
         "max-delayed-messages",
-        Kind.INT,
+        FlagKind.INT,
         10_000_000,
         "the most messages that wait for their time, beyond those deferred in memory; more are"
         " refused (0: no limit)",
         limits=(0, None),
     )
     max_msg_size: int = option(
-        "max-msg-size", Kind.SIZE, MIB, "the most bytes of one message", limits=(1, 2**30)
+        "max-msg-size", FlagKind.SIZE, MIB, "the most bytes of one message", limits=(1, 2**30)
     )
     max_body_size: int = option(
-        "max-body-size", Kind.SIZE, 5 * MIB, "the most bytes of one command", limits=(1, 2**30)
+        "max-body-size", FlagKind.SIZE, 5 * MIB, "the most bytes of one command", limits=(1, 2**30)
     )
     client_timeout_ns: int = MINUTE_NS
     """A client that does not ask for heartbeats of its own gets one each half of this."""
     max_heartbeat_interval_ns: int = option(
         "max-heartbeat-interval",
-        Kind.DURATION,
+        FlagKind.DURATION,
         MINUTE_NS,
         "the longest time between heartbeats that a client may ask for",
         limits=(MILLISECOND_NS, None),
         section="clients",
     )
     max_rdy_count: int = option(
-        "max-rdy-count", Kind.INT, 2500, "the highest RDY of a consumer", limits=(1, 2**31 - 1)
+        "max-rdy-count", FlagKind.INT, 2500, "the highest RDY of a consumer", limits=(1, 2**31 - 1)
     )
     max_channel_consumers: int = option(
         "max-channel-consumers",
-        Kind.INT,
+        FlagKind.INT,
         0,
         "the most consumers of one channel (0: no limit)",
         limits=(0, None),
     )
     max_topics: int = option(
         "max-topics",
-        Kind.INT,
+        FlagKind.INT,
         0,
         "the most topics; who would make one more is refused (0: no limit)",
         limits=(0, None),
     )
     max_channels_per_topic: int = option(
         "max-channels-per-topic",
-        Kind.INT,
+        FlagKind.INT,
         0,
         "the most channels of one topic; who would make one more is refused (0: no limit)",
         limits=(0, None),
     )
     max_output_buffer_size: int = option(
         "max-output-buffer-size",
-        Kind.SIZE,
+        FlagKind.SIZE,
         64 * 1024,
         "the largest output buffer that a client may ask for",
         instead=_NO_BUFFER,
     )
     max_output_buffer_timeout_ns: int = option(
         "max-output-buffer-timeout",
-        Kind.DURATION,
+        FlagKind.DURATION,
         30 * SECOND_NS,
         "the longest time between writes that a client may ask for",
         instead=_NO_BUFFER,
     )
     min_output_buffer_timeout_ns: int = option(
         "min-output-buffer-timeout",
-        Kind.DURATION,
+        FlagKind.DURATION,
         25 * MILLISECOND_NS,
         "the shortest time between writes that a client may ask for",
         instead=_NO_BUFFER,
     )
     output_buffer_timeout_ns: int = option(
         "output-buffer-timeout",
-        Kind.DURATION,
+        FlagKind.DURATION,
         250 * MILLISECOND_NS,
         "the time between writes to a client that asks for none",
         instead=_NO_BUFFER,
     )
-    deflate: bool = option("deflate", Kind.BOOL, True, "let clients ask for deflate")
+    deflate: bool = option("deflate", FlagKind.BOOL, True, "let clients ask for deflate")
     max_deflate_level: int = option(
         "max-deflate-level",
-        Kind.INT,
+        FlagKind.INT,
         6,
         "the highest level of deflate that a client may ask for",
         limits=(1, 9),
     )
-    snappy: bool = option("snappy", Kind.BOOL, True, "let clients ask for snappy")
+    snappy: bool = option("snappy", FlagKind.BOOL, True, "let clients ask for snappy")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from martlet.names import is_valid_name
-from martlet.options.flag import Kind, OptionError, option
+from martlet.options.flag import FlagKind, OptionError, option
 from martlet.options.http_client import connect_timeout, request_timeout
 from martlet.options.options import LogOptions
 
@@ -20,14 +20,14 @@ class DoorOptions(LogOptions):
 
     nsqd_http_addresses: tuple[str, ...] = option(
         "nsqd-http-address",
-        Kind.STRINGS,
+        FlagKind.STRINGS,
         (),
         "<addr>:<port> of a broker's HTTP; may be given several times",
         section="brokers",
     )
     lookupd_http_addresses: tuple[str, ...] = option(
         "lookupd-http-address",
-        Kind.STRINGS,
+        FlagKind.STRINGS,
         (),
         "<addr>:<port> of a lookup daemon, which knows the brokers that have the topic; may be"
         " given several times",
@@ -52,7 +52,7 @@ class TopicOptions(DoorOptions):
         OptionError: none is named, or its name is not valid.
     """
 
-    topic: str = option("topic", Kind.STRING, "", "the topic", section="topic")
+    topic: str = option("topic", FlagKind.STRING, "", "the topic", section="topic")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,8 +69,8 @@ class ChannelOptions(DoorOptions):
         OptionError: none is named, or its name is not valid.
     """
 
-    topic: str = option("topic", Kind.STRING, "", "the topic", section="channel")
-    channel: str = option("channel", Kind.STRING, "", "the channel")
+    topic: str = option("topic", FlagKind.STRING, "", "the topic", section="channel")
+    channel: str = option("channel", FlagKind.STRING, "", "the channel")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,7 +22,7 @@ class OptionError(ValueError):
     """An option has a value that it cannot have.  Says which, why, and what would do."""
 
 
-class Kind(StrEnum):
+class FlagKind(StrEnum):
     """What a flag's value is."""
 
     STRING = "string"
@@ -101,27 +101,27 @@ def _parse_floats(text: str) -> tuple[float, ...]:
         raise ValueError(f"{text!r} is not a list of numbers such as 1.0,0.99,0.95") from None
 
 
-_PARSERS: dict[Kind, Callable[[str], object]] = {
-    Kind.STRING: str,
-    Kind.INT: _parse_int,
-    Kind.SIZE: _parse_size,
-    Kind.BOOL: parse_bool,
-    Kind.DURATION: parse_duration,
-    Kind.STRINGS: lambda text: (text,),
-    Kind.FLOAT: _parse_float,
-    Kind.FLOATS: _parse_floats,
+_PARSERS: dict[FlagKind, Callable[[str], object]] = {
+    FlagKind.STRING: str,
+    FlagKind.INT: _parse_int,
+    FlagKind.SIZE: _parse_size,
+    FlagKind.BOOL: parse_bool,
+    FlagKind.DURATION: parse_duration,
+    FlagKind.STRINGS: lambda text: (text,),
+    FlagKind.FLOAT: _parse_float,
+    FlagKind.FLOATS: _parse_floats,
 }
 
 
 _WRITE = {
-    Kind.STRING: 'write "text"',
-    Kind.INT: "write a whole number",
-    Kind.SIZE: 'write a number of bytes, or "64MiB"',
-    Kind.BOOL: "write true or false",
-    Kind.DURATION: 'write "1m30s", or a number of milliseconds',
-    Kind.STRINGS: 'write ["a", "b"]',
-    Kind.FLOAT: "write a number such as 0.5",
-    Kind.FLOATS: "write [1.0, 0.99]",
+    FlagKind.STRING: 'write "text"',
+    FlagKind.INT: "write a whole number",
+    FlagKind.SIZE: 'write a number of bytes, or "64MiB"',
+    FlagKind.BOOL: "write true or false",
+    FlagKind.DURATION: 'write "1m30s", or a number of milliseconds',
+    FlagKind.STRINGS: 'write ["a", "b"]',
+    FlagKind.FLOAT: "write a number such as 0.5",
+    FlagKind.FLOATS: "write [1.0, 0.99]",
 }
 """How a value is written in a config file."""
 
@@ -132,7 +132,7 @@ class Flag:
 
     name: str
     """On the command line, without dashes: ``msg-timeout``."""
-    kind: Kind
+    kind: FlagKind
     help: str
     config_key: str
     """In a config file: ``msg_timeout``."""
@@ -156,7 +156,7 @@ class Flag:
             OptionError: it stands for none.
         """
         try:
-            if self.kind is Kind.CHOICE:
+            if self.kind is FlagKind.CHOICE:
                 return self._choose(text)
             return _PARSERS[self.kind](text)
         except ValueError as error:
@@ -183,29 +183,29 @@ class Flag:
 
     def _coerce(self, value: object) -> Any:
         kind = self.kind
-        if kind is Kind.CHOICE:
+        if kind is FlagKind.CHOICE:
             return self._choose(str(value))
-        if kind is Kind.STRINGS:
+        if kind is FlagKind.STRINGS:
             pieces = value.split(",") if isinstance(value, str) else value
             if isinstance(pieces, list) and all(isinstance(piece, str) for piece in pieces):
                 return tuple(piece.strip() for piece in pieces)
-        elif kind is Kind.FLOATS:
+        elif kind is FlagKind.FLOATS:
             pieces = value.split(",") if isinstance(value, str) else value
             pieces = pieces if isinstance(pieces, list) else [pieces]
             if not any(isinstance(piece, bool) for piece in pieces):
                 return tuple(x for piece in pieces for x in _parse_floats(str(piece).strip()))
         elif isinstance(value, str):
-            return (_parse_decimal if kind is Kind.INT else _PARSERS[kind])(value)
+            return (_parse_decimal if kind is FlagKind.INT else _PARSERS[kind])(value)
         elif isinstance(value, bool):
-            return value if kind is Kind.BOOL else None
+            return value if kind is FlagKind.BOOL else None
         elif isinstance(value, float):
-            return value if kind is Kind.FLOAT else None
+            return value if kind is FlagKind.FLOAT else None
         elif isinstance(value, int):
-            if kind is Kind.BOOL:
+            if kind is FlagKind.BOOL:
                 return value == 0  # a slip of nsqd's, which files may have come to rely on
-            if kind in (Kind.INT, Kind.SIZE, Kind.FLOAT):
+            if kind in (FlagKind.INT, FlagKind.SIZE, FlagKind.FLOAT):
                 return value
-            if kind is Kind.DURATION:
+            if kind is FlagKind.DURATION:
                 return _in_range(value * MILLISECOND_NS, f"{value} ms in ns")
         return None
 
@@ -233,7 +233,7 @@ class Flag:
 
     def format(self, value: object) -> str:
         """The value as one would write it on a command line."""
-        if self.kind is Kind.DURATION and isinstance(value, int):
+        if self.kind is FlagKind.DURATION and isinstance(value, int):
             return format_duration(value)
         if isinstance(value, bool):
             return str(value).lower()
@@ -254,7 +254,7 @@ class Flag:
 
 def option(
     name: str,
-    kind: Kind,
+    kind: FlagKind,
     default: object,
     help: str,
     *,

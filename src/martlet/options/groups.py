@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from martlet.durations import MILLISECOND_NS
 from martlet.options.door import DoorOptions
-from martlet.options.flag import Kind, OptionError, option
+from martlet.options.flag import FlagKind, OptionError, option
 from martlet.options.replay import time_ns
 from martlet.options.tools import require_names
 
@@ -22,39 +22,39 @@ class GroupOptions(DoorOptions):
     """
 
     action: str = option(
-        "action", Kind.STRING, "", f"one of {', '.join(ACTIONS)}", section="what to do"
+        "action", FlagKind.STRING, "", f"one of {', '.join(ACTIONS)}", section="what to do"
     )
-    topic: str = option("topic", Kind.STRING, "", "the topic", section="which group")
-    group: str = option("group", Kind.STRING, "", "its name")
+    topic: str = option("topic", FlagKind.STRING, "", "the topic", section="which group")
+    group: str = option("group", FlagKind.STRING, "", "its name")
     to_first: bool = option(
-        "to-first", Kind.BOOL, False, "to all that is there", section="where to reset it"
+        "to-first", FlagKind.BOOL, False, "to all that is there", section="where to reset it"
     )
-    to_last: bool = option("to-last", Kind.BOOL, False, "to what comes from now on")
+    to_last: bool = option("to-last", FlagKind.BOOL, False, "to what comes from now on")
     to_time: str = option(
         "to-time",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         "to what was published at or after this time: 2026-01-31T12:00:00 in local time, with Z or"
         " +01:00 in another, seconds since 1970, or how long ago, as 90m",
     )
     to_offset: int = option(
         "to-offset",
-        Kind.INT,
+        FlagKind.INT,
         -1,
         "to this offset, of one --queue where there are several (default: not given)",
         limits=(-1, None),
     )
     queue: int = option(
         "queue",
-        Kind.INT,
+        FlagKind.INT,
         -1,
         "only this queue of the topic (default: all of them)",
         limits=(-1, 1023),
     )
     force: bool = option(
-        "force", Kind.BOOL, False, "though it has members: they have to join again"
+        "force", FlagKind.BOOL, False, "though it has members: they have to join again"
     )
-    json: bool = option("json", Kind.BOOL, False, "lines of JSON", section="output")
+    json: bool = option("json", FlagKind.BOOL, False, "lines of JSON", section="output")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from martlet.durations import SECOND_NS
-from martlet.options.flag import Kind, option
+from martlet.options.flag import FlagKind, option
 
 
 def connect_timeout(help: str = "how long connecting over HTTP may take", least: int = 1) -> Any:
     """``--http-client-connect-timeout``, two seconds unless told otherwise."""
     name = "http-client-connect-timeout"
-    return option(name, Kind.DURATION, 2 * SECOND_NS, help, limits=(least, None))
+    return option(name, FlagKind.DURATION, 2 * SECOND_NS, help, limits=(least, None))
 
 
 def request_timeout(
@@ -19,4 +19,4 @@ def request_timeout(
 ) -> Any:
     """``--http-client-request-timeout``, so many seconds unless told otherwise."""
     name = "http-client-request-timeout"
-    return option(name, Kind.DURATION, seconds * SECOND_NS, help, limits=(least, None))
+    return option(name, FlagKind.DURATION, seconds * SECOND_NS, help, limits=(least, None))

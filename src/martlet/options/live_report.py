@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from martlet.options.flag import Kind, OptionError, option
+from martlet.options.flag import FlagKind, OptionError, option
 from martlet.options.pipeline import StreamJobOptions
 from martlet.options.tools import require_names
 
@@ -19,15 +19,17 @@ class LiveReportOptions(StreamJobOptions):
 
     description: str = option(
         "description",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         "a TOML file that says which figures; or one with a query, its name ending in .sql",
         section="report",
     )
-    sql: str = option("sql", Kind.STRING, "", "instead of a file: a query on the table messages")
+    sql: str = option(
+        "sql", FlagKind.STRING, "", "instead of a file: a query on the table messages"
+    )
     mode: str = option(
         "mode",
-        Kind.CHOICE,
+        FlagKind.CHOICE,
         "update",
         "what is told of --sql's rows: update (those that changed), append (those that are final)"
         " or complete (all)",
@@ -35,34 +37,45 @@ class LiveReportOptions(StreamJobOptions):
     )
     topics: tuple[str, ...] = option(
         "topic",
-        Kind.STRINGS,
+        FlagKind.STRINGS,
         (),
         "what to read, beside what the description names; may be given several times",
     )
     json_schema: str = option(
-        "json-schema", Kind.STRING, "", "with --sql: fields of the messages, 'origin STRING, n INT'"
+        "json-schema",
+        FlagKind.STRING,
+        "",
+        "with --sql: fields of the messages, 'origin STRING, n INT'",
     )
     time: str = option(
-        "time", Kind.STRING, "timestamp", "with --sql: the column that says when a message counts"
+        "time",
+        FlagKind.STRING,
+        "timestamp",
+        "with --sql: the column that says when a message counts",
     )
     watermark: str = option(
-        "watermark", Kind.STRING, "1 minute", "with --sql: how late a message may come"
+        "watermark", FlagKind.STRING, "1 minute", "with --sql: how late a message may come"
     )
     start: str = option(
-        "start", Kind.STRING, "earliest", "where to begin without a checkpoint: earliest or latest"
+        "start",
+        FlagKind.STRING,
+        "earliest",
+        "where to begin without a checkpoint: earliest or latest",
     )
     console: bool = option(
-        "console", Kind.BOOL, True, "print the newest figures", section="where to"
+        "console", FlagKind.BOOL, True, "print the newest figures", section="where to"
     )
-    page: str = option("page", Kind.STRING, "", "an HTML file with plots, written anew each time")
+    page: str = option(
+        "page", FlagKind.STRING, "", "an HTML file with plots, written anew each time"
+    )
     parquet: str = option(
         "parquet",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         "a folder or URL for final figures, one folder each: those whose windows have ended",
     )
     to_topic: str = option(
-        "to-topic", Kind.STRING, "", "a topic for final figures, each one message of JSON"
+        "to-topic", FlagKind.STRING, "", "a topic for final figures, each one message of JSON"
     )
 
     def __post_init__(self) -> None:

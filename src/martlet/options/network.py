@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
-from martlet.options.flag import Kind, option
+from martlet.options.flag import FlagKind, option
 from martlet.options.http_client import connect_timeout, request_timeout
 from martlet.options.options import Options
 
@@ -16,46 +16,46 @@ class NetworkOptions(Options):
 
     tcp_address: str = option(
         "tcp-address",
-        Kind.STRING,
+        FlagKind.STRING,
         "0.0.0.0:4150",
         "<addr>:<port> for NSQ's TCP clients, or the <path> of a Unix socket",
         section="addresses",
     )
     http_address: str = option(
         "http-address",
-        Kind.STRING,
+        FlagKind.STRING,
         "0.0.0.0:4151",
         "<addr>:<port> for HTTP, or the <path> of a Unix socket; empty for no HTTP",
     )
     https_address: str = option(
         "https-address",
-        Kind.STRING,
+        FlagKind.STRING,
         "0.0.0.0:4152",
         "<addr>:<port> for HTTPS, or the <path> of a Unix socket; served only with a certificate",
     )
     broadcast_address: str = option(
         "broadcast-address",
-        Kind.STRING,
+        FlagKind.STRING,
         socket.gethostname,
         "the name under which clients reach this broker (default: the host's name)",
     )
     broadcast_tcp_port: int = option(
         "broadcast-tcp-port",
-        Kind.INT,
+        FlagKind.INT,
         0,
         "the TCP port under which clients reach this broker (default: the one it listens on)",
         limits=(0, 65535),
     )
     broadcast_http_port: int = option(
         "broadcast-http-port",
-        Kind.INT,
+        FlagKind.INT,
         0,
         "the HTTP port under which clients reach this broker (default: the one it listens on)",
         limits=(0, 65535),
     )
     lookupd_tcp_addresses: tuple[str, ...] = option(
         "lookupd-tcp-address",
-        Kind.STRINGS,
+        FlagKind.STRINGS,
         (),
         "<addr>:<port> of an nsqlookupd; may be given several times",
         config_key="nsqlookupd_tcp_addresses",
@@ -68,19 +68,19 @@ class NetworkOptions(Options):
     )
     topology_region: str = option(
         "topology-region",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         "the region that this broker runs in; see --enable-experiment",
     )
     topology_zone: str = option(
         "topology-zone",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         "the zone, in its region, that this broker runs in; see --enable-experiment",
     )
     max_connections: int = option(
         "max-connections",
-        Kind.INT,
+        FlagKind.INT,
         0,
         "the most TCP connections at a time (0: as many as the system allows)",
         limits=(0, None),

@@ -13,7 +13,7 @@ from enum import IntEnum
 from functools import cache
 from typing import Any, Self
 
-from martlet.options.flag import Flag, Kind, OptionError, option
+from martlet.options.flag import Flag, FlagKind, OptionError, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +96,12 @@ class LogOptions(Options):
 
     log_level: LogLevel = option(  # noqa: RUF009
         "log-level",
-        Kind.CHOICE,
+        FlagKind.CHOICE,
         LogLevel.INFO,
         "how much to log: debug, info, warn, error or fatal",
         choices=tuple((level.name.lower(), level) for level in LogLevel),
         section="log lines",
     )
     log_prefix: str = option(
-        "log-prefix", Kind.STRING, "[martlet] ", "what each log line begins with"
+        "log-prefix", FlagKind.STRING, "[martlet] ", "what each log line begins with"
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from martlet.addresses import Address
 from martlet.durations import MILLISECOND_NS, MINUTE_NS, SECOND_NS
-from martlet.options.flag import Kind, OptionError, option
+from martlet.options.flag import FlagKind, OptionError, option
 from martlet.options.options import LogOptions
 
 
@@ -20,7 +20,7 @@ class JobOptions(LogOptions):
 
     addresses: tuple[str, ...] = option(
         "addresses",
-        Kind.STRINGS,
+        FlagKind.STRINGS,
         (),
         "<addr>:<port> of a broker's HTTP door, or https://<addr>:<port>; may be given several"
         " times, or with commas",
@@ -28,33 +28,35 @@ class JobOptions(LogOptions):
     )
     lookupd_http_addresses: tuple[str, ...] = option(
         "lookupd-http-address",
-        Kind.STRINGS,
+        FlagKind.STRINGS,
         (),
         "<addr>:<port> of a lookup that knows the brokers; may be given several times",
     )
     timeout_ns: int = option(
         "timeout",
-        Kind.DURATION,
+        FlagKind.DURATION,
         5 * MINUTE_NS,
         "how long a broker may be out of reach before the job fails",
         limits=(0, None),
     )
     tls_ca_file: str = option(
         "tls-ca-file",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         "certificates of the authorities that brokers' certificates are checked with, beside those"
         " that the machine trusts; as all of these files, on each machine where Spark runs tasks",
     )
-    tls_cert_file: str = option("tls-cert-file", Kind.STRING, "", "the certificate to show brokers")
-    tls_key_file: str = option("tls-key-file", Kind.STRING, "", "its key")
-    tls_verify: bool = option("tls-verify", Kind.BOOL, True, "false: take any certificate")
+    tls_cert_file: str = option(
+        "tls-cert-file", FlagKind.STRING, "", "the certificate to show brokers"
+    )
+    tls_key_file: str = option("tls-key-file", FlagKind.STRING, "", "its key")
+    tls_verify: bool = option("tls-verify", FlagKind.BOOL, True, "false: take any certificate")
     auth_secret: str = option(
-        "auth-secret", Kind.STRING, "", "what brokers with AUTH are told by a job that writes"
+        "auth-secret", FlagKind.STRING, "", "what brokers with AUTH are told by a job that writes"
     )
     master: str = option(
         "master",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         "where Spark runs: local[4], spark://HOST:7077, yarn, k8s://... (default: what"
         " spark-submit says, else local[*])",
@@ -62,13 +64,13 @@ class JobOptions(LogOptions):
     )
     spark_conf: tuple[str, ...] = option(
         "spark-conf",
-        Kind.STRINGS,
+        FlagKind.STRINGS,
         (),
         "a setting of Spark, as spark.executor.memory=4g; may be given several times",
     )
     metrics_address: str = option(
         "metrics-address",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         "<addr>:<port> where Prometheus finds the job's metrics (default: nowhere)",
     )
@@ -148,29 +150,29 @@ class StreamJobOptions(JobOptions):
 
     checkpoint: str = option(
         "checkpoint",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         "folder or URL where the position is kept, so that a job started again goes on",
         section="batches",
     )
-    once: bool = option("once", Kind.BOOL, False, "do what there is now, and end")
+    once: bool = option("once", FlagKind.BOOL, False, "do what there is now, and end")
     allow_missing_topics: bool = option(
         "allow-missing-topics",
-        Kind.BOOL,
+        FlagKind.BOOL,
         False,
         "go on without topics that do not exist yet; each is read from its start once it does"
         " (default: an error, exit code 2)",
     )
     interval_ns: int = option(
         "interval",
-        Kind.DURATION,
+        FlagKind.DURATION,
         10 * SECOND_NS,
         "else how often",
         limits=(0, None),
     )
     max_offsets: int = option(
         "max-offsets",
-        Kind.INT,
+        FlagKind.INT,
         1_000_000,
         "the most messages of one micro-batch",
         limits=(1, None),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from martlet.options import sending
 from martlet.options.client import ClientOptions, client_options, without_effect
-from martlet.options.flag import Flag, Kind, OptionError, option
+from martlet.options.flag import Flag, FlagKind, OptionError, option
 from martlet.options.tools import SourceOptions, require_addresses, require_names
 
 
@@ -18,24 +18,24 @@ class RelayOptions(SourceOptions):
         OptionError: no topic, no destination, a name that is none, or a circle.
     """
 
-    channel: str = option("channel", Kind.STRING, "nsq_to_nsq", "the channel")
+    channel: str = option("channel", FlagKind.STRING, "nsq_to_nsq", "the channel")
     destination_topic: str = option(
         "destination-topic",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         "the topic to publish to (default: each message's own)",
         section="destination",
     )
     destination_addresses: tuple[str, ...] = option(
         "destination-nsqd-tcp-address",
-        Kind.STRINGS,
+        FlagKind.STRINGS,
         (),
         "<addr>:<port> of a broker to publish to; may be given several times",
     )
     mode: str = sending.mode("destinations")
     producer_opts: tuple[str, ...] = option(
         "producer-opt",
-        Kind.STRINGS,
+        FlagKind.STRINGS,
         (),
         "KEY,VALUE for the destinations, as --consumer-opt",
     )
@@ -44,20 +44,20 @@ class RelayOptions(SourceOptions):
     )
     require_json_field: str = option(
         "require-json-field",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         "pass only JSON objects with this field; others are finished and left out",
         section="filter",
     )
     require_json_value: str = option(
         "require-json-value",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         "and only where it has this value, a text or a number",
     )
     whitelist_json_fields: tuple[str, ...] = option(
         "whitelist-json-field",
-        Kind.STRINGS,
+        FlagKind.STRINGS,
         (),
         "pass only this field of JSON objects; may be given several times",
     )

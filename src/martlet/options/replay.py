@@ -8,7 +8,7 @@ from datetime import datetime
 
 from martlet.durations import SECOND_NS, parse_duration
 from martlet.options.door import ChannelOptions
-from martlet.options.flag import Kind, OptionError, option
+from martlet.options.flag import FlagKind, OptionError, option
 
 _SECONDS = re.compile(r"\d+(\.\d+)?")
 
@@ -23,7 +23,7 @@ class ReplayOptions(ChannelOptions):
 
     to_offset: int = option(
         "to-offset",
-        Kind.INT,
+        FlagKind.INT,
         -1,
         "the first message that comes again, by its offset; offsets are each broker's own"
         " (default: not given)",
@@ -32,23 +32,23 @@ class ReplayOptions(ChannelOptions):
     )
     queue: int = option(
         "queue",
-        Kind.INT,
+        FlagKind.INT,
         -1,
         "only this queue of the topic; an offset is one of a queue (default: all of them)",
         limits=(-1, 1023),
     )
     to_time: str = option(
         "to-time",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         "the first message that comes again, by when it was published: 2026-01-31T12:00:00 in local"
         " time, with Z or +01:00 in another, seconds since 1970, or how long ago, as 90m",
     )
     beginning: bool = option(
-        "beginning", Kind.BOOL, False, "everything that the log still has comes again"
+        "beginning", FlagKind.BOOL, False, "everything that the log still has comes again"
     )
     new_channel: bool = option(
-        "new-channel", Kind.BOOL, False, "make the channel, which must not be there, instead"
+        "new-channel", FlagKind.BOOL, False, "make the channel, which must not be there, instead"
     )
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from martlet.options.flag import Kind, option
+from martlet.options.flag import FlagKind, option
 from martlet.options.options import Options
 
 
@@ -49,39 +49,39 @@ class SecurityOptions(Options):
     """Who may connect, and how."""
 
     tls_cert: str = option(
-        "tls-cert", Kind.STRING, "", "the file of the certificate", section="TLS"
+        "tls-cert", FlagKind.STRING, "", "the file of the certificate", section="TLS"
     )
-    tls_key: str = option("tls-key", Kind.STRING, "", "the file of the certificate's key")
+    tls_key: str = option("tls-key", FlagKind.STRING, "", "the file of the certificate's key")
     tls_root_ca_file: str = option(
         "tls-root-ca-file",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         "the file of the authority that clients' certificates are checked with",
     )
     tls_client_auth_policy: str = option(
         "tls-client-auth-policy",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         "what is asked of clients' certificates: 'require' takes any, 'require-verify' those that"
         " --tls-root-ca-file verifies; makes TLS required",
     )
     tls_required: TlsRequired = option(  # noqa: RUF009
         "tls-required",
-        Kind.CHOICE,
+        FlagKind.CHOICE,
         TlsRequired.NO,
         "whether clients must use TLS: true, false, or tcp-https, which leaves HTTP open",
         choices=_TLS_REQUIRED,
     )
     tls_min_version: TlsVersion = option(  # noqa: RUF009
         "tls-min-version",
-        Kind.CHOICE,
+        FlagKind.CHOICE,
         TlsVersion.TLS1_0,
         "the oldest TLS to speak: tls1.0, tls1.1, tls1.2 or tls1.3",
         choices=_TLS_VERSIONS,
     )
     auth_http_addresses: tuple[str, ...] = option(
         "auth-http-address",
-        Kind.STRINGS,
+        FlagKind.STRINGS,
         (),
         "<addr>:<port> or URL of a server that is asked over HTTP what a client may do, with the"
         " secret that it sends in AUTH; may be given several times, and one that answers is enough",
@@ -90,7 +90,7 @@ class SecurityOptions(Options):
     )
     auth_http_request_method: str = option(
         "auth-http-request-method",
-        Kind.CHOICE,
+        FlagKind.CHOICE,
         "get",
         "how the auth server is asked: get or post",
         choices=(("get", "get"), ("post", "post")),

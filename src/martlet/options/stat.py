@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from martlet.durations import SECOND_NS
 from martlet.options.door import DoorOptions
-from martlet.options.flag import Kind, OptionError, option
+from martlet.options.flag import FlagKind, OptionError, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,14 +18,14 @@ class StatOptions(DoorOptions):
     """
 
     topic: str = option(
-        "topic", Kind.STRING, "", "only this topic (default: every topic)", section="what"
+        "topic", FlagKind.STRING, "", "only this topic (default: every topic)", section="what"
     )
     channel: str = option(
-        "channel", Kind.STRING, "", "only this channel of it (default: every channel)"
+        "channel", FlagKind.STRING, "", "only this channel of it (default: every channel)"
     )
     interval_ns: int = option(
         "interval",
-        Kind.DURATION,
+        FlagKind.DURATION,
         2 * SECOND_NS,
         "how often the brokers are asked",
         limits=(1, None),
@@ -33,7 +33,7 @@ class StatOptions(DoorOptions):
     )
     count: int = option(
         "count",
-        Kind.INT,
+        FlagKind.INT,
         0,
         "print so many lines and end (0: until it is stopped)",
         limits=(0, None),

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from martlet.durations import MINUTE_NS, SECOND_NS
-from martlet.options.flag import Kind, OptionError, option
+from martlet.options.flag import FlagKind, OptionError, option
 from martlet.options.http_client import connect_timeout, request_timeout
 from martlet.options.tools import SourceOptions
 
@@ -15,16 +15,16 @@ from martlet.options.tools import SourceOptions
 class FileOptions(SourceOptions):
     """What ``martlet to-file`` is started with."""
 
-    channel: str = option("channel", Kind.STRING, "nsq_to_file", "the channel")
+    channel: str = option("channel", FlagKind.STRING, "nsq_to_file", "the channel")
     topic_pattern: str = option(
         "topic-pattern",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         "a regular expression: every topic that lookup daemons know and whose name holds it",
     )
     topic_refresh_ns: int = option(
         "topic-refresh",
-        Kind.DURATION,
+        FlagKind.DURATION,
         MINUTE_NS,
         "how often lookup daemons are asked for topics",
         limits=(1, None),
@@ -34,55 +34,55 @@ class FileOptions(SourceOptions):
         "how long a lookup daemon may take to tell its topics"
     )
     output_dir: str = option(
-        "output-dir", Kind.STRING, "/tmp", "the folder of finished files", section="files"
+        "output-dir", FlagKind.STRING, "/tmp", "the folder of finished files", section="files"
     )
     work_dir: str = option(
         "work-dir",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         "the folder of files that are being written (default: the output folder)",
     )
     filename_format: str = option(
         "filename-format",
-        Kind.STRING,
+        FlagKind.STRING,
         "<TOPIC>.<HOST><REV>.<DATETIME>.log",
         "names of files; <TOPIC>, <HOST>, <PID>, <DATETIME> and <REV> are replaced",
     )
     datetime_format: str = option(
-        "datetime-format", Kind.STRING, "%Y-%m-%d_%H", "strftime's format for <DATETIME>"
+        "datetime-format", FlagKind.STRING, "%Y-%m-%d_%H", "strftime's format for <DATETIME>"
     )
     host_identifier: str = option(
         "host-identifier",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         "what <HOST> stands for; <SHORT_HOST> and <HOSTNAME> in it are replaced"
         " (default: the host's short name)",
     )
-    gzip: bool = option("gzip", Kind.BOOL, False, "compress the files with gzip")
+    gzip: bool = option("gzip", FlagKind.BOOL, False, "compress the files with gzip")
     gzip_level: int = option(
-        "gzip-level", Kind.INT, 6, "from 1, the fastest, to 9, the smallest", limits=(1, 9)
+        "gzip-level", FlagKind.INT, 6, "from 1, the fastest, to 9, the smallest", limits=(1, 9)
     )
-    zstd: bool = option("zstd", Kind.BOOL, False, "compress the files with zstd")
+    zstd: bool = option("zstd", FlagKind.BOOL, False, "compress the files with zstd")
     zstd_level: int = option(
-        "zstd-level", Kind.INT, 3, "from 1, the fastest, to 19, the smallest", limits=(1, 19)
+        "zstd-level", FlagKind.INT, 3, "from 1, the fastest, to 19, the smallest", limits=(1, 19)
     )
     rotate_size: int = option(
         "rotate-size",
-        Kind.SIZE,
+        FlagKind.SIZE,
         0,
         "begin a file when one has more bytes (0: never for that)",
         limits=(0, None),
     )
     rotate_interval_ns: int = option(
         "rotate-interval",
-        Kind.DURATION,
+        FlagKind.DURATION,
         0,
         "begin a file when one is older (0: never for that)",
         limits=(0, None),
     )
     sync_interval_ns: int = option(
         "sync-interval",
-        Kind.DURATION,
+        FlagKind.DURATION,
         30 * SECOND_NS,
         "how often files are exchanged whose time is over (--rotate-interval, --datetime-format)"
         " while no message comes; messages are flushed to disk and finished at once, batch by"
@@ -90,7 +90,7 @@ class FileOptions(SourceOptions):
         limits=(1, None),
     )
     skip_empty_files: bool = option(
-        "skip-empty-files", Kind.BOOL, False, "begin a file only when there is a message for it"
+        "skip-empty-files", FlagKind.BOOL, False, "begin a file only when there is a message for it"
     )
 
     def __post_init__(self) -> None:

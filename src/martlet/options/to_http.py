@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from martlet.options import sending
-from martlet.options.flag import Kind, OptionError, option
+from martlet.options.flag import FlagKind, OptionError, option
 from martlet.options.http_client import connect_timeout, request_timeout
 from martlet.options.tools import SourceOptions
 
@@ -22,32 +22,32 @@ class ToHttpOptions(SourceOptions):
     """
 
     gives_up: ClassVar[bool] = True
-    channel: str = option("channel", Kind.STRING, "nsq_to_http", "the channel")
+    channel: str = option("channel", FlagKind.STRING, "nsq_to_http", "the channel")
     sample: float = option(
-        "sample", Kind.FLOAT, 1.0, "the part of the messages to send, from 0 to 1"
+        "sample", FlagKind.FLOAT, 1.0, "the part of the messages to send, from 0 to 1"
     )
     post_urls: tuple[str, ...] = option(
         "post",
-        Kind.STRINGS,
+        FlagKind.STRINGS,
         (),
         "a URL to POST each message to; may be given several times",
         section="requests",
     )
     get_urls: tuple[str, ...] = option(
         "get",
-        Kind.STRINGS,
+        FlagKind.STRINGS,
         (),
         "a URL to GET, with %s where the message is to stand; may be given several times",
     )
     mode: str = sending.mode("URLs", multicast=True)
     publishers: int = option(
-        "n", Kind.INT, 100, "how many messages are on their way at once", limits=(1, 100_000)
+        "n", FlagKind.INT, 100, "how many messages are on their way at once", limits=(1, 100_000)
     )
     content_type: str = option(
-        "content-type", Kind.STRING, DEFAULT_CONTENT_TYPE, "the Content-Type of a POST"
+        "content-type", FlagKind.STRING, DEFAULT_CONTENT_TYPE, "the Content-Type of a POST"
     )
     headers: tuple[str, ...] = option(
-        "header", Kind.STRINGS, (), "NAME:VALUE of each request; may be given several times"
+        "header", FlagKind.STRINGS, (), "NAME:VALUE of each request; may be given several times"
     )
     connect_timeout_ns: int = connect_timeout()
     request_timeout_ns: int = request_timeout(seconds=20)

@@ -10,7 +10,7 @@ from martlet.addresses import Address
 from martlet.durations import SECOND_NS
 from martlet.options.client import ClientOptions, client_options, without_effect
 from martlet.options.door import require_name
-from martlet.options.flag import Flag, Kind, OptionError, option
+from martlet.options.flag import Flag, FlagKind, OptionError, option
 from martlet.options.options import LogOptions
 
 
@@ -45,30 +45,30 @@ class SourceOptions(LogOptions):
 
     gives_up: ClassVar[bool] = False
     topics: tuple[str, ...] = option(
-        "topic", Kind.STRINGS, (), "a topic; may be given several times", section="messages"
+        "topic", FlagKind.STRINGS, (), "a topic; may be given several times", section="messages"
     )
     nsqd_tcp_addresses: tuple[str, ...] = option(
         "nsqd-tcp-address",
-        Kind.STRINGS,
+        FlagKind.STRINGS,
         (),
         "<addr>:<port> of a broker; may be given several times",
     )
     lookupd_http_addresses: tuple[str, ...] = option(
         "lookupd-http-address",
-        Kind.STRINGS,
+        FlagKind.STRINGS,
         (),
         "<addr>:<port> of a lookup daemon; may be given several times",
     )
     max_in_flight: int = option(
         "max-in-flight",
-        Kind.INT,
+        FlagKind.INT,
         200,
         "how many messages may be here and not be answered",
         limits=(1, 2**31 - 1),
     )
     consumer_opts: tuple[str, ...] = option(
         "consumer-opt",
-        Kind.STRINGS,
+        FlagKind.STRINGS,
         (),
         "KEY,VALUE: TLS, compression, AUTH and more, named as in NSQ's Go client; may be given"
         " several times, and an unknown key lists all",
@@ -102,22 +102,22 @@ class TailOptions(SourceOptions):
     """What ``martlet tail`` is started with."""
 
     channel: str = option(
-        "channel", Kind.STRING, "", "the channel (default: an ephemeral one of its own)"
+        "channel", FlagKind.STRING, "", "the channel (default: an ephemeral one of its own)"
     )
     count: int = option(
         "n",
-        Kind.INT,
+        FlagKind.INT,
         0,
         "show so many messages and end (0: until it is stopped)",
         limits=(0, None),
         section="output",
     )
     print_topic: bool = option(
-        "print-topic", Kind.BOOL, False, "put the topic's name before each message"
+        "print-topic", FlagKind.BOOL, False, "put the topic's name before each message"
     )
     print_properties: bool = option(
         "print-properties",
-        Kind.BOOL,
+        FlagKind.BOOL,
         False,
         "put the properties of each message before it, as JSON",
     )
@@ -132,35 +132,35 @@ class TailOptions(SourceOptions):
 class PublishOptions(LogOptions):
     """What ``martlet pub`` is started with."""
 
-    topic: str = option("topic", Kind.STRING, "", "the topic to publish to", section="messages")
+    topic: str = option("topic", FlagKind.STRING, "", "the topic to publish to", section="messages")
     nsqd_tcp_addresses: tuple[str, ...] = option(
         "nsqd-tcp-address",
-        Kind.STRINGS,
+        FlagKind.STRINGS,
         (),
         "<addr>:<port> of a broker; may be given several times: each gets every message",
     )
     delimiter: str = option(
-        "delimiter", Kind.STRING, "\n", "one character, which ends each message of the input"
+        "delimiter", FlagKind.STRING, "\n", "one character, which ends each message of the input"
     )
     dead_letters: bool = option(
         "dead-letters",
-        Kind.BOOL,
+        FlagKind.BOOL,
         False,
         "the input is what a broker has kept with --disk-full-policy=dead-letter: lines of JSON",
     )
     timeout_ns: int = option(
         "timeout",
-        Kind.DURATION,
+        FlagKind.DURATION,
         10 * SECOND_NS,
         "how long a broker may be out of reach",
         limits=(1, None),
     )
     rate: int = option(
-        "rate", Kind.INT, 0, "at most so many messages a second (0: no limit)", limits=(0, None)
+        "rate", FlagKind.INT, 0, "at most so many messages a second (0: no limit)", limits=(0, None)
     )
     producer_opts: tuple[str, ...] = option(
         "producer-opt",
-        Kind.STRINGS,
+        FlagKind.STRINGS,
         (),
         "KEY,VALUE: TLS, compression, AUTH and more, named as in NSQ's Go client; may be given"
         " several times, and an unknown key lists all",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from martlet.options.door import ChannelOptions, DoorOptions, TopicOptions, require_name
-from martlet.options.flag import Kind, option
+from martlet.options.flag import FlagKind, option
 
 MOST_QUEUES = 1024
 
@@ -17,7 +17,7 @@ class TopicCreateOptions(TopicOptions):
 
     queues: int = option(
         "queues",
-        Kind.INT,
+        FlagKind.INT,
         1,
         "how many queues it has on each broker; a topic that is there gets more, and never fewer",
         limits=(1, MOST_QUEUES),
@@ -27,7 +27,7 @@ class TopicCreateOptions(TopicOptions):
 def _force() -> Any:
     return option(
         "force",
-        Kind.BOOL,
+        FlagKind.BOOL,
         False,
         "do it: messages are lost; without it, what would be lost is shown and nothing is done",
     )
@@ -51,7 +51,7 @@ class ChannelDropOptions(ChannelOptions):
 class InventoryOptions(DoorOptions):
     """What ``martlet nodes`` and ``martlet health`` are started with."""
 
-    json: bool = option("json", Kind.BOOL, False, "lines of JSON", section="output")
+    json: bool = option("json", FlagKind.BOOL, False, "lines of JSON", section="output")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class ListOptions(InventoryOptions):
     """
 
     topic: str = option(
-        "topic", Kind.STRING, "", "only this topic (default: every topic)", section="what"
+        "topic", FlagKind.STRING, "", "only this topic (default: every topic)", section="what"
     )
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from martlet.durations import MILLISECOND_NS, SECOND_NS
 from martlet.options.door import DoorOptions
-from martlet.options.flag import Kind, OptionError, option
+from martlet.options.flag import FlagKind, OptionError, option
 from martlet.options.options import Options
 
 
@@ -19,36 +19,38 @@ class TraceOptions(DoorOptions):
     """
 
     id: str = option(
-        "id", Kind.STRING, "", "the message's id, 16 hexadecimal digits", section="message"
+        "id", FlagKind.STRING, "", "the message's id, 16 hexadecimal digits", section="message"
     )
-    key: str = option("key", Kind.STRING, "", "messages with this key, instead of one with an id")
-    topic: str = option("topic", Kind.STRING, "", "look only at this topic")
+    key: str = option(
+        "key", FlagKind.STRING, "", "messages with this key, instead of one with an id"
+    )
+    topic: str = option("topic", FlagKind.STRING, "", "look only at this topic")
     since_ns: int = option(
         "since",
-        Kind.DURATION,
+        FlagKind.DURATION,
         0,
         "with --key, look only at what was stored so long ago or later (default: at everything)",
         limits=(0, None),
     )
     limit: int = option(
-        "limit", Kind.INT, 20, "with --key, show so many messages", limits=(1, 1000)
+        "limit", FlagKind.INT, 20, "with --key, show so many messages", limits=(1, 1000)
     )
     data_path: str = option(
         "data-path",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         "read this data folder instead of asking a broker; one may run on it, or not",
         section="search",
     )
     time_limit_ns: int = option(
         "time-limit",
-        Kind.DURATION,
+        FlagKind.DURATION,
         10 * SECOND_NS,
         "look for so long and no longer",
         limits=(MILLISECOND_NS, 600 * SECOND_NS),
     )
     json: bool = option(
-        "json", Kind.BOOL, False, "a line of JSON for each message", section="output"
+        "json", FlagKind.BOOL, False, "a line of JSON for each message", section="output"
     )
 
     def __post_init__(self) -> None:

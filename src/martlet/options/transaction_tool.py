@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from martlet.options.door import DoorOptions
-from martlet.options.flag import Kind, OptionError, option
+from martlet.options.flag import FlagKind, OptionError, option
 
 ACTIONS = ("list", "show", "commit", "rollback")
 _STATES = ("open", "silent", "prepared", "in-doubt", "set-aside")
@@ -20,31 +20,31 @@ class TransactionToolOptions(DoorOptions):
     """
 
     action: str = option(
-        "action", Kind.STRING, "", f"one of {', '.join(ACTIONS)}", section="what to do"
+        "action", FlagKind.STRING, "", f"one of {', '.join(ACTIONS)}", section="what to do"
     )
     ids: tuple[str, ...] = option(
-        "id", Kind.STRINGS, (), "the transaction; may be given several times"
+        "id", FlagKind.STRINGS, (), "the transaction; may be given several times"
     )
     state: str = option(
         "state",
-        Kind.STRING,
+        FlagKind.STRING,
         "",
         f"list only those in this state: {', '.join(_STATES)}",
         section="which of them",
     )
-    group: str = option("group", Kind.STRING, "", "list only those of this group")
+    group: str = option("group", FlagKind.STRING, "", "list only those of this group")
     limit: int = option(
         "limit",
-        Kind.INT,
+        FlagKind.INT,
         100,
         "list so many transactions, or show so many messages, of each broker",
         limits=(1, 1000),
         section="output",
     )
     max_body_bytes: int = option(
-        "max-body-bytes", Kind.SIZE, 1024, "show no more of a body", limits=(0, 8 << 20)
+        "max-body-bytes", FlagKind.SIZE, 1024, "show no more of a body", limits=(0, 8 << 20)
     )
-    json: bool = option("json", Kind.BOOL, False, "lines of JSON")
+    json: bool = option("json", FlagKind.BOOL, False, "lines of JSON")
 
     def __post_init__(self) -> None:
         super().__post_init__()

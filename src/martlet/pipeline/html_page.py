@@ -46,7 +46,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Table:
+class HtmlTable:
     """Rows below the names of their columns; `bad` are the numbers of rows to be seen at once."""
 
     title: str
@@ -74,7 +74,7 @@ class Plot:
     kind: Literal["line", "bar"] = "line"
 
 
-Section = Text | Table | Plot
+Section = Text | HtmlTable | Plot
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from martlet.options.flag import OptionError
 from martlet.options.pipeline import StreamJobOptions
-from martlet.spark.brokers.brokers import Brokers, NoSuchTopicError
+from martlet.spark.brokers.brokers import NoSuchTopicError, QueryBrokers
 from martlet.spark.read.options import ReadOptions
 
 
@@ -24,7 +24,7 @@ def require_topics(options: StreamJobOptions, named: Mapping[str, str]) -> None:
     if options.allow_missing_topics:
         return
     try:
-        brokers = Brokers(ReadOptions.parse({**options.source, **named}, "batch"))
+        brokers = QueryBrokers(ReadOptions.parse({**options.source, **named}, "batch"))
         try:
             brokers.require_topics(brokers.look(patient=True))
         finally:

@@ -28,7 +28,7 @@ LONGEST_BODY_BYTES = 1 << 20
 _SIZE = struct.Struct(">i")
 
 
-class Identify(NamedTuple):
+class LookupIdentify(NamedTuple):
     """IDENTIFY, its JSON read."""
 
     fields: dict[str, object]
@@ -52,11 +52,11 @@ class Ping(NamedTuple):
     """PING."""
 
 
-Command = Identify | Register | Unregister | Ping
+Command = LookupIdentify | Register | Unregister | Ping
 _PING = Ping()
 
 
-class Decoder:
+class LookupDecoder:
     """Cuts the commands of a broker out of what it sends.
 
     Args:
@@ -117,7 +117,7 @@ class Decoder:
             raise ProtocolError("E_BAD_CHANNEL", f"{verb} channel name '{channel}' is not valid")
         return topic, channel
 
-    def _identify(self, body_at: int) -> Identify | None:
+    def _identify(self, body_at: int) -> LookupIdentify | None:
         if self.identified:
             raise ProtocolError("E_INVALID", "cannot IDENTIFY again")
         buffer = self._buffer
@@ -138,7 +138,7 @@ class Decoder:
             fields = None
         if not isinstance(fields, dict):
             raise ProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body")
-        return Identify(fields)
+        return LookupIdentify(fields)
 
 
 def answer(data: bytes) -> bytes:

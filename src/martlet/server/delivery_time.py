@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from martlet.durations import MILLISECOND_NS
-from martlet.server.rpc.arguments import Arguments, CallError
+from martlet.server.rpc.arguments import CallArguments, CallError
 
 if TYPE_CHECKING:
     from martlet.server.server import Server
@@ -23,7 +23,7 @@ LATEST_MS = 1 << 43
 """The year 2248: nanoseconds until then fit into 63 bits."""
 
 
-def deliver_at_ns(arguments: Arguments, server: Server) -> int:
+def deliver_at_ns(arguments: CallArguments, server: Server) -> int:
     """When messages are to be delivered, 0 for at once, as for a time that has passed.
 
     Raises CallError.

@@ -15,14 +15,14 @@ from martlet.broker.retention.checkpoint import allow_spares
 
 if TYPE_CHECKING:
     from martlet.broker.broker import Broker
-    from martlet.broker.retention.reclaim import Relief
-    from martlet.server.flusher import Disk
+    from martlet.broker.retention.reclaim import HistoryReclaimer
+    from martlet.server.flusher import Flusher
     from martlet.server.observability.event_log import EventLog
 
 LOOK_NS = 1_000_000_000
-"""How often `Room.look` is to be called."""
+"""How often `DiskSpace.look` is to be called."""
 LOOK_WHILE_FULL_NS = 100_000_000
-"""How often `Room.look_while_full` is."""
+"""How often `DiskSpace.look_while_full` is."""
 _RESTS = 9
 """A full log rests for so many times as long as it took to look for room."""
 _TIGHT_S = 10.0
@@ -31,7 +31,7 @@ _MANY_SEGMENTS = 3
 _MANY_BYTES = 64 << 20
 
 
-class Room:
+class DiskSpace:
     """Makes room for a broker's log.
 
     Args:
@@ -41,7 +41,9 @@ class Room:
         events: tells when messages are taken again.
     """
 
-    def __init__(self, broker: Broker, disk: Disk, relief: Relief, events: EventLog) -> None:
+    def __init__(
+        self, broker: Broker, disk: Flusher, relief: HistoryReclaimer, events: EventLog
+    ) -> None:
         self._broker = broker
         self._disk = disk
         self._relief = relief

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from martlet.broker.retention.evicted_files import file_name, lines
-from martlet.broker.retention.eviction import Loss
+from martlet.broker.retention.eviction import EvictionLoss
 from martlet.log.storage import Segment
 
 Lost = Callable[[str, str, int, int, str], None]
@@ -44,7 +44,7 @@ class DeadLetters:
                 " --dead-letter-path"
             ) from error
 
-    def keep(self, segment: Segment, losses: list[Loss]) -> None:
+    def keep(self, segment: Segment, losses: list[EvictionLoss]) -> None:
         """Write down all that channels have not finished of a segment. Raises OSError."""
         for loss in losses:
             for channel, offsets in loss.unfinished.items():

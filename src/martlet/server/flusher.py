@@ -31,7 +31,7 @@ _REST = 50
 """A flush that nobody waits for comes so many times its length after the last one."""
 
 
-class Disk:
+class Flusher:
     """Runs the jobs that block.
 
     Args:

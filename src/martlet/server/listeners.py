@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     import socket
     import ssl
 
-    from martlet.server.http.server import HttpDoor, Routes
+    from martlet.server.http.server import HttpServer, Routes
 
 
-class Doors:
+class Listeners:
     """The sockets listen as soon as this is made; connections are accepted from ``open`` on.
 
     Args:
@@ -52,7 +52,7 @@ class Doors:
         self._tls = tls
         self._log = log
         self._listeners: list[asyncio.Server] = []
-        self._web: list[HttpDoor] = []
+        self._web: list[HttpServer] = []
         self._http_in_tls_only = options.tls_demanded is TlsRequired.YES
         http = options.http_address
         https = options.https_address if tls is not None else ""
@@ -98,9 +98,9 @@ class Doors:
         https_port_instead: int | None,
     ) -> None:
         # Not at the top: aiohttp takes longer to import than a broker takes to listen.
-        from martlet.server.http.server import HttpDoor
+        from martlet.server.http.server import HttpServer
 
-        door = HttpDoor(routes, https_port_instead)
+        door = HttpServer(routes, https_port_instead)
         await door.start(sock, tls)
         self._web.append(door)
         self._log.info("%s: listening on %s", name, shown(sock))

@@ -17,39 +17,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import WritesRefused
-from martlet.broker.recovery.restore import Restored, restore
+from martlet.broker.recovery.restore import RestoredBroker, restore
 from martlet.broker.retention.eviction import Eviction
 from martlet.broker.retention.history import Retention, Watermarks
-from martlet.broker.retention.reclaim import Relief
+from martlet.broker.retention.reclaim import HistoryReclaimer
 from martlet.broker.topic.queue_log import Receipt
 from martlet.layer.layer import SPACE_BYTES
 from martlet.options import BrokerOptions
 from martlet.plural import counted
-from martlet.protocol.nsq.v2 import Limits
+from martlet.protocol.nsq.v2 import ProtocolLimits
 from martlet.server.clock import Clock
 from martlet.server.data_folder import open_folder, refusal
-from martlet.server.disk_space import LOOK_NS, LOOK_WHILE_FULL_NS, Room
+from martlet.server.disk_space import LOOK_NS, LOOK_WHILE_FULL_NS, DiskSpace
 from martlet.server.evicted_files import DeadLetters
-from martlet.server.flusher import Disk
+from martlet.server.flusher import Flusher
 from martlet.server.journal_writer import JournalWriter
-from martlet.server.listeners import Doors
+from martlet.server.listeners import Listeners
 from martlet.server.lookup_peer import LookupPeers
-from martlet.server.nsq.authorizer import AuthServers, Guard
+from martlet.server.nsq.authorizer import Authorizer, AuthServers
 from martlet.server.nsq.connection import Connection
-from martlet.server.nsq.flush_timeouts import LateFlushes
+from martlet.server.nsq.flush_timeouts import FlushTimeouts
 from martlet.server.observability.event_log import EventLog
 from martlet.server.observability.statsd import expand_prefix, push
-from martlet.server.rpc.registry import Calls
+from martlet.server.rpc.registry import CallRegistry
 from martlet.server.rpc.transactions import transaction_limits
 from martlet.server.start_warnings import warn
-from martlet.server.tick import Turns
+from martlet.server.tick import LoopTicks
 from martlet.server.tls import server_context
 
 if TYPE_CHECKING:
     import ssl
 
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.topic.partitioned import WholeChannel
+    from martlet.broker.topic.partitioned import PartitionedChannel
     from martlet.broker.topic.topic import Topic
     from martlet.server.http.server import Routes
 
@@ -67,7 +67,7 @@ class Server:
     def __init__(self, options: BrokerOptions, log: logging.Logger | None = None) -> None:
         self.options = options
         self.log = log or logging.getLogger("martlet")
-        self.limits = Limits(
+        self.limits = ProtocolLimits(
             options.max_rdy_count,
             options.max_msg_size,
             options.max_body_size,
@@ -98,7 +98,7 @@ class Server:
     async def start(self) -> None:
         """Open the data folder and the doors. Raises OSError where one cannot be opened."""
         self.loop = asyncio.get_running_loop()
-        self.turns = Turns(self.loop.call_soon, self._turn)
+        self.turns = LoopTicks(self.loop.call_soon, self._turn)
         options = self.options
         for warning in options.topology_warnings():
             self.log.warning("%s", warning)
@@ -107,7 +107,7 @@ class Server:
         _allow_many_files()
         with ExitStack() as undo:
             # Before anything is written: a broker that cannot listen leaves nothing behind.
-            self._doors = doors = Doors(options, self.tls, self.log)
+            self._doors = doors = Listeners(options, self.tls, self.log)
             undo.callback(doors.close)
             self.storage, self.broker_id = open_folder(self.data_path, options, self.log)
             undo.callback(self.storage.close)
@@ -115,14 +115,14 @@ class Server:
             self.http_address, self.http_port = doors.http_address, doors.http_port
             self._open_log()
             undo.pop_all()
-        self.disk = Disk(self.broker, self.log, self._durable)
+        self.disk = Flusher(self.broker, self.log, self._durable)
         self._journal = JournalWriter(self.broker, options.journal_interval_ns)
         self.lookups = LookupPeers(self)
         self.events = EventLog(self.broker, self.log)
         self.broker.log.on_refused = self.events.write_refused
-        self.calls = Calls(self)
-        self.relief = Relief(self.broker)
-        self.late_flushes = LateFlushes(self)
+        self.calls = CallRegistry(self)
+        self.relief = HistoryReclaimer(self.broker)
+        self.late_flushes = FlushTimeouts(self)
         if options.disk_full_policy != "refuse":
             keep = []
             if self._dead_letters is not None:
@@ -148,7 +148,7 @@ class Server:
         await self.lookups.set_addresses(options.lookupd_tcp_addresses)
         self._tasks.append(self.loop.create_task(warn(options, self.log)))
         self._every(options.journal_interval_ns, self._keep_journal, steady=True)
-        room = Room(self.broker, self.disk, self.relief, self.events)
+        room = DiskSpace(self.broker, self.disk, self.relief, self.events)
         self._every(options.checkpoint_interval_ns, room.keep_checkpoint)
         self._every(LOOK_NS, room.look)
         self._every(LOOK_WHILE_FULL_NS, room.look_while_full)
@@ -187,7 +187,7 @@ class Server:
         self.broker.log.refuse_percent = options.disk_refuse_percent
         self._tell(restored)
 
-    def _tell(self, restored: Restored) -> None:
+    def _tell(self, restored: RestoredBroker) -> None:
         report = restored.report
         for note in restored.notes:
             self.log.warning("LOG: %s", note)
@@ -299,11 +299,11 @@ class Server:
 
         return broker_routes(self)
 
-    def guard(self, connection: Connection) -> Guard | None:
+    def guard(self, connection: Connection) -> Authorizer | None:
         """What asks who a client is; None where everybody may do everything."""
         if self._auth_servers is None:
             return None
-        return Guard(
+        return Authorizer(
             self._auth_servers,
             self.clock,
             connection.remote_address,
@@ -334,7 +334,7 @@ class Server:
         if connection.greeted:
             self.events.closed(connection.remote_address, error)
 
-    def left(self, topic: Topic, channel: Channel | WholeChannel) -> None:
+    def left(self, topic: Topic, channel: Channel | PartitionedChannel) -> None:
         """A consumer has left."""
         self.broker.left(topic, channel)
 

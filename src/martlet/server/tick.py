@@ -24,7 +24,7 @@ FEW = 4
 """So many connections that speak in one turn are better served one by one."""
 
 
-class Turns:
+class LoopTicks:
     """The turns of a loop.
 
     Args:

@@ -10,7 +10,7 @@ from martlet.durations import MILLISECOND_NS
 SLICE_NS = 2 * MILLISECOND_NS
 
 
-class Pace:
+class TimeSlice:
     """The slices of one piece of work; the first begins when this is made.
 
     ``await pace.rest()`` stands where the work may be interrupted, which is after each step that

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from martlet.spark.brokers.addresses import Tls
+from martlet.spark.brokers.addresses import SparkTls
 
 T = TypeVar("T")
 TLS_NAMES = ("tlsCaFile", "tlsCertFile", "tlsKeyFile", "tlsVerify")
@@ -62,9 +62,9 @@ def boolean(options: Mapping[str, str], name: str, default: bool) -> bool:
     return word == "true"
 
 
-def tls(options: Mapping[str, str]) -> Tls:
+def tls(options: Mapping[str, str]) -> SparkTls:
     """How brokers are spoken to that take TLS. Raises ValueError."""
-    return Tls.parse(
+    return SparkTls.parse(
         options.get("tlsCaFile", ""),
         options.get("tlsCertFile", ""),
         options.get("tlsKeyFile", ""),

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from martlet.spark.read.batch import BatchReader
-from martlet.spark.read.failing_reader import RefusedStream
+from martlet.spark.read.failing_reader import FailingStreamReader
 from martlet.spark.read.options import ReadOptions, view_of
 from martlet.spark.read.schema import arrow_schema, schema_of
 from martlet.spark.read.stream import StreamReader
@@ -56,4 +56,4 @@ class MartletDataSource(DataSource):
             options = ReadOptions.parse(self.options, "stream")
             return StreamReader(options, arrow_schema(schema, options.view))
         except ValueError as error:
-            return RefusedStream(error)
+            return FailingStreamReader(error)

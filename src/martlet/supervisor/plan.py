@@ -31,7 +31,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ServerPlan:
     """All servers: the lookup daemon, which starts first and stops last, and the brokers."""
 
     lookup: tuple[Planned, ...]
@@ -43,7 +43,7 @@ class Plan:
         return self.lookup + self.brokers
 
 
-def plan(options: UpOptions, broker_arguments: tuple[str, ...]) -> Plan:
+def plan(options: UpOptions, broker_arguments: tuple[str, ...]) -> ServerPlan:
     """What is to be run.
 
     Args:
@@ -58,7 +58,9 @@ def plan(options: UpOptions, broker_arguments: tuple[str, ...]) -> Plan:
         told = tuple(f"--lookupd-tcp-address={_reached(each.tcp_address)}" for each in lookup)
         arguments = (*told, *broker_arguments)
         numbers = range(options.workers)
-        return Plan(lookup, tuple(_broker(options, ports, each, arguments) for each in numbers))
+        return ServerPlan(
+            lookup, tuple(_broker(options, ports, each, arguments) for each in numbers)
+        )
 
 
 def _lookup(options: UpOptions, ports: _Ports) -> Planned:

@@ -41,7 +41,7 @@ from __future__ import annotations
 import errno
 from random import Random
 
-from martlet.log.storage import Fill, Segment, StorageFull
+from martlet.log.storage import DiskUsage, Segment, StorageFull
 
 START_NS = 1_700_000_000 * 10**9
 """When a simulated clock begins, unless it is told otherwise: in November 2023."""
@@ -387,10 +387,10 @@ class SimulatedStorage:
         self._most_spares = self._usual_spares + more
         del self._spares[: max(0, len(self._spares) - self._most_spares)]
 
-    def fill(self) -> Fill:
+    def fill(self) -> DiskUsage:
         """How full the disk is, spares aside."""
         spares = sum(spare.capacity for spare in self._spares)
-        return Fill(self.used_bytes - spares, self.capacity_bytes or 0)
+        return DiskUsage(self.used_bytes - spares, self.capacity_bytes or 0)
 
     def free_bytes(self) -> int:
         """What the disk has free; 0 where it has no end."""

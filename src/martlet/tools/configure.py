@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from martlet.options.configure import ChannelConfigureOptions, TopicConfigureOptions
-from martlet.tools.door import Doors, NoAnswer
+from martlet.tools.door import BrokerHttpClients, NoHttpAnswer
 from martlet.tools.manage import with_way_out
 
 Options = TopicConfigureOptions | ChannelConfigureOptions
@@ -25,11 +25,11 @@ class Configuration:
         self._options = options
         self._changes = dict(changes)
 
-    async def run(self) -> list[tuple[str, dict[str, Any] | NoAnswer]]:
+    async def run(self) -> list[tuple[str, dict[str, Any] | NoHttpAnswer]]:
         """Do it on each broker; the policy that it has there then.
 
         Raises:
-            NoAnswer: no broker was found.
+            NoHttpAnswer: no broker was found.
         """
         options = self._options
         names = {"topic": options.topic}
@@ -38,14 +38,14 @@ class Configuration:
             names["channel"] = options.channel
             method = "channel.configure"
         fields: dict[str, Any] = {**names, "policy": self._changes}
-        async with Doors(options) as doors:
+        async with BrokerHttpClients(options) as doors:
             urls = await doors.brokers(options.topic)
 
-            async def ask(url: str) -> dict[str, Any] | NoAnswer:
+            async def ask(url: str) -> dict[str, Any] | NoHttpAnswer:
                 try:
                     policy: dict[str, Any] = (await doors.call(url, method, fields))["policy"]
                     return policy
-                except NoAnswer as error:
+                except NoHttpAnswer as error:
                     return with_way_out(error, url, names)
 
             return list(zip(urls, await asyncio.gather(*map(ask, urls)), strict=True))

@@ -17,7 +17,7 @@ from typing import Any
 from martlet.options.dead_letters import DeadLetterOptions
 from martlet.plural import counted
 from martlet.tools.columns import laid_out
-from martlet.tools.door import Doors, NoAnswer
+from martlet.tools.door import BrokerHttpClients, NoHttpAnswer
 
 Fields = dict[str, Any]
 _PAGE = 500
@@ -42,21 +42,21 @@ class DeadLetterTool:
         self.unknown: dict[str, None] = {}
 
     async def counts(self) -> list[Fields]:
-        """The dead-letter topics of all brokers, with ``broker`` in each. Raises NoAnswer."""
+        """The dead-letter topics of all brokers, with ``broker`` in each. Raises NoHttpAnswer."""
         options = self._options
         found: list[Fields] = []
-        async with Doors(options) as doors:
+        async with BrokerHttpClients(options) as doors:
             async for url, told in self._ask(doors, options.topic, "list", options.whose()):
                 found += [{"broker": url} | each for each in told["dead_letter_topics"]]
         return found
 
     async def pages(self) -> AsyncIterator[list[Fields]]:
-        """The dead letters of each broker, the oldest first. Raises NoAnswer."""
+        """The dead letters of each broker, the oldest first. Raises NoHttpAnswer."""
         options = self._options
         fields = options.whose() | dict(options.which(self._clock()))
         fields |= {"max_body_bytes": options.max_body_bytes, "limit": _PAGE}
         left: dict[str, int] = {}
-        async with Doors(options) as doors:
+        async with BrokerHttpClients(options) as doors:
             async for url, page in self._ask(doors, options.topic, "show", fields):
                 most = left.setdefault(url, options.limit or _ALL)
                 messages = page["messages"][:most]
@@ -67,7 +67,7 @@ class DeadLetterTool:
 
     async def act(self) -> AsyncIterator[tuple[str, int, Mapping[str, int]]]:
         """Redrive or purge: how many, and how many stay why, some at a time. At the end `unknown`
-        are those of the ids asked for that no broker has. Raises NoAnswer.
+        are those of the ids asked for that no broker has. Raises NoHttpAnswer.
         """
         self.unknown = dict.fromkeys(self._options.ids)
         options = self._options
@@ -75,26 +75,26 @@ class DeadLetterTool:
         fields |= {"all": options.all, "dry_run": options.dry_run}
         if options.to_topic:
             fields["to_topic"] = options.to_topic
-        async with Doors(options) as doors:
+        async with BrokerHttpClients(options) as doors:
             async for url, done in self._ask(doors, options.topic, options.action, fields):
                 for id in done.get("found", self._options.ids):  # An older broker does not say.
                     self.unknown.pop(id, None)
                 yield url, done["count"], done["kept"]
 
     async def _ask(
-        self, doors: Doors, topic: str, what: str, fields: Mapping[str, object]
+        self, doors: BrokerHttpClients, topic: str, what: str, fields: Mapping[str, object]
     ) -> AsyncIterator[tuple[str, Fields]]:
         """What each broker answers, page by page. One that has no such dead letters is passed over,
         if another has.
         """
-        missing: NoAnswer | None = None
+        missing: NoHttpAnswer | None = None
         some = False
         for url in await doors.brokers(topic):
             place: Mapping[str, object] | None = {}
             while place is not None:
                 try:
                     page = await doors.call(url, f"dead_letters.{what}", {**fields, **place})
-                except NoAnswer as error:
+                except NoHttpAnswer as error:
                     if error.status != _NOT_THERE:
                         raise
                     missing = error

@@ -9,7 +9,7 @@ from typing import Any
 
 from martlet.options.delayed import DelayedOptions
 from martlet.plural import counted
-from martlet.tools.door import Doors, NoAnswer
+from martlet.tools.door import BrokerHttpClients, NoHttpAnswer
 
 Fields = dict[str, Any]
 _PAGE = 1000
@@ -30,9 +30,9 @@ class DelayedTool:
     async def pages(self) -> AsyncIterator[tuple[str, int, list[Fields]]]:
         """Of each broker its URL, how many wait, and those that do by their time, page by page.
 
-        Raises NoAnswer.
+        Raises NoHttpAnswer.
         """
-        async with Doors(self._options) as doors:
+        async with BrokerHttpClients(self._options) as doors:
             async for url in self._urls(doors):
                 left = self._options.limit or _ALL
                 place: str | None = ""
@@ -45,8 +45,8 @@ class DelayedTool:
                     yield url, told["pending_count"], messages
 
     async def cancel(self) -> AsyncIterator[tuple[str, list[str]]]:
-        """Of each broker its URL and the ids that it has cancelled. Raises NoAnswer."""
-        async with Doors(self._options) as doors:
+        """Of each broker its URL and the ids that it has cancelled. Raises NoHttpAnswer."""
+        async with BrokerHttpClients(self._options) as doors:
             async for url in self._urls(doors):
                 fields = {"topic": self._options.topic}
                 if not self._options.all:
@@ -67,14 +67,14 @@ class DelayedTool:
                     if not place:
                         break
 
-    async def _urls(self, doors: Doors) -> AsyncIterator[str]:
+    async def _urls(self, doors: BrokerHttpClients) -> AsyncIterator[str]:
         """The brokers that have the topic."""
-        missing: NoAnswer | None = None
+        missing: NoHttpAnswer | None = None
         some = False
         for url in await doors.brokers(self._options.topic):
             try:
                 await doors.call(url, "delay.list", {"topic": self._options.topic, "limit": 1})
-            except NoAnswer as error:
+            except NoHttpAnswer as error:
                 if error.status != _NOT_THERE:
                     raise
                 missing = error

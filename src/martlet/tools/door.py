@@ -26,7 +26,7 @@ _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError)
 """What an answer of another shape raises."""
 
 
-class NoAnswer(OSError):
+class NoHttpAnswer(OSError):
     """A broker or a lookup daemon did not do what it was asked for; the text says which, and why.
 
     Attributes:
@@ -40,14 +40,14 @@ class NoAnswer(OSError):
         self.status = status
 
 
-class NoConnection(NoAnswer):
+class NoConnection(NoHttpAnswer):
     """Nothing listens at an address, or nothing that can be reached."""
 
     def __init__(self, url: str, error: OSError, server: str) -> None:
         super().__init__(f"cannot connect to {url}", unreachable.reason(error, server))
 
 
-class Doors:
+class BrokerHttpClients:
     """Asks the brokers that some options name, inside ``async with``.
 
     Args:
@@ -78,7 +78,7 @@ class Doors:
         with no topic all that they know.
 
         Raises:
-            NoAnswer: no lookup daemon answered, or none knows a broker.
+            NoHttpAnswer: no lookup daemon answered, or none knows a broker.
         """
         options = self._options
         if options.nsqd_http_addresses:
@@ -94,7 +94,7 @@ class Doors:
             if isinstance(error, BaseException):
                 raise error
         what = f"broker with topic {topic!r}" if topic else "broker"
-        raise NoAnswer(", ".join(daemons), f"no {what} is known there", 404)
+        raise NoHttpAnswer(", ".join(daemons), f"no {what} is known there", 404)
 
     def daemons(self) -> list[str]:
         """The URLs of the lookup daemons that are named."""
@@ -108,27 +108,27 @@ class Doors:
                 _url(f"{each['broadcast_address']}:{int(each['http_port'])}")
                 for each in known.get("data", known)["producers"] or ()
             ]
-        except NoAnswer as error:
+        except NoHttpAnswer as error:
             if error.status == 404:
                 return []
             raise
         except _UNREADABLE as error:
-            raise NoAnswer(daemon, f"no answer of a lookup daemon: {error!r}") from None
+            raise NoHttpAnswer(daemon, f"no answer of a lookup daemon: {error!r}") from None
 
     async def get(self, url: str, path: str, arguments: Mapping[str, str]) -> Any:
-        """What a door tells. Raises NoAnswer."""
+        """What a door tells. Raises NoHttpAnswer."""
         return await self._ask("GET", url, path, arguments)
 
     async def post(self, url: str, path: str, arguments: Mapping[str, str]) -> Any:
-        """What a door answers when something is to be done. Raises NoAnswer."""
+        """What a door answers when something is to be done. Raises NoHttpAnswer."""
         return await self._ask("POST", url, path, arguments)
 
     async def text(self, url: str, path: str) -> str:
-        """What a door tells in plain text, whatever the status. Raises NoAnswer."""
+        """What a door tells in plain text, whatever the status. Raises NoHttpAnswer."""
         return str(await self._ask("GET", url, path, {}, as_text=True))
 
     async def call(self, url: str, name: str, fields: Mapping[str, Any]) -> Any:
-        """What a broker answers to a call. Raises NoAnswer."""
+        """What a broker answers to a call. Raises NoHttpAnswer."""
         return await self._ask("POST", url, CALL_PATH + name, {}, fields)
 
     async def _ask(
@@ -151,30 +151,32 @@ class Doors:
                 # What only does something says nothing, as nsqd.
                 answer = None if response.content_length == 0 else await _json(response)
         except TimeoutError:
-            raise NoAnswer(url, "no answer in time") from None
+            raise NoHttpAnswer(url, "no answer in time") from None
         except aiohttp.ClientConnectorError as error:
             raise NoConnection(url, error.os_error, self._kind(url)) from None
         except aiohttp.ClientResponseError as error:
             if unreachable.is_tcp_port(error):
-                raise NoAnswer(url, unreachable.http_wanted(self._kind(url))) from None
+                raise NoHttpAnswer(url, unreachable.http_wanted(self._kind(url))) from None
             why = (error.message or str(error)).partition("\n")[0].rstrip(":")
-            raise NoAnswer(url, f"no answer over HTTP: {why}; is that its HTTP address?") from None
+            raise NoHttpAnswer(
+                url, f"no answer over HTTP: {why}; is that its HTTP address?"
+            ) from None
         except aiohttp.ClientError as error:
-            raise NoAnswer(url, str(error) or type(error).__name__) from None
+            raise NoHttpAnswer(url, str(error) or type(error).__name__) from None
         except ValueError as error:
-            raise NoAnswer(url, f"no answer of a broker: {error}") from None
+            raise NoHttpAnswer(url, f"no answer of a broker: {error}") from None
         if status == 200:
             return answer
         message = answer.get("message") if isinstance(answer, dict) else None
         if message == "NOT_FOUND" and url in self.daemons():
-            raise NoAnswer(url, unreachable.not_that_server(unreachable.LOOKUP_DAEMON, path))
+            raise NoHttpAnswer(url, unreachable.not_that_server(unreachable.LOOKUP_DAEMON, path))
         if message == "NOT_FOUND":
             is_ours = path in _NOT_NSQD or path.startswith(CALL_PATH)
             hint = "nsqd has none; " if is_ours else ""
-            raise NoAnswer(url, f"it has no {path}: {hint}is that the right address?")
+            raise NoHttpAnswer(url, f"it has no {path}: {hint}is that the right address?")
         if message in _MISSING:
             message = _MISSING[message].format_map(arguments)
-        raise NoAnswer(url, message or f"status {status}", status)
+        raise NoHttpAnswer(url, message or f"status {status}", status)
 
     def _kind(self, url: str) -> str:
         is_daemon = url in self.daemons()

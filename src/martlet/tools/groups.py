@@ -12,7 +12,7 @@ from typing import Any
 from martlet.options.groups import GroupOptions
 from martlet.plural import counted
 from martlet.tools.columns import laid_out
-from martlet.tools.door import Doors, NoAnswer
+from martlet.tools.door import BrokerHttpClients, NoHttpAnswer
 
 Fields = dict[str, Any]
 _NOT_THERE = 404
@@ -32,17 +32,17 @@ class GroupTool:
 
     async def run(self) -> list[Fields]:
         """What each broker answers, with ``broker`` in it; one that has no such group is passed
-        over, if another has. Raises NoAnswer.
+        over, if another has. Raises NoHttpAnswer.
         """
         options = self._options
         found: list[Fields] = []
-        missing: NoAnswer | None = None
-        async with Doors(options) as doors:
+        missing: NoHttpAnswer | None = None
+        async with BrokerHttpClients(options) as doors:
             for url in await doors.brokers(options.topic):
                 try:
                     fields = options.fields(self._clock())
                     answer = await doors.call(url, f"group.{options.action}", fields)
-                except NoAnswer as error:
+                except NoHttpAnswer as error:
                     if error.status != _NOT_THERE:
                         raise
                     missing = error

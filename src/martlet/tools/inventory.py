@@ -9,14 +9,14 @@ from typing import Any
 
 from martlet.options.topic import InventoryOptions
 from martlet.tools.columns import laid_out
-from martlet.tools.door import Doors, NoAnswer
+from martlet.tools.door import BrokerHttpClients, NoHttpAnswer
 
 Fields = dict[str, Any]
 _UNREADABLE = (KeyError, TypeError, ValueError, AttributeError)
 
 
-async def look(doors: Doors, url: str, topic: str = "") -> Fields:
-    """What a broker's ``/stats`` tells of its topics, or of one. Raises NoAnswer."""
+async def look(doors: BrokerHttpClients, url: str, topic: str = "") -> Fields:
+    """What a broker's ``/stats`` tells of its topics, or of one. Raises NoHttpAnswer."""
     arguments = {"format": "json", "include_clients": "false", "include_mem": "false"}
     told: Fields = await doors.get(url, "/stats", arguments | ({"topic": topic} if topic else {}))
     return told
@@ -48,14 +48,14 @@ class Inventory:
 
     def __init__(self, options: InventoryOptions) -> None:
         self._options = options
-        self.failed: list[NoAnswer] = []
+        self.failed: list[NoHttpAnswer] = []
 
     async def topics(self) -> list[Fields]:
-        """The topics of each broker. Raises NoAnswer where none is found."""
+        """The topics of each broker. Raises NoHttpAnswer where none is found."""
         return await self._from_stats(_topics)
 
     async def channels(self) -> list[Fields]:
-        """The channels of each broker's topics. Raises NoAnswer where no broker is found."""
+        """The channels of each broker's topics. Raises NoHttpAnswer where no broker is found."""
         return await self._from_stats(_channels)
 
     async def _from_stats(self, read: Callable[[Fields], Iterator[Fields]]) -> list[Fields]:
@@ -68,18 +68,18 @@ class Inventory:
             is_there = is_there or not topic or topic_of(stats, topic) is not None
             return [{"broker": url} | each for each in read(stats)]
 
-        async with Doors(self._options) as doors:
+        async with BrokerHttpClients(self._options) as doors:
             urls = await doors.brokers(topic)
             answers = await self._all(urls, ask)
         if not is_there and not self.failed:
-            self.failed.append(NoAnswer(", ".join(urls), f"there is no topic {topic!r}", 404))
+            self.failed.append(NoHttpAnswer(", ".join(urls), f"there is no topic {topic!r}", 404))
         return [each for found in answers for each in found]
 
     async def nodes(self) -> list[Fields]:
         """The brokers that lookup daemons know, with the daemons that know each; or what those
         that are named say of themselves.
         """
-        async with Doors(self._options) as doors:
+        async with BrokerHttpClients(self._options) as doors:
             if not doors.daemons():
 
                 async def ask(url: str) -> Fields:
@@ -105,21 +105,21 @@ class Inventory:
         """What each broker, and each lookup daemon that is named, says of its health.
 
         Raises:
-            NoAnswer: no broker is found.
+            NoHttpAnswer: no broker is found.
         """
-        async with Doors(self._options) as doors:
+        async with BrokerHttpClients(self._options) as doors:
 
             async def ask(url: str) -> Fields:
                 try:
                     said = (await doors.text(url, "/ping")).strip()
-                except NoAnswer as error:
+                except NoHttpAnswer as error:
                     said = error.why
                 return {"server": url, "is_healthy": said == "OK", "health": said}
 
             urls = doors.daemons()
             try:
                 urls = urls + await doors.brokers("")
-            except NoAnswer as error:
+            except NoHttpAnswer as error:
                 self.failed.append(error)
             return await self._all(list(dict.fromkeys(urls)), ask)
 
@@ -129,14 +129,14 @@ class Inventory:
         async def asked(url: str) -> Any:
             try:
                 return await ask(url)
-            except NoAnswer as error:
+            except NoHttpAnswer as error:
                 return error
             except _UNREADABLE as error:
-                return NoAnswer(url, f"an answer that cannot be understood: {error!r}")
+                return NoHttpAnswer(url, f"an answer that cannot be understood: {error!r}")
 
         answers = await asyncio.gather(*map(asked, urls))
-        self.failed += [each for each in answers if isinstance(each, NoAnswer)]
-        return [each for each in answers if not isinstance(each, NoAnswer)]
+        self.failed += [each for each in answers if isinstance(each, NoHttpAnswer)]
+        return [each for each in answers if not isinstance(each, NoHttpAnswer)]
 
 
 def _topics(stats: Fields) -> Iterator[Fields]:

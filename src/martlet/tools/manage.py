@@ -14,7 +14,7 @@ from http import HTTPStatus
 
 from martlet.options.door import ChannelOptions, TopicOptions
 from martlet.plural import counted
-from martlet.tools.door import Doors, NoAnswer
+from martlet.tools.door import BrokerHttpClients, NoHttpAnswer
 from martlet.tools.inventory import Fields, channel_of, look, topic_of
 
 
@@ -42,7 +42,7 @@ UNPAUSE = Verb("unpause", "goes on")
 EMPTY = Verb("empty", "is emptied", drops=True)
 
 
-class Refused(NoAnswer):
+class ManageRefused(NoHttpAnswer):
     """Nothing was done there, as messages would be lost and nobody has said that they may."""
 
 
@@ -67,15 +67,15 @@ class Change:
         """The topic or channel, as it is named in lines for people."""
         return " of ".join(f"{kind} {name!r}" for kind, name in reversed(self._names.items()))
 
-    async def run(self) -> list[tuple[str, NoAnswer | None]]:
+    async def run(self) -> list[tuple[str, NoHttpAnswer | None]]:
         """Do it on each broker, then at each lookup daemon; what was wrong there, if anything was.
 
         Nothing is done at lookup daemons unless all brokers have done it.
 
         Raises:
-            NoAnswer: no broker was found.
+            NoHttpAnswer: no broker was found.
         """
-        async with Doors(self._options) as doors:
+        async with BrokerHttpClients(self._options) as doors:
             urls = await self._brokers(doors)
             if self._verb.drops and not getattr(self._options, "force", False):
                 return list(
@@ -90,23 +90,23 @@ class Change:
                 outcomes += await self._at(doors, doors.daemons(), forgiving=True)
             return outcomes
 
-    async def _brokers(self, doors: Doors) -> list[str]:
+    async def _brokers(self, doors: BrokerHttpClients) -> list[str]:
         """Those that have the topic; none where lookup daemons alone know it."""
         try:
             return await doors.brokers(self._options.topic)
-        except NoAnswer as error:
+        except NoHttpAnswer as error:
             forced = not self._verb.drops or getattr(self._options, "force", False)
             if error.status == HTTPStatus.NOT_FOUND and self._verb.is_registered and forced:
                 return []
             raise
 
     async def _at(
-        self, doors: Doors, urls: list[str], *, forgiving: bool = False
-    ) -> list[tuple[str, NoAnswer | None]]:
-        async def ask(url: str) -> NoAnswer | None:
+        self, doors: BrokerHttpClients, urls: list[str], *, forgiving: bool = False
+    ) -> list[tuple[str, NoHttpAnswer | None]]:
+        async def ask(url: str) -> NoHttpAnswer | None:
             try:
                 await doors.post(url, self._path, self._names)
-            except NoAnswer as error:
+            except NoHttpAnswer as error:
                 if forgiving and error.status == HTTPStatus.NOT_FOUND:
                     return None  # A lookup daemon never knew it, or has forgotten it already.
                 return with_way_out(error, url, self._names) if self._verb is CREATE else error
@@ -114,30 +114,30 @@ class Change:
 
         return list(zip(urls, await asyncio.gather(*map(ask, urls)), strict=True))
 
-    async def _loss(self, doors: Doors, url: str) -> NoAnswer:
+    async def _loss(self, doors: BrokerHttpClients, url: str) -> NoHttpAnswer:
         """What would be lost at a broker."""
         try:
             stats = await look(doors, url, self._options.topic)
             topic = topic_of(stats, self._options.topic)
             if topic is None:
-                return NoAnswer(url, f"there is no topic {self._options.topic!r}", 404)
+                return NoHttpAnswer(url, f"there is no topic {self._options.topic!r}", 404)
             if "channel" not in self._names:
                 found = [topic, *(topic["channels"] if self._verb is DELETE else ())]
             else:
                 channel = channel_of(topic, self._names["channel"])
                 if channel is None:
-                    return NoAnswer(url, f"there is no {self.what}", 404)
+                    return NoHttpAnswer(url, f"there is no {self.what}", 404)
                 found = [channel]
-        except NoAnswer as error:
+        except NoHttpAnswer as error:
             return error
         except (KeyError, TypeError, AttributeError) as error:
-            return NoAnswer(url, f"no /stats that could be understood: {error!r}")
-        return Refused(
+            return NoHttpAnswer(url, f"no /stats that could be understood: {error!r}")
+        return ManageRefused(
             url, f"nothing is done without --force: {self.what} has {_told(found)} there"
         )
 
 
-def with_way_out(error: NoAnswer, url: str, names: Mapping[str, str]) -> NoAnswer:
+def with_way_out(error: NoHttpAnswer, url: str, names: Mapping[str, str]) -> NoHttpAnswer:
     """An error of a topic or channel that is not there, with the command that makes it."""
     if error.status != HTTPStatus.NOT_FOUND:
         return error
@@ -145,7 +145,7 @@ def with_way_out(error: NoAnswer, url: str, names: Mapping[str, str]) -> NoAnswe
     if "there is no topic" in error.why:
         words = ["topic", "create", names["topic"]]
     call = " ".join(["martlet", *words, f"--nsqd-http-address={url.removeprefix('http://')}"])
-    return NoAnswer(url, f"{error.why}; to make it: {call}", error.status)
+    return NoHttpAnswer(url, f"{error.why}; to make it: {call}", error.status)
 
 
 def _told(found: list[Fields]) -> str:

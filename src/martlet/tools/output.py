@@ -32,7 +32,7 @@ _GZIP = 31
 """zlib's window bits for a gzip member."""
 
 
-class Member(Protocol):
+class OutputMember(Protocol):
     """A stretch of a compressed file that can be read by itself."""
 
     def compress(self, data: bytes) -> bytes:
@@ -89,7 +89,7 @@ class Output:
         self._revision = 0
         self._opened_at_s = 0.0
         self._length_bytes = 0
-        self._member: Member | None = None
+        self._member: OutputMember | None = None
         self._whole_bytes = 0
         self._is_torn = False
         self._is_alone = bool(options.compresses or options.rotate_interval_ns)
@@ -130,7 +130,7 @@ class Output:
         with self._cut_where_torn():
             _write_all(self._file, data, self._path)
 
-    def _begin_member(self) -> Member:
+    def _begin_member(self) -> OutputMember:
         if self._options.zstd:
             return ZstdFrame(self._options.zstd_level)
         return zlib.compressobj(self._options.gzip_level, wbits=_GZIP)

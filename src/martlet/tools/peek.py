@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from martlet.options.peek import PeekOptions
-from martlet.tools.door import Doors
+from martlet.tools.door import BrokerHttpClients
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,7 +37,7 @@ class Peek:
         Raises NoAnswer.
         """
         options = self._options
-        async with Doors(options) as doors:
+        async with BrokerHttpClients(options) as doors:
             for url in await doors.brokers(options.topic):
                 left = options.limit or None
                 offset, queue = options.offset, 0

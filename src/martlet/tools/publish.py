@@ -27,7 +27,7 @@ _FLYING = 8
 """How many batches may be on their way."""
 
 
-class Publish:
+class PublishTool:
     """Publishes files.
 
     Args:

@@ -9,10 +9,10 @@ from typing import Any
 
 from martlet.options.replay import ReplayOptions
 from martlet.plural import counted
-from martlet.tools.door import Doors, NoAnswer
+from martlet.tools.door import BrokerHttpClients, NoHttpAnswer
 
 
-class Replay:
+class RewindTool:
     """Sets a channel back.
 
     Args:
@@ -24,11 +24,11 @@ class Replay:
         self._options = options
         self._clock = clock
 
-    async def run(self) -> list[tuple[str, dict[str, Any] | NoAnswer]]:
+    async def run(self) -> list[tuple[str, dict[str, Any] | NoHttpAnswer]]:
         """Do it on each broker; what each of them answered.
 
         Raises:
-            NoAnswer: no broker was found.
+            NoHttpAnswer: no broker was found.
         """
         options = self._options
         arguments = {
@@ -44,14 +44,14 @@ class Replay:
             arguments["timestamp_ns"] = str(options.time_ns(self._clock()))
         else:
             arguments["beginning"] = "true"
-        async with Doors(options) as doors:
+        async with BrokerHttpClients(options) as doors:
             urls = await doors.brokers(options.topic)
 
-            async def ask(url: str) -> dict[str, Any] | NoAnswer:
+            async def ask(url: str) -> dict[str, Any] | NoHttpAnswer:
                 try:
                     answer: dict[str, Any] = await doors.post(url, "/channel/replay", arguments)
                     return answer
-                except NoAnswer as error:
+                except NoHttpAnswer as error:
                     return error
 
             answers = await asyncio.gather(*map(ask, urls))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from martlet.options.stat import StatOptions
-from martlet.tools.door import Doors, NoAnswer
+from martlet.tools.door import BrokerHttpClients, NoHttpAnswer
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,7 +33,7 @@ HEAD = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counts:
+class StatCounts:
     """The counts of a channel, of one broker or of all together, named as in ``/stats``."""
 
     depth: int = 0
@@ -50,8 +50,8 @@ class Counts:
         """The counts that an entry of ``/stats`` tells."""
         return cls(**{field.name: int(told[field.name]) for field in fields(cls)})
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(
+    def __add__(self, other: StatCounts) -> StatCounts:
+        return StatCounts(
             **{
                 field.name: getattr(self, field.name) + getattr(other, field.name)
                 for field in fields(self)
@@ -71,7 +71,7 @@ class Look:
     """
 
     at_s: float
-    channels: dict[tuple[str, str], Counts]
+    channels: dict[tuple[str, str], StatCounts]
     paused: frozenset[tuple[str, str]]
     failed: list[str]
 
@@ -92,17 +92,18 @@ class Stat:
         """One look after the other, each an interval after the one before.
 
         Raises:
-            NoAnswer: no broker was found, or none of them answered, at the first look; later ones
+            NoHttpAnswer: no broker was found, or none of them answered, at the first look; later
+            ones
                 tell of it.
         """
         interval_s = self._options.interval_ns / 1e9
-        async with Doors(self._options) as doors:
+        async with BrokerHttpClients(self._options) as doors:
             next_s = self._clock()
             look: Look | None = None
             while True:
                 try:
                     look = await self._look(doors)
-                except NoAnswer as error:
+                except NoHttpAnswer as error:
                     if look is None:
                         raise
                     look = Look(self._clock(), {}, frozenset(), [str(error)])
@@ -110,7 +111,7 @@ class Stat:
                 next_s = max(next_s + interval_s, self._clock())
                 await asyncio.sleep(next_s - self._clock())
 
-    async def _look(self, doors: Doors) -> Look:
+    async def _look(self, doors: BrokerHttpClients) -> Look:
         options = self._options
         arguments = {"format": "json", "include_clients": "false", "include_mem": "false"}
         if options.topic:
@@ -121,29 +122,29 @@ class Stat:
         told = await asyncio.gather(
             *(doors.get(url, "/stats", arguments) for url in urls), return_exceptions=True
         )
-        channels: dict[tuple[str, str], Counts] = {}
+        channels: dict[tuple[str, str], StatCounts] = {}
         paused: set[tuple[str, str]] = set()
         failed = []
         for answer in told:
-            if isinstance(answer, NoAnswer):
+            if isinstance(answer, NoHttpAnswer):
                 failed.append(answer)
             elif isinstance(answer, BaseException):
                 raise answer
             else:
                 for name, counts, is_paused in _entries(answer):
-                    channels[name] = channels.get(name, Counts()) + counts
+                    channels[name] = channels.get(name, StatCounts()) + counts
                     paused |= {name} if is_paused else set()
         if len(failed) == len(urls):
             raise failed[0]
         return Look(self._clock(), channels, frozenset(paused), [str(error) for error in failed])
 
 
-def _entries(stats: dict[str, Any]) -> list[tuple[tuple[str, str], Counts, bool]]:
+def _entries(stats: dict[str, Any]) -> list[tuple[tuple[str, str], StatCounts, bool]]:
     """The channels, and the topics that have none, of an answer of ``/stats``."""
     found = []
     for topic in stats.get("data", stats)["topics"] or ():
         name = str(topic["topic_name"])
-        waiting = Counts(
+        waiting = StatCounts(
             depth=int(topic["depth"]),
             backend_depth=int(topic["backend_depth"]),
             message_count=int(topic["message_count"]),
@@ -151,19 +152,19 @@ def _entries(stats: dict[str, Any]) -> list[tuple[tuple[str, str], Counts, bool]
         if waiting.depth or not topic["channels"]:
             found.append(((name, ""), waiting, bool(topic["paused"])))
         found += [
-            ((name, str(each["channel_name"])), Counts.read(each), bool(each["paused"]))
+            ((name, str(each["channel_name"])), StatCounts.read(each), bool(each["paused"]))
             for each in topic["channels"]
         ]
     return found
 
 
-def rates(before: Counts, after: Counts, seconds: float) -> tuple[int, int]:
+def rates(before: StatCounts, after: StatCounts, seconds: float) -> tuple[int, int]:
     """How many messages came in and went out, per second."""
     came = after.message_count - before.message_count
     return int(came / seconds), int((came - (after.depth - before.depth)) / seconds)
 
 
-def line(before: Counts, after: Counts, seconds: float) -> str:
+def line(before: StatCounts, after: StatCounts, seconds: float) -> str:
     """A channel's line, as nsq_stat's."""
     ingress, egress = rates(before, after, seconds)
     return (

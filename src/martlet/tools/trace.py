@@ -21,7 +21,7 @@ from typing import Any
 
 from martlet.options.trace import TraceOptions
 from martlet.plural import counted
-from martlet.tools.door import Doors, NoAnswer
+from martlet.tools.door import BrokerHttpClients, NoHttpAnswer
 
 _GRACE_S = 5
 """So much longer than the search may take the answer may."""
@@ -74,11 +74,11 @@ class Tracing:
         asked = options.replace(
             request_timeout_ns=max(options.request_timeout_ns, limit_ns + _GRACE_S * 10**9)
         )
-        async with Doors(asked) as doors:
+        async with BrokerHttpClients(asked) as doors:
             for url in await doors.brokers(options.topic):
                 try:
                     found.append(await doors.call(url, "trace.find", self._fields()))
-                except NoAnswer as error:
+                except NoHttpAnswer as error:
                     (unknown if error.status == 404 else self.errors).append(str(error))
         if not found:
             self.errors += unknown

@@ -15,7 +15,7 @@ from typing import Any
 from martlet.options.transaction_tool import TransactionToolOptions
 from martlet.plural import counted
 from martlet.tools.columns import laid_out
-from martlet.tools.door import Doors, NoAnswer
+from martlet.tools.door import BrokerHttpClients, NoHttpAnswer
 
 Fields = dict[str, Any]
 _NOT_THERE = 404
@@ -33,34 +33,34 @@ class TransactionTool:
         self._options = options
 
     async def found(self) -> list[Fields]:
-        """The transactions of all brokers, with ``broker`` in each. Raises NoAnswer."""
+        """The transactions of all brokers, with ``broker`` in each. Raises NoHttpAnswer."""
         options = self._options
         wanted = {"state": options.state, "group": options.group}
         fields = {name: value for name, value in wanted.items() if value}
         found: list[Fields] = []
-        async with Doors(options) as doors:
+        async with BrokerHttpClients(options) as doors:
             for url in await doors.brokers(""):
                 told = await doors.call(url, "transaction.list", {**fields, "limit": options.limit})
                 found += [{"broker": url} | each for each in told["transactions"]]
         return found
 
-    async def act(self) -> AsyncIterator[Fields | NoAnswer]:
+    async def act(self) -> AsyncIterator[Fields | NoHttpAnswer]:
         """What each broker tells of each transaction that is named, or that none knows it."""
         options = self._options
         fields: Fields = {}
         if options.action == "show":
             fields = {"limit": options.limit, "max_body_bytes": options.max_body_bytes}
-        async with Doors(options) as doors:
+        async with BrokerHttpClients(options) as doors:
             urls = await doors.brokers("")
             for id in options.ids:
-                missing: list[NoAnswer] = []
+                missing: list[NoHttpAnswer] = []
                 for url in urls:
                     try:
                         told = await doors.call(
                             url, f"transaction.{options.action}", {"id": id, **fields}
                         )
                         yield {"broker": url, "id": id} | told
-                    except NoAnswer as error:
+                    except NoHttpAnswer as error:
                         if error.status == _NOT_THERE:
                             missing.append(error)
                         else:

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from martlet.apps import bench
 from martlet.bench import nsqload
-from martlet.bench.comparison import Comparison, Line, Side
+from martlet.bench.comparison import Comparison, Measurement, Side
 from martlet.bench.link import LoadFailed
-from martlet.bench.load import Tally
+from martlet.bench.load import LoadResult
 from martlet.bench.report import document, table
 from martlet.bench.row import ROWS
 from martlet.bench.target import Target, TargetFailed
@@ -60,29 +60,29 @@ def test_the_wrong_http_port_is_told(other: Target) -> None:
 
 def test_a_rate_is_all_messages_over_the_whole_time() -> None:
     tallies = [
-        Tally(messages=300, started_ns=1_000_000_000, ended_ns=2_000_000_000),
-        Tally(messages=700, started_ns=1_500_000_000, ended_ns=3_000_000_000),
+        LoadResult(messages=300, started_ns=1_000_000_000, ended_ns=2_000_000_000),
+        LoadResult(messages=700, started_ns=1_500_000_000, ended_ns=3_000_000_000),
     ]
     assert ROWS["mpub"].evaluate(tallies) == [500.0]
 
 
 def test_percentiles_of_latencies() -> None:
     latencies_ns = [number * 1000 for number in range(1, 102)]
-    tally = Tally(messages=101, started_ns=0, ended_ns=1, latencies_ns=latencies_ns)
+    tally = LoadResult(messages=101, started_ns=0, ended_ns=1, latencies_ns=latencies_ns)
     assert ROWS["ping"].evaluate([tally]) == [51.0, 100.0]
 
 
 def test_above_one_is_better_for_rates_and_for_latencies() -> None:
-    rate = Line(ROWS["mpub"], "", ours=[900.0, 1000.0, 1100.0], theirs=[500.0, 400.0, 550.0])
+    rate = Measurement(ROWS["mpub"], "", ours=[900.0, 1000.0, 1100.0], theirs=[500.0, 400.0, 550.0])
     assert (rate.median, rate.their_median, rate.ratio) == (1000, 500, 2)
     assert rate.pair_ratios == [1.8, 2.5, 2.0]
-    latency = Line(ROWS["ping"], "p50", ours=[50.0], theirs=[100.0])
+    latency = Measurement(ROWS["ping"], "p50", ours=[50.0], theirs=[100.0])
     assert latency.ratio == 2
-    assert Line(ROWS["mpub"], "", ours=[1.0]).ratio is None
+    assert Measurement(ROWS["mpub"], "", ours=[1.0]).ratio is None
 
 
 def test_the_table_shows_medians_and_ratios() -> None:
-    line = Line(ROWS["mpub"], "", ours=[1_000_000.0], theirs=[200_000.0])
+    line = Measurement(ROWS["mpub"], "", ours=[1_000_000.0], theirs=[200_000.0])
     text = io.StringIO()
     Console(file=text, width=160).print(table([line], "martlet", "other"))
     for cell in ("MPUB of 200", "1,000,000/s", "200,000/s", "5 x"):

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from martlet.bench.crew import Crew
-from martlet.bench.link import OK_FRAME, Link, LoadFailed
-from martlet.bench.load import Consuming, Load, Pinging, Publishing, Tally
+from martlet.bench.crew import LoadProcesses
+from martlet.bench.link import OK_FRAME, BenchConnection, LoadFailed
+from martlet.bench.load import Consuming, Load, LoadResult, Pinging, PublishLoad
 from martlet.bench.target import Target
 from martlet.testing import BrokerProcess
 
@@ -29,8 +29,8 @@ def broker() -> Iterator[BrokerProcess]:
 
 
 @pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    with Crew() as members:
+def crew() -> Iterator[LoadProcesses]:
+    with LoadProcesses() as members:
         yield members
 
 
@@ -49,12 +49,12 @@ def topic_stats(target: Target) -> dict[str, Any]:
     return dict(topic)
 
 
-def publishing(**changes: Any) -> Publishing:
+def publishing(**changes: Any) -> PublishLoad:
     plain: dict[str, Any] = {"smallest_bytes": 200, "largest_bytes": 200, "batch": 1}
-    return Publishing(**{"topic": TOPIC, "seconds": 0.2, **plain, **changes})
+    return PublishLoad(**{"topic": TOPIC, "seconds": 0.2, **plain, **changes})
 
 
-def run_here(load: Load, target: Target) -> Tally:
+def run_here(load: Load, target: Target) -> LoadResult:
     return load.run(target.host, target.port, lambda: None)
 
 
@@ -110,7 +110,7 @@ def test_pinging_measures_each_message(target: Target) -> None:
     assert 0 < sum(tally.latencies_ns) <= tally.ended_ns - tally.started_ns
 
 
-def test_a_crew_works_together(target: Target, crew: Crew) -> None:
+def test_a_crew_works_together(target: Target, crew: LoadProcesses) -> None:
     tallies = crew.run(target.host, target.port, [publishing(batch=100), publishing(batch=100)])
     assert sum(tally.messages for tally in tallies) == topic_stats(target)["message_count"]
     started_ns = [tally.started_ns for tally in tallies]
@@ -118,14 +118,14 @@ def test_a_crew_works_together(target: Target, crew: Crew) -> None:
 
 
 def test_a_crew_tells_what_a_server_refuses(target: Target) -> None:
-    with Crew() as crew, pytest.raises(LoadFailed, match="E_BAD_TOPIC"):
+    with LoadProcesses() as crew, pytest.raises(LoadFailed, match="E_BAD_TOPIC"):
         crew.run(target.host, target.port, [publishing(topic="no*such"), publishing()])
 
 
 def test_a_crew_tells_that_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    with Crew() as crew, pytest.raises(LoadFailed, match="cannot connect"):
+    with LoadProcesses() as crew, pytest.raises(LoadFailed, match="cannot connect"):
         crew.run("127.0.0.1", port, [publishing()])
 
 
@@ -163,7 +163,7 @@ def test_a_heartbeat_among_answers_is_answered_and_not_counted() -> None:
     beat = frame(0, b"_heartbeat_")
     half = OK_FRAME[:7]
     replies = [OK_FRAME, OK_FRAME * 3 + beat + half, OK_FRAME[7:] + OK_FRAME]
-    with ScriptedServer(*replies) as server, Link("127.0.0.1", server.port) as link:
+    with ScriptedServer(*replies) as server, BenchConnection("127.0.0.1", server.port) as link:
         link.send(b"PUB x\n")
         count = link.receive_oks()
         while count < 5:
@@ -175,13 +175,13 @@ def test_a_heartbeat_among_answers_is_answered_and_not_counted() -> None:
 def test_a_server_that_hangs_up_is_told() -> None:
     with (
         ScriptedServer(OK_FRAME) as server,
-        Link("127.0.0.1", server.port) as link,
+        BenchConnection("127.0.0.1", server.port) as link,
         pytest.raises(LoadFailed, match="closed the connection"),
     ):
         link.receive_oks()
 
 
 def test_messages_that_do_not_come_are_no_failure(target: Target) -> None:
-    with Link(target.host, target.port) as link:
+    with BenchConnection(target.host, target.port) as link:
         link.set_patience(0.05)
         assert link.receive_runs() is None

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from martlet.broker.broker import Broker
 from martlet.broker.channel.channel import Channel
-from martlet.broker.channel.consumer import Consumer
+from martlet.broker.channel.consumer import ChannelConsumer
 from martlet.broker.channel.cursor import Cursor
 from martlet.broker.channel.subscriber import Subscriber
-from martlet.broker.channel.topology import Nearness
-from martlet.broker.recovery.restore import Restored, restore
+from martlet.broker.channel.topology import TopologyPreference
+from martlet.broker.recovery.restore import RestoredBroker, restore
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
-from martlet.broker.topic.partitioned import WholeChannel
+from martlet.broker.topic.partitioned import PartitionedChannel
 from martlet.broker.topic.queue_log import Receipt
 from martlet.broker.topic.topic import Topic
 from martlet.testing import SimulatedClock, SimulatedStorage
@@ -65,12 +65,12 @@ class Client:
         sample_rate: int = 0,
         *,
         says_started: bool = False,
-        nearness: Nearness = Nearness.ELSEWHERE,
+        nearness: TopologyPreference = TopologyPreference.ELSEWHERE,
     ) -> None:
         self.channel = channel
         self.got: list[Got] = []
         self.closed = False
-        self.consumer: Consumer = channel.add_consumer(
+        self.consumer: ChannelConsumer = channel.add_consumer(
             self, timeout_ns, sample_rate, says_started=says_started, nearness=nearness
         )
 
@@ -83,7 +83,7 @@ class Client:
 
     def failures_counted(self, max_attempts: int) -> None: ...
 
-    def channel_grown(self, channel: WholeChannel, consumer: Subscriber) -> None:
+    def channel_grown(self, channel: PartitionedChannel, consumer: Subscriber) -> None:
         self.grown = channel, consumer
 
     @property
@@ -125,7 +125,7 @@ class Core:
         self.segment_bytes = segment_bytes
         self.options = options
         self.lost: list[tuple[str, str, int, int, str]] = []
-        self.restored: Restored
+        self.restored: RestoredBroker
         self.broker: Broker
         self._open()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from martlet.log.index import Entry, Index
+from martlet.log.index import Index, IndexEntry
 from martlet.testing import SimulatedStorage
 
 
@@ -13,6 +13,6 @@ def filled(counts: list[int], stored_at_ns: list[int]) -> Index:
     index = Index(SimulatedStorage(Random(0)), 1, 0)
     first = 0
     for count, stored_at in zip(counts, stored_at_ns, strict=True):
-        index.add(Entry(first, first * 100, count, count * 100, stored_at, 0))
+        index.add(IndexEntry(first, first * 100, count, count * 100, stored_at, 0))
         first += count
     return index

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Core, parse
 
 from martlet.broker.channel.channel import Channel
-from martlet.broker.channel.peek import State, peek
+from martlet.broker.channel.peek import PeekState, peek
 from martlet.broker.channel.rewind import replay
 from martlet.broker.errors import Conflict, OutOfReach
 from martlet.broker.groups import fetch as fetch_module
@@ -46,7 +46,7 @@ def test_what_is_due_comes_behind_all_others_and_for_the_group_alone() -> None:
     assert channel.group is not None
     assert channel.group.commit(2) == 2
     assert channel.depth == 1
-    waiting = peek(channel, 0, 10, {State.WAITING})
+    waiting = peek(channel, 0, 10, {PeekState.WAITING})
     assert [one.offset for one in waiting] == [2]
     # What goes to make room would be missed.
     assert channel.unfinished([(0, 3)]).tolist() == [2]

@@ -8,16 +8,18 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Core
 
 from martlet.broker import idempotence as room
-from martlet.broker.idempotence import Producers, Reused, Send, TooOld, marked, marks
+from martlet.broker.idempotence import ProducerSend, ProducerState, Reused, TooOld, marked, marks
 from martlet.broker.topic.queue_log import Receipt
-from martlet.log.recovery import Report, scan
+from martlet.log.recovery import RecoveryReport, scan
 from martlet.properties.block import pack_block
 from martlet.properties.model import Properties, Sent
 
 A, B, C = (bytes([letter]) * 16 for letter in b"abc")
 
 
-def send(core: Core, sent: Sent, *bodies: bytes, topic: str = "t", commit: bool = True) -> Send:
+def send(
+    core: Core, sent: Sent, *bodies: bytes, topic: str = "t", commit: bool = True
+) -> ProducerSend:
     """What a server does with a send. Raises TooOld and Reused."""
     found = core.broker.topic(topic)
     known = core.broker.producers.find(sent, found)
@@ -25,7 +27,7 @@ def send(core: Core, sent: Sent, *bodies: bytes, topic: str = "t", commit: bool 
         return known
     offset = found.next_offset
     receipt = found.stage(list(bodies), 0, marked([], sent))
-    staged = Send(receipt, found.id, offset, sent.count)
+    staged = ProducerSend(receipt, found.id, offset, sent.count)
     core.broker.producers.add(sent, staged, core.clock())
     if commit:
         core.broker.commit()
@@ -69,7 +71,7 @@ def test_what_a_power_cut_took_is_not_taken_for_stored() -> None:
         sent = send(core, Sent(A, 1, 1), b"1")
         core.broker.begin_segment()
         core.kill(power=True)
-        found = scan(core.broker.log.segments, 0, Report())
+        found = scan(core.broker.log.segments, 0, RecoveryReport())
         is_there = any(header.next_position == sent.receipt.position for header, _ in found)
         again = send(core, Sent(A, 1, 1), b"1")
         assert (again.receipt.position == sent.receipt.position and again.offset == 1) == is_there
@@ -110,7 +112,7 @@ def test_sends_may_come_in_any_order_within_the_window_and_none_behind_it() -> N
 
 def test_who_has_been_silent_longest_is_forgotten_and_not_trusted_with_a_repetition() -> None:
     core = Core()
-    known = core.broker.producers = Producers(2, 1000)
+    known = core.broker.producers = ProducerState(2, 1000)
     known.topics = core.broker.by_id
     tried_ns = core.clock()
     for producer in (A, B, C):
@@ -134,7 +136,7 @@ def test_who_was_forgotten_and_is_heard_again_is_not_trusted_with_what_he_sent_b
 ) -> None:
     """The window that he had got anew knew nothing of it, and it was stored twice."""
     core = Core()
-    known = core.broker.producers = Producers(2, 1000)
+    known = core.broker.producers = ProducerState(2, 1000)
     known.topics = core.broker.by_id
     tried_ns = core.clock()
     for producer in (A, B, C):
@@ -187,17 +189,17 @@ def test_marks_are_found_beside_other_properties() -> None:
 
 
 def test_so_many_are_told_of_as_a_segment_has_room_for() -> None:
-    known = Producers.beside(2 << 20)
+    known = ProducerState.beside(2 << 20)
     receipt = Receipt()
     receipt.position = 8
     for number in range(5000):
         producer = number.to_bytes(16, "big")
-        known.add(Sent(producer, 1, 1), Send(receipt, 1, number, 1), number)
+        known.add(Sent(producer, 1, 1), ProducerSend(receipt, 1, number, 1), number)
     assert known.send_count == len(known) == 1024
     entries = list(known.entries(8))
     assert max(map(len, entries)) < 1 << 16
     assert sum(map(len, entries)) < 1 << 17
-    other = Producers.beside(2 << 20)
+    other = ProducerState.beside(2 << 20)
     for entry in entries:
         other.learn(entry)
     assert list(other.entries(8)) == entries

@@ -17,9 +17,9 @@ from martlet.broker.channel.subscriber import Subscriber
 from martlet.broker.errors import NotFound, NotInFlight, QueuesRefused, WritesRefused
 from martlet.broker.policy import ChannelPolicy
 from martlet.broker.retention.evicted_files import file_name
-from martlet.broker.topic.partitioned import WholeChannel
+from martlet.broker.topic.partitioned import PartitionedChannel
 from martlet.broker.topic.queue_log import MOST_QUEUES
-from martlet.log.record import Kind
+from martlet.log.record import RecordKind
 
 
 class Client:
@@ -42,7 +42,7 @@ class Client:
 
     def failures_counted(self, max_attempts: int) -> None: ...
 
-    def channel_grown(self, channel: WholeChannel, consumer: Subscriber) -> None:
+    def channel_grown(self, channel: PartitionedChannel, consumer: Subscriber) -> None:
         self.channel, self.consumer = channel, consumer
 
     @property
@@ -287,7 +287,7 @@ def test_a_topic_grows_under_its_consumers() -> None:
     core.publish("t", b"a", b"b", b"c", b"d")
     assert client.bodies == [b"a", b"b", b"c"]
     core.broker.set_queues("t", 2)
-    assert isinstance(client.channel, WholeChannel)
+    assert isinstance(client.channel, PartitionedChannel)
     assert client.consumer.in_flight_count == 3
     publish(core.broker, "t", 1, b"e")
     client.finish(client.got[0], client.got[1])
@@ -352,7 +352,7 @@ def test_a_channel_that_is_missing_at_a_queue_is_made_and_skips_nothing() -> Non
     topic.channel("c")
     append, entries = core.broker.log.append_journal, []
 
-    def lose(kind: Kind, payload: bytes, **more: Any) -> int:
+    def lose(kind: RecordKind, payload: bytes, **more: Any) -> int:
         entries.append(payload)
         return core.broker.log.position
 

@@ -12,13 +12,13 @@ from martlet.broker.broker import Broker
 from martlet.broker.channel.rewind import replay
 from martlet.broker.errors import WritesRefused
 from martlet.broker.retention.checkpoint import MOST_SYNCED, begin_checkpoint, end_checkpoint
-from martlet.log.record import FRAME_HEADER_BYTES, HEADER_BYTES, Kind, read_header
-from martlet.log.recovery import Report, scan
+from martlet.log.record import FRAME_HEADER_BYTES, HEADER_BYTES, RecordKind, read_header
+from martlet.log.recovery import RecoveryReport, scan
 
 
-def record_positions(broker: Broker, kind: Kind) -> list[int]:
+def record_positions(broker: Broker, kind: RecordKind) -> list[int]:
     """Where the log's records of a kind are."""
-    found = scan(broker.log.segments, 0, Report())
+    found = scan(broker.log.segments, 0, RecoveryReport())
     return [header.position for header, _ in found if header.kind == kind]
 
 
@@ -183,7 +183,7 @@ def test_a_lost_journal_entry_makes_messages_come_again_and_loses_none() -> None
     core.publish("t", b"1", b"2", b"3")
     client.requeue(0, 100 * SECOND_NS)
     core.broker.write_journal()
-    lost = record_positions(core.broker, Kind.CURSOR)[-1]
+    lost = record_positions(core.broker, RecordKind.CURSOR)[-1]
     client.finish(1)
     core.broker.write_journal()
     damage(core, lost)
@@ -205,7 +205,7 @@ def test_a_new_channel_has_its_deferred_messages_even_in_the_head_of_a_segment()
             break
     else:
         raise AssertionError("the sizes of this test do not come out")
-    damage(core, record_positions(core.broker, Kind.TOPOLOGY)[-1])
+    damage(core, record_positions(core.broker, RecordKind.TOPOLOGY)[-1])
     core.kill()
     client = core.client("t").ready(1)
     core.wait(SECOND_NS)
@@ -215,7 +215,7 @@ def test_a_new_channel_has_its_deferred_messages_even_in_the_head_of_a_segment()
 def test_numbers_of_topics_whose_entry_was_lost_are_not_given_again() -> None:
     core = Core()
     core.publish("lost", b"1")
-    (position,) = record_positions(core.broker, Kind.TOPOLOGY)[1:]
+    (position,) = record_positions(core.broker, RecordKind.TOPOLOGY)[1:]
     core.publish("kept", b"2")
     damage(core, position)
     core.kill()
@@ -230,7 +230,7 @@ def test_of_two_topics_of_one_name_the_newer_one_counts() -> None:
     core = Core()
     core.publish("t", b"old")
     core.broker.delete_topic("t")
-    lost = record_positions(core.broker, Kind.TOPOLOGY)[-1]
+    lost = record_positions(core.broker, RecordKind.TOPOLOGY)[-1]
     core.publish("t", b"new")
     damage(core, lost)
     core.kill()
@@ -250,7 +250,7 @@ def test_what_is_deleted_is_not_back_because_an_older_one_of_its_name_was_never_
 
     def delete(act: Callable[[], None]) -> None:
         act()
-        deleted.append(record_positions(core.broker, Kind.TOPOLOGY)[-1])
+        deleted.append(record_positions(core.broker, RecordKind.TOPOLOGY)[-1])
 
     core.channel("t", "c")
     delete(lambda: core.broker.topics["t"].delete_channel("c"))
@@ -294,7 +294,7 @@ def test_a_batch_is_known_though_its_topic_is_told_of_behind_it() -> None:
     core = Core()
     core.checkpoint()
     core.channel("t")
-    damage(core, record_positions(core.broker, Kind.TOPOLOGY)[-2])
+    damage(core, record_positions(core.broker, RecordKind.TOPOLOGY)[-2])
     bodies = core.fill("t", 2)
     core.kill()
     assert [str(d.reason) for d in core.restored.report.damaged]
@@ -309,7 +309,7 @@ def test_a_new_message_is_never_published_under_an_offset_that_was_lost() -> Non
     client.finish()
     core.checkpoint()
     core.publish("t", b"lost")
-    lost = record_positions(core.broker, Kind.BATCH)[-1]
+    lost = record_positions(core.broker, RecordKind.BATCH)[-1]
     client.finish(1)
     core.broker.write_journal()
     damage(core, lost)
@@ -742,7 +742,7 @@ def test_a_checkpoint_of_many_topics_waits_for_few_of_their_indexes() -> None:
 
 
 def topology_positions(core: Core) -> list[int]:
-    return record_positions(core.broker, Kind.TOPOLOGY)
+    return record_positions(core.broker, RecordKind.TOPOLOGY)
 
 
 def test_a_channel_whose_making_was_lost_begins_where_a_later_entry_says() -> None:
@@ -769,7 +769,7 @@ def test_a_channel_begins_where_the_head_of_a_segment_says_though_its_cursor_is_
     made = topology_positions(core)[-1]
     core.broker.begin_segment()
     core.publish("t", b"1")
-    told = [p for p in record_positions(core.broker, Kind.CURSOR) if p > made]
+    told = [p for p in record_positions(core.broker, RecordKind.CURSOR) if p > made]
     for position in (made, *told):
         damage(core, position)
     core.kill()
@@ -829,7 +829,7 @@ def test_what_was_emptied_stays_gone_though_a_later_cursor_entry_is_lost() -> No
     core.publish("t", b"emptied too")
     topic.empty()
     topic.set_paused(False)
-    lost = [p for p in record_positions(core.broker, Kind.CURSOR) if p >= before]
+    lost = [p for p in record_positions(core.broker, RecordKind.CURSOR) if p >= before]
     assert lost
     for position in lost:
         damage(core, position)
@@ -926,7 +926,7 @@ def test_a_damaged_batch_keeps_its_segment_from_being_cleaned_and_is_told_once()
     core = Core()
     core.channel("small", "forgotten")
     core.publish("small", b"1")
-    (position,) = record_positions(core.broker, Kind.BATCH)
+    (position,) = record_positions(core.broker, RecordKind.BATCH)
     client = core.client("big").ready(10_000)
     core.fill("big", 6)
     client.finish()

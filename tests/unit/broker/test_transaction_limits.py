@@ -6,10 +6,10 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Core, bodies_of
 
 from martlet.broker.errors import LimitReached
-from martlet.broker.transactions.state import BadTransaction, State, TransactionLimits
+from martlet.broker.transactions.state import BadTransaction, TransactionLimits, TransactionState
 from martlet.properties.model import Properties
 
-S = State
+S = TransactionState
 
 
 @pytest.mark.parametrize("restarted", [False, True])

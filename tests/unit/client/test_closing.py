@@ -10,7 +10,7 @@ from aiohttp import web
 from tests.unit.client.scripted_broker import Command, ScriptedBroker, eventually
 
 from martlet.client import AlreadyAnswered, Closed, Consumer, Message, Producer
-from martlet.client.consumer.handling.handed_out import Lent
+from martlet.client.consumer.handling.handed_out import HandedOut
 
 
 async def test_what_was_taken_and_not_answered_is_given_back() -> None:
@@ -95,7 +95,7 @@ async def test_a_broker_that_does_not_read_is_left_in_time() -> None:
 
 
 def test_what_was_lent_is_remembered_within_a_limit() -> None:
-    lent = Lent(10)
+    lent = HandedOut(10)
     messages = [Message(None, 0, 1, b"", b"") for _ in range(100)]
     for message in messages:
         lent.add(message)

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from martlet.demo.account import Account
-from martlet.demo.archiving import Found
+from martlet.demo.account import DemoTotals
+from martlet.demo.archiving import ArchiveContents
 from martlet.demo.report import CarrierLine, Report, differing, table
 
 REPORT = {"AA": CarrierLine.of(2, 2, 7), "UA": CarrierLine.of(2, 0, 0)}
 OTHER = REPORT | {"UA": CarrierLine.of(2, 1, 3)}
-FOUND = Found(rows=5, offsets=5, corrupt=0, flights=4, missing=frozenset(), report=REPORT)
-GOOD = Account(
+FOUND = ArchiveContents(rows=5, offsets=5, corrupt=0, flights=4, missing=frozenset(), report=REPORT)
+GOOD = DemoTotals(
     answered=b"\1\1\1\1",
     done=b"\1\1\1\1",
     published=4,
@@ -31,7 +31,7 @@ GOOD = Account(
 )
 
 
-def shown(account: Account) -> str:
+def shown(account: DemoTotals) -> str:
     console = Console(width=100)
     with console.capture() as capture:
         console.print(account.table())

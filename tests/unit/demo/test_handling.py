@@ -7,7 +7,7 @@ import json
 import pytest
 
 from martlet.client import Message
-from martlet.demo.handling import ONE_IN, HandlerFailed, Handling
+from martlet.demo.handling import ONE_IN, DemoHandlerFailed, DemoHandling
 from martlet.demo.report import CarrierLine
 
 
@@ -17,12 +17,12 @@ def message(row: int, carrier: str = "UA", delay_min: int | None = 5) -> Message
 
 
 async def test_one_in_a_hundred_fails_the_first_time_only() -> None:
-    handling = Handling("127.0.0.1:4150", 3 * ONE_IN)
+    handling = DemoHandling("127.0.0.1:4150", 3 * ONE_IN)
     failed = []
     for row in range(3 * ONE_IN):
         try:
             handling.handle(message(row))
-        except HandlerFailed:
+        except DemoHandlerFailed:
             failed.append(row)
     assert failed == [0, ONE_IN, 2 * ONE_IN]
     assert [row for row, done in enumerate(handling.done) if not done] == failed
@@ -33,7 +33,7 @@ async def test_one_in_a_hundred_fails_the_first_time_only() -> None:
 
 
 async def test_what_comes_twice_counts_once() -> None:
-    handling = Handling("127.0.0.1:4150", 3)
+    handling = DemoHandling("127.0.0.1:4150", 3)
     for row, carrier, delay_min in [(1, "UA", 5), (1, "UA", 5), (2, "UA", None)]:
         handling.handle(message(row, carrier, delay_min))
     assert (handling.deliveries, handling.finished.count) == (3, 2)
@@ -41,7 +41,7 @@ async def test_what_comes_twice_counts_once() -> None:
 
 
 async def test_a_message_that_is_no_flight_is_an_error() -> None:
-    handling = Handling("127.0.0.1:4150", 3)
+    handling = DemoHandling("127.0.0.1:4150", 3)
     with pytest.raises(json.JSONDecodeError):
         handling.handle(Message(None, 0, 1, b"0" * 16, b"{"))
     with pytest.raises(IndexError):

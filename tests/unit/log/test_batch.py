@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from martlet.log.batch import FIRST_CAPACITY, Batch
-from martlet.log.record import HEADER_BYTES, Flag, align8
+from martlet.log.record import HEADER_BYTES, RecordFlag, align8
 
 MASK = (1 << 64) - 1
 
@@ -35,7 +35,7 @@ def check(batch: Batch, bodies: list[bytes], first_id: int) -> None:
     assert np.frombuffer(record, "<u4", len(bodies), ends_at).tolist() == ends_by_hand(bodies)
     assert len(record) == align8(ends_at + 4 * len(bodies))
     assert not any(record[ends_at + 4 * len(bodies) :])
-    assert bool(flags & Flag.UNIFORM) == (len(set(map(len, bodies))) == 1)
+    assert bool(flags & RecordFlag.UNIFORM) == (len(set(map(len, bodies))) == 1)
 
 
 first_ids = st.one_of(

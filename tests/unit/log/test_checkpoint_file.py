@@ -6,13 +6,13 @@ import pytest
 
 from martlet.log import checkpoint_file as checkpoint
 from martlet.log.checkpoint_file import Checkpoint, JournalEntry, load, pack
-from martlet.log.record import Kind
+from martlet.log.record import RecordKind
 from martlet.testing import SimulatedStorage
 
 ENTRIES: list[JournalEntry] = [
-    (Kind.TOPOLOGY, 0, b'{"op":"snapshot"}'),
-    (Kind.CURSOR, 3, b"a cursor"),
-    (Kind.CURSOR, 4, b""),
+    (RecordKind.TOPOLOGY, 0, b'{"op":"snapshot"}'),
+    (RecordKind.CURSOR, 3, b"a cursor"),
+    (RecordKind.CURSOR, 4, b""),
 ]
 
 

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from martlet.log.commit_log import CommitLog, WritesRefused
-from martlet.log.record import Kind, read_record
+from martlet.log.record import RecordKind, read_record
 from martlet.testing import SimulatedStorage
 
 SEGMENT_BYTES = 2048
@@ -18,7 +18,7 @@ def new_log(storage: SimulatedStorage, position: int = 0, durable: int = 0) -> C
 
 
 def append(log: CommitLog, content: bytes = b"x" * 200) -> int:
-    return log.append_journal(Kind.CURSOR, content, topic=1, stored_at_ns=1)
+    return log.append_journal(RecordKind.CURSOR, content, topic=1, stored_at_ns=1)
 
 
 def many(act: Callable[[], object]) -> None:

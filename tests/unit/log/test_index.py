@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from martlet.log import index as index_module
-from martlet.log.index import ENTRY, Entry, Index, index_name
+from martlet.log.index import ENTRY, Index, IndexEntry, index_name
 from martlet.testing import SimulatedStorage
 
 
@@ -22,11 +22,11 @@ def storage() -> SimulatedStorage:
     return SimulatedStorage(Random(1))
 
 
-def entry(number: int) -> Entry:
+def entry(number: int) -> IndexEntry:
     """Batches of 3 messages, the fourth of each four deferred, with a gap behind offset 149."""
     first = 3 * number if number < 50 else 3 * number + 100
     deferred = 5000 if number % 4 == 3 else 0
-    return Entry(first, 100 * number, 3, 96, 1000 + 10 * number, deferred)
+    return IndexEntry(first, 100 * number, 3, 96, 1000 + 10 * number, deferred)
 
 
 def filled(storage: SimulatedStorage, count: int = 100) -> Index:
@@ -45,7 +45,7 @@ def test_rows_are_the_same_from_memory_and_from_the_file(storage: SimulatedStora
     for start, end in ((0, 101), (0, 5), (3, 99), (97, 101), (95, 200), (40, 40), (90, 20)):
         wanted = [entry(n) for n in range(start, min(end, 101))]
         assert index.rows(start, end) == wanted
-        assert [Entry._make(row) for row in index.array(start, end).tolist()] == wanted
+        assert [IndexEntry._make(row) for row in index.array(start, end).tolist()] == wanted
 
 
 def test_finding_by_offset(storage: SimulatedStorage) -> None:

@@ -8,8 +8,8 @@ from martlet.log.record import (
     HEADER,
     HEADER_BYTES,
     BadRecord,
-    Flag,
-    Kind,
+    RecordFlag,
+    RecordKind,
     align8,
     frame_ends,
     journal_record,
@@ -23,7 +23,7 @@ from martlet.log.record import (
 
 def entry(content: bytes = b"some entry", position: int = 4096) -> bytearray:
     return journal_record(
-        Kind.CURSOR, content, position=position, epoch=3, topic=7, stored_at_ns=11
+        RecordKind.CURSOR, content, position=position, epoch=3, topic=7, stored_at_ns=11
     )
 
 
@@ -32,7 +32,12 @@ def test_a_journal_record_reads_back() -> None:
     header, view = read_record(record, 0, 4096)
     assert bytes(payload(header, view)) == b"some entry"
     assert header.length == len(record) == align8(HEADER_BYTES + 10)
-    assert (header.kind, header.epoch, header.topic, header.stored_at_ns) == (Kind.CURSOR, 3, 7, 11)
+    assert (header.kind, header.epoch, header.topic, header.stored_at_ns) == (
+        RecordKind.CURSOR,
+        3,
+        7,
+        11,
+    )
     assert header.next_position == 4096 + len(record)
 
 
@@ -76,9 +81,9 @@ def test_a_record_of_another_place_is_refused() -> None:
 
 def test_a_record_sealed_again_names_its_new_place() -> None:
     record = entry()
-    seal_again(record, position=1 << 40, epoch=9, flags=Flag.RELOCATED)
+    seal_again(record, position=1 << 40, epoch=9, flags=RecordFlag.RELOCATED)
     header, _ = read_record(record, 0, 1 << 40)
-    assert (header.epoch, header.flags, header.topic) == (9, Flag.RELOCATED, 7)
+    assert (header.epoch, header.flags, header.topic) == (9, RecordFlag.RELOCATED, 7)
 
 
 def test_lengths_leave_everything_at_multiples_of_8() -> None:
@@ -97,6 +102,6 @@ def test_ends_stand_where_the_header_says() -> None:
     batch.add(b"bcd")
     record, _ = batch.finish()
     header = read_header(
-        journal_record(Kind.BATCH, b"", position=0, epoch=0, topic=0, stored_at_ns=0), 0, 0
+        journal_record(RecordKind.BATCH, b"", position=0, epoch=0, topic=0, stored_at_ns=0), 0, 0
     )._replace(count=2, payload_length=batch.payload_length)
     assert frame_ends(header, record).tolist() == [35, 35 + 37]

@@ -3,8 +3,8 @@
 from random import Random
 
 from martlet.log.commit_log import CommitLog
-from martlet.log.record import HEADER_BYTES, Kind, journal_record
-from martlet.log.recovery import Report, scan
+from martlet.log.record import HEADER_BYTES, RecordKind, journal_record
+from martlet.log.recovery import RecoveryReport, scan
 from martlet.testing import SimulatedStorage
 
 SEGMENT_BYTES = 1024
@@ -15,11 +15,11 @@ def new_log(storage: SimulatedStorage, position: int = 0) -> CommitLog:
 
 
 def append(log: CommitLog, *contents: bytes) -> list[int]:
-    return [log.append_journal(Kind.CURSOR, c, topic=1, stored_at_ns=1) for c in contents]
+    return [log.append_journal(RecordKind.CURSOR, c, topic=1, stored_at_ns=1) for c in contents]
 
 
-def read(storage: SimulatedStorage, start: int = 0) -> tuple[list[bytes], Report]:
-    report = Report()
+def read(storage: SimulatedStorage, start: int = 0) -> tuple[list[bytes], RecoveryReport]:
+    report = RecoveryReport()
     found = [
         bytes(record[HEADER_BYTES : HEADER_BYTES + header.payload_length])
         for header, record in scan(storage.segments(), start, report)
@@ -177,7 +177,7 @@ def test_a_record_that_looks_good_in_the_body_of_another_is_not_read() -> None:
     storage = SimulatedStorage(Random(1))
     log = new_log(storage)
     inner = journal_record(
-        Kind.CURSOR, b"forged", position=HEADER_BYTES, epoch=1, topic=1, stored_at_ns=1
+        RecordKind.CURSOR, b"forged", position=HEADER_BYTES, epoch=1, topic=1, stored_at_ns=1
     )
     append(log, bytes(inner), b"last")
     assert read(storage)[0] == [bytes(inner), b"last"]
@@ -190,7 +190,9 @@ def test_the_end_of_a_segment_that_went_on_is_not_the_end_of_the_log() -> None:
     storage = SimulatedStorage(Random(1))
     log = new_log(storage)
     _, second, third = append(log, b"one", b"two", b"three")
-    end = journal_record(Kind.SEGMENT_END, b"", position=second, epoch=1, topic=0, stored_at_ns=0)
+    end = journal_record(
+        RecordKind.SEGMENT_END, b"", position=second, epoch=1, topic=0, stored_at_ns=0
+    )
     storage.segment_bytes_of(0)[second : second + len(end)] = end
     found, report = read(storage)
     assert found == [b"one", b"three"]

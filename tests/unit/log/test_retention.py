@@ -7,9 +7,16 @@ import pytest
 
 from martlet.log import retention
 from martlet.log.commit_log import CommitLog
-from martlet.log.index import Entry, Index
-from martlet.log.record import Flag, Kind, journal_record, read_record
-from martlet.log.retention import Need, Places, Tally, clean, needed_bytes, worth_cleaning
+from martlet.log.index import Index, IndexEntry
+from martlet.log.record import RecordFlag, RecordKind, journal_record, read_record
+from martlet.log.retention import (
+    Need,
+    NeedCounter,
+    SegmentLocator,
+    clean,
+    needed_bytes,
+    worth_cleaning,
+)
 from martlet.testing import SimulatedStorage
 
 SEGMENT_BYTES = 4096
@@ -27,13 +34,13 @@ class Log:
     def append(self, index: Index, topic: int) -> None:
         payload = b"x" * (RECORD_BYTES - 80)
         record = journal_record(
-            Kind.CURSOR, payload, position=0, epoch=0, topic=topic, stored_at_ns=0
+            RecordKind.CURSOR, payload, position=0, epoch=0, topic=topic, stored_at_ns=0
         )
         first = index.end_row
         position = self.log.append_batch(
             memoryview(record), len(payload), 0, topic, 0, 0, first, 0, 0
         )
-        index.add(Entry(first, position, 1, RECORD_BYTES, 0, 0))
+        index.add(IndexEntry(first, position, 1, RECORD_BYTES, 0, 0))
 
 
 @pytest.fixture
@@ -49,8 +56,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Log:
 
 def need(made: Log, index: Index, first_row: int, *below: int) -> Need:
     """All from a row on, and some rows below. A row is an offset here."""
-    tally = Tally(index)
-    for _ in tally.count(Places(made.log.segments), first_row):
+    tally = NeedCounter(index)
+    for _ in tally.count(SegmentLocator(made.log.segments), first_row):
         pass
     return Need(index, tally, np.array(below, np.uint64))
 
@@ -86,8 +93,8 @@ def test_needed_bytes_of_single_batches_are_counted_beside_those_from_the_floor_
 
 
 def test_a_tally_follows_the_rows_wherever_the_floor_goes(made: Log) -> None:
-    places = Places(made.log.segments)
-    tally = Tally(made.big)
+    places = SegmentLocator(made.log.segments)
+    tally = NeedCounter(made.big)
     looked: list[tuple[int, int]] = []
     array = made.big.array
 
@@ -119,7 +126,7 @@ def segment_base(position: int) -> int:
 
 
 def test_places_of_segments_that_have_gone_are_none(made: Log) -> None:
-    places = Places(made.log.segments)
+    places = SegmentLocator(made.log.segments)
     places.find(np.empty(0, np.uint64))
     positions = np.array([made.big.row(row).position for row in range(100)], np.uint64)
     before = [segment_base(int(position)) for position in positions]
@@ -149,7 +156,8 @@ def test_cleaning_moves_what_is_needed_and_frees_the_segment(made: Log) -> None:
         header, _ = read_record(record, 0, entry.position)
         assert (header.topic, header.first_offset) == (2, row)
     assert any(
-        read_record(log.view(e.position, e.length) or b"", 0, e.position)[0].flags & Flag.RELOCATED
+        read_record(log.view(e.position, e.length) or b"", 0, e.position)[0].flags
+        & RecordFlag.RELOCATED
         for e in made.small.rows(0, 10)
     )
 

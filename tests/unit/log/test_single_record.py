@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from martlet.log.batch import Batch
-from martlet.log.record import Kind, seal
+from martlet.log.record import RecordKind, seal
 from martlet.log.single_record import LONGEST_BODY_BYTES, Lone, lone_length
 
 U32 = st.integers(0, (1 << 32) - 1)
@@ -24,7 +24,7 @@ def test_the_bytes_are_those_of_a_batch_of_one(
         batch.begin(id & (1 << 64) - 1, now_ns)
         batch.add(body)
         record, flags = batch.finish()
-        kind, position = int(Kind.BATCH), place & ~7
+        kind, position = int(RecordKind.BATCH), place & ~7
         seal(
             record, kind, position, 7, batch.payload_length, flags, topic, 3, 1, place, now_ns, 0
         )  # fmt: skip

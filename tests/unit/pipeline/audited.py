@@ -8,11 +8,11 @@ from tests.unit.broker.core import Core
 
 from martlet.log import checkpoint_file as checkpoint
 from martlet.log.checkpoint_file import Checkpoint
-from martlet.log.record import Header, Kind, journal_record, read_header
-from martlet.log.recovery import Report, scan
+from martlet.log.record import Header, RecordKind, journal_record, read_header
+from martlet.log.recovery import RecoveryReport, scan
 from martlet.pipeline.audit import unexplained
 from martlet.pipeline.audit.facts import Fact, facts_of
-from martlet.pipeline.audit.queue_audit import Book
+from martlet.pipeline.audit.queue_audit import QueueAudit
 from martlet.pipeline.audit.reading import checkpoint_facts, extents_of
 from martlet.pipeline.audit.record_scan import walk
 from martlet.pipeline.audit.result import Audit
@@ -33,9 +33,9 @@ class Files:
         self.segments = {s.base: bytearray(s.view) for s in core.storage.segments()}
         loaded = checkpoint.load(core.storage)
         self.checkpoint = loaded if isinstance(loaded, Checkpoint) else None
-        self._headers = [header for header, _ in scan(core.storage.segments(), 0, Report())]
+        self._headers = [header for header, _ in scan(core.storage.segments(), 0, RecoveryReport())]
 
-    def headers(self, kind: Kind, topic: int = 0) -> list[Header]:
+    def headers(self, kind: RecordKind, topic: int = 0) -> list[Header]:
         """The records of a kind, in order."""
         return [h for h in self._headers if h.kind == kind and topic in (0, h.topic)]
 
@@ -53,8 +53,8 @@ class Files:
         base = self.base_of(header)
         at = header.position - base
         filler = journal_record(
-            Kind.TRACE, bytes(header.length - 80), position=header.position, epoch=header.epoch,
-            topic=0, stored_at_ns=header.stored_at_ns,
+            RecordKind.TRACE, bytes(header.length - 80), position=header.position,
+            epoch=header.epoch, topic=0, stored_at_ns=header.stored_at_ns,
         )  # fmt: skip
         assert len(filler) == header.length
         self.segments[base][at : at + header.length] = filler
@@ -80,7 +80,7 @@ class Files:
         by_topic: dict[int, list[Fact]] = defaultdict(list)
         for fact in facts:
             by_topic[fact.topic].append(fact)
-        books = [Book(extents[BROKER], found) for topic, found in by_topic.items() if topic]
+        books = [QueueAudit(extents[BROKER], found) for topic, found in by_topic.items() if topic]
         findings = [finding for book in books for finding in book.findings]
         findings += unexplained(extents, findings)
         lines = [line for book in books for line in book.lines.values()]

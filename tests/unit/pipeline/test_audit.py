@@ -14,7 +14,7 @@ from tests.unit.pipeline.audited import Files, audited, told
 
 from martlet.broker.delayed.delayed_messages import HOUR_NS
 from martlet.broker.policy import ChannelPolicy
-from martlet.log.record import HEADER_BYTES, Flag, Kind, seal_again
+from martlet.log.record import HEADER_BYTES, RecordFlag, RecordKind, seal_again
 from martlet.pipeline.audit.coverage import missing_from
 from martlet.pipeline.audit.finding import Finding
 from martlet.pipeline.audit.record_scan import walk
@@ -165,7 +165,7 @@ def test_what_is_cut_of_the_end_of_a_stopped_log_is_known_by_the_checkpoint() ->
     client.finish(*range(5))
     core.stop()
     files = Files(core)
-    first = files.headers(Kind.BATCH)[0]
+    first = files.headers(RecordKind.BATCH)[0]
     base = files.base_of(first)
     for at in range(first.position - base, len(files.segments[base])):
         files.segments[base][at] = 0
@@ -191,7 +191,7 @@ def test_a_segment_of_which_everything_was_finished_is_missed_too() -> None:
 @pytest.mark.parametrize("at", [0, 4, 20, 100])
 def test_a_damaged_batch_is_named_with_its_offsets_and_position(at: int) -> None:
     files = Files(halfway(Core()))
-    batch = files.headers(Kind.BATCH)[40]
+    batch = files.headers(RecordKind.BATCH)[40]
     files.damage(batch, at)
     finding = only(files.audit())
     assert finding.stretches == [(batch.first_offset, batch.first_offset + batch.count)]
@@ -210,7 +210,7 @@ def test_a_finish_record_that_is_missing_is_named(how: str) -> None:
         client.finish(*range(3 * number, 3 * number + 3))
         core.broker.write_journal()
     files = Files(core)
-    dropped = files.headers(Kind.CURSOR, core.broker.topics["t"].id)[1]
+    dropped = files.headers(RecordKind.CURSOR, core.broker.topics["t"].id)[1]
     getattr(files, how)(dropped)
     audit = files.audit()
     finding = only(audit, "finish")
@@ -229,7 +229,7 @@ def test_the_last_finish_record_of_a_stopped_log_is_missed_by_the_checkpoint() -
     core.broker.write_journal()
     core.checkpoint()
     files = Files(core)
-    files.drop(files.headers(Kind.CURSOR)[-1])
+    files.drop(files.headers(RecordKind.CURSOR)[-1])
     assert only(files.audit(), "finish").channel == "c"
 
 
@@ -239,7 +239,7 @@ def test_a_message_that_is_stored_twice_is_named_and_is_no_loss() -> None:
     core.publish("t", b"a", b"b")
     core.publish("t", b"c")
     files = Files(core)
-    first, second = files.headers(Kind.BATCH)
+    first, second = files.headers(RecordKind.BATCH)
     base = files.base_of(first)
     copied = bytearray(files.segments[base][first.position - base :][: first.length])
     seal_again(copied, position=second.next_position, epoch=1, flags=first.flags)
@@ -250,7 +250,7 @@ def test_a_message_that_is_stored_twice_is_named_and_is_no_loss() -> None:
     assert (finding.stretches, finding.count, audit.doubled) == ([(0, 2)], 2, 2)
     assert finding.places[0].start == second.next_position
     assert not audit.is_lossy
-    assert not Flag.RELOCATED & first.flags
+    assert not RecordFlag.RELOCATED & first.flags
 
 
 def test_a_damaged_record_that_holds_neither_is_told_as_damage() -> None:
@@ -261,7 +261,7 @@ def test_a_damaged_record_that_holds_neither_is_told_as_damage() -> None:
     core.broker.write_journal()
     core.publish("t", b"b")
     files = Files(core)
-    trace = files.headers(Kind.TRACE)[0]
+    trace = files.headers(RecordKind.TRACE)[0]
     files.damage(trace)
     audit = files.audit()
     finding = only(audit, "damage")
@@ -290,7 +290,7 @@ def test_the_newest_segment_of_a_killed_broker_is_missed_by_the_end_of_the_one_b
 
 def test_a_file_that_ends_within_a_record_is_cut_and_has_no_torn_tail() -> None:
     files = Files(halfway(Core()))
-    last = files.headers(Kind.BATCH)[-1]
+    last = files.headers(RecordKind.BATCH)[-1]
     base = files.base_of(last)
     del files.segments[base][last.next_position - base - 8 :]
     for other in [other for other in files.segments if other > base]:
@@ -308,7 +308,7 @@ def test_a_file_that_ends_within_a_record_is_cut_and_has_no_torn_tail() -> None:
 def test_a_torn_tail_is_no_loss() -> None:
     core = halfway(Core())
     files = Files(core)
-    last = files.headers(Kind.BATCH)[-1]
+    last = files.headers(RecordKind.BATCH)[-1]
     end = core.broker.log.position
     base = max(files.segments)
     torn = files.segments[files.base_of(last)][last.position - files.base_of(last) :][:60]
@@ -333,7 +333,7 @@ def test_half_messages_rolled_back_are_not_lost_and_those_of_an_open_transaction
     assert not audit.findings
     assert told(audit, "t")["published"] == 1
     half = next(topic for topic in core.broker.by_id.values() if topic.name == "%half")
-    back, opened, _ = files.headers(Kind.BATCH, half.id)
+    back, opened, _ = files.headers(RecordKind.BATCH, half.id)
     files.damage(opened)
     finding = only(files.audit())
     assert (finding.topic, finding.text) == ("%half", "messages of transactions")
@@ -354,7 +354,9 @@ def test_delayed_messages_that_still_wait_are_there_or_lost() -> None:
     audit = files.audit()
     assert not audit.findings
     assert told(audit, "t")["published"] == 1
-    waiting = [h for h in files.headers(Kind.BATCH) if h.topic != core.broker.topics["t"].id][-1]
+    waiting = [h for h in files.headers(RecordKind.BATCH) if h.topic != core.broker.topics["t"].id][
+        -1
+    ]
     files.damage(waiting)
     finding = only(files.audit())
     assert (finding.count, finding.text) == (1, "delayed messages")
@@ -409,7 +411,7 @@ def test_a_stretch_is_missing_where_everybody_who_tells_of_it_says_that_it_is_th
 
 def test_json_tells_what_the_text_tells() -> None:
     files = Files(halfway(Core()))
-    files.damage(files.headers(Kind.BATCH)[40])
+    files.damage(files.headers(RecordKind.BATCH)[40])
     audit = files.audit()
     found = json.loads(audit.json())
     (finding,) = found["findings"]
@@ -422,7 +424,7 @@ def test_json_tells_what_the_text_tells() -> None:
 
 def test_of_several_brokers_a_finding_tells_whose_log_it_is_in() -> None:
     files = Files(halfway(Core()))
-    files.damage(files.headers(Kind.BATCH)[40])
+    files.damage(files.headers(RecordKind.BATCH)[40])
     audit = files.audit()
     logs = [
         LogSummary(broker, f"/data/{broker}", 1, 1, 1, 1, 1, 0, 0, is_whole=True)
@@ -450,7 +452,7 @@ def test_the_page_has_tables_and_plots_of_all_this() -> None:
     client.finish(0)
     core.broker.write_journal()
     files = Files(core)
-    files.damage(files.headers(Kind.BATCH)[0])
+    files.damage(files.headers(RecordKind.BATCH)[0])
     page = files.audit().page().html()
     assert page.count("<svg") == 2
     assert all(
@@ -470,7 +472,7 @@ def test_what_a_start_has_passed_over_and_nobody_misses_is_no_loss() -> None:
     core.broker.write_journal()
     core.publish("t", b"d")
     files = Files(core)
-    trace = files.headers(Kind.TRACE)[-1]
+    trace = files.headers(RecordKind.TRACE)[-1]
     at = trace.position - files.base_of(trace)
     core.storage.segment_bytes_of(files.base_of(trace))[at : at + trace.length] = bytes(
         trace.length
@@ -481,7 +483,7 @@ def test_what_a_start_has_passed_over_and_nobody_misses_is_no_loss() -> None:
     assert not Files(core).audit().findings
     # What is damaged since then was not there when it was started.
     files = Files(core)
-    files.damage(files.headers(Kind.TOPOLOGY)[-1])
+    files.damage(files.headers(RecordKind.TOPOLOGY)[-1])
     assert files.audit().is_lossy
 
 
@@ -500,7 +502,7 @@ def test_delayed_messages_that_a_full_disk_has_given_up_are_not_lost() -> None:
 
 def test_the_newest_file_is_cut_behind_what_was_written_down() -> None:
     files = Files(halfway(Core()))
-    last = files.headers(Kind.CURSOR)[-1]
+    last = files.headers(RecordKind.CURSOR)[-1]
     newest = max(files.segments)
     del files.segments[newest][last.position - newest :]
     place = files.audit().findings[-1].places[-1]
@@ -539,5 +541,5 @@ def test_ephemeral_messages_that_are_damaged_are_damage_alone() -> None:
     for body in (b"a", b"b", b"c"):
         core.publish("e#ephemeral", body)
     files = Files(core)
-    files.damage(files.headers(Kind.BATCH)[1])
+    files.damage(files.headers(RecordKind.BATCH)[1])
     assert only(files.audit(), "damage").count == 0

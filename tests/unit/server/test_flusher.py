@@ -9,7 +9,7 @@ from random import Random
 
 from martlet.broker.recovery.restore import restore
 from martlet.log.storage import DiskStorage
-from martlet.server.flusher import Disk
+from martlet.server.flusher import Flusher
 from martlet.testing import SimulatedClock
 
 SEGMENT_BYTES = 1 << 16
@@ -34,7 +34,7 @@ async def test_a_flush_begun_while_a_checkpoint_is_saved_has_no_segment_that_it_
 ) -> None:
     storage = SlowToSave(tmp_path)
     broker, _ = restore(storage, SimulatedClock(), Random(1), segment_bytes=SEGMENT_BYTES)
-    disk = Disk(broker, logging.getLogger("martlet"), lambda: None)
+    disk = Flusher(broker, logging.getLogger("martlet"), lambda: None)
     topic = broker.topic("t")
     while len(broker.log.segments) < 4:
         topic.stage([bytes(5000)])
@@ -54,7 +54,7 @@ async def test_a_flush_begun_while_a_checkpoint_is_saved_has_no_segment_that_it_
 async def test_the_loop_goes_on_while_a_checkpoint_writes_many_indexes(tmp_path: Path) -> None:
     storage = DiskStorage(tmp_path)
     broker, _ = restore(storage, SimulatedClock(), Random(1), segment_bytes=1 << 20)
-    disk = Disk(broker, logging.getLogger("martlet"), lambda: None)
+    disk = Flusher(broker, logging.getLogger("martlet"), lambda: None)
     for number in range(800):
         broker.topic(f"t{number}").stage([b"x"])
     broker.commit()

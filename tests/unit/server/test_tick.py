@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from martlet.server.tick import FEW, LONGEST_NS, SHORTEST_NS, Turns
+from martlet.server.tick import FEW, LONGEST_NS, SHORTEST_NS, LoopTicks
 
 
 class World:
@@ -17,7 +17,7 @@ class World:
         self.ended = self.gave_way = 0
         self.failing = False
         self.planned: list[Callable[[], None]] = []
-        self.turns = Turns(self._plan, self._end, lambda: self.now_ns, self._give_way)
+        self.turns = LoopTicks(self._plan, self._end, lambda: self.now_ns, self._give_way)
 
     def _plan(self, call: Callable[[], None]) -> None:
         self.planned.append(call)

@@ -11,37 +11,37 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from martlet.broker.channel.consumer import Client, Consumer
+from martlet.broker.channel.consumer import ChannelConsumer, Client
 from martlet.broker.channel.cursor import Cursor
-from martlet.broker.channel.delivery import Source, Surroundings, Waiting
-from martlet.broker.channel.finish_ages import Finishes
-from martlet.broker.channel.ordering import Order
-from martlet.broker.channel.redelivery import Failures
+from martlet.broker.channel.delivery import ChannelContext, Source, Waiting
+from martlet.broker.channel.finish_ages import FinishAges
+from martlet.broker.channel.ordering import Ordering
+from martlet.broker.channel.redelivery import Redelivery
 from martlet.broker.channel.subscriber import Share, Subscriber
 from martlet.broker.channel.tag_filter import TagFilter
-from martlet.broker.channel.topology import Nearness
+from martlet.broker.channel.topology import TopologyPreference
 from martlet.broker.dead_letters.send import bury, dead_letter_topic
 from martlet.broker.errors import Conflict, TooMany
-from martlet.broker.groups.external_reader import Follower, group_queue
+from martlet.broker.groups.external_reader import ExternalReader, group_queue
 from martlet.broker.groups.group_queue import GroupQueue
 from martlet.broker.offset_ranges import apart_from, distinct, inside
-from martlet.broker.topic.partitioned import WholeChannel
-from martlet.broker.tracing.recorder import Step
+from martlet.broker.topic.partitioned import PartitionedChannel
+from martlet.broker.tracing.recorder import TraceStep
 from martlet.durations import MILLISECOND_NS
 from martlet.names import is_ephemeral
 
 if TYPE_CHECKING:
     from martlet.broker.channel.in_flight import Offsets
     from martlet.broker.channel.latency import Latency
-    from martlet.broker.dead_letters.dead_letter import Reason
+    from martlet.broker.dead_letters.dead_letter import DeadLetterReason
     from martlet.broker.offset_ranges import Stretch
     from martlet.broker.policy import ChannelPolicy
 
-ConsumerT = TypeVar("ConsumerT", bound=Consumer)
+ConsumerT = TypeVar("ConsumerT", bound=ChannelConsumer)
 _NO_OFFSETS: Offsets = np.empty(0, np.int64)
 
 
-class Channel(Failures):
+class Channel(Redelivery):
     """A channel of a topic, at one of its queues.
 
     Args:
@@ -56,7 +56,7 @@ class Channel(Failures):
 
     def __init__(
         self,
-        around: Surroundings,
+        around: ChannelContext,
         id: int,
         topic: str,
         name: str,
@@ -75,16 +75,16 @@ class Channel(Failures):
         self.queue = cursor.queue
         self.parts: list[Channel] = [self]
         """The channel at each queue of the topic, by number."""
-        self.whole: Channel | WholeChannel = self
+        self.whole: Channel | PartitionedChannel = self
         """What clients subscribe to."""
         self.dropped_count = 0
         """Messages that were given up, to make room, before they were finished."""
-        self.finishes = Finishes(cursor.queue.index, around.clock)
+        self.finishes = FinishAges(cursor.queue.index, around.clock)
         self.counted_from = cursor.next
         """Messages below this offset came before the broker was started."""
         self._delivered_before = 0
         """To consumers that have left."""
-        self._delivered_near_before = [0] * len(Nearness)
+        self._delivered_near_before = [0] * len(TopologyPreference)
         self.voids: Sequence[tuple[int, int]] = ()
         """Offsets of its topic that do not concern it."""
         self.group: GroupQueue | None = None
@@ -100,11 +100,11 @@ class Channel(Failures):
             self.group = group_queue(self, self._around, policy.kind)
         how, until_now = ((p.kind, p.order, p.lock_ms) for p in (policy, before))
         if how != until_now:
-            if isinstance(self.order, Order):
+            if isinstance(self.order, Ordering):
                 self.order.end()
             self.order = self.group
             if policy.order != "none":
-                self.order = Order(self, policy.order == "key", policy.lock_ms * MILLISECOND_NS)
+                self.order = Ordering(self, policy.order == "key", policy.lock_ms * MILLISECOND_NS)
 
     # what it looks like
 
@@ -173,12 +173,12 @@ class Channel(Failures):
         *,
         with_properties: bool = False,
         says_started: bool = False,
-        nearness: Nearness = Nearness.ELSEWHERE,
-    ) -> Consumer:
+        nearness: TopologyPreference = TopologyPreference.ELSEWHERE,
+    ) -> ChannelConsumer:
         """Subscribe a client. Raises TooMany."""
         self._last_number = self._next_number()
         return self._add(
-            Consumer(
+            ChannelConsumer(
                 client,
                 self._last_number,
                 timeout_ns,
@@ -215,7 +215,7 @@ class Channel(Failures):
         self._last_number = self._next_number()
         subscriber.shares.append(self._add(Share(subscriber, self, self._last_number)))
 
-    def spread_out(self, consumer: Consumer) -> Subscriber:
+    def spread_out(self, consumer: ChannelConsumer) -> Subscriber:
         """A consumer of one queue goes on as a subscriber of several."""
         subscriber = Subscriber(
             consumer.client,
@@ -235,7 +235,9 @@ class Channel(Failures):
             straggler.owner = share
         return subscriber
 
-    def remove_consumer(self, consumer: Consumer, charged: Collection[int] | None = None) -> None:
+    def remove_consumer(
+        self, consumer: ChannelConsumer, charged: Collection[int] | None = None
+    ) -> None:
         """The client has gone: what it held is delivered to others at once.
 
         Args:
@@ -257,7 +259,7 @@ class Channel(Failures):
 
     # what consumers answer
 
-    def finish(self, consumer: Consumer, offset: int) -> None:
+    def finish(self, consumer: ChannelConsumer, offset: int) -> None:
         """FIN. Raises NotInFlight."""
         cursor = self.cursor
         if cursor.window.release_one(consumer.number, offset):
@@ -272,10 +274,10 @@ class Channel(Failures):
             cursor.stragglers.remove(offset)
         self.finishes.note(offset)
         if self.trail is not None:
-            self.trail.note(Step.FINISHED, offset, offset + 1, self._around.clock(), consumer)
+            self.trail.note(TraceStep.FINISHED, offset, offset + 1, self._around.clock(), consumer)
         self._finished(consumer, 1)
 
-    def finish_run(self, consumer: Consumer, offsets: Offsets) -> Offsets:
+    def finish_run(self, consumer: ChannelConsumer, offsets: Offsets) -> Offsets:
         """FIN for many offsets, in any order. Returns those that must be finished one by one:
         they are not in the window, or stand there twice.
         """
@@ -292,21 +294,21 @@ class Channel(Failures):
         consumer.answered = max(consumer.answered, int(offsets[-1]))
         self.finishes.note_run(offsets)
         if self.trail is not None:
-            self.trail.note_run(Step.FINISHED, offsets, self._around.clock(), consumer)
+            self.trail.note_run(TraceStep.FINISHED, offsets, self._around.clock(), consumer)
         self._finished(consumer, len(offsets))
         return left
 
-    def _finished(self, consumer: Consumer, count: int) -> None:
+    def _finished(self, consumer: ChannelConsumer, count: int) -> None:
         consumer.in_flight_count -= count
         consumer.finish_count += count
         if not self.dirty:
             self._changed()
         self.resume(consumer)
 
-    def _bury(self, offset: int, attempts: int, failures: int, reason: Reason) -> None:
+    def _bury(self, offset: int, attempts: int, failures: int, reason: DeadLetterReason) -> None:
         if self.trail is not None:
             now_ns, to = self._around.clock(), f"{reason} -> {dead_letter_topic(self)}"
-            self.trail.note(Step.GIVEN_UP, offset, offset + 1, now_ns, None, attempts, 0, to)
+            self.trail.note(TraceStep.GIVEN_UP, offset, offset + 1, now_ns, None, attempts, 0, to)
         bury(self._around, self, offset, attempts, failures, reason)
 
     # time
@@ -327,7 +329,7 @@ class Channel(Failures):
 
     def schedule(self, first: int, end: int) -> None:
         """See that deferred messages from an offset up to another come at their time."""
-        if isinstance(self.group, Follower):
+        if isinstance(self.group, ExternalReader):
             return
         # A group's members fetch what is for it alone.
         number = self.id if self.group is None else 0

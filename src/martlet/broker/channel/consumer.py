@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from martlet.broker.channel.started import Progress
-from martlet.broker.channel.topology import Nearness
+from martlet.broker.channel.started import StartedMessages
+from martlet.broker.channel.topology import TopologyPreference
 
 if TYPE_CHECKING:
     from martlet.broker.channel.subscriber import Subscriber
-    from martlet.broker.topic.partitioned import WholeChannel
+    from martlet.broker.topic.partitioned import PartitionedChannel
 
 
 class Client(Protocol):
@@ -25,7 +25,7 @@ class Client(Protocol):
     def channel_closed(self) -> None:
         """The channel or its topic was deleted: close the connection."""
 
-    def channel_grown(self, channel: WholeChannel, consumer: Subscriber) -> None:
+    def channel_grown(self, channel: PartitionedChannel, consumer: Subscriber) -> None:
         """The channel has several queues from now on: answer to this one, as this one."""
 
     def failures_counted(self, max_attempts: int) -> None:
@@ -42,7 +42,7 @@ class _Nobody:
     def channel_closed(self) -> None:
         """Nobody is told."""
 
-    def channel_grown(self, channel: WholeChannel, subscriber: Subscriber) -> None:
+    def channel_grown(self, channel: PartitionedChannel, subscriber: Subscriber) -> None:
         """Nobody is told."""
 
     def failures_counted(self, max_attempts: int) -> None:
@@ -68,7 +68,7 @@ class Lease(NamedTuple):
 _first_offset = attrgetter("first")
 
 
-class Consumer:
+class ChannelConsumer:
     """A subscription.
 
     Args:
@@ -109,7 +109,7 @@ class Consumer:
         *,
         with_properties: bool = False,
         says_started: bool = False,
-        nearness: Nearness = Nearness.ELSEWHERE,
+        nearness: TopologyPreference = TopologyPreference.ELSEWHERE,
     ) -> None:
         self.client = client
         self.nearness = nearness
@@ -129,7 +129,7 @@ class Consumer:
         self.leases: deque[Lease] = deque()
         self.answered = -1
         """The highest offset that it has answered under a lease, and `progress` may not know of."""
-        self.progress = Progress(says_started=says_started)
+        self.progress = StartedMessages(says_started=says_started)
 
     @property
     def room(self) -> int:

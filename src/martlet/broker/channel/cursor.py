@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from martlet.broker.channel.consumer import Consumer
-from martlet.broker.channel.in_flight import Window
-from martlet.broker.channel.pending import Stragglers
+from martlet.broker.channel.consumer import ChannelConsumer
+from martlet.broker.channel.in_flight import InFlightWindow
+from martlet.broker.channel.pending import PendingMessages
 from martlet.broker.channel.tag_filter import TagFilter, runs
-from martlet.broker.topic.queue_log import Queue
+from martlet.broker.topic.queue_log import QueueLog
 from martlet.log.commit_log import CommitLog
-from martlet.log.index import Entry
+from martlet.log.index import IndexEntry
 from martlet.log.record import (
     HEADER_BYTES,
     BadRecord,
@@ -33,7 +33,7 @@ from martlet.log.record import (
 from martlet.properties.block import Block, entry_of, frame
 
 if TYPE_CHECKING:
-    from martlet.broker.groups.crash_charges import Charges
+    from martlet.broker.groups.crash_charges import CrashCharges
     from martlet.log.index import Rows
 
 _ATTEMPTS_AT = 16
@@ -56,22 +56,22 @@ class Cursor:
         start: the first offset that concerns the channel.
     """
 
-    def __init__(self, log: CommitLog, queue: Queue, start: int) -> None:
+    def __init__(self, log: CommitLog, queue: QueueLog, start: int) -> None:
         self._log = log
         self.queue = queue
-        self.window = Window(start)
-        self.stragglers: Stragglers[Consumer] = Stragglers()
+        self.window = InFlightWindow(start)
+        self.stragglers: PendingMessages[ChannelConsumer] = PendingMessages()
         self.deferred_ahead = 0
         """How many messages from `next` on are deferred ones, which do not come from there."""
         self.journal_number = 0
         """The number of the last entry in the journal."""
-        self.charges: Charges | None = None
+        self.charges: CrashCharges | None = None
         """Of a group; None where there never were any."""
         self.own_mark = 0
         """Batches that have this in place of a time come from here."""
         self.on_lost: Callable[[int, int, str], None] = lambda first, end, why: None
         self._row = -1
-        self._entry: Entry | None = None
+        self._entry: IndexEntry | None = None
         self._payload_end = 0
         self._record: memoryview = _NOTHING
         self._ends: memoryview | None = None
@@ -99,7 +99,7 @@ class Cursor:
         while number < index.end_row and index.row(number).first_offset < end:
             rows: Rows = index.array(number, number + _SCHEDULE_ROWS)
             for row in rows[rows["deliver_at_ns"] != 0].tolist():
-                entry = Entry._make(row)
+                entry = IndexEntry._make(row)
                 begin, stop = max(first, entry.first_offset), min(end, entry.end_offset)
                 if begin < stop:
                     due_ns = entry.deliver_at_ns
@@ -212,7 +212,9 @@ class Cursor:
             self._let_record_go()
         return frame, told
 
-    def _tell(self, entry: Entry, begin: int, end: int, parts: list[memoryview | bytes]) -> None:
+    def _tell(
+        self, entry: IndexEntry, begin: int, end: int, parts: list[memoryview | bytes]
+    ) -> None:
         """Add the frame with the properties of some of the current batch's messages."""
         block = properties_of(self._record)
         if block is not None:
@@ -258,7 +260,7 @@ class Cursor:
         self._entry, self._row, self._ends = entry, row, None
         return True
 
-    def read(self, entry: Entry) -> tuple[int, memoryview]:
+    def read(self, entry: IndexEntry) -> tuple[int, memoryview]:
         """Where a batch's frames end in its record, and the record.
 
         What another run of the broker wrote is verified in full. Raises BadRecord.
@@ -278,7 +280,7 @@ class Cursor:
     def _skip(self, end: int) -> None:
         self.window.grant(0, end)
 
-    def _slice(self, entry: Entry, begin: int, end: int) -> memoryview:
+    def _slice(self, entry: IndexEntry, begin: int, end: int) -> memoryview:
         """The frames of the current batch from number `begin` up to `end`."""
         if end - begin == entry.count:
             return self._record[HEADER_BYTES : self._payload_end]
@@ -320,7 +322,9 @@ class Cursor:
         return b"" if block is None else entry_of(block, offset - entry.first_offset)
 
     @staticmethod
-    def frame_of(entry: Entry, payload_end: int, record: memoryview, offset: int) -> memoryview:
+    def frame_of(
+        entry: IndexEntry, payload_end: int, record: memoryview, offset: int
+    ) -> memoryview:
         """One message's frame in a batch that was read, as it lies there."""
         number = offset - entry.first_offset
         ends = frame_ends(entry, payload_end, record)
@@ -347,7 +351,7 @@ class Cursor:
         self._let_record_go()
 
 
-def frame_ends(entry: Entry, payload_end: int, record: memoryview) -> memoryview:
+def frame_ends(entry: IndexEntry, payload_end: int, record: memoryview) -> memoryview:
     """Where each frame of a batch ends, from the first one's start: an array of u32, in place."""
     ends_at = align8(payload_end)
     return record[ends_at : ends_at + 4 * entry.count].cast("I")

@@ -13,35 +13,35 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
-from martlet.broker.channel.consumer import Consumer, Lease
+from martlet.broker.channel.consumer import ChannelConsumer, Lease
 from martlet.broker.channel.cursor import Cursor
 from martlet.broker.channel.in_flight import COMFORTABLE_SPAN
 from martlet.broker.channel.started import next_rank, notes_of
-from martlet.broker.channel.topology import NearLine
+from martlet.broker.channel.topology import NearestFirst
 from martlet.broker.offset_ranges import merged
 from martlet.broker.schedule import Alarm, Schedule
-from martlet.broker.tracing.recorder import Step
+from martlet.broker.tracing.recorder import TraceStep
 from martlet.properties.block import told_alone
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.channel.ordering import Order
+    from martlet.broker.channel.ordering import Ordering
     from martlet.broker.channel.tag_filter import TagFilter
-    from martlet.broker.dead_letters.move import Transfers
+    from martlet.broker.dead_letters.move import MessageMover
     from martlet.broker.groups.group_queue import GroupQueue
     from martlet.broker.offset_ranges import Stretch
     from martlet.broker.topic.topic import Topic
-    from martlet.broker.tracing.recorder import Trail
+    from martlet.broker.tracing.recorder import TraceRecorder
 
 
-class Surroundings(Protocol):
+class ChannelContext(Protocol):
     """What a channel needs of the house around it."""
 
     clock: Callable[[], int]
     schedule: Schedule
     random: Random
     prefers_near: bool
-    transfers: Transfers
+    transfers: MessageMover
 
     def topic(self, name: str) -> Topic:
         """The topic of that name, made if it is new. Raises BrokerError and WritesRefused."""
@@ -108,7 +108,7 @@ class Delivery(ABC):
 
     def __init__(
         self,
-        around: Surroundings,
+        around: ChannelContext,
         cursor: Cursor,
         source: Source,
         waiting: dict[Waiting, None],
@@ -122,17 +122,19 @@ class Delivery(ABC):
         self.source = source
         self._limit = source.limit_of
         self._waiting = waiting
-        self._line: deque[Consumer] | NearLine = NearLine() if around.prefers_near else deque()
+        self._line: deque[ChannelConsumer] | NearestFirst = (
+            NearestFirst() if around.prefers_near else deque()
+        )
         self._fresh_turn = False
         self.wanted: TagFilter | None = None
         """Which messages it gets; None for all."""
-        self.trail: Trail | None = None
+        self.trail: TraceRecorder | None = None
         """What becomes of its messages, where that is traced."""
         self.counts_failures = False
         """Whether a policy decides about messages that fail."""
-        self.order: Order | GroupQueue | None = None
+        self.order: Ordering | GroupQueue | None = None
         """In which order messages go out; None for NSQ's."""
-        self._by_number: dict[int, Consumer] = {}
+        self._by_number: dict[int, ChannelConsumer] = {}
         self._alarm: Alarm = around.schedule.alarm(self._expire)
 
     @abstractmethod
@@ -149,44 +151,44 @@ class Delivery(ABC):
 
     # the line
 
-    def set_ready(self, consumer: Consumer, count: int) -> None:
+    def set_ready(self, consumer: ChannelConsumer, count: int) -> None:
         """RDY: the consumer takes up to so many messages at a time."""
         consumer.ready_count = count
         self.resume(consumer)
 
-    def set_blocked(self, consumer: Consumer, blocked: bool) -> None:
+    def set_blocked(self, consumer: ChannelConsumer, blocked: bool) -> None:
         """The client has stopped, or begun again, to read what it is sent."""
         consumer.blocked = blocked
         if not blocked:
             self.resume(consumer)
 
-    def resume(self, consumer: Consumer) -> None:
+    def resume(self, consumer: ChannelConsumer) -> None:
         """Deliver to a consumer that may have room."""
         if not consumer.is_ready and consumer.room > 0:
             self._enter_line(consumer)
         if consumer.is_ready:
             self.pump()
 
-    def _enter_line(self, consumer: Consumer) -> None:
+    def _enter_line(self, consumer: ChannelConsumer) -> None:
         consumer.is_ready = True
         self._line.append(consumer)
         self._waiting[self] = None
 
-    def _leave_line(self, consumer: Consumer) -> None:
+    def _leave_line(self, consumer: ChannelConsumer) -> None:
         if consumer.is_ready:
             consumer.is_ready = False
             self._line.remove(consumer)
             if not self._line:
                 del self._waiting[self]
 
-    def _take_place(self, consumer: Consumer, successor: Consumer) -> None:
+    def _take_place(self, consumer: ChannelConsumer, successor: ChannelConsumer) -> None:
         """Let another consumer stand in line for one that stood there."""
         line = list(self._line)
         line[line.index(consumer)] = successor
         self._line.clear()
         self._line.extend(line)
 
-    def _line_up(self, consumers: Iterable[Consumer]) -> None:
+    def _line_up(self, consumers: Iterable[ChannelConsumer]) -> None:
         for consumer in consumers:
             if not consumer.is_ready and consumer.room > 0:
                 self._enter_line(consumer)
@@ -259,7 +261,7 @@ class Delivery(ABC):
         self._lend(consumer, offset, 1)
         consumer.client.send_messages((frame,))
 
-    def _grant(self, consumer: Consumer, most: int, limit: int) -> bool:
+    def _grant(self, consumer: ChannelConsumer, most: int, limit: int) -> bool:
         """Deliver fresh messages. False where a filter has let none of very many through."""
         cursor = self.cursor
         window = cursor.window
@@ -288,7 +290,7 @@ class Delivery(ABC):
             self._thin_out(window.floor + window.crowd())
         return True
 
-    def _lend(self, consumer: Consumer, first: int, count: int) -> None:
+    def _lend(self, consumer: ChannelConsumer, first: int, count: int) -> None:
         """Note that a consumer has what the window says since offset `first`."""
         window = self.cursor.window
         leases = consumer.leases
@@ -306,27 +308,27 @@ class Delivery(ABC):
             alarm.at(deadline_ns)
 
     def _trace_delivery(
-        self, trail: Trail, consumer: Consumer, first: int, count: int, now_ns: int
+        self, trail: TraceRecorder, consumer: ChannelConsumer, first: int, count: int, now_ns: int
     ) -> None:
         window = self.cursor.window
         end = window.next
         if end - first == count:
-            trail.note(Step.DELIVERED, first, end, now_ns, consumer, 1)
+            trail.note(TraceStep.DELIVERED, first, end, now_ns, consumer, 1)
             return
         held = window.held_offsets(first, end)
         for begin, stop in merged(held, held + 1):
-            trail.note(Step.DELIVERED, begin, stop, now_ns, consumer, 1)
+            trail.note(TraceStep.DELIVERED, begin, stop, now_ns, consumer, 1)
 
-    def _sampled_out(self, consumer: Consumer) -> bool:
+    def _sampled_out(self, consumer: ChannelConsumer) -> bool:
         return self._around.random.randrange(100) >= consumer.sample_rate
 
-    def _grant_straggler(self, consumer: Consumer) -> None:
+    def _grant_straggler(self, consumer: ChannelConsumer) -> None:
         stragglers = self.cursor.stragglers
         offset = stragglers.next_ready()
         assert offset is not None
         self.deliver_straggler(consumer, offset)
 
-    def deliver_straggler(self, consumer: Consumer, offset: int) -> None:
+    def deliver_straggler(self, consumer: ChannelConsumer, offset: int) -> None:
         """Deliver one that is ready; one that has gone, or is not wanted, is let go of."""
         cursor = self.cursor
         attempts = cursor.stragglers.by_offset[offset].attempts + 1
@@ -342,7 +344,7 @@ class Delivery(ABC):
 
     def hand_out(
         self,
-        consumer: Consumer,
+        consumer: ChannelConsumer,
         offset: int,
         attempts: int,
         frame: memoryview | bytearray,
@@ -365,7 +367,7 @@ class Delivery(ABC):
         if attempts > 1:
             self.retry_count += 1
         if self.trail is not None:
-            self.trail.note(Step.DELIVERED, offset, offset + 1, now_ns, consumer, attempts)
+            self.trail.note(TraceStep.DELIVERED, offset, offset + 1, now_ns, consumer, attempts)
         self._alarm.at(deadline_ns)
         consumer.in_flight_count += 1
         consumer.message_count += 1
@@ -380,14 +382,14 @@ class Delivery(ABC):
         """Whether its filter lets a message with such properties through."""
         return self.wanted is None or self.wanted.lets(properties)
 
-    def samples_out(self, consumer: Consumer) -> bool:
+    def samples_out(self, consumer: ChannelConsumer) -> bool:
         """Whether a message is not for a consumer that wants only some of all."""
         return bool(consumer.sample_rate) and self._sampled_out(consumer)
 
     # what its order asks
 
     @property
-    def numbers(self) -> Mapping[int, Consumer]:
+    def numbers(self) -> Mapping[int, ChannelConsumer]:
         """Its consumers by their numbers."""
         return self._by_number
 
@@ -404,7 +406,7 @@ class Delivery(ABC):
         if not self.dirty:
             self._changed()
 
-    def first_in_line(self) -> Consumer | None:
+    def first_in_line(self) -> ChannelConsumer | None:
         """The consumer whose turn it is; who has no room leaves the line."""
         while self._line:
             consumer = self._line[0]
@@ -419,7 +421,7 @@ class Delivery(ABC):
         if window.floor < window.next:
             self._thin_out(window.next)
 
-    def has_room(self, consumer: Consumer) -> bool:
+    def has_room(self, consumer: ChannelConsumer) -> bool:
         """Whether a consumer would take a message; who has no room leaves the line, and what makes
         room, at whichever queue, lines it up again.
         """

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from martlet.log.index import Entry
+from martlet.log.index import IndexEntry
 
 if TYPE_CHECKING:
     from martlet.broker.channel.in_flight import Offsets
@@ -37,10 +37,10 @@ BOUNDS_NS = tuple(
 _BOUNDS = np.array(BOUNDS_NS)
 _FEW_ROWS = 6
 """So many batches are gone through one by one, before it is done in bulk."""
-_NOWHERE = Entry(0, 0, 0, 0, 0, 0)
+_NOWHERE = IndexEntry(0, 0, 0, 0, 0, 0)
 
 
-class Finishes:
+class FinishAges:
     """The counts of one channel.
 
     Args:
@@ -103,7 +103,7 @@ class Finishes:
             entry = self._move(offsets.item(done))
         self._add_many(offsets[done:], now_ns)
 
-    def _move(self, offset: int) -> Entry:
+    def _move(self, offset: int) -> IndexEntry:
         """The batch of an offset, which is the next one as a rule.
 
         A message in flight is needed, so its batch is in the index.

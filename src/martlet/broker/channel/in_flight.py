@@ -28,7 +28,7 @@ _SCAN = 1024
 _NO_RANGES = np.empty((0, 2), np.uint64)
 
 
-class Window:
+class InFlightWindow:
     """The offsets from `floor` up to `next`."""
 
     __slots__ = ("_holders", "_origin", "floor", "next")

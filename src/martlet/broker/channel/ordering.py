@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from martlet.properties.model import Field, fields
 
 if TYPE_CHECKING:
-    from martlet.broker.channel.consumer import Consumer
+    from martlet.broker.channel.consumer import ChannelConsumer
     from martlet.broker.channel.delivery import Delivery
 
 MOST_PARKED = 1000
@@ -38,7 +38,7 @@ _ANY = b"\0"
 """The key of all messages, by queue."""
 
 
-class Order:
+class Ordering:
     """Hands a channel's messages out in order.
 
     Args:
@@ -57,7 +57,7 @@ class Order:
         """By key the unfinished messages, the first of which may be delivered."""
         self._free: list[int] = []
         """A heap of those that may be delivered now, or could before."""
-        self._holder: Consumer | None = None
+        self._holder: ChannelConsumer | None = None
         self._lent_until_ns = 0
         self._has_begun = False
         channel.cursor.stragglers.on_removed = self._removed
@@ -105,7 +105,7 @@ class Order:
                 return
         channel.look_again_soon()
 
-    def _taker(self) -> Consumer | None:
+    def _taker(self) -> ChannelConsumer | None:
         """Who gets the next message; None where nobody has room, or may."""
         channel = self._channel
         if not self._by_key and self._holder is not None:
@@ -119,7 +119,7 @@ class Order:
             self._holder = None
         return channel.first_in_line()
 
-    def _lend(self, consumer: Consumer) -> None:
+    def _lend(self, consumer: ChannelConsumer) -> None:
         if not self._by_key:
             self._holder = consumer
             self._lent_until_ns = self._channel.now_ns() + self._lock_ns
@@ -148,7 +148,7 @@ class Order:
         if key is None or self._behind[key][0] == offset:
             heappush(self._free, offset)
 
-    def _read(self, consumer: Consumer) -> bool:
+    def _read(self, consumer: ChannelConsumer) -> bool:
         """Take the next fresh message in, and deliver it if it has not to wait. False where there
         is none, or none may be.
         """

@@ -24,19 +24,19 @@ from heapq import merge
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from martlet.log.index import Entry
+from martlet.log.index import IndexEntry
 from martlet.log.record import BadRecord
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.channel.consumer import Consumer
+    from martlet.broker.channel.consumer import ChannelConsumer
     from martlet.broker.channel.cursor import Cursor
 
 _HELD_AT_ONCE = 1 << 12
 _ROWS_AT_ONCE = 1 << 12
 
 
-class State(StrEnum):
+class PeekState(StrEnum):
     """Where a message is."""
 
     IN_FLIGHT = "in_flight"
@@ -60,22 +60,22 @@ class Peeked:
     """
 
     offset: int
-    state: State
+    state: PeekState
     attempts: int = 0
     due_ns: int = 0
     delivered_at_ns: int = 0
-    owner: Consumer | None = None
+    owner: ChannelConsumer | None = None
     failures: int = 0
 
 
-def peek(channel: Channel, start: int, most: int, states: Collection[State]) -> list[Peeked]:
+def peek(channel: Channel, start: int, most: int, states: Collection[PeekState]) -> list[Peeked]:
     """The first messages in some states from an offset on, by offset."""
     found: list[Iterator[Peeked]] = []
-    if State.IN_FLIGHT in states:
+    if PeekState.IN_FLIGHT in states:
         found.append(_in_window(channel, start))
-    if not set(states) <= {State.WAITING}:
+    if not set(states) <= {PeekState.WAITING}:
         found.append(_stragglers(channel, start, states))
-    if State.WAITING in states:
+    if PeekState.WAITING in states:
         found.append(_waiting(channel, start))
     return list(islice(merge(*found, key=lambda peeked: peeked.offset), most))
 
@@ -90,19 +90,19 @@ def _in_window(channel: Channel, start: int) -> Iterator[Peeked]:
             owner = consumers[number]
             deadline_ns = owner.lease_of(offset).deadline_ns
             delivered_at_ns = deadline_ns - owner.timeout_ns
-            yield Peeked(offset, State.IN_FLIGHT, 1, deadline_ns, delivered_at_ns, owner)
+            yield Peeked(offset, PeekState.IN_FLIGHT, 1, deadline_ns, delivered_at_ns, owner)
         first = end
 
 
-def _stragglers(channel: Channel, start: int, states: Collection[State]) -> Iterator[Peeked]:
+def _stragglers(channel: Channel, start: int, states: Collection[PeekState]) -> Iterator[Peeked]:
     stragglers = channel.cursor.stragglers
     for offset in stragglers.rising(start):
         straggler = stragglers.by_offset[offset]
         owner = straggler.owner
         if owner is not None:
-            state = State.IN_FLIGHT
+            state = PeekState.IN_FLIGHT
         else:
-            state = State.DUE if stragglers.is_ready(offset) else State.DEFERRED
+            state = PeekState.DUE if stragglers.is_ready(offset) else PeekState.DEFERRED
         if state not in states:
             continue
         if owner is not None and not owner.number:
@@ -130,13 +130,13 @@ def _waiting(channel: Channel, start: int) -> Iterator[Peeked]:
                     break
                 if row.deliver_at_ns in (0, channel.own_mark):
                     for offset in range(max(first, row.first_offset), min(end, row.end_offset)):
-                        yield Peeked(offset, State.WAITING)
+                        yield Peeked(offset, PeekState.WAITING)
             number += len(rows)
             if rows[-1].end_offset >= end:
                 break
 
 
-class Frames:
+class PeekedFrames:
     """Reads the frames of peeked messages, by rising offsets.
 
     Args:
@@ -145,11 +145,11 @@ class Frames:
 
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor
-        self._entry: Entry | None = None
+        self._entry: IndexEntry | None = None
         self._payload_end = 0
         self._record = memoryview(b"")
 
-    def read(self, offset: int) -> tuple[Entry, memoryview] | None:
+    def read(self, offset: int) -> tuple[IndexEntry, memoryview] | None:
         """The batch and the frame of the message at an offset; None where it can not be read."""
         entry = self._entry
         if entry is None or not entry.first_offset <= offset < entry.end_offset:

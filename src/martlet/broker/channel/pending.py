@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from martlet.broker.channel.started import Progress
+from martlet.broker.channel.started import StartedMessages
 
 OwnerT = TypeVar("OwnerT")
 _RISING_AT_ONCE = 1 << 8
@@ -25,7 +25,7 @@ MOST_ERROR_BYTES = 1 << 20
 
 
 @dataclass(slots=True)
-class Straggler(Generic[OwnerT]):
+class PendingMessage(Generic[OwnerT]):
     """One message.
 
     Attributes:
@@ -50,11 +50,11 @@ class Straggler(Generic[OwnerT]):
     failures: int = 0
     rank: int = 0
     asked_rank: int = 0
-    last_progress: Progress | None = None
+    last_progress: StartedMessages | None = None
     is_suspect: bool = False
 
 
-class Stragglers(Generic[OwnerT]):
+class PendingMessages(Generic[OwnerT]):
     """The stragglers of a cursor, by offset.
 
     `changed` and `removed` say what is new since the journal was last written; its writer clears
@@ -62,7 +62,7 @@ class Stragglers(Generic[OwnerT]):
     """
 
     def __init__(self) -> None:
-        self.by_offset: dict[int, Straggler[OwnerT]] = {}
+        self.by_offset: dict[int, PendingMessage[OwnerT]] = {}
         self.ready: deque[int] = deque()
         self.in_flight_count = 0
         self.changed: set[int] = set()
@@ -109,10 +109,10 @@ class Stragglers(Generic[OwnerT]):
 
     def wait(
         self, offset: int, attempts: int, due_ns: int, now_ns: int, failures: int = 0
-    ) -> Straggler[OwnerT]:
+    ) -> PendingMessage[OwnerT]:
         """A message is to be delivered (again) at a time, which may be now."""
         self._leave(offset)
-        straggler = self.by_offset[offset] = Straggler(attempts, due_ns, failures=failures)
+        straggler = self.by_offset[offset] = PendingMessage(attempts, due_ns, failures=failures)
         self.changed.add(offset)
         self.removed.discard(offset)
         if due_ns <= now_ns:
@@ -131,10 +131,10 @@ class Stragglers(Generic[OwnerT]):
         failures: int = 0,
         rank: int = 0,
         asked_rank: int = 0,
-    ) -> Straggler[OwnerT]:
+    ) -> PendingMessage[OwnerT]:
         """A message is in flight to an owner until a deadline."""
         self._leave(offset)
-        straggler = self.by_offset[offset] = Straggler(
+        straggler = self.by_offset[offset] = PendingMessage(
             attempts, deadline_ns, delivered_at_ns, owner, failures, rank, asked_rank or rank
         )
         self.in_flight_count += 1
@@ -170,7 +170,7 @@ class Stragglers(Generic[OwnerT]):
             self.ready.popleft()
         return None
 
-    def get(self, offset: int, owner: OwnerT) -> Straggler[OwnerT] | None:
+    def get(self, offset: int, owner: OwnerT) -> PendingMessage[OwnerT] | None:
         """The straggler that is in flight to an owner; None where there is no such one."""
         straggler = self.by_offset.get(offset)
         return straggler if straggler is not None and straggler.owner is owner else None
@@ -239,11 +239,11 @@ class Stragglers(Generic[OwnerT]):
             heappop(self._times)
         return None
 
-    def expire(self, now_ns: int) -> list[tuple[int, Straggler[OwnerT]]]:
+    def expire(self, now_ns: int) -> list[tuple[int, PendingMessage[OwnerT]]]:
         """Those whose time has come: a waiting one becomes ready, those in flight are returned
         and stay as they are.
         """
-        overdue: dict[int, Straggler[OwnerT]] = {}
+        overdue: dict[int, PendingMessage[OwnerT]] = {}
         while (due_ns := self.earliest_ns()) is not None and due_ns <= now_ns:
             _, offset = heappop(self._times)
             straggler = self.by_offset[offset]
@@ -253,6 +253,6 @@ class Stragglers(Generic[OwnerT]):
                 overdue[offset] = straggler
         return list(overdue.items())
 
-    def owned_by(self, owner: OwnerT) -> list[tuple[int, Straggler[OwnerT]]]:
+    def owned_by(self, owner: OwnerT) -> list[tuple[int, PendingMessage[OwnerT]]]:
         """All that an owner has in flight."""
         return [item for item in self.by_offset.items() if item[1].owner is owner]

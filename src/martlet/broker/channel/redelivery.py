@@ -12,31 +12,31 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from martlet.broker.channel.consumer import NOBODY, Consumer
-from martlet.broker.channel.delivery import Delivery, Source, Surroundings, Waiting
-from martlet.broker.channel.pending import Straggler
-from martlet.broker.channel.retry import Cause, Retry
+from martlet.broker.channel.consumer import NOBODY, ChannelConsumer
+from martlet.broker.channel.delivery import ChannelContext, Delivery, Source, Waiting
+from martlet.broker.channel.pending import PendingMessage
+from martlet.broker.channel.retry import Cause, RetryPolicy
 from martlet.broker.dead_letters.dead_letter import LONGEST_ERROR
 from martlet.broker.errors import NotInFlight
 from martlet.broker.offset_ranges import apart_from
 from martlet.broker.policy import ChannelPolicy
-from martlet.broker.tracing.recorder import Step
+from martlet.broker.tracing.recorder import TraceStep
 
 if TYPE_CHECKING:
     from martlet.broker.channel.consumer import Lease
     from martlet.broker.channel.cursor import Cursor
     from martlet.broker.channel.started import Rank
-    from martlet.broker.dead_letters.dead_letter import Reason
+    from martlet.broker.dead_letters.dead_letter import DeadLetterReason
 
 NEVER_NS = 1 << 62
 _STEPS = {
-    Cause.REQUEUED: Step.REQUEUED,
-    Cause.TIMED_OUT: Step.TIMED_OUT,
-    Cause.GIVEN_BACK: Step.GIVEN_BACK,
+    Cause.REQUEUED: TraceStep.REQUEUED,
+    Cause.TIMED_OUT: TraceStep.TIMED_OUT,
+    Cause.GIVEN_BACK: TraceStep.GIVEN_BACK,
 }
 
 
-class Failures(Delivery):
+class Redelivery(Delivery):
     """The part of a channel that deals with messages that were not finished.
 
     Args:
@@ -46,14 +46,14 @@ class Failures(Delivery):
 
     def __init__(
         self,
-        around: Surroundings,
+        around: ChannelContext,
         cursor: Cursor,
         source: Source,
         waiting: dict[Waiting, None],
         max_timeout_ns: int,
     ) -> None:
         super().__init__(around, cursor, source, waiting)
-        self.consumers: list[Consumer] = []
+        self.consumers: list[ChannelConsumer] = []
         self.timeout_count = 0
         self.requeue_count = 0
         self.committed_count = 0
@@ -63,8 +63,8 @@ class Failures(Delivery):
         self.closed = False
         """Whether it was deleted."""
         self._policy = ChannelPolicy()
-        self._retry: Retry | None = None
-        self._aside = Consumer(NOBODY, 0, 0)
+        self._retry: RetryPolicy | None = None
+        self._aside = ChannelConsumer(NOBODY, 0, 0)
         self._max_timeout_ns = max_timeout_ns
 
     @property
@@ -85,14 +85,14 @@ class Failures(Delivery):
     @policy.setter
     def policy(self, policy: ChannelPolicy) -> None:
         self._policy = policy
-        self._retry = Retry.of(policy)
+        self._retry = RetryPolicy.of(policy)
         self.counts_failures = self._retry is not None
 
     # what consumers answer
 
     def requeue(
         self,
-        consumer: Consumer,
+        consumer: ChannelConsumer,
         offset: int,
         delay_ns: int,
         error: str = "",
@@ -121,7 +121,7 @@ class Failures(Delivery):
         self.pump()
 
     def give_back(
-        self, consumer: Consumer, offsets: Iterable[int], *, is_started: bool = False
+        self, consumer: ChannelConsumer, offsets: Iterable[int], *, is_started: bool = False
     ) -> int:
         """A client does not go on with these: they come again at once, and have not failed. Where
         it had not started them, their delivery is no attempt. Returns how many were in flight.
@@ -145,7 +145,9 @@ class Failures(Delivery):
         self.pump()
         return count
 
-    def reject(self, consumer: Consumer, offset: int, reason: Reason, error: str = "") -> None:
+    def reject(
+        self, consumer: ChannelConsumer, offset: int, reason: DeadLetterReason, error: str = ""
+    ) -> None:
         """A consumer says that a message should not come again: it becomes a dead letter.
 
         Raises NotInFlight.
@@ -158,7 +160,7 @@ class Failures(Delivery):
         self._changed()
         self.resume(consumer)
 
-    def touch(self, consumer: Consumer, offset: int) -> None:
+    def touch(self, consumer: ChannelConsumer, offset: int) -> None:
         """TOUCH: the message's timeout begins anew, up to the maximum since it was delivered.
 
         Raises NotInFlight.
@@ -182,7 +184,7 @@ class Failures(Delivery):
         self._alarm.at(deadline_ns)
         self._changed()
 
-    def started(self, consumer: Consumer, offset: int) -> None:
+    def started(self, consumer: ChannelConsumer, offset: int) -> None:
         """STARTED: the consumer handles this one from now on, and had begun with all that was
         delivered to it before. Raises NotInFlight.
         """
@@ -194,7 +196,7 @@ class Failures(Delivery):
             raise self._not_in_flight(consumer, offset)
         consumer.progress.started(rank, offset)
 
-    def _let_go(self, consumer: Consumer, offset: int) -> Straggler[Consumer]:
+    def _let_go(self, consumer: ChannelConsumer, offset: int) -> PendingMessage[ChannelConsumer]:
         """Take a message in flight out of the window; what it would be as a straggler. One that is
         a straggler is left for the caller to put elsewhere.
         """
@@ -208,10 +210,12 @@ class Failures(Delivery):
             raise self._not_in_flight(consumer, offset)
         return straggler
 
-    def _note_answer(self, consumer: Consumer, offset: int, held: Straggler[Consumer]) -> None:
+    def _note_answer(
+        self, consumer: ChannelConsumer, offset: int, held: PendingMessage[ChannelConsumer]
+    ) -> None:
         consumer.progress.answered(held.asked_rank, offset)
 
-    def _not_in_flight(self, consumer: Consumer, offset: int) -> NotInFlight:
+    def _not_in_flight(self, consumer: ChannelConsumer, offset: int) -> NotInFlight:
         consumer.progress.answered_late(self._around.clock())
         straggler = self.cursor.stragglers.by_offset.get(offset)
         owner = straggler and straggler.owner
@@ -221,11 +225,11 @@ class Failures(Delivery):
 
     # what they do not answer
 
-    def charged(self, consumer: Consumer) -> Collection[int]:
+    def charged(self, consumer: ChannelConsumer) -> Collection[int]:
         """The offsets of what a client that is lost held and may have started to handle."""
         return charged_of([(self, consumer)])[0]
 
-    def held_by(self, consumer: Consumer) -> list[tuple[Rank, int]]:
+    def held_by(self, consumer: ChannelConsumer) -> list[tuple[Rank, int]]:
         """What a consumer holds, and since when."""
         window = self.cursor.window
         ranks = [
@@ -236,7 +240,7 @@ class Failures(Delivery):
         owned = self.cursor.stragglers.owned_by(consumer)
         return ranks + [((each.rank, offset), each.delivered_at_ns) for offset, each in owned]
 
-    def _take_back(self, consumer: Consumer, charged: Collection[int]) -> None:
+    def _take_back(self, consumer: ChannelConsumer, charged: Collection[int]) -> None:
         """What a consumer holds is delivered to others; these have failed."""
         now_ns = self._around.clock()
         lost = [
@@ -252,7 +256,7 @@ class Failures(Delivery):
 
     def _time_out(self, now_ns: int) -> int:
         """Have what has timed out delivered again. Returns how many those were."""
-        late: list[tuple[int, int, Straggler[Consumer]]] = []
+        late: list[tuple[int, int, PendingMessage[ChannelConsumer]]] = []
         for consumer in self.consumers:
             leases = consumer.leases
             if not leases or leases[0].deadline_ns > now_ns:
@@ -280,7 +284,7 @@ class Failures(Delivery):
         self.timeout_count += len(late)
         return len(late)
 
-    def _release(self, consumer: Consumer, lease: Lease) -> list[int]:
+    def _release(self, consumer: ChannelConsumer, lease: Lease) -> list[int]:
         held = self.cursor.window.release_range(consumer.number, lease.first, lease.end)
         offsets: list[int] = held.tolist()
         return offsets
@@ -288,15 +292,15 @@ class Failures(Delivery):
     def _again(
         self,
         offset: int,
-        held: Straggler[Consumer],
+        held: PendingMessage[ChannelConsumer],
         now_ns: int,
         cause: Cause,
         delay_ns: int = 0,
         *,
         failed: bool,
-        consumer: Consumer,
+        consumer: ChannelConsumer,
         error: str = "",
-    ) -> Straggler[Consumer] | None:
+    ) -> PendingMessage[ChannelConsumer] | None:
         """A message was not finished, and nobody has it any more, a consumer had: it comes again,
         or is given up. Returns what it is from now on, where it comes again.
         """
@@ -323,7 +327,7 @@ class Failures(Delivery):
             self.cursor.stragglers.note_error(offset, error[:LONGEST_ERROR])
 
     @abstractmethod
-    def _bury(self, offset: int, attempts: int, failures: int, reason: Reason) -> None:
+    def _bury(self, offset: int, attempts: int, failures: int, reason: DeadLetterReason) -> None:
         """A message that nobody has is to become a dead letter."""
 
     # messages on their way elsewhere
@@ -383,7 +387,7 @@ class Failures(Delivery):
         return 0 if straggler is None else straggler.failures
 
 
-def charged_of(held: Sequence[tuple[Failures, Consumer]]) -> list[set[int]]:
+def charged_of(held: Sequence[tuple[Redelivery, ChannelConsumer]]) -> list[set[int]]:
     """The offsets that a client which is lost may have started to handle, by queue.
 
     Args:
@@ -407,13 +411,13 @@ def charged_of(held: Sequence[tuple[Failures, Consumer]]) -> list[set[int]]:
     return charged
 
 
-def _leased(consumer: Consumer, lease: Lease) -> Straggler[Consumer]:
+def _leased(consumer: ChannelConsumer, lease: Lease) -> PendingMessage[ChannelConsumer]:
     """What a message under a lease would be as a straggler."""
     delivered_at_ns = lease.deadline_ns - consumer.timeout_ns
-    return Straggler(
+    return PendingMessage(
         1, lease.deadline_ns, delivered_at_ns, consumer, rank=lease.rank, asked_rank=lease.rank
     )
 
 
-def _by_rank(held: tuple[int, int, Straggler[Consumer]]) -> Rank:
+def _by_rank(held: tuple[int, int, PendingMessage[ChannelConsumer]]) -> Rank:
     return held[:2]

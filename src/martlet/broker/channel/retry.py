@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from martlet.broker.dead_letters.dead_letter import Reason
+from martlet.broker.dead_letters.dead_letter import DeadLetterReason
 
 if TYPE_CHECKING:
     from martlet.broker.policy import ChannelPolicy
@@ -45,13 +45,13 @@ DEFAULT_ATTEMPTS = 16
 class Cause(Enum):
     """Why a message comes again; the value is the reason of a dead letter where that was all."""
 
-    REQUEUED = Reason.MAX_ATTEMPTS
-    TIMED_OUT = Reason.TIMEOUT
-    GIVEN_BACK = Reason.DISCONNECTED
+    REQUEUED = DeadLetterReason.MAX_ATTEMPTS
+    TIMED_OUT = DeadLetterReason.TIMEOUT
+    GIVEN_BACK = DeadLetterReason.DISCONNECTED
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class RetryPolicy:
     """A channel's policy, ready to be applied.
 
     Attributes:
@@ -63,7 +63,7 @@ class Retry:
     delays_ns: tuple[int, ...]
 
     @classmethod
-    def of(cls, policy: ChannelPolicy) -> Retry | None:
+    def of(cls, policy: ChannelPolicy) -> RetryPolicy | None:
         """What a policy says; None where NSQ's rules hold."""
         if not (policy.max_attempts or policy.retry_delays_ms or policy.dead_letter_topic):
             return None

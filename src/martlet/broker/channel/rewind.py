@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.topic.queue_log import Queue
+    from martlet.broker.topic.queue_log import QueueLog
     from martlet.broker.topic.topic import Topic
-    from martlet.log.index import Entry
+    from martlet.log.index import IndexEntry
 
 
-def first_entry(queue: Queue) -> Entry | None:
+def first_entry(queue: QueueLog) -> IndexEntry | None:
     """The oldest batch from which on everything is stored; None where nothing is."""
     start = queue.start_offset
     return None if start >= queue.end_offset else queue.index.row(queue.index.find(start))

@@ -48,7 +48,7 @@ def notes_of(failures: int, *, is_suspect: bool) -> bytes:
     return Properties(system={"failures": str(failures), **suspect}).pack()
 
 
-class Progress:
+class StartedMessages:
     """How far a client has come with what was delivered to it, on all queues of a channel.
 
     Args:

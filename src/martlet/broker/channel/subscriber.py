@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from martlet.broker.channel.consumer import Consumer
-from martlet.broker.channel.started import Progress
-from martlet.broker.channel.topology import Nearness
+from martlet.broker.channel.consumer import ChannelConsumer
+from martlet.broker.channel.started import StartedMessages
+from martlet.broker.channel.topology import TopologyPreference
 
 if TYPE_CHECKING:
     from martlet.broker.channel.consumer import Client
@@ -47,13 +47,13 @@ class Subscriber:
         *,
         with_properties: bool = False,
         says_started: bool = False,
-        nearness: Nearness = Nearness.ELSEWHERE,
+        nearness: TopologyPreference = TopologyPreference.ELSEWHERE,
     ) -> None:
         self.client = client
         self.timeout_ns = timeout_ns
         self.sample_rate = sample_rate
         self.with_properties = with_properties
-        self.progress = Progress(says_started=says_started)
+        self.progress = StartedMessages(says_started=says_started)
         self.nearness = nearness
         self.shares: list[Share] = []
         self.out: OrderedDict[Share, None] = OrderedDict()
@@ -94,7 +94,7 @@ class Subscriber:
         return sum(share.requeue_count for share in self.shares)
 
 
-class Share(Consumer):
+class Share(ChannelConsumer):
     """A subscriber at one queue: what a channel sees of it.
 
     Args:
@@ -122,7 +122,9 @@ class Share(Consumer):
         self.progress = subscriber.progress
 
     @classmethod
-    def instead_of(cls, consumer: Consumer, subscriber: Subscriber, channel: Delivery) -> Share:
+    def instead_of(
+        cls, consumer: ChannelConsumer, subscriber: Subscriber, channel: Delivery
+    ) -> Share:
         """A share that goes on where a consumer was that had no subscriber."""
         share = cls(subscriber, channel, consumer.number)
         for name in ("message_count", "finish_count", "requeue_count", "leases", "answered"):

@@ -20,10 +20,10 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from martlet.broker.channel.consumer import Consumer
+    from martlet.broker.channel.consumer import ChannelConsumer
 
 
-class Nearness(IntEnum):
+class TopologyPreference(IntEnum):
     """Where a consumer is, as seen from the broker; the nearest first."""
 
     ZONE = 0
@@ -31,15 +31,15 @@ class Nearness(IntEnum):
     ELSEWHERE = 2
 
 
-def nearness(broker: tuple[str, str], client: tuple[str, str]) -> Nearness:
+def nearness(broker: tuple[str, str], client: tuple[str, str]) -> TopologyPreference:
     """How near a client is to a broker, each given by its zone and its region."""
-    for near, here, there in zip(Nearness, broker, client, strict=False):
+    for near, here, there in zip(TopologyPreference, broker, client, strict=False):
         if here and here == there:
             return near
-    return Nearness.ELSEWHERE
+    return TopologyPreference.ELSEWHERE
 
 
-class NearLine:
+class NearestFirst:
     """A line in which the nearest consumers stand first, and take turns among themselves.
 
     Delivery uses it in the place of a deque; what it sees of it, the length too, is the nearest
@@ -47,10 +47,10 @@ class NearLine:
     """
 
     def __init__(self) -> None:
-        self._lines: tuple[deque[Consumer], ...] = tuple(deque() for _ in Nearness)
+        self._lines: tuple[deque[ChannelConsumer], ...] = tuple(deque() for _ in TopologyPreference)
 
     @property
-    def _first(self) -> deque[Consumer]:
+    def _first(self) -> deque[ChannelConsumer]:
         for line in self._lines:
             if line:
                 return line
@@ -59,10 +59,10 @@ class NearLine:
     def __len__(self) -> int:
         return len(self._first)
 
-    def __getitem__(self, place: int) -> Consumer:
+    def __getitem__(self, place: int) -> ChannelConsumer:
         return self._first[place]
 
-    def __iter__(self) -> Iterator[Consumer]:
+    def __iter__(self) -> Iterator[ChannelConsumer]:
         for line in self._lines:
             yield from line
 
@@ -70,11 +70,11 @@ class NearLine:
         """Let the nearest consumers move by some places."""
         self._first.rotate(count)
 
-    def append(self, consumer: Consumer) -> None:
+    def append(self, consumer: ChannelConsumer) -> None:
         """Stand behind those that are as near."""
         self._lines[consumer.nearness].append(consumer)
 
-    def extend(self, consumers: Iterable[Consumer]) -> None:
+    def extend(self, consumers: Iterable[ChannelConsumer]) -> None:
         """Let some stand in line, in their order."""
         for consumer in consumers:
             self.append(consumer)
@@ -84,6 +84,6 @@ class NearLine:
         for line in self._lines:
             line.clear()
 
-    def remove(self, consumer: Consumer) -> None:
+    def remove(self, consumer: ChannelConsumer) -> None:
         """Leave. Raises ValueError where it does not stand in line."""
         self._lines[consumer.nearness].remove(consumer)

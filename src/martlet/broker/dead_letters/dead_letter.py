@@ -6,7 +6,7 @@ finishes a message there has done with it, and the channel's depth is how many a
 letter has the body and the properties of the message that it was, and among them, written by the
 broker::
 
-    dead_reason        why: see `Reason`
+    dead_reason        why: see `DeadLetterReason`
     dead_attempts      how often it was delivered
     dead_failures      how often it had failed, the last time included
     dead_first_error   what its consumer said when it failed first and last, where it said
@@ -43,7 +43,7 @@ _PREFIX = "dead_"
 _MILLISECOND_NS = 1_000_000
 
 
-class Reason(StrEnum):
+class DeadLetterReason(StrEnum):
     """Why a message was given up."""
 
     MAX_ATTEMPTS = "max_attempts"
@@ -88,7 +88,7 @@ def check_dead_letter_topic(name: str, topic: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class DeadLetterInfo:
     """What is known of a message that is given up.
 
     Attributes:
@@ -99,14 +99,16 @@ class Death:
         failures: how often it had failed.
     """
 
-    reason: Reason
+    reason: DeadLetterReason
     attempts: int
     errors: tuple[str, str]
     at_ns: int
     failures: int = 0
 
 
-def buried(entry: bytes, death: Death, origin: Mapping[str, str | int], stored_at_ns: int) -> bytes:
+def buried(
+    entry: bytes, death: DeadLetterInfo, origin: Mapping[str, str | int], stored_at_ns: int
+) -> bytes:
     """The properties of a dead letter, packed.
 
     Args:

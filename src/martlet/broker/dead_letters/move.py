@@ -37,7 +37,7 @@ _STORED_AT = 8
 
 
 @dataclass(slots=True, eq=False)
-class Transfer:
+class MessageMove:
     """One message on its way.
 
     Attributes:
@@ -71,12 +71,12 @@ class Transfer:
 class _Load:
     """What goes to one place at once: who, bodies, and properties by number."""
 
-    transfers: list[Transfer]
+    transfers: list[MessageMove]
     bodies: list[bytes]
     entries: list[tuple[int, bytes]]
 
 
-class Transfers:
+class MessageMover:
     """All that is on its way.
 
     Args:
@@ -88,18 +88,18 @@ class Transfers:
         """Whether a publish is answered OK only when it is durable."""
         self.on_written: Callable[[], None] = lambda: None
         """Called when something was appended that waits for a flush."""
-        self.on_refused: Callable[[Transfer, WritesRefused], None] = lambda transfer, error: None
+        self.on_refused: Callable[[MessageMove, WritesRefused], None] = lambda transfer, error: None
         """Told of the first of those that were refused in a row."""
         self._broker = broker
-        self._waiting: deque[Transfer] = deque()
-        self._written: deque[Transfer] = deque()
+        self._waiting: deque[MessageMove] = deque()
+        self._written: deque[MessageMove] = deque()
         self._alarm = broker.schedule.alarm(self._run)
         self._refused = False
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._written)
 
-    def begin(self, transfer: Transfer) -> None:
+    def begin(self, transfer: MessageMove) -> None:
         """Move a message that nobody has in flight, as soon as the broker is at leisure."""
         transfer.channel.set_aside(transfer.offset, transfer.attempts, transfer.failures)
         self._waiting.append(transfer)
@@ -125,8 +125,8 @@ class Transfers:
         the moment; what else went wrong is put to the failures, and what it was with comes again.
         """
         loads: dict[tuple[Topic, Channel | None], _Load] = {}
-        refused: list[tuple[Transfer, WritesRefused]] = []
-        again: list[Transfer] = []
+        refused: list[tuple[MessageMove, WritesRefused]] = []
+        again: list[MessageMove] = []
         is_blocked = False
         left_bytes = _BYTES_AT_ONCE
         for _ in range(min(_AT_ONCE, len(self._waiting))):
@@ -160,7 +160,7 @@ class Transfers:
         self._waiting += again
         return is_blocked
 
-    def _load(self, transfer: Transfer, loads: dict[tuple[Topic, Channel | None], _Load]) -> int:
+    def _load(self, transfer: MessageMove, loads: dict[tuple[Topic, Channel | None], _Load]) -> int:
         """Read a message, to go with the others that go to the same place. Returns its bytes."""
         channel, offset = transfer.channel, transfer.offset
         if not channel.is_aside(offset):
@@ -210,7 +210,7 @@ class Transfers:
     def _is_safe(self, position: int) -> bool:
         return not self.waits_for_flush or position <= self._broker.log.durable_position
 
-    def _refuse(self, transfer: Transfer, error: WritesRefused) -> None:
+    def _refuse(self, transfer: MessageMove, error: WritesRefused) -> None:
         if not self._refused:
             self._refused = True
             self.on_refused(transfer, error)

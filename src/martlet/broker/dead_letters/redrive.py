@@ -18,9 +18,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from martlet.broker.channel.peek import Frames, State, peek
+from martlet.broker.channel.peek import PeekedFrames, PeekState, peek
 from martlet.broker.dead_letters.dead_letter import revived
-from martlet.broker.dead_letters.move import Transfer
+from martlet.broker.dead_letters.move import MessageMove
 from martlet.broker.errors import NotFound, WritesRefused
 from martlet.log.record import FRAME_HEADER_BYTES
 from martlet.properties.model import BadProperties, Properties
@@ -34,7 +34,7 @@ _MILLISECOND_NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class DeadLetter:
     """A dead letter.
 
     Attributes:
@@ -49,7 +49,7 @@ class Letter:
 
     keeper: Channel
     offset: int
-    state: State
+    state: PeekState
     attempts: int
     stored_at_ns: int
     body: bytes
@@ -72,7 +72,7 @@ class Letter:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class DeadLetterSelection:
     """Which dead letters are meant: those for which all that is given holds.
 
     Attributes:
@@ -91,11 +91,11 @@ class Selection:
     topic: str = ""
     channel: str = ""
 
-    def ids_of(self, letter: Letter) -> set[str]:
+    def ids_of(self, letter: DeadLetter) -> set[str]:
         """Those of the ids by which one is meant."""
         return {letter.id, letter.note("id")}.intersection(self.ids)
 
-    def wants(self, letter: Letter) -> bool:
+    def wants(self, letter: DeadLetter) -> bool:
         """Whether one is meant."""
         note = letter.note
         return (
@@ -108,17 +108,17 @@ class Selection:
         )
 
 
-def letters(keeper: Channel, start: int, most: int) -> tuple[list[Letter], int | None]:
+def letters(keeper: Channel, start: int, most: int) -> tuple[list[DeadLetter], int | None]:
     """The first dead letters from an offset on, and the offset of the next one, if there is one.
 
     What can not be read is left out.
     """
-    found = peek(keeper, start, most + 1, list(State))
-    frames = Frames(keeper.cursor)
+    found = peek(keeper, start, most + 1, list(PeekState))
+    frames = PeekedFrames(keeper.cursor)
     told = []
     for peeked in found[:most]:
         read = frames.read(peeked.offset)
-        if read is None or (peeked.state is State.IN_FLIGHT and peeked.owner is None):
+        if read is None or (peeked.state is PeekState.IN_FLIGHT and peeked.owner is None):
             continue  # On its way elsewhere already.
         entry, frame = read
         try:
@@ -126,7 +126,7 @@ def letters(keeper: Channel, start: int, most: int) -> tuple[list[Letter], int |
         except BadProperties:
             properties = Properties()
         told.append(
-            Letter(
+            DeadLetter(
                 keeper,
                 peeked.offset,
                 peeked.state,
@@ -139,7 +139,7 @@ def letters(keeper: Channel, start: int, most: int) -> tuple[list[Letter], int |
     return told, found[most].offset if len(found) > most else None
 
 
-def way_back(broker: Broker, letter: Letter) -> tuple[Topic, Channel]:
+def way_back(broker: Broker, letter: DeadLetter) -> tuple[Topic, Channel]:
     """Where a dead letter came from: the topic at its queue, and the channel.
 
     Raises NotFound, with the way out.
@@ -166,7 +166,7 @@ def way_back(broker: Broker, letter: Letter) -> tuple[Topic, Channel]:
 
 def redrive(
     broker: Broker,
-    letter: Letter,
+    letter: DeadLetter,
     to: Callable[[], Topic],
     only: Channel | None,
     on_end: Callable[[WritesRefused | None], None],
@@ -182,7 +182,7 @@ def redrive(
     """
     letter.keeper.unroll(letter.offset + 1)
     broker.transfers.begin(
-        Transfer(
+        MessageMove(
             letter.keeper,
             letter.offset,
             letter.attempts,
@@ -195,7 +195,7 @@ def redrive(
     )
 
 
-def purge(letter: Letter) -> None:
+def purge(letter: DeadLetter) -> None:
     """Throw a dead letter away, which is not with a consumer."""
     letter.keeper.unroll(letter.offset + 1)
     letter.keeper.let_go(letter.offset)

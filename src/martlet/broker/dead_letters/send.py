@@ -10,13 +10,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from martlet.broker.dead_letters.dead_letter import CHANNEL, Death, buried, default_name
-from martlet.broker.dead_letters.move import Transfer
+from martlet.broker.dead_letters.dead_letter import CHANNEL, DeadLetterInfo, buried, default_name
+from martlet.broker.dead_letters.move import MessageMove
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.channel.delivery import Surroundings
-    from martlet.broker.dead_letters.dead_letter import Reason
+    from martlet.broker.channel.delivery import ChannelContext
+    from martlet.broker.dead_letters.dead_letter import DeadLetterReason
     from martlet.broker.errors import WritesRefused
     from martlet.broker.topic.topic import Topic
 
@@ -27,16 +27,16 @@ def dead_letter_topic(channel: Channel) -> str:
 
 
 def bury(
-    around: Surroundings,
+    around: ChannelContext,
     channel: Channel,
     offset: int,
     attempts: int,
     failures: int,
-    reason: Reason,
+    reason: DeadLetterReason,
 ) -> None:
     """Begin to move a message that nobody has in flight to its channel's dead-letter topic."""
     errors = channel.cursor.stragglers.errors.get(offset, ("", ""))
-    death = Death(reason, attempts, errors, around.clock(), failures)
+    death = DeadLetterInfo(reason, attempts, errors, around.clock(), failures)
     queue = channel.cursor.queue
     origin: dict[str, str | int] = {
         "topic": channel.topic,
@@ -50,7 +50,7 @@ def bury(
         return buried(entry, death, origin, stored_at_ns)
 
     around.transfers.begin(
-        Transfer(
+        MessageMove(
             channel,
             offset,
             attempts,
@@ -62,7 +62,7 @@ def bury(
     )
 
 
-def _open(around: Surroundings, channel: Channel) -> Topic:
+def _open(around: ChannelContext, channel: Channel) -> Topic:
     """Where dead letters go, made if need be. Raises WritesRefused."""
     topic = around.topic(dead_letter_topic(channel))
     topic.channel(CHANNEL)

@@ -23,19 +23,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from martlet.broker.channel.cursor import Cursor
-from martlet.broker.delayed.done_bitmap import Marks, pack_offsets
-from martlet.broker.delayed.due_queue import Upcoming
+from martlet.broker.delayed.done_bitmap import DoneBitmap, pack_offsets
+from martlet.broker.delayed.due_queue import DueQueue
 from martlet.broker.errors import WritesRefused
 from martlet.broker.offset_ranges import inside
-from martlet.broker.topic.queue_log import Queue
+from martlet.broker.topic.queue_log import QueueLog
 from martlet.broker.topic.topic import Topic
-from martlet.log.index import Entry
+from martlet.log.index import IndexEntry
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
     HEADER_BYTES,
     BadRecord,
-    Flag,
-    Kind,
+    RecordFlag,
+    RecordKind,
     properties_of,
 )
 from martlet.properties.block import Block
@@ -103,8 +103,8 @@ class Bucket(Topic):
         target: Topic,
         start_ns: int,
         end_ns: int,
-        queue: Queue,
-        marks: Marks,
+        queue: QueueLog,
+        marks: DoneBitmap,
     ) -> None:
         super().__init__(broker, id, f"%delay-{target.name}-{id}", queue)
         self.ephemeral = target.ephemeral
@@ -118,7 +118,7 @@ class Bucket(Topic):
         """What was marked because of a batch that may not be durable, and up to which position it
         would have to be."""
         self._cursor = Cursor(broker.log, queue, 0)
-        self._upcoming = Upcoming(queue.index, self._first_row, self.are_done)
+        self._upcoming = DueQueue(queue.index, self._first_row, self.are_done)
         self._alarm = broker.schedule.alarm(self._run)
 
     def begin(self, forwarded: Offsets) -> None:
@@ -215,7 +215,10 @@ class Bucket(Topic):
         if not len(offsets):
             return np.zeros(len(ids), np.bool_)
         self._broker.log.append_journal(
-            Kind.MARKS, pack_offsets(offsets), topic=self.id, stored_at_ns=self._broker.clock()
+            RecordKind.MARKS,
+            pack_offsets(offsets),
+            topic=self.id,
+            stored_at_ns=self._broker.clock(),
         )
         self._mark(offsets)
         return np.isin(distances, offsets.astype(np.uint64))
@@ -223,10 +226,10 @@ class Bucket(Topic):
     def cancel_all(self) -> None:
         """Give up all that waits. Raises WritesRefused."""
         if self.pending_count:
-            marks = Marks()
+            marks = DoneBitmap()
             marks.add(np.arange(self.queue.end_offset))
             self._broker.log.append_journal(
-                Kind.MARKS, marks.pack(), topic=self.id, stored_at_ns=self._broker.clock()
+                RecordKind.MARKS, marks.pack(), topic=self.id, stored_at_ns=self._broker.clock()
             )
             self._mark(self._marks.unmarked(0, self.queue.end_offset))
 
@@ -298,7 +301,7 @@ class Bucket(Topic):
         batch.tell(0, told)
         batch.add_many(bodies)
         batch.stamp(np.array(times_ns, np.int64))
-        batch.flags = Flag.FORWARDED
+        batch.flags = RecordFlag.FORWARDED
         receipt = self._broker.commit_topic(self.target, 0)
         if receipt.error is not None:
             self._put_back(entries)
@@ -310,7 +313,7 @@ class Bucket(Topic):
         self._broker.moved_to = receipt.position
         return True
 
-    def _take(self, keys: list[Key]) -> list[Entry]:
+    def _take(self, keys: list[Key]) -> list[IndexEntry]:
         """The first of some batches that are due, as many as are forwarded at once."""
         firsts = np.array(sorted(first for _, first in keys), np.uint64)
         by_first = {row[0]: row for row in self.queue.index.holding(firsts)[1].tolist()}
@@ -318,13 +321,13 @@ class Bucket(Topic):
         rows = [by_first[first] for _, first in keys if first in by_first]
         ends = np.cumsum([row[3] for row in rows])
         count = int(np.searchsorted(ends, MOST_BYTES)) + 1
-        self._put_back([Entry._make(row) for row in rows[count:]])
-        return [Entry._make(row) for row in rows[:count]]
+        self._put_back([IndexEntry._make(row) for row in rows[count:]])
+        return [IndexEntry._make(row) for row in rows[:count]]
 
-    def _put_back(self, entries: list[Entry]) -> None:
+    def _put_back(self, entries: list[IndexEntry]) -> None:
         self._upcoming.put_back([(each.deliver_at_ns, each.first_offset) for each in entries])
 
-    def _make_room(self, entries: list[Entry]) -> None:
+    def _make_room(self, entries: list[IndexEntry]) -> None:
         """See that what is forwarded will fit into the log, before it is read: room may be made by
         giving up the oldest messages, which these may be. Raises WritesRefused.
         """
@@ -333,7 +336,7 @@ class Bucket(Topic):
         bytes_each = sum(each.length + _MORE_BYTES * each.count for each in entries)
         self._broker.log.make_room(bytes_each + _MORE_BYTES, journal=False)
 
-    def _read(self, entry: Entry) -> list[tuple[int, bytes, bytes]]:
+    def _read(self, entry: IndexEntry) -> list[tuple[int, bytes, bytes]]:
         """What waits of a batch: offset, body, and properties, packed. Raises BadRecord."""
         first, offsets = entry.first_offset, self._left_of(entry)
         if not offsets:
@@ -354,7 +357,7 @@ class Bucket(Topic):
             for offset in offsets
         ]
 
-    def _left_of(self, entry: Entry) -> list[int]:
+    def _left_of(self, entry: IndexEntry) -> list[int]:
         """The offsets of a batch that are not done with."""
         first = entry.first_offset
         if entry.count == 1:
@@ -365,7 +368,7 @@ class Bucket(Topic):
     def _told(self, offset: int) -> bytes:
         return system_field(PROPERTY, self.queue.message_id(offset))
 
-    def _lost(self, entry: Entry, why: str) -> None:
+    def _lost(self, entry: IndexEntry, why: str) -> None:
         first, end = entry.first_offset, entry.end_offset
         self._broker.lost(self.target.name, "", first, end, f"delayed messages: {why}")
         self._mark(self._marks.unmarked(first, end))
@@ -416,7 +419,7 @@ def restore_bucket(
     told: Description,
     index: Index,
     end_offset: int,
-    marks: Marks,
+    marks: DoneBitmap,
     forwarded: Sequence[int],
 ) -> None:
     """Make a bucket of what the log has told.
@@ -432,7 +435,7 @@ def restore_bucket(
     distances = np.array(forwarded, np.uint64) - np.uint64(told["id_base"])
     offsets = np.unique(distances[distances < np.uint64(end_offset + _SLACK)]).astype(np.int64)
     end_offset = max(end_offset, marks.end, int(offsets.max(initial=-1)) + 1)
-    queue = Queue(broker.log, told["id"], 0, told["id_base"], index, end_offset)
+    queue = QueueLog(broker.log, told["id"], 0, told["id_base"], index, end_offset)
     delayed = told["delayed"]
     start_ns, end_ns = delayed["start_ns"], delayed["end_ns"]
     bucket = Bucket(broker, told["id"], target, start_ns, end_ns, queue, marks)

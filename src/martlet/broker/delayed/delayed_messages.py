@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from martlet.broker.delayed.bucket import Bucket, Delayed
-from martlet.broker.delayed.done_bitmap import Marks
+from martlet.broker.delayed.done_bitmap import DoneBitmap
 from martlet.broker.errors import LimitReached, WritesRefused
-from martlet.broker.topic.queue_log import Queue
+from martlet.broker.topic.queue_log import QueueLog
 from martlet.log.index import Index
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _COUNTED_AGAIN = 1000
 _PIECE_ROWS = 1 << 15
 
 
-class Place(NamedTuple):
+class ListingPosition(NamedTuple):
     """Where a listing goes on: behind this message.
 
     Attributes:
@@ -51,7 +51,7 @@ class Place(NamedTuple):
     first_offset: int
 
 
-class Delays:
+class DelayedMessages:
     """The delayed messages of a broker.
 
     Args:
@@ -159,8 +159,8 @@ class Delays:
             id = broker.next_id()
             index = Index(broker.log.storage, id, 0)
             id_base = broker.random.getrandbits(48) << 16
-            queue = Queue(broker.log, id, 0, id_base, index, 0)
-            bucket = Bucket(broker, id, topic, start_ns, end_ns, queue, Marks())
+            queue = QueueLog(broker.log, id, 0, id_base, index, 0)
+            bucket = Bucket(broker, id, topic, start_ns, end_ns, queue, DoneBitmap())
             broker.journal_topology("topic", id, topic=bucket.describe())
             self.adopt(bucket)
         return bucket
@@ -175,15 +175,15 @@ class Delays:
     # what is there
 
     def look(
-        self, topic: Topic, behind: Place | None, most: int
-    ) -> Iterator[list[tuple[Place, Delayed]] | None]:
+        self, topic: Topic, behind: ListingPosition | None, most: int
+    ) -> Iterator[list[tuple[ListingPosition, Delayed]] | None]:
         """List messages of a topic by when they are due, from a place on; at least `most` where
         there are so many, since a batch is listed whole.
 
         In turns, since there may be very many: yields None while it looks, and at last the list,
         with the place of each.
         """
-        keys: list[Place] = []
+        keys: list[ListingPosition] = []
         for bucket in self.buckets_of(topic):
             index = bucket.queue.index
             row = index.find(bucket.lowest_needed)
@@ -191,7 +191,7 @@ class Delays:
                 keys = sorted([*keys, *_first(bucket, row, behind, most)])[:most]
                 row += _PIECE_ROWS
                 yield None
-        found: list[tuple[Place, Delayed]] = []
+        found: list[tuple[ListingPosition, Delayed]] = []
         for key in keys:
             bucket_there = self._broker.by_id.get(key.bucket)
             if len(found) < most and isinstance(bucket_there, Bucket):
@@ -243,16 +243,18 @@ class Delays:
         bucket.close()
 
 
-def _first(bucket: Bucket, row: int, behind: Place | None, most: int) -> list[Place]:
+def _first(
+    bucket: Bucket, row: int, behind: ListingPosition | None, most: int
+) -> list[ListingPosition]:
     """The first of a bucket's rows, from one row on, by when they are due, behind a place."""
     rows = bucket.queue.index.array(row, row + _PIECE_ROWS)
     rows = rows[~bucket.are_done(rows)]
     if behind is not None:
         rows = rows[rows["deliver_at_ns"] >= behind.deliver_at_ns]
-    places: list[Place] = []
+    places: list[ListingPosition] = []
     for place in np.argsort(rows["deliver_at_ns"], kind="stable").tolist():
         due_ns, first = int(rows["deliver_at_ns"][place]), int(rows["first_offset"][place])
-        found = Place(due_ns, bucket.id, first)
+        found = ListingPosition(due_ns, bucket.id, first)
         if behind is None or found > behind:
             places.append(found)
         if len(places) >= most:

@@ -1,4 +1,4 @@
-"""Marks: which messages of a queue are done with, one by one.
+"""The done bitmap: which messages of a queue are done with, one by one.
 
 A byte for each offset up to the last one that is marked.  In the journal they are a bit each::
 
@@ -6,7 +6,7 @@ A byte for each offset up to the last one that is marked.  In the journal they a
     8 offsets, u64 each
     8 first u64 | bits, the lowest first   for kind 1: all below `first` are marked
 
-Marks are never taken back, so entries may be read in any order, and each as often as one likes.
+Bits are never taken back, so entries may be read in any order, and each as often as one likes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PIECE = 1 << 16
 _NONE: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
 
 
-class Marks:
+class DoneBitmap:
     """The marks of one queue, whose offsets begin at 0."""
 
     def __init__(self) -> None:

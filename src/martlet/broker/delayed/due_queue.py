@@ -46,7 +46,7 @@ Key = tuple[int, int]
 """When a row is due, and its first offset."""
 
 
-class Upcoming:
+class DueQueue:
     """The rows of an index that are due next.
 
     Args:

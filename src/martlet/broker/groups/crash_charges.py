@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from martlet.broker.channel.retry import Cause
 
 if TYPE_CHECKING:
-    from martlet.broker.channel.retry import Retry
+    from martlet.broker.channel.retry import RetryPolicy
 
 MAX_CHARGES = 10_000
 """Of one group in one queue; those with the lowest offsets are kept."""
@@ -46,7 +46,7 @@ class Charge:
     is_over: bool = False
 
 
-class Started(NamedTuple):
+class StartedRange(NamedTuple):
     """What a member has started in one queue, and not done.
 
     Attributes:
@@ -64,12 +64,12 @@ class Started(NamedTuple):
 
 
 @dataclass(slots=True)
-class Charges:
+class CrashCharges:
     """Those of a group in one queue, by offset."""
 
     by_offset: dict[int, Charge] = field(default_factory=dict)
 
-    def add(self, offsets: Iterable[int], *, alone: bool, retry: Retry, now_ns: int) -> None:
+    def add(self, offsets: Iterable[int], *, alone: bool, retry: RetryPolicy, now_ns: int) -> None:
         """A member was lost that had started these."""
         for offset in sorted(set(offsets)):
             charge = self.by_offset.setdefault(offset, Charge(0))

@@ -24,16 +24,16 @@ from typing import TYPE_CHECKING
 from martlet.broker.errors import Conflict, OutOfReach, WritesRefused
 from martlet.broker.groups.group_queue import GroupQueue
 from martlet.broker.policy import BadPolicy, ChannelPolicy
-from martlet.broker.tracing.recorder import Step
+from martlet.broker.tracing.recorder import TraceStep
 from martlet.names import is_ephemeral
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.channel.delivery import Surroundings
+    from martlet.broker.channel.delivery import ChannelContext
     from martlet.broker.topic.topic import Topic
 
 
-class Follower(GroupQueue):
+class ExternalReader(GroupQueue):
     """A follower at one queue."""
 
     @property
@@ -59,13 +59,13 @@ class Follower(GroupQueue):
         self.move(offset)
         with suppress(WritesRefused):  # Then it is written with all others.
             self._around.write_cursor(self._channel)
-        self._trace(Step.COMMITTED, before, offset, None)
-        self._trace(Step.SET_BACK, offset, before, None)
+        self._trace(TraceStep.COMMITTED, before, offset, None)
+        self._trace(TraceStep.SET_BACK, offset, before, None)
 
 
-def group_queue(channel: Channel, around: Surroundings, kind: str) -> GroupQueue:
+def group_queue(channel: Channel, around: ChannelContext, kind: str) -> GroupQueue:
     """What a channel of that kind is at one queue."""
-    return (Follower if kind == "follower" else GroupQueue)(channel, around)
+    return (ExternalReader if kind == "follower" else GroupQueue)(channel, around)
 
 
 def follow(topic: Topic, name: str, offsets: Mapping[int, int], *, retain: bool) -> Channel:
@@ -104,7 +104,7 @@ def follow(topic: Topic, name: str, offsets: Mapping[int, int], *, retain: bool)
     for number, offset in offsets.items():
         part_channel = topic.parts[number].channels[name]
         queue, group = part_channel.queue, part_channel.group
-        assert isinstance(group, Follower)
+        assert isinstance(group, ExternalReader)
         place = max(offset, queue.start_offset)
         if place != part_channel.cursor.next:
             group.tell(place)

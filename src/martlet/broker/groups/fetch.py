@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from martlet.broker.channel.delivery import Source
     from martlet.broker.channel.tag_filter import TagFilter
-    from martlet.broker.topic.queue_log import Queue
+    from martlet.broker.topic.queue_log import QueueLog
     from martlet.log.commit_log import CommitLog
-    from martlet.log.index import Entry
+    from martlet.log.index import IndexEntry
 
 MOST_FETCH_BYTES = 8 << 20
 MOST_FETCH_MESSAGES = 10_000
@@ -82,7 +82,7 @@ class Fetch(Cursor):
         own: the number of the channel whose own batches are read too; 0 for none.
     """
 
-    def __init__(self, log: CommitLog, queue: Queue, offset: int, own: int = 0) -> None:
+    def __init__(self, log: CommitLog, queue: QueueLog, offset: int, own: int = 0) -> None:
         super().__init__(log, queue, offset)
         self.own_mark = -own
 
@@ -127,7 +127,7 @@ class Fetch(Cursor):
                 self._skip(entry.end_offset)
         return Fetched(parts, count, self.next, False, runs)
 
-    def _stretches(self, entry: Entry, wanted: TagFilter | None) -> Iterator[tuple[int, int]]:
+    def _stretches(self, entry: IndexEntry, wanted: TagFilter | None) -> Iterator[tuple[int, int]]:
         """The current batch's messages that are wanted, by number, from the next one on."""
         begin = self.next - entry.first_offset
         if wanted is None:
@@ -135,7 +135,7 @@ class Fetch(Cursor):
         else:
             yield from runs(wanted.numbers(properties_of(self._record), begin, entry.count))
 
-    def _fitting(self, entry: Entry, begin: int, end: int, room: int) -> int:
+    def _fitting(self, entry: IndexEntry, begin: int, end: int, room: int) -> int:
         """Up to which of the current batch's messages the frames fit into some bytes."""
         if self._ends is None:
             self._ends = frame_ends(entry, self._payload_end, self._record)

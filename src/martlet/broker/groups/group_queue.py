@@ -22,21 +22,21 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from martlet.broker.channel.retry import Retry
-from martlet.broker.dead_letters.move import Transfer
+from martlet.broker.channel.retry import RetryPolicy
+from martlet.broker.dead_letters.move import MessageMove
 from martlet.broker.errors import WritesRefused
-from martlet.broker.groups.crash_charges import Charges
+from martlet.broker.groups.crash_charges import CrashCharges
 from martlet.broker.groups.membership import Membership
 from martlet.broker.policy import BadPolicy
-from martlet.broker.tracing.recorder import Step
+from martlet.broker.tracing.recorder import TraceStep
 from martlet.properties.model import BadProperties, Properties
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.channel.delivery import Surroundings, Waiting
-    from martlet.broker.groups.crash_charges import Started
+    from martlet.broker.channel.delivery import ChannelContext, Waiting
+    from martlet.broker.groups.crash_charges import StartedRange
     from martlet.broker.groups.fetch import Fetched
-    from martlet.broker.groups.member import Member
+    from martlet.broker.groups.member import GroupConsumer
     from martlet.broker.policy import ChannelPolicy
     from martlet.broker.topic.topic import Topic
 
@@ -49,7 +49,7 @@ class GroupQueue:
         around: the broker.
     """
 
-    def __init__(self, channel: Channel, around: Surroundings) -> None:
+    def __init__(self, channel: Channel, around: ChannelContext) -> None:
         self._channel = channel
         self._around = around
         self.members = Membership(channel.topic, around.clock, around.schedule)
@@ -71,7 +71,7 @@ class GroupQueue:
         for offset in stragglers.take_ready():
             attempts = stragglers.by_offset[offset].attempts
             self._around.transfers.begin(
-                Transfer(channel, offset, attempts, self._topic, _kept, only=channel)
+                MessageMove(channel, offset, attempts, self._topic, _kept, only=channel)
             )
 
     def _topic(self) -> Topic:
@@ -94,19 +94,19 @@ class GroupQueue:
             found += index.count_marked(first, end, -channel.id)
         return found
 
-    def count(self, found: Fetched, member: Member) -> None:
+    def count(self, found: Fetched, member: GroupConsumer) -> None:
         """A member gets what was found."""
         self._channel.count_fetched(found.count)
         for first, end in found.runs:
-            self._trace(Step.FETCHED, first, end, member)
+            self._trace(TraceStep.FETCHED, first, end, member)
 
-    def _trace(self, step: Step, first: int, end: int, member: Member | None) -> None:
+    def _trace(self, step: TraceStep, first: int, end: int, member: GroupConsumer | None) -> None:
         channel = self._channel
         if channel.trail is not None and first < end:
             channel.trail.note(step, first, end, self._around.clock(), member)
             channel.moved()  # What is written down with the journal is looked for there.
 
-    def commit(self, offset: int, member: Member | None = None) -> int:
+    def commit(self, offset: int, member: GroupConsumer | None = None) -> int:
         """Everything below an offset has been handled. Returns the offset that counts, which is
         higher where a higher one was committed before.
         """
@@ -121,14 +121,14 @@ class GroupQueue:
             if deferred:
                 own = (index.count_marked(*stretch, -channel.id) for stretch in passed)
                 channel.committed_count += sum(own)
-            self._trace(Step.COMMITTED, cursor.next, offset, member)
+            self._trace(TraceStep.COMMITTED, cursor.next, offset, member)
             cursor.skip_to(offset, cursor.deferred_ahead - deferred)
             if cursor.charges is not None:
                 cursor.charges.drop_below(offset)
             channel.moved()
         return cursor.next
 
-    def go_back(self, offset: int, member: Member | None = None) -> int:
+    def go_back(self, offset: int, member: GroupConsumer | None = None) -> int:
         """Commit an offset that may be lower than what was committed; what has gone stays gone.
         Returns the offset that counts. Raises WritesRefused, and nothing is done.
         """
@@ -140,47 +140,47 @@ class GroupQueue:
         self.set_to(offset, member)
         return offset
 
-    def set_to(self, offset: int, member: Member | None = None) -> None:
+    def set_to(self, offset: int, member: GroupConsumer | None = None) -> None:
         """Go on at an offset, before or behind the present one, as a member or, where that is none,
         an operator wants it. Raises WritesRefused, and nothing is done.
         """
         channel = self._channel
         before = channel.cursor.next
         if member is None and channel.cursor.charges is not None:
-            channel.cursor.charges = Charges()
+            channel.cursor.charges = CrashCharges()
         self.move(offset)
         try:
             self._around.write_cursor(channel)
         except WritesRefused:
             self.move(before)
             raise
-        self._trace(Step.SET_BACK, offset, before, member)
-        self._trace(Step.SET_FORWARD, before, offset, member)
+        self._trace(TraceStep.SET_BACK, offset, before, member)
+        self._trace(TraceStep.SET_FORWARD, before, offset, member)
 
     # members that are lost
 
-    def _charge_all(self, member: Member) -> None:
+    def _charge_all(self, member: GroupConsumer) -> None:
         """A member of the whole group is lost: what it had started has failed."""
         for queue, started in member.started.items():
             group = self._channel.parts[queue].group
             if group is not None and queue in member.held:
                 group.charge(started, member)
 
-    def charge(self, started: Started, member: Member) -> None:
+    def charge(self, started: StartedRange, member: GroupConsumer) -> None:
         """What a member had started here, and not committed, has failed. It is written down at
         once: losses are few, and a broker that is killed is to know of them.
         """
         channel = self._channel
-        cursor, retry = channel.cursor, Retry.of(channel.policy)
+        cursor, retry = channel.cursor, RetryPolicy.of(channel.policy)
         offsets = sorted(set(started.between(cursor.next, channel.source.limit)))
         if retry is None or not offsets:
             return
         if cursor.charges is None:
-            cursor.charges = Charges()
+            cursor.charges = CrashCharges()
         now_ns = self._around.clock()
         cursor.charges.add(offsets, alone=started.alone, retry=retry, now_ns=now_ns)
         for offset in offsets:
-            self._trace(Step.GIVEN_BACK, offset, offset + 1, member)
+            self._trace(TraceStep.GIVEN_BACK, offset, offset + 1, member)
         channel.moved()
         with suppress(WritesRefused):  # Then it is written with all others.
             self._around.write_cursor(channel)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from martlet.broker.groups.crash_charges import Started
+    from martlet.broker.groups.crash_charges import StartedRange
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class GroupConsumer:
     """One consumer of a group.
 
     Attributes:
@@ -48,7 +48,7 @@ class Member:
     is_gone: bool = False
     name: str = ""
     brokers: int = 0
-    started: dict[int, Started] = field(default_factory=dict)
+    started: dict[int, StartedRange] = field(default_factory=dict)
 
     @property
     def revoked(self) -> list[int]:
@@ -76,6 +76,6 @@ class Holding:
         until_ns: when it loses it at the latest, since another is to have it; None where not.
     """
 
-    member: Member
+    member: GroupConsumer
     since: int
     until_ns: int | None = None

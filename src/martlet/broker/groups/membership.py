@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING
 
 from martlet.allocation import STRATEGIES, GroupMember, TopicQueue, allocate
 from martlet.broker.errors import Conflict, NotAMember, TooMany
-from martlet.broker.groups.member import Holding, Member
+from martlet.broker.groups.member import GroupConsumer, Holding
 
 if TYPE_CHECKING:
     from martlet.broker.schedule import Schedule
@@ -54,7 +54,7 @@ _MILLISECOND_NS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Place:
+class AllocatedTopic:
     """What is allocated.
 
     Attributes:
@@ -85,18 +85,18 @@ class Membership:
     """
 
     def __init__(self, topic: str, clock: Callable[[], int], schedule: Schedule) -> None:
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, GroupConsumer] = {}
         self.holders: dict[int, Holding] = {}
         """By queue."""
         self.strategy = "sticky"
-        self.place = Place(topic, "", "", 0)
+        self.place = AllocatedTopic(topic, "", "", 0)
         self.generation = clock() // _MILLISECOND_NS
         self.roster = self.generation
         """The generation in which members came or went, or what is shared out changed."""
-        self.leader: Member | None = None
-        self.targets: dict[int, Member] = {}
+        self.leader: GroupConsumer | None = None
+        self.targets: dict[int, GroupConsumer] = {}
         """Which member is to have which queue."""
-        self._plan: dict[int, Member | None] | None = None
+        self._plan: dict[int, GroupConsumer | None] | None = None
         """Which member is to have it by the leader's plan, None for none; a queue of which it says
         nothing waits for the next one.
         """
@@ -104,9 +104,9 @@ class Membership:
         """When the leader is passed over."""
         self._orphans_due_ns: int | None = None
         """When queues that wait for a plan are allocated."""
-        self.on_lost: Callable[[Member], None] = lambda member: None
+        self.on_lost: Callable[[GroupConsumer], None] = lambda member: None
         """Told of a member that goes without leaving, while it still has its queues."""
-        self._concerned: dict[Member, None] = {}
+        self._concerned: dict[GroupConsumer, None] = {}
         """Those who are to be told of changes."""
         self._clock = clock
         self._alarm = schedule.alarm(self._expire)
@@ -126,7 +126,7 @@ class Membership:
         queues: Sequence[int] = (),
         address: str = "",
         owner: object = None,
-    ) -> Member:
+    ) -> GroupConsumer:
         """Take a member in; the queues are shared out anew.
 
         Raises:
@@ -145,7 +145,7 @@ class Membership:
         while id in self.members:
             number += 1
             id = f"{client_id}#{number}"
-        member = Member(
+        member = GroupConsumer(
             id, client_id, address, room, tuple(queues), lease_ns, owner, now_ns, now_ns + lease_ns
         )
         if not self.members:
@@ -156,7 +156,7 @@ class Membership:
         self._alarm.at(member.lease_until_ns)
         return member
 
-    def volunteer(self, member: Member, name: str, brokers: int) -> None:
+    def volunteer(self, member: GroupConsumer, name: str, brokers: int) -> None:
         """It would lead, unless ``brokers`` is 0.
 
         Args:
@@ -170,7 +170,7 @@ class Membership:
             self._begin_roster()
 
     def plan(
-        self, member: Member, roster: int, count: int, queues: Mapping[str, Iterable[int]]
+        self, member: GroupConsumer, roster: int, count: int, queues: Mapping[str, Iterable[int]]
     ) -> None:
         """Share the queues out as the leader says.
 
@@ -186,7 +186,7 @@ class Membership:
         if member is not self.leader:
             leader = f"{self.leader.id!r} does" if self.leader is not None else "no member does"
             raise Conflict(f"{member.id!r} does not lead the group, {leader}")
-        plan: dict[int, Member | None] = dict.fromkeys(range(min(count, self.place.count)))
+        plan: dict[int, GroupConsumer | None] = dict.fromkeys(range(min(count, self.place.count)))
         planned: set[int] = set()
         for id, numbers in queues.items():
             for number in numbers:
@@ -204,7 +204,7 @@ class Membership:
         self.generation += 1
         self._share_out()
 
-    def find(self, id: str, owner: object) -> Member:
+    def find(self, id: str, owner: object) -> GroupConsumer:
         """The member of that name; that it is spoken of renews its lease. Raises NotAMember."""
         member = self.members.get(id)
         if member is None or (member.owner is not None and member.owner is not owner):
@@ -215,16 +215,16 @@ class Membership:
         self.renew(member)
         return member
 
-    def renew(self, member: Member) -> None:
+    def renew(self, member: GroupConsumer) -> None:
         """It is there."""
         member.lease_until_ns = self._clock() + member.lease_ns
 
-    def holds(self, member: Member, queue: int, generation: int) -> bool:
+    def holds(self, member: GroupConsumer, queue: int, generation: int) -> bool:
         """Whether a member that knows of a generation has a queue."""
         holding = member.held.get(queue)
         return holding is not None and holding.since <= generation
 
-    def release(self, member: Member, queues: Iterable[int]) -> None:
+    def release(self, member: GroupConsumer, queues: Iterable[int]) -> None:
         """It has let go of some queues; those that it did not have are passed over."""
         freed = [queue for queue in queues if queue in member.held]
         if freed:
@@ -232,12 +232,12 @@ class Membership:
             self._free(freed)
             self._grant(freed)
 
-    def leave(self, member: Member) -> None:
+    def leave(self, member: GroupConsumer) -> None:
         """It has gone, and lets go of all that it had."""
         if self._remove(member):
             self._begin_roster()
 
-    def lose(self, member: Member) -> None:
+    def lose(self, member: GroupConsumer) -> None:
         """It has gone without leaving."""
         if not member.is_gone:
             self.on_lost(member)
@@ -245,7 +245,7 @@ class Membership:
 
     # what happens to them
 
-    def resize(self, place: Place) -> None:
+    def resize(self, place: AllocatedTopic) -> None:
         """What is shared out has changed: the topic has got more queues."""
         if place != self.place:
             self.place = place
@@ -286,7 +286,7 @@ class Membership:
 
     # who has what
 
-    def _remove(self, member: Member) -> bool:
+    def _remove(self, member: GroupConsumer) -> bool:
         if member.is_gone:
             return False
         member.is_gone = True
@@ -297,7 +297,7 @@ class Membership:
         member.tell()
         return True
 
-    def _first_volunteer(self) -> Member | None:
+    def _first_volunteer(self) -> GroupConsumer | None:
         volunteers = [member for member in self.members.values() if member.brokers]
         return min(volunteers, key=lambda m: (-m.brokers, m.name, m.id), default=None)
 
@@ -345,7 +345,7 @@ class Membership:
         queues: Sequence[TopicQueue],
         held: Mapping[str, Sequence[TopicQueue]],
         elsewhere: Mapping[str, int],
-    ) -> dict[int, Member]:
+    ) -> dict[int, GroupConsumer]:
         """What the strategy says of some queues; ``sticky`` where only members know it."""
         candidates = [
             GroupMember(
@@ -357,7 +357,7 @@ class Membership:
         assignment = allocate(strategy, self.place.topic, queues, candidates)
         return {q.number: self.members[id] for id, mine in assignment.items() for q in mine}
 
-    def _planned(self, plan: dict[int, Member | None]) -> dict[int, Member]:
+    def _planned(self, plan: dict[int, GroupConsumer | None]) -> dict[int, GroupConsumer]:
         """What the plan says; a queue whose member has gone stays with its holder, or waits."""
         orphans: list[int] = []
         for queue in range(self.place.count):
@@ -404,7 +404,7 @@ class Membership:
         for member in concerned:
             member.tell()
 
-    def _concern(self, member: Member) -> None:
+    def _concern(self, member: GroupConsumer) -> None:
         member.changed = self.generation
         self._concerned[member] = None
 

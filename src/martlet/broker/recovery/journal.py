@@ -62,11 +62,11 @@ from typing import Any
 import numpy as np
 
 from martlet.broker.channel.cursor import Cursor
-from martlet.broker.delayed.done_bitmap import Marks
-from martlet.broker.groups.crash_charges import Charge, Charges
+from martlet.broker.delayed.done_bitmap import DoneBitmap
+from martlet.broker.groups.crash_charges import Charge, CrashCharges
 from martlet.log.checkpoint_file import Checkpoint, Needed
-from martlet.log.record import BadRecord, Kind
-from martlet.log.recovery import Damage
+from martlet.log.record import BadRecord, RecordKind
+from martlet.log.recovery import LogDamage
 
 _CURSOR = struct.Struct("<IIQQIIII")
 _ERRORS = struct.Struct("<QII")
@@ -103,7 +103,7 @@ def unpack_topology(entry: bytes) -> Description:
     return fields
 
 
-def pack_passed(damaged: Iterable[Damage]) -> bytes:
+def pack_passed(damaged: Iterable[LogDamage]) -> bytes:
     """The note of a start: what of the log it has passed over, the last places of very many."""
     stretches = [(damage.start, damage.end) for damage in damaged][-_MOST_PASSED:]
     return json.dumps(stretches, separators=(",", ":")).encode() if stretches else b""
@@ -156,7 +156,7 @@ def pack_cursor(channel: int, cursor: Cursor, scheduled_end: int, *, full: bool)
     return head
 
 
-def _pack_charges(charges: Charges) -> bytes:
+def _pack_charges(charges: CrashCharges) -> bytes:
     rows = [
         (offset, charge.due_ns, min(charge.failures, _MOST_U32), charge.is_over)
         for offset, charge in charges.by_offset.items()
@@ -267,7 +267,7 @@ class CursorState:
             if offset in self.stragglers:
                 cursor.stragglers.keep_errors(offset, first_error, last_error)
         if self.charges:
-            cursor.charges = Charges(dict(self.charges))
+            cursor.charges = CrashCharges(dict(self.charges))
 
 
 def channel_of(entry: bytes) -> tuple[int, bool]:
@@ -300,17 +300,17 @@ def needed_by(loaded: Checkpoint) -> dict[int, Needed]:
         if not topic["channels"]
     }
     stragglers: dict[int, set[int]] = {}
-    marks: dict[int, Marks] = {}
+    marks: dict[int, DoneBitmap] = {}
     for kind, topic, entry in loaded.entries:
-        if kind == Kind.CURSOR and channel_of(entry)[1]:
+        if kind == RecordKind.CURSOR and channel_of(entry)[1]:
             cursor = CursorState(0, 0)
             cursor.apply(entry)
             floor = min([cursor.next, *(first for first, _ in cursor.ranges)])
             floors[topic] = min(floors.get(topic, floor), floor)
             stragglers.setdefault(topic, set()).update(cursor.stragglers)
-        elif kind == Kind.MARKS:
-            marks.setdefault(topic, Marks()).apply(entry)
-        elif kind == Kind.TRANSACTION:
+        elif kind == RecordKind.MARKS:
+            marks.setdefault(topic, DoneBitmap()).apply(entry)
+        elif kind == RecordKind.TRANSACTION:
             half = next((t["id"] for t in snapshot["topics"] if t["name"] == HALF), 0)
             stragglers.setdefault(half, set()).update(_held_by(entry))
     for bucket in snapshot["topics"]:

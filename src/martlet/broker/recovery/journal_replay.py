@@ -11,8 +11,8 @@ import json
 from dataclasses import dataclass, field
 
 from martlet.broker.delayed.bucket import forwarded_ids
-from martlet.broker.delayed.done_bitmap import Marks
-from martlet.broker.idempotence import Producers, Send, marks
+from martlet.broker.delayed.done_bitmap import DoneBitmap
+from martlet.broker.idempotence import ProducerSend, ProducerState, marks
 from martlet.broker.recovery.journal import (
     HALF,
     CursorState,
@@ -24,14 +24,14 @@ from martlet.broker.recovery.transactions import TransactionJournal
 from martlet.broker.topic.queue_log import Receipt
 from martlet.broker.transactions.half_topic import told_in
 from martlet.log.atomic_batches import entry_of
-from martlet.log.index import Entry, Index
-from martlet.log.record import Flag, Header, Kind, properties
+from martlet.log.index import Index, IndexEntry
+from martlet.log.record import Header, RecordFlag, RecordKind, properties
 from martlet.log.storage import Storage
 from martlet.names import is_ephemeral
 
 
 @dataclass
-class ToldTopic:
+class RecoveredTopic:
     """A topic at one of its queues.
 
     Attributes:
@@ -88,7 +88,7 @@ class ToldTopic:
         end_offset = header.first_offset + header.count
         if header.first_offset >= self.end_offset:
             self.index.add(
-                Entry(
+                IndexEntry(
                     header.first_offset,
                     header.position,
                     header.count,
@@ -97,7 +97,7 @@ class ToldTopic:
                     header.deliver_at_ns,
                 )
             )
-        elif header.flags & Flag.RELOCATED:
+        elif header.flags & RecordFlag.RELOCATED:
             self.index.move(header.first_offset, header.position)
         self.end_offset = max(self.end_offset, end_offset)
 
@@ -105,15 +105,15 @@ class ToldTopic:
         self.told_end = max(self.told_end, *offsets)
 
 
-class Told:
+class RecoveredState:
     """Topics as the journal has told them so far."""
 
     def __init__(self, storage: Storage, segment_bytes: int) -> None:
         self.storage = storage
         self.durable_position = 0
         """Up to where the log is known to have been durable."""
-        self.producers = Producers.beside(segment_bytes)
-        self.topics: dict[int, ToldTopic] = {}
+        self.producers = ProducerState.beside(segment_bytes)
+        self.topics: dict[int, RecoveredTopic] = {}
         self._ids: dict[tuple[str, int], int] = {}
         """By name and queue: the topic that was told of last."""
         self.last_id = 0
@@ -123,7 +123,7 @@ class Told:
         self.transactions = TransactionJournal()
         self.half_id = 0
         """Of the topic that holds half messages; 0 where there is none."""
-        self.marks: dict[int, Marks] = {}
+        self.marks: dict[int, DoneBitmap] = {}
         """By bucket: what of it is done with."""
         self.forwarded: dict[int, list[int]] = {}
         """By topic id: the ids that messages had that came out of its buckets."""
@@ -136,7 +136,7 @@ class Told:
         """Take in an entry of the journal that a record with a topic's number holds."""
         # A topic or channel may be unknown because its own entry was lost: its number is taken.
         self.last_id = max(self.last_id, topic)
-        if kind == Kind.CURSOR:
+        if kind == RecordKind.CURSOR:
             channel, full = channel_of(entry)
             self.last_id = max(self.last_id, channel)
             state = self.topics.get(topic)
@@ -146,14 +146,14 @@ class Told:
                 state.cursors[channel] = CursorState(0, 0)
             if channel in state.cursors:
                 state.tell_cursor(channel, entry)
-        elif kind == Kind.MARKS:
-            self.marks.setdefault(topic, Marks()).apply(entry)
-        elif kind == Kind.TOPOLOGY:
+        elif kind == RecordKind.MARKS:
+            self.marks.setdefault(topic, DoneBitmap()).apply(entry)
+        elif kind == RecordKind.TOPOLOGY:
             fields = unpack_topology(entry)
             getattr(self, f"_apply_{fields['op']}")(fields)
-        elif kind == Kind.TRANSACTION:
+        elif kind == RecordKind.TRANSACTION:
             self.transactions.apply(entry)
-        elif kind == Kind.PRODUCERS:
+        elif kind == RecordKind.PRODUCERS:
             self.producers.learn(entry, self.durable_position)
 
     def _apply_snapshot(self, fields: Description) -> None:
@@ -173,13 +173,13 @@ class Told:
             self._ids[_name_and_queue(description)] = id
         self.orphans.clear()
 
-    def _begin(self, description: Description) -> ToldTopic:
+    def _begin(self, description: Description) -> RecoveredTopic:
         id = description["id"]
         self.last_id = max(self.last_id, id)
         index = self.indexes.get(id) or Index(self.storage, id, description.get("queue", 0))
         has_rows = index.end_row > index.first_row
         end_offset = index.row(index.end_row - 1).end_offset if has_rows else 0
-        state = ToldTopic(description, index, end_offset)
+        state = RecoveredTopic(description, index, end_offset)
         if description["name"] == HALF:
             self.half_id = id
         for header in self.orphans.pop(id, ()):
@@ -245,13 +245,13 @@ class Told:
             self.orphans.setdefault(header.topic, []).append(header)
         else:
             state.add_batch(header)
-        if header.flags & Flag.FORWARDED:
+        if header.flags & RecordFlag.FORWARDED:
             told = self.forwarded.setdefault(header.topic, [])
             told += forwarded_ids(properties(header, record))
 
     def learn_sends(self, header: Header, record: memoryview) -> None:
         """Know the sends that a batch has stored; of a copy they were known before."""
-        if header.flags & Flag.RELOCATED:
+        if header.flags & RecordFlag.RELOCATED:
             return
         state = self.topics.get(header.topic)
         delayed = state.description.get("delayed") if state is not None else None
@@ -260,7 +260,7 @@ class Told:
             receipt = Receipt()
             receipt.position = header.next_position
             offset = header.first_offset + number
-            send = Send(receipt, header.topic, offset, sent.count, home)
+            send = ProducerSend(receipt, header.topic, offset, sent.count, home)
             self.producers.add(sent, send, header.stored_at_ns)
 
     def learn_bundle(self, header: Header, record: memoryview) -> None:
@@ -277,7 +277,7 @@ class Told:
         if told is not None:
             self.transactions.apply_half(told, header)
 
-    def kept(self) -> list[ToldTopic]:
+    def kept(self) -> list[RecoveredTopic]:
         """Those that stay, each topic's queues by number behind one another."""
         places = sorted((_place(self.topics[id].description), id) for id in self.topics)
         return [

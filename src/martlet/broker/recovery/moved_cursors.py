@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from martlet.broker.errors import WritesRefused
 from martlet.broker.recovery.journal import pack_cursor
 from martlet.broker.tracing.counters import write_accounts
-from martlet.log.record import Kind, record_length
+from martlet.log.record import RecordKind, record_length
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
@@ -80,7 +80,7 @@ class MovedCursors:
             channels.append(channel)
         now_ns = self._clock()
         if entries:
-            self._log.append_entries(Kind.CURSOR, entries, now_ns)
+            self._log.append_entries(RecordKind.CURSOR, entries, now_ns)
         for channel in moved:
             cursor = channel.cursor
             cursor.journal_number += 1
@@ -101,5 +101,5 @@ class MovedCursors:
         with suppress(WritesRefused):
             for piece in channel.trail.take(channel.id, channel.name):
                 self._log.append_journal(
-                    Kind.TRACE, piece, topic=topic.id, stored_at_ns=now_ns, needed=False
+                    RecordKind.TRACE, piece, topic=topic.id, stored_at_ns=now_ns, needed=False
                 )

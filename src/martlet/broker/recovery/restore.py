@@ -17,21 +17,21 @@ import numpy as np
 from martlet.broker.broker import Broker
 from martlet.broker.channel.channel import Channel
 from martlet.broker.delayed.bucket import restore_bucket
-from martlet.broker.delayed.done_bitmap import Marks
+from martlet.broker.delayed.done_bitmap import DoneBitmap
 from martlet.broker.errors import WritesRefused
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.broker.recovery.journal import HALF, CursorState, pack_passed, unpack_topology
-from martlet.broker.recovery.journal_replay import Told, ToldTopic
+from martlet.broker.recovery.journal_replay import RecoveredState, RecoveredTopic
 from martlet.broker.retention.eviction import settle
-from martlet.broker.topic.queue_log import Queue
+from martlet.broker.topic.queue_log import QueueLog
 from martlet.broker.topic.topic import Topic, join
 from martlet.broker.transactions.half_topic import HalfTopic
 from martlet.log import checkpoint_file as checkpoint
 from martlet.log import fsync_marker
 from martlet.log.commit_log import CommitLog
 from martlet.log.index import ENTRY, Index
-from martlet.log.record import Flag, Kind, payload
-from martlet.log.recovery import Report, scan
+from martlet.log.record import RecordFlag, RecordKind, payload
+from martlet.log.recovery import RecoveryReport, scan
 from martlet.log.storage import Segment, Storage
 from martlet.names import is_ephemeral
 
@@ -41,10 +41,10 @@ _PACK_ROWS = 1 << 16
 
 
 @dataclass
-class Restored:
+class RestoredBroker:
     """What was found, for the log lines of a start."""
 
-    report: Report
+    report: RecoveryReport
     checkpoint_position: int | None
     notes: list[str] = field(default_factory=list)
 
@@ -56,10 +56,10 @@ def restore(
     *,
     segment_bytes: int,
     **options: Any,
-) -> tuple[Broker, Restored]:
+) -> tuple[Broker, RestoredBroker]:
     """Open a data folder. `options` go to `Broker`.
 
-    What was found, and lost, stands in `Restored`; nothing that was answered OK is given up
+    What was found, and lost, stands in `RestoredBroker`; nothing that was answered OK is given up
     silently.
     """
     segments = storage.segments()
@@ -67,17 +67,17 @@ def restore(
     first_base = segments[0].base if segments else 0
     state.transactions.durable_position = first_base if position is None else position
     state.transactions.segments = segments
-    report = Report()
+    report = RecoveryReport()
     for header, record in scan(segments, position or 0, report):
-        if header.kind == Kind.BATCH:
+        if header.kind == RecordKind.BATCH:
             state.apply_batch(header, record)
             if header.properties_length:
                 state.learn_sends(header, record)
-            if header.topic == state.half_id and not header.flags & Flag.RELOCATED:
+            if header.topic == state.half_id and not header.flags & RecordFlag.RELOCATED:
                 state.learn_half(header, record)
-        elif header.kind == Kind.BUNDLE:
+        elif header.kind == RecordKind.BUNDLE:
             state.learn_bundle(header, record)
-        elif header.kind != Kind.EPOCH:
+        elif header.kind != RecordKind.EPOCH:
             state.apply(header.kind, header.topic, bytes(payload(header, record)))
     end = max(report.end_position, position or 0)
     while segments and segments[-1].base > end:
@@ -109,23 +109,23 @@ def restore(
     if passed:
         log.distrust_heads()
     try:
-        log.append_journal(Kind.EPOCH, pack_passed(passed), topic=0, stored_at_ns=clock())
+        log.append_journal(RecordKind.EPOCH, pack_passed(passed), topic=0, stored_at_ns=clock())
         if position is None:
             broker.begin_segment()
     except WritesRefused as error:
         # What is stored can be consumed all the same, and that makes room.
         notes.append(f"nothing can be written yet: {error}")
-    return broker, Restored(report, position, notes)
+    return broker, RestoredBroker(report, position, notes)
 
 
 def _from_checkpoint(
     storage: Storage, segments: list[Segment], segment_bytes: int
-) -> tuple[Told, int | None, list[str]]:
+) -> tuple[RecoveredState, int | None, list[str]]:
     """The state by the checkpoint, the position behind which the log goes on, and what was found.
 
     Without a usable checkpoint, the indexes are made from the whole log and there is no position.
     """
-    state = Told(storage, segment_bytes)
+    state = RecoveredState(storage, segment_bytes)
     notes: list[str] = []
     loaded = checkpoint.load(storage)
     if isinstance(loaded, str):
@@ -155,7 +155,7 @@ def _from_checkpoint(
 
 
 def _rebuild(
-    state: Told,
+    state: RecoveredState,
     segments: list[Segment],
     topics: set[int] | None,
     end_position: int,
@@ -169,11 +169,11 @@ def _rebuild(
     rows: dict[int, list[tuple[int, ...]]] = {}
     numbers: dict[int, int] = {}
     packed: dict[int, list[Any]] = {}
-    for header, _ in scan(segments, 0, Report()):
-        if header.kind != Kind.BATCH or (topics is not None and header.topic not in topics):
+    for header, _ in scan(segments, 0, RecoveryReport()):
+        if header.kind != RecordKind.BATCH or (topics is not None and header.topic not in topics):
             continue
         if header.position >= end_position and not (
-            header.flags & Flag.RELOCATED and header.first_offset < ends.get(header.topic, 0)
+            header.flags & RecordFlag.RELOCATED and header.first_offset < ends.get(header.topic, 0)
         ):
             continue
         some = rows.setdefault(header.topic, [])
@@ -201,7 +201,7 @@ def _rebuild(
         state.indexes[topic] = index
 
 
-def _settle(broker: Broker, state: Told) -> None:
+def _settle(broker: Broker, state: RecoveredState) -> None:
     """Make topics and channels of what the journal has told."""
     broker.last_id = state.last_id
     broker.producers = state.producers
@@ -233,11 +233,11 @@ def _settle(broker: Broker, state: Told) -> None:
             broker.log.storage.remove(f"index/{name}")
 
 
-def _topic(broker: Broker, known: ToldTopic) -> Topic:
+def _topic(broker: Broker, known: RecoveredTopic) -> Topic:
     description = known.description
     end_offset = max(known.end_offset, known.told_end)
     id, number = description["id"], description.get("queue", 0)
-    queue = Queue(broker.log, id, number, description["id_base"], known.index, end_offset)
+    queue = QueueLog(broker.log, id, number, description["id_base"], known.index, end_offset)
     kind = HalfTopic if description["name"] == HALF else Topic
     topic = kind(broker, id, description["name"], queue)
     topic.backlog_offset = description["backlog_offset"]
@@ -259,7 +259,7 @@ def _lets_go(told: Mapping[str, Any]) -> bool:
     return ChannelPolicy.read(told.get("policy", {})).retain == "off"
 
 
-def _restore_channels(broker: Broker, topic: Topic, known: ToldTopic) -> None:
+def _restore_channels(broker: Broker, topic: Topic, known: RecoveredTopic) -> None:
     now_ns = broker.clock()
     queue = topic.queue
     for channel_id, told in known.channels.items():
@@ -303,13 +303,15 @@ def _harmonise(topic: Topic) -> None:
             _wake(part, channel, start)
 
 
-def _settle_bucket(broker: Broker, state: Told, id: int, known: ToldTopic) -> list[str]:
+def _settle_bucket(
+    broker: Broker, state: RecoveredState, id: int, known: RecoveredTopic
+) -> list[str]:
     """Make a bucket of what the journal has told, if its topic is there. Returns its index."""
     description = known.description
     target = broker.by_id.get(description["delayed"]["topic"])
     if target is None:
         return []
-    ids, marks = state.forwarded.get(target.id, []), state.marks.get(id, Marks())
+    ids, marks = state.forwarded.get(target.id, []), state.marks.get(id, DoneBitmap())
     end_offset = max(known.end_offset, known.told_end)
     restore_bucket(broker, target, description, known.index, end_offset, marks, ids)
     return [known.index.name]

@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from martlet.broker.policy import Policy
     from martlet.broker.recovery.journal import Description
     from martlet.broker.topic.topic import Topic
-    from martlet.broker.topic.topic_queue import Part
+    from martlet.broker.topic.topic_queue import SingleQueueTopic
 
 
-def describe_channel(part: Part, channel: Channel) -> Description:
+def describe_channel(part: SingleQueueTopic, channel: Channel) -> Description:
     """A channel as the journal tells it.
 
     Where it began, or has come to, and how much of its topic it has seen is always told: what else

@@ -20,11 +20,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from martlet.broker.recovery.journal import SEPARATOR
-from martlet.broker.transactions.commit_sequence import Last
+from martlet.broker.transactions.commit_sequence import LastCommit
 from martlet.broker.transactions.commit_sequence import digest_of as series_digest
 from martlet.broker.transactions.commit_sequence import unpack as unpack_series
-from martlet.broker.transactions.outcomes import Outcome, digest_of, unpack
-from martlet.broker.transactions.state import HalfBatch, State, Transaction
+from martlet.broker.transactions.outcomes import EndedTransaction, digest_of, unpack
+from martlet.broker.transactions.state import HalfBatch, OpenTransaction, TransactionState
 
 if TYPE_CHECKING:
     from martlet.broker.transactions.half_topic import HalfTopic
@@ -44,10 +44,10 @@ class TransactionJournal:
     def __init__(self) -> None:
         self.durable_position: int | None = None
         self.segments: Sequence[Segment] = ()
-        self._open: dict[str, Transaction] = {}
-        self._outcomes: dict[bytes, Outcome] = {}
+        self._open: dict[str, OpenTransaction] = {}
+        self._outcomes: dict[bytes, EndedTransaction] = {}
         """By the digest of the transaction's id, oldest first."""
-        self._series: dict[bytes, Last] = {}
+        self._series: dict[bytes, LastCommit] = {}
         """By the digest of the name, the one that was not heard of for longest first."""
         self._seen: set[int] = set()
         """The positions behind the bundles that were read."""
@@ -64,31 +64,35 @@ class TransactionJournal:
             self._all(told["transactions"], packed[:outcomes_bytes])
             self._all_series(packed[outcomes_bytes:])
         elif op == "begun":
-            self._begun(Transaction.read(told["transaction"]))
+            self._begun(OpenTransaction.read(told["transaction"]))
         elif op == "rolled_back":
-            self._ended(told["id"], Outcome(State.ROLLED_BACK, told["at_ns"], 0))
+            self._ended(
+                told["id"], EndedTransaction(TransactionState.ROLLED_BACK, told["at_ns"], 0)
+            )
         elif op == "checked":
             for id in told["ids"]:
                 if id in self._open:
                     self._open[id].checks += 1
         elif (transaction := self._open.get(told["id"])) is not None:
             if op == "prepared":
-                transaction.state, transaction.chosen = State.PREPARED, told["branches"]
+                transaction.state, transaction.chosen = TransactionState.PREPARED, told["branches"]
                 transaction.checks = 0
             elif op == "set_aside":
-                transaction.state = State.SET_ASIDE
+                transaction.state = TransactionState.SET_ASIDE
 
     def apply_bundle(self, told: Mapping[str, Any], header: Header) -> None:
         """What was decided by a bundle."""
         position = header.next_position
         self._seen.add(position)
         if told["op"] == "committed":
-            self._ended(told["id"], Outcome(State.COMMITTED, told["at_ns"], position))
+            self._ended(
+                told["id"], EndedTransaction(TransactionState.COMMITTED, told["at_ns"], position)
+            )
             if "series" in told:
                 name, number = told["series"]
-                self._reached(series_digest(name), Last(number, told["at_ns"], position))
+                self._reached(series_digest(name), LastCommit(number, told["at_ns"], position))
         elif told["op"] == "set_aside" and told["id"] in self._open:
-            self._open[told["id"]].state = State.SET_ASIDE
+            self._open[told["id"]].state = TransactionState.SET_ASIDE
 
     def apply_half(self, told: Mapping[str, Any], header: Header) -> None:
         """A batch of half messages."""
@@ -99,10 +103,10 @@ class TransactionJournal:
             transaction = None
         if transaction is None:
             outcome = self._outcomes.get(digest_of(id))
-            if outcome is not None and outcome.state is State.COMMITTED:
+            if outcome is not None and outcome.state is TransactionState.COMMITTED:
                 return
             # What tells that it has begun is lost, but for this.
-            transaction = Transaction.of_origin(id, told)
+            transaction = OpenTransaction.of_origin(id, told)
             self._begun(transaction)
         branch, number = told["branch"], told["number"]
         known = transaction.branches.get(branch)
@@ -114,14 +118,14 @@ class TransactionJournal:
             place = (header.first_offset, header.count - 1, told["topic"], told["queue"])
             transaction.add(branch, HalfBatch(*place, size_bytes, len(told.get("times", ()))))
             transaction.checks = 0
-            if transaction.state is State.SILENT:
-                transaction.state = State.OPEN
+            if transaction.state is TransactionState.SILENT:
+                transaction.state = TransactionState.OPEN
 
-    def _begun(self, transaction: Transaction) -> None:
+    def _begun(self, transaction: OpenTransaction) -> None:
         self._outcomes.pop(digest_of(transaction.id), None)
         self._open[transaction.id] = transaction
 
-    def _ended(self, id: str, outcome: Outcome) -> None:
+    def _ended(self, id: str, outcome: EndedTransaction) -> None:
         self._open.pop(id, None)
         digest = digest_of(id)
         self._outcomes.pop(digest, None)
@@ -129,7 +133,7 @@ class TransactionJournal:
 
     def _all(self, told: Iterable[Mapping[str, Any]], packed: bytes) -> None:
         before = {digest_of(id): transaction for id, transaction in self._open.items()}
-        self._open = {each["id"]: Transaction.read(each) for each in told}
+        self._open = {each["id"]: OpenTransaction.read(each) for each in told}
         seen, self._outcomes = self._outcomes, {}
         for digest, outcome in unpack(packed):
             if self._is_certain(outcome):
@@ -140,9 +144,9 @@ class TransactionJournal:
             elif digest in seen:
                 self._outcomes[digest] = seen[digest]
 
-    def _is_certain(self, outcome: Outcome) -> bool:
+    def _is_certain(self, outcome: EndedTransaction) -> bool:
         """Whether what made it so is there."""
-        return outcome.state is State.ROLLED_BACK or self._is_there(outcome.position)
+        return outcome.state is TransactionState.ROLLED_BACK or self._is_there(outcome.position)
 
     def _is_there(self, position: int) -> bool:
         """Whether the bundle that ends at a position is."""
@@ -153,7 +157,7 @@ class TransactionJournal:
         segment = self.segments[before - 1] if before else None
         return segment is None or position > segment.base + segment.capacity
 
-    def _reached(self, digest: bytes, last: Last) -> None:
+    def _reached(self, digest: bytes, last: LastCommit) -> None:
         self._series.pop(digest, None)
         self._series[digest] = last
 
@@ -181,7 +185,7 @@ class TransactionJournal:
         transactions.restore(half, self._open.values())
 
     @staticmethod
-    def _check(transaction: Transaction, half: HalfTopic | None) -> None:
+    def _check(transaction: OpenTransaction, half: HalfTopic | None) -> None:
         """See which of its messages are there."""
         for name, branch in list(transaction.branches.items()):
             for number, batch in enumerate(branch.batches):

@@ -22,8 +22,8 @@ from martlet.log import checkpoint_file
 from martlet.log.commit_log import CommitLog, FlushJob, spans
 from martlet.log.index import Index
 from martlet.log.record import BadRecord
-from martlet.log.retention import Need, Places, clean, needed_bytes, worth_cleaning
-from martlet.log.storage import Fill, Segment, Storage
+from martlet.log.retention import Need, SegmentLocator, clean, needed_bytes, worth_cleaning
+from martlet.log.storage import DiskUsage, Segment, Storage
 
 _DROP_ROWS = 1 << 14
 """An index file is begun anew when so many of its rows, and half of all, are not needed."""
@@ -37,7 +37,7 @@ MOST_SYNCED = 64
 Those of which that was not done may be lost in a power cut; a start finds that out, and makes them
 from the log.
 """
-_UNKNOWN = Fill(0, 0)
+_UNKNOWN = DiskUsage(0, 0)
 
 
 @dataclass
@@ -55,7 +55,7 @@ class CheckpointJob:
     """Those of `free` that hold history which is within its limits."""
     history: set[int] = field(default_factory=set)
     """The bases of the segments that stay, and that hold nothing but history."""
-    fill: Fill = _UNKNOWN
+    fill: DiskUsage = _UNKNOWN
     """How full the disk is, where history is kept."""
     dropped: list[str] = field(default_factory=list)
     passed: dict[Topic, int] = field(default_factory=dict)
@@ -74,7 +74,7 @@ def count_needs(broker: Broker) -> Iterator[None]:
     """Count what is needed of the log from each topic's floor on, some rows at a time, so that
     `begin_checkpoint` has few left: there may be millions.
     """
-    places = Places(broker.log.segments)
+    places = SegmentLocator(broker.log.segments)
     now_ns = broker.clock()
     for topic in list(broker.by_id.values()):
         queue, floor = topic.queue, topic.floor
@@ -180,7 +180,7 @@ class _Choice(NamedTuple):
     to_clean: Segment | None
     forced: list[Segment]
     history: set[int]
-    fill: Fill
+    fill: DiskUsage
 
 
 def _choose(broker: Broker) -> _Choice:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from martlet.broker.transactions.half_topic import HalfTopic, told_in
-from martlet.log.index import Entry
+from martlet.log.index import IndexEntry
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
     HEADER_BYTES,
@@ -38,7 +38,7 @@ from martlet.properties.model import BadProperties, Properties
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
     from martlet.broker.channel.in_flight import Offsets
-    from martlet.broker.retention.eviction import Loss
+    from martlet.broker.retention.eviction import EvictionLoss
     from martlet.broker.topic.topic import Topic
     from martlet.log.storage import Segment
 
@@ -53,7 +53,7 @@ def file_name(base: int, topic: Topic, channel: Channel | None) -> str:
 
 
 def lines(
-    segment: Segment, loss: Loss, offsets: Offsets, on_bad: Callable[[int, int, str], None]
+    segment: Segment, loss: EvictionLoss, offsets: Offsets, on_bad: Callable[[int, int, str], None]
 ) -> Iterator[bytes]:
     """The lines of some messages, batch by batch.
 
@@ -66,7 +66,7 @@ def lines(
     message_id = loss.topic.queue.message_id
     is_half = isinstance(loss.topic, HalfTopic)
     for row in loss.rows.tolist():
-        entry = Entry._make(row)
+        entry = IndexEntry._make(row)
         begin, stop = offsets.searchsorted([entry.first_offset, entry.end_offset]).tolist()
         if begin == stop:
             continue

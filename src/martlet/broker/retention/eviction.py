@@ -35,8 +35,8 @@ import numpy as np
 
 from martlet.broker.offset_ranges import distinct, inside, merged, with_stretch
 from martlet.broker.retention.checkpoint import count_needs, forget, needs, with_history
-from martlet.broker.retention.reclaim import Relief
-from martlet.log.retention import Need, Places, needed_bytes
+from martlet.broker.retention.reclaim import HistoryReclaimer
+from martlet.log.retention import Need, SegmentLocator, needed_bytes
 from martlet.log.storage import StorageFull
 from martlet.names import is_system
 
@@ -54,7 +54,7 @@ _ROWS_AT_ONCE = 1 << 14
 
 
 @dataclass
-class Loss:
+class EvictionLoss:
     """What one topic loses.
 
     Attributes:
@@ -121,10 +121,10 @@ class Evicted:
     """A segment that went though it was needed, and what was lost with it."""
 
     segment_bytes: int
-    losses: list[Loss]
+    losses: list[EvictionLoss]
 
 
-class Eviction(Relief):
+class Eviction(HistoryReclaimer):
     """Makes room in a broker's log, of what channels need if it must be.
 
     Args:
@@ -140,7 +140,7 @@ class Eviction(Relief):
         broker: Broker,
         flush: Callable[[], bool],
         on_evicted: Callable[[Evicted], None] = lambda evicted: None,
-        keep: Callable[[Segment, list[Loss]], None] = lambda segment, losses: None,
+        keep: Callable[[Segment, list[EvictionLoss]], None] = lambda segment, losses: None,
     ) -> None:
         super().__init__(broker)
         self._flush = flush
@@ -193,12 +193,12 @@ class Eviction(Relief):
         log = self._broker.log
         return log.durable_position >= self._broker.moved_to and log.is_told_later(victim)
 
-    def _losses(self, segment: Segment, needed_by: list[Need]) -> list[Loss]:
+    def _losses(self, segment: Segment, needed_by: list[Need]) -> list[EvictionLoss]:
         losses = []
         for topic, need in zip(self._broker.by_id.values(), needed_by, strict=True):
             rows = need.rows_in(segment)
             if len(rows):
-                losses.append(Loss(topic, _stretches(rows), rows))
+                losses.append(EvictionLoss(topic, _stretches(rows), rows))
         return losses
 
 
@@ -213,17 +213,17 @@ def _stretches(rows: Rows) -> list[Stretch]:
     return merged(firsts, firsts + rows["count"])
 
 
-def settle(broker: Broker) -> list[Loss]:
+def settle(broker: Broker) -> list[EvictionLoss]:
     """After a start: give up what is needed and stored nowhere.
 
     Returns what was lost by that.
     """
-    places = Places(broker.log.segments)
+    places = SegmentLocator(broker.log.segments)
     losses = []
     for topic in broker.by_id.values():
         gone = _gone(topic, places)
         if gone:
-            loss = Loss(topic, gone, topic.queue.index.array(0, 0))
+            loss = EvictionLoss(topic, gone, topic.queue.index.array(0, 0))
             loss.suffer()
             loss.leave_voids()
             topic.dropped_count = topic.home.dropped_count = 0
@@ -234,7 +234,7 @@ def settle(broker: Broker) -> list[Loss]:
     return losses
 
 
-def _gone(topic: Topic, places: Places) -> list[Stretch]:
+def _gone(topic: Topic, places: SegmentLocator) -> list[Stretch]:
     """What of a topic is needed and stored nowhere."""
     index, floor = topic.queue.index, topic.floor
     straggling = topic.stragglers_below(floor)
@@ -251,5 +251,5 @@ def _gone(topic: Topic, places: Places) -> list[Stretch]:
     return gone
 
 
-def _stored(rows: Rows, places: Places) -> list[Stretch]:
+def _stored(rows: Rows, places: SegmentLocator) -> list[Stretch]:
     return _stretches(rows[places.find(rows["position"]) >= 0])

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from martlet.log.record import Flag
-from martlet.log.retention import Places
+from martlet.log.record import RecordFlag
+from martlet.log.retention import SegmentLocator
 
 if TYPE_CHECKING:
     from martlet.broker.offset_ranges import Stretch
-    from martlet.broker.topic.queue_log import Queue
+    from martlet.broker.topic.queue_log import QueueLog
     from martlet.log.commit_log import CommitLog
-    from martlet.log.index import Entry
+    from martlet.log.index import IndexEntry
 
 MOST_HOLES = 1000
 """What lies before so many is not told of."""
@@ -36,14 +36,14 @@ _FLAGS = slice(14, 16)
 """Of a record's header."""
 
 
-def holes(log: CommitLog, queue: Queue) -> tuple[int, list[Stretch]]:
+def holes(log: CommitLog, queue: QueueLog) -> tuple[int, list[Stretch]]:
     """From where on a queue has all that was not let go of, and its holes from there on, rising."""
     index = queue.index
     start, row = queue.start_offset, queue.start_row
     found: list[Stretch] = []
     if not start or row >= index.end_row:
         return start, found
-    places = Places(log.segments)
+    places = SegmentLocator(log.segments)
     breaks = _breaks(log)
     while row > index.first_row:
         first = max(index.first_row, row - _ROWS_AT_ONCE)
@@ -82,7 +82,11 @@ def _breaks(log: CommitLog) -> list[int]:
 
 
 def _is_one_stretch(
-    log: CommitLog, places: Places, breaks: list[int], before: Entry, behind: Entry
+    log: CommitLog,
+    places: SegmentLocator,
+    breaks: list[int],
+    before: IndexEntry,
+    behind: IndexEntry,
 ) -> bool:
     """Whether all that was stored between two batches would still be there."""
     if before.position >= behind.position or _was_moved(log, before) or _was_moved(log, behind):
@@ -92,7 +96,9 @@ def _is_one_stretch(
     return bool(first >= 0 and last >= 0 and breaks[first] == breaks[last])
 
 
-def _is_from_the_beginning(log: CommitLog, places: Places, breaks: list[int], entry: Entry) -> bool:
+def _is_from_the_beginning(
+    log: CommitLog, places: SegmentLocator, breaks: list[int], entry: IndexEntry
+) -> bool:
     """Whether all that was stored before a batch, from the log's beginning on, is still there."""
     if not log.segments or log.segments[0].base or _was_moved(log, entry):
         return False
@@ -100,6 +106,6 @@ def _is_from_the_beginning(log: CommitLog, places: Places, breaks: list[int], en
     return number >= 0 and not breaks[number]
 
 
-def _was_moved(log: CommitLog, entry: Entry) -> bool:
+def _was_moved(log: CommitLog, entry: IndexEntry) -> bool:
     record = log.view(entry.position, entry.length)
-    return record is None or bool(int.from_bytes(record[_FLAGS], "little") & Flag.RELOCATED)
+    return record is None or bool(int.from_bytes(record[_FLAGS], "little") & RecordFlag.RELOCATED)

@@ -31,17 +31,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from martlet.log.retention import Tally
+from martlet.log.retention import NeedCounter
 from martlet.names import is_system
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from martlet.broker.policy import TopicPolicy
-    from martlet.broker.topic.queue_log import Queue
+    from martlet.broker.topic.queue_log import QueueLog
     from martlet.broker.topic.topic import Topic
-    from martlet.log.retention import Places
-    from martlet.log.storage import Fill
+    from martlet.log.retention import SegmentLocator
+    from martlet.log.storage import DiskUsage
 
 USUAL_TIME_NS = 72 * 3600 * 10**9
 """How long history is kept where only its bytes are limited."""
@@ -83,11 +83,11 @@ class Watermarks(NamedTuple):
     clean: int = 75
     force: int = 85
 
-    def cleans(self, fill: Fill) -> bool:
+    def cleans(self, fill: DiskUsage) -> bool:
         """Whether what is past its limits is to go at once."""
         return self.clean > 0 and fill.percent > self.clean
 
-    def excess_bytes(self, fill: Fill) -> int:
+    def excess_bytes(self, fill: DiskUsage) -> int:
         """How many bytes of history are to go before their time; 0 for none."""
         if not self.force or not fill.all:
             return 0
@@ -102,14 +102,14 @@ class History:
         retention: what is kept.
     """
 
-    def __init__(self, queue: Queue, retention: Retention) -> None:
+    def __init__(self, queue: QueueLog, retention: Retention) -> None:
         self.retention = retention
-        self.tally = Tally(queue.index)
+        self.tally = NeedCounter(queue.index)
         """What is kept, and what is needed from there on."""
         self._queue = queue
         self._row = 0
 
-    def count(self, places: Places, now_ns: int) -> Iterator[None]:
+    def count(self, places: SegmentLocator, now_ns: int) -> Iterator[None]:
         """Let go what is past the limits, and count what is kept, some rows at a time."""
         queue, retention = self._queue, self.retention
         in_time = queue.index.find_time(now_ns - retention.time_ns)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from martlet.broker.broker import Broker
 
 
-class Relief:
+class HistoryReclaimer:
     """Makes room in a broker's log, of history alone.
 
     Args:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from martlet.broker.channel.subscriber import Share
 from martlet.broker.errors import QueuesRefused
 from martlet.broker.recovery.topic_description import channel_op
-from martlet.broker.topic.partitioned import WholeChannel
-from martlet.broker.topic.queue_log import ID_MASK, MOST_QUEUES, OFFSET_BITS, Queue
+from martlet.broker.topic.partitioned import PartitionedChannel
+from martlet.broker.topic.queue_log import ID_MASK, MOST_QUEUES, OFFSET_BITS, QueueLog
 from martlet.broker.topic.topic import Topic, join
 from martlet.log.index import Index
 
@@ -68,7 +68,7 @@ def _part(broker: Broker, topic: Topic, number: int) -> Topic:
     id = broker.next_id()
     id_base = (topic.queue.id_base + (number << OFFSET_BITS)) & ID_MASK
     index = Index(broker.log.storage, id, number)
-    part = Topic(broker, id, topic.name, Queue(broker.log, id, number, id_base, index, 0))
+    part = Topic(broker, id, topic.name, QueueLog(broker.log, id, number, id_base, index, 0))
     part.parts = topic.parts
     part.paused_at = 0 if topic.paused else None
     part.policy = topic.policy
@@ -100,5 +100,5 @@ def _grow_channel(topic: Topic, channel: Channel, fresh: list[Topic]) -> None:
 
 
 def _tell(channel: Channel, subscriber: Subscriber) -> None:
-    assert isinstance(channel.whole, WholeChannel)
+    assert isinstance(channel.whole, PartitionedChannel)
     subscriber.client.channel_grown(channel.whole, subscriber)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from martlet.broker.offset_ranges import Stretch
 
 
-class View:
+class MaskedSource:
     """What a channel with voids of its own reads.
 
     Args:

@@ -23,7 +23,7 @@ from martlet.broker.channel.latency import Latency, Together
 from martlet.broker.channel.redelivery import charged_of
 from martlet.broker.channel.retry import Cause
 from martlet.broker.channel.subscriber import Share, Subscriber
-from martlet.broker.channel.topology import Nearness
+from martlet.broker.channel.topology import TopologyPreference
 from martlet.broker.errors import NotInFlight
 from martlet.broker.topic.queue_log import ID_MASK, OFFSET_BITS, OFFSET_MASK
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
     from martlet.broker.channel.consumer import Client
     from martlet.broker.channel.in_flight import Offsets
-    from martlet.broker.dead_letters.dead_letter import Reason
+    from martlet.broker.dead_letters.dead_letter import DeadLetterReason
     from martlet.broker.topic.topic import Topic
 
 _NO_PLACES: Offsets = np.empty(0, np.int64)
 
 
-class WholeChannel:
+class PartitionedChannel:
     """A channel at all queues of its topic.
 
     Where a `Channel` says offset, this says place: the queue's number and the offset.
@@ -66,7 +66,7 @@ class WholeChannel:
         *,
         with_properties: bool = False,
         says_started: bool = False,
-        nearness: Nearness = Nearness.ELSEWHERE,
+        nearness: TopologyPreference = TopologyPreference.ELSEWHERE,
     ) -> Subscriber:
         """Subscribe a client at all queues. Raises TooMany."""
         subscriber = Subscriber(
@@ -138,7 +138,9 @@ class WholeChannel:
             subscriber.held = False
             subscriber.go_on()
 
-    def reject(self, subscriber: Subscriber, place: int, reason: Reason, error: str = "") -> None:
+    def reject(
+        self, subscriber: Subscriber, place: int, reason: DeadLetterReason, error: str = ""
+    ) -> None:
         """The message becomes a dead letter. Raises NotInFlight."""
         self._answer(
             subscriber, place, lambda part, share, offset: part.reject(share, offset, reason, error)
@@ -279,12 +281,12 @@ class WholeChannel:
         return together if together.some else None
 
     @property
-    def finishes(self) -> WholeFinishes:
+    def finishes(self) -> PartitionedFinishAges:
         """How long finished messages had been stored."""
-        return WholeFinishes(self.parts)
+        return PartitionedFinishAges(self.parts)
 
 
-class WholeFinishes:
+class PartitionedFinishAges:
     """The counts of `martlet.broker.channel.finish_ages` of several channels, added up as they are
     now.
     """
@@ -296,7 +298,7 @@ class WholeFinishes:
         self.count = sum(self.counts)
 
 
-class WholeTopic:
+class PartitionedTopic:
     """A topic over all its queues, for those who look at it.
 
     Args:
@@ -309,7 +311,7 @@ class WholeTopic:
         self.name = parts[0].name
 
     @property
-    def channels(self) -> dict[str, Channel | WholeChannel]:
+    def channels(self) -> dict[str, Channel | PartitionedChannel]:
         """Its channels."""
         return {name: channel.whole for name, channel in self.parts[0].channels.items()}
 

@@ -15,14 +15,14 @@ import numpy as np
 from martlet.broker.errors import WritesRefused
 from martlet.log.batch import Batch
 from martlet.log.commit_log import CommitLog
-from martlet.log.index import Entry, Index
+from martlet.log.index import Index, IndexEntry
 from martlet.log.record import FRAME_HEADER_BYTES
-from martlet.log.retention import Places, Tally
+from martlet.log.retention import NeedCounter, SegmentLocator
 
 if TYPE_CHECKING:
     from martlet.broker.retention.history import History
 
-_entry = partial(tuple.__new__, Entry)
+_entry = partial(tuple.__new__, IndexEntry)
 """Makes one of a tuple, without a call in Python."""
 ID_MASK = (1 << 64) - 1
 OFFSET_BITS = 54
@@ -50,7 +50,7 @@ class Receipt:
         self.error: WritesRefused | None = None
 
 
-class Queue:
+class QueueLog:
     """A queue of a topic.
 
     Args:
@@ -71,7 +71,7 @@ class Queue:
         self.id_base = id_base
         self.index = index
         self.end_offset = end_offset
-        self.tally = Tally(index)
+        self.tally = NeedCounter(index)
         """What channels need from the topic's floor on, as far as it was counted."""
         self.history: History | None = None
         """What is kept of it beyond that, where anything is."""
@@ -106,7 +106,7 @@ class Queue:
         a power cut nothing may tell of a batch that had gone but that it is missing.
         """
         index = self.index
-        places = Places(self._log.segments)
+        places = SegmentLocator(self._log.segments)
         end = index.end_row
         first = max(self._start_row, index.first_row)
         while end > first:
@@ -127,7 +127,7 @@ class Queue:
     def first_stored_offset(self) -> int:
         """The first offset that is stored, whoever it is kept for; the end where none is."""
         index = self.index
-        places = Places(self._log.segments)
+        places = SegmentLocator(self._log.segments)
         for start in range(index.first_row, index.end_row, _ROWS_AT_ONCE):
             rows = index.array(start, start + _ROWS_AT_ONCE)
             stored = np.flatnonzero(places.find(rows["position"]) >= 0)
@@ -193,7 +193,7 @@ class Queue:
             receipt.error = error
         else:
             length = len(record)
-            self.index.add(Entry(first, position, count, length, stored_at_ns, deliver_at_ns))
+            self.index.add(IndexEntry(first, position, count, length, stored_at_ns, deliver_at_ns))
             self.end_offset = first + count
             self.message_bytes += batch.payload_length - FRAME_HEADER_BYTES * count
             receipt.position = position + length

@@ -19,7 +19,7 @@ from crc32c import crc32c
 
 from martlet.broker.channel.channel import Channel
 from martlet.broker.channel.cursor import Cursor
-from martlet.broker.channel.delivery import Surroundings, Waiting
+from martlet.broker.channel.delivery import ChannelContext, Waiting
 from martlet.broker.channel.latency import Latency
 from martlet.broker.dead_letters.dead_letter import check_dead_letter_topic
 from martlet.broker.errors import InvalidName, LimitReached, NotFound, WritesRefused
@@ -29,11 +29,11 @@ from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.broker.recovery.journal import Description
 from martlet.broker.recovery.topic_description import channel_op, told
 from martlet.broker.topic.ephemeral_limit import keep_within
-from martlet.broker.topic.masked_source import View
-from martlet.broker.topic.partitioned import WholeChannel, WholeTopic
-from martlet.broker.topic.queue_log import MOST_BATCH_BYTES, Queue, Receipt
-from martlet.broker.topic.topic_queue import Part
-from martlet.broker.tracing.recorder import Trail, traced
+from martlet.broker.topic.masked_source import MaskedSource
+from martlet.broker.topic.partitioned import PartitionedChannel, PartitionedTopic
+from martlet.broker.topic.queue_log import MOST_BATCH_BYTES, QueueLog, Receipt
+from martlet.broker.topic.topic_queue import SingleQueueTopic
+from martlet.broker.tracing.recorder import TraceRecorder, traced
 from martlet.log.commit_log import CommitLog
 from martlet.names import is_ephemeral, is_valid_name
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from martlet.log.batch import Batch, Bytes
 
 
-class TopicSurroundings(Surroundings, Protocol):
+class TopicContext(ChannelContext, Protocol):
     """What a topic needs of the house around it."""
 
     log: CommitLog
@@ -73,7 +73,7 @@ class TopicSurroundings(Surroundings, Protocol):
         """Messages of a channel can not be read any more."""
 
 
-class Topic(Part):
+class Topic(SingleQueueTopic):
     """A topic and its channels, at one of its queues.
 
     Args:
@@ -83,7 +83,7 @@ class Topic(Part):
         queue: its messages.
     """
 
-    def __init__(self, around: TopicSurroundings, id: int, name: str, queue: Queue) -> None:
+    def __init__(self, around: TopicContext, id: int, name: str, queue: QueueLog) -> None:
         super().__init__(queue)
         self.id = id
         self.name = name
@@ -109,9 +109,9 @@ class Topic(Part):
         return self
 
     @property
-    def whole(self) -> Topic | WholeTopic:
+    def whole(self) -> Topic | PartitionedTopic:
         """The topic over all its queues, for those who look at it."""
-        return WholeTopic(self.parts) if self.several else self
+        return PartitionedTopic(self.parts) if self.several else self
 
     def describe(self) -> Description:
         """The topic as the journal tells it, without its channels.
@@ -146,7 +146,7 @@ class Topic(Part):
     def trace(self, channel: Channel) -> None:
         """Trace a channel's messages, or no longer, as the policy has it."""
         is_traced = traced(self.name, self.policy, self._around.traces)
-        channel.trail = (channel.trail or Trail()) if is_traced else None
+        channel.trail = (channel.trail or TraceRecorder()) if is_traced else None
 
     def configure_channel(self, name: str, policy: ChannelPolicy) -> None:
         """Set a channel's policy. Raises NotFound, BadPolicy and WritesRefused."""
@@ -371,7 +371,7 @@ class Topic(Part):
             self.name,
             name,
             cursor,
-            View(self, voids) if voids else self,
+            MaskedSource(self, voids) if voids else self,
             self.awaiting,
             most_consumers=around.most_consumers,
             max_timeout_ns=around.max_timeout_ns,
@@ -474,9 +474,9 @@ def join(topic: Topic, name: str) -> None:
     if topic.several:
         channels = [part.channels[name] for part in topic.parts]
         whole = channels[0].whole
-        if isinstance(whole, WholeChannel):
+        if isinstance(whole, PartitionedChannel):
             whole.parts[:] = channels  # Whoever is subscribed has it already.
         else:
-            whole = WholeChannel(channels)
+            whole = PartitionedChannel(channels)
         for channel in channels:
             channel.parts, channel.whole = whole.parts, whole

@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from martlet.broker.channel.cursor import Cursor
     from martlet.broker.channel.in_flight import Offsets
     from martlet.broker.offset_ranges import Stretch
-    from martlet.broker.topic.queue_log import Queue
+    from martlet.broker.topic.queue_log import QueueLog
 
 _NO_OFFSETS = np.empty(0, np.uint64)
 
 
-class Part:
+class SingleQueueTopic:
     """What is stored in one queue of a topic, and how much of it concerns the channels there.
 
     Args:
         queue: the messages.
     """
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: QueueLog) -> None:
         self.queue = queue
         self.number = queue.number
         self.channels: dict[str, Channel] = {}

@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from martlet.broker.channel.finish_ages import BOUNDS_NS
 from martlet.broker.errors import WritesRefused
-from martlet.log.record import BadRecord, Kind, record_length
+from martlet.log.record import BadRecord, RecordKind, record_length
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
@@ -49,7 +49,7 @@ _MOST = (1 << _SHIFT) - 1
 _MILLISECOND_NS = 1_000_000
 
 
-class Count(IntEnum):
+class ChannelCount(IntEnum):
     """What is counted, beside the buckets."""
 
     DELIVERED = 0
@@ -73,7 +73,7 @@ COUNTS = FIRST_BUCKET + len(BOUNDS_NS) + 1
 """How many counts there are at most, buckets among them."""
 
 
-class Account(NamedTuple):
+class ChannelCounters(NamedTuple):
     """What a record tells of one channel."""
 
     topic: int
@@ -116,7 +116,9 @@ def write_accounts(log: CommitLog, now_ns: int, channels: Iterable[Channel]) -> 
         for entry in pack_accounts(channels):
             if record_length(len(entry), 0) > log.left_bytes:
                 return
-            log.append_journal(Kind.ACCOUNTS, entry, topic=0, stored_at_ns=now_ns, needed=False)
+            log.append_journal(
+                RecordKind.ACCOUNTS, entry, topic=0, stored_at_ns=now_ns, needed=False
+            )
 
 
 def pack_accounts(channels: Iterable[Channel]) -> Iterator[bytes]:
@@ -135,7 +137,7 @@ def pack_accounts(channels: Iterable[Channel]) -> Iterator[bytes]:
         yield _HEAD.pack(len(parts), 0) + b"".join(parts)
 
 
-def unpack_accounts(entry: bytes | memoryview) -> Iterator[Account]:
+def unpack_accounts(entry: bytes | memoryview) -> Iterator[ChannelCounters]:
     """What an entry tells. Raises BadRecord."""
     try:
         channels, _ = _HEAD.unpack_from(entry)
@@ -149,6 +151,6 @@ def unpack_accounts(entry: bytes | memoryview) -> Iterator[Account]:
             numbers = told >> np.uint64(_SHIFT)
             known = numbers < COUNTS
             counts[numbers[known]] = (told & np.uint64(_MOST))[known]
-            yield Account(topic, channel, counts)
+            yield ChannelCounters(topic, channel, counts)
     except (struct.error, ValueError) as error:
         raise BadRecord(f"accounts that can not be read: {error}") from error

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from martlet.broker.tracing.recorder import Happened
+    from martlet.broker.tracing.recorder import TraceEvent
     from martlet.properties.model import Properties
 
 
@@ -56,7 +56,7 @@ class Trace:
     deliver_at_ns: int
     body_bytes: int
     properties: Properties
-    events: list[Happened] = field(default_factory=list)
+    events: list[TraceEvent] = field(default_factory=list)
     starts_ns: list[int] = field(default_factory=list)
     standing: list[Standing] = field(default_factory=list)
     known_since_ns: int = 0
@@ -64,7 +64,7 @@ class Trace:
 
 
 @dataclass
-class Found:
+class TraceResult:
     """What was found.
 
     Attributes:
@@ -80,7 +80,7 @@ class Found:
     log_since_ns: int
 
 
-def fields_of(found: Found) -> dict[str, Any]:
+def fields_of(found: TraceResult) -> dict[str, Any]:
     """What was found, as JSON tells it."""
     return {
         "messages": [_trace_fields(trace) for trace in found.traces],

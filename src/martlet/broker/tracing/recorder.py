@@ -36,9 +36,9 @@ from martlet.log.record import BadRecord
 from martlet.names import is_ephemeral, is_system
 
 if TYPE_CHECKING:
-    from martlet.broker.channel.consumer import Consumer
+    from martlet.broker.channel.consumer import ChannelConsumer
     from martlet.broker.channel.in_flight import Offsets
-    from martlet.broker.groups.member import Member
+    from martlet.broker.groups.member import GroupConsumer
     from martlet.broker.policy import TopicPolicy
 
 MOST_EVENTS = 1 << 14
@@ -77,7 +77,7 @@ def traced(topic: str, policy: TopicPolicy, usually: bool) -> bool:
     return policy.trace == "on" or (policy.trace == "default" and usually)
 
 
-class Step(IntEnum):
+class TraceStep(IntEnum):
     """What can become of a message."""
 
     DELIVERED = 1
@@ -98,7 +98,7 @@ class Step(IntEnum):
     """An operator set the group on, past it."""
 
 
-class Trail:
+class TraceRecorder:
     """The events of one channel that are not yet written."""
 
     __slots__ = ("_events", "_lost", "_pieces")
@@ -118,7 +118,7 @@ class Trail:
         first: int,
         end: int,
         time_ns: int,
-        consumer: Consumer | Member | None,
+        consumer: ChannelConsumer | GroupConsumer | None,
         attempt: int = 0,
         delay_ns: int = 0,
         reason: str = "",
@@ -129,7 +129,9 @@ class Trail:
         if len(events) >= MOST_EVENTS:
             self._end_piece()
 
-    def note_run(self, step: int, offsets: Offsets, time_ns: int, consumer: Consumer) -> None:
+    def note_run(
+        self, step: int, offsets: Offsets, time_ns: int, consumer: ChannelConsumer
+    ) -> None:
         """The same has happened to messages at these rising offsets."""
         first, last = int(offsets[0]), int(offsets[-1])
         if last - first + 1 == len(offsets):
@@ -157,7 +159,7 @@ class Trail:
             yield _finished(piece, channel, name, lost)
 
 
-class _Table:
+class _TraceTable:
     """Texts by number, from 1 on."""
 
     def __init__(self) -> None:
@@ -177,8 +179,8 @@ class _Table:
 
 def _packed(events: list[tuple[Any, ...]]) -> bytes:
     """A payload of which the channel's name is still missing."""
-    consumers, reasons = _Table(), _Table()
-    numbers: dict[Consumer | Member | None, int] = {None: 0}
+    consumers, reasons = _TraceTable(), _TraceTable()
+    numbers: dict[ChannelConsumer | GroupConsumer | None, int] = {None: 0}
     for consumer in {event[4] for event in events} - {None}:
         numbers[consumer] = consumers.number(consumer.trace_name)
     steps, firsts, ends, times, holders, attempts, delays, texts = zip(*events, strict=True)
@@ -236,7 +238,7 @@ def _order(row: Any) -> tuple[int, int, int]:
     finished is the last that can become of it, and to be fetched the first.
     """
     bucket, step = int(row["time_us"]) * 1000 // BUCKET_NS, int(row["step"])
-    first = step == Step.FETCHED
+    first = step == TraceStep.FETCHED
     return bucket, 0 if first else int(row["attempt"]) or _SEVERAL, step
 
 
@@ -249,7 +251,7 @@ def _finished(piece: bytes, channel: int, name: str, lost: int) -> bytes:
 
 
 @dataclass(frozen=True)
-class Happened:
+class TraceEvent:
     """What has become of one message, one step of it.
 
     Attributes:
@@ -264,14 +266,14 @@ class Happened:
 
     time_ns: int
     channel: str
-    step: Step
+    step: TraceStep
     consumer: str
     attempt: int
     delay_ms: int
     reason: str
 
 
-class Piece:
+class TraceChunk:
     """A record's payload, read.
 
     Args:
@@ -300,7 +302,7 @@ class Piece:
         """The consumers that it tells of."""
         return self._consumers
 
-    def of(self, offset: int) -> Iterator[Happened]:
+    def of(self, offset: int) -> Iterator[TraceEvent]:
         """What it tells of one message, in order."""
         rows = self.rows
         ends = rows["first"] + rows["count"]
@@ -310,10 +312,10 @@ class Piece:
             row = rows[number]
             # A row's time is that of its first message.
             time_us = max(time_us, int(row["time_us"]))
-            yield Happened(
+            yield TraceEvent(
                 self.first_ns + time_us * 1000,
                 self.name,
-                Step(int(row["step"])),
+                TraceStep(int(row["step"])),
                 self._text(self._consumers, self._holder(number, offset)),
                 int(row["attempt"]),
                 int(row["delay_ms"]),

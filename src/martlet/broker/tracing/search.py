@@ -26,10 +26,10 @@ from typing import cast
 import numpy as np
 
 from martlet.broker.recovery.journal import unpack_topology
-from martlet.broker.recovery.journal_replay import Told, ToldTopic
+from martlet.broker.recovery.journal_replay import RecoveredState, RecoveredTopic
 from martlet.broker.topic.queue_log import ID_MASK
-from martlet.broker.tracing.model import Found, Standing, Trace
-from martlet.broker.tracing.recorder import Piece, Step
+from martlet.broker.tracing.model import Standing, Trace, TraceResult
+from martlet.broker.tracing.recorder import TraceChunk, TraceStep
 from martlet.log import checkpoint_file as checkpoint
 from martlet.log.folder import Folder, LookedAtSegment
 from martlet.log.header_scan import begun_at_ns, heads, segments_since
@@ -38,7 +38,7 @@ from martlet.log.record import (
     FRAME_HEADER_BYTES,
     BadRecord,
     Header,
-    Kind,
+    RecordKind,
     frame_ends,
     payload,
     properties,
@@ -53,7 +53,7 @@ from martlet.properties.model import NONE, BadProperties, Properties
 _ID_DIGITS = 16
 
 
-class NotFound(Exception):
+class TraceNotFound(Exception):
     """There is no such message, or none any more; the text says which, and from when on there are
     any.
     """
@@ -79,14 +79,14 @@ class Search:
         self._segments = folder.segments()
         self._told = self._read_journal()
         if topic and topic not in {t.description["name"] for t in self._told.topics.values()}:
-            raise NotFound(f"there is no topic {topic!r}")
+            raise TraceNotFound(f"there is no topic {topic!r}")
 
-    def by_id(self, id: str) -> Found:
+    def by_id(self, id: str) -> TraceResult:
         """The message with an id, or those that say they had it before they were moved: what was
-        delayed, and dead letters. Raises NotFound.
+        delayed, and dead letters. Raises TraceNotFound.
         """
         if len(id) != _ID_DIGITS or not set(id.lower()) <= set("0123456789abcdef"):
-            raise NotFound(f"{id[:80]!r} is no message id: those have {_ID_DIGITS} hex digits")
+            raise TraceNotFound(f"{id[:80]!r} is no message id: those have {_ID_DIGITS} hex digits")
         number = int(id, 16)
         places = [
             (topic, offset)
@@ -94,12 +94,12 @@ class Search:
             if (offset := (number - topic.description["id_base"]) & ID_MASK) < self._end(topic)
         ]
         if not places:
-            with suppress(NotFound):
+            with suppress(TraceNotFound):
                 return self.by_key(id.lower())
             delayed = self._delayed(number)
             if delayed is not None:
-                return Found([delayed], self._complete, True, begun_at_ns(self._segments))
-            raise NotFound(
+                return TraceResult([delayed], self._complete, True, begun_at_ns(self._segments))
+            raise TraceNotFound(
                 f"no message of {'topic ' + repr(self._topic) if self._topic else 'this broker'}"
                 f" has the id {id}: another broker gave it, its topic was deleted, or it is a"
                 " delayed one's that has gone"
@@ -107,9 +107,9 @@ class Search:
         traces = [self._located(topic, offset) for topic, offset in places]
         return self._completed(traces)
 
-    def by_key(self, key: str, since_ns: int = 0, most: int = 20) -> Found:
+    def by_key(self, key: str, since_ns: int = 0, most: int = 20) -> TraceResult:
         """The messages with a key, of those stored since a time, also those that are delayed.
-        Raises NotFound.
+        Raises TraceNotFound.
         """
         wanted = {topic.description["id"]: topic for topic in self._topics()}
         buckets = {bucket.description["id"]: (bucket, topic) for bucket, topic in self._buckets()}
@@ -117,7 +117,7 @@ class Search:
         told = key.encode()
         traces: dict[tuple[int, int], Trace] = {}
         segments = segments_since(self._segments, since_ns)
-        for header, segment in self._heads(segments, Kind.BATCH):
+        for header, segment in self._heads(segments, RecordKind.BATCH):
             length = header.properties_length
             if not length or header.topic not in wanted or header.stored_at_ns < since_ns:
                 continue
@@ -138,7 +138,7 @@ class Search:
             where = f"topic {self._topic!r}" if self._topic else "the log"
             far = "" if self._complete else ", as far as it was read in the time given"
             began = _shown(begun_at_ns(self._segments))
-            raise NotFound(
+            raise TraceNotFound(
                 f"no message with the key {key!r} is stored in {where}{since}{far}; the log goes"
                 f" back to {began}"
             )
@@ -149,20 +149,20 @@ class Search:
 
     # the journal
 
-    def _read_journal(self) -> Told:
+    def _read_journal(self) -> RecoveredState:
         """Topics, channels and cursors as they are now."""
-        told = Told(cast(Storage, self._folder), 1 << 20)
+        told = RecoveredState(cast(Storage, self._folder), 1 << 20)
         start = 0
         loaded = checkpoint.load(self._folder)
         if not isinstance(loaded, str):
             fields = unpack_topology(loaded.entries[0][2])
             start, self._indexes = int(fields["position"]), fields["indexes"]
             for kind, topic, entry in loaded.entries:
-                if kind in (Kind.TOPOLOGY, Kind.CURSOR, Kind.MARKS):
+                if kind in (RecordKind.TOPOLOGY, RecordKind.CURSOR, RecordKind.MARKS):
                     told.apply(kind, topic, entry)
-        journal = (Kind.TOPOLOGY, Kind.CURSOR, Kind.MARKS, Kind.BATCH)
+        journal = (RecordKind.TOPOLOGY, RecordKind.CURSOR, RecordKind.MARKS, RecordKind.BATCH)
         for header, segment in heads(self._segments, start, journal):
-            if header.kind != Kind.BATCH:
+            if header.kind != RecordKind.BATCH:
                 record = _verified(header, segment)
                 if record is not None:
                     told.apply(header.kind, header.topic, bytes(payload(header, record)))
@@ -171,13 +171,13 @@ class Search:
                 known.end_offset = max(known.end_offset, header.first_offset + header.count)
         return told
 
-    def _topics(self) -> Iterator[ToldTopic]:
+    def _topics(self) -> Iterator[RecoveredTopic]:
         for topic in self._told.topics.values():
             name = topic.description["name"]
             if name == self._topic if self._topic else not is_system(name):
                 yield topic
 
-    def _buckets(self) -> Iterator[tuple[ToldTopic, ToldTopic]]:
+    def _buckets(self) -> Iterator[tuple[RecoveredTopic, RecoveredTopic]]:
         """What waits for its time, with the topic that it is for."""
         for bucket in self._told.topics.values():
             delayed = bucket.description.get("delayed")
@@ -186,7 +186,7 @@ class Search:
                 yield bucket, topic
 
     @staticmethod
-    def _end(topic: ToldTopic) -> int:
+    def _end(topic: RecoveredTopic) -> int:
         return max(topic.end_offset, topic.told_end)
 
     # messages
@@ -205,7 +205,7 @@ class Search:
                 return trace
         return None
 
-    def _tell_delayed(self, trace: Trace, bucket: ToldTopic, topic: ToldTopic) -> None:
+    def _tell_delayed(self, trace: Trace, bucket: RecoveredTopic, topic: RecoveredTopic) -> None:
         """What was found in a bucket is, or was, on its way to a topic."""
         marks = self._told.marks.get(bucket.description["id"])
         is_done = marks is not None and marks.has(trace.offset)
@@ -213,18 +213,18 @@ class Search:
         trace.topic = topic.description["name"]
         trace.queue, trace.offset = topic.description.get("queue", 0), -1
 
-    def _located(self, topic: ToldTopic, offset: int) -> Trace:
+    def _located(self, topic: RecoveredTopic, offset: int) -> Trace:
         number = topic.description["id"]
         found = self._by_index(topic, offset) or self._by_scan(number, offset)
         if found is None:
-            raise NotFound(self._gone(topic, offset))
+            raise TraceNotFound(self._gone(topic, offset))
         header, segment = found
         trace = self._trace(topic, header, segment, offset)
         if trace is None:
-            raise NotFound(self._gone(topic, offset))
+            raise TraceNotFound(self._gone(topic, offset))
         return trace
 
-    def _by_index(self, topic: ToldTopic, offset: int) -> tuple[Header, Segment] | None:
+    def _by_index(self, topic: RecoveredTopic, offset: int) -> tuple[Header, Segment] | None:
         """The batch of an offset by the index of the last checkpoint, if that leads to it."""
         number, queue = topic.description["id"], topic.description.get("queue", 0)
         first_row, stored = (self._indexes.get(str(number)) or [0, 0])[:2]
@@ -250,15 +250,15 @@ class Search:
     def _by_scan(self, topic: int, offset: int) -> tuple[Header, Segment] | None:
         """The same by the headers of all records; what was appended again counts."""
         found = None
-        for header, segment in self._heads(self._segments, Kind.BATCH):
+        for header, segment in self._heads(self._segments, RecordKind.BATCH):
             if _holds(header, topic, offset):
                 found = header, segment
         return found
 
-    def _gone(self, topic: ToldTopic, offset: int) -> str:
+    def _gone(self, topic: RecoveredTopic, offset: int) -> str:
         number, name = topic.description["id"], topic.description["name"]
         first = None
-        for header, _ in self._heads(self._segments, Kind.BATCH):
+        for header, _ in self._heads(self._segments, RecordKind.BATCH):
             if header.topic == number:
                 first = header
                 break
@@ -274,7 +274,7 @@ class Search:
         return f"that is offset {offset} of {where}, and the message has gone: {known}"
 
     def _with_key(
-        self, topic: ToldTopic, header: Header, segment: Segment, key: str
+        self, topic: RecoveredTopic, header: Header, segment: Segment, key: str
     ) -> Iterator[Trace]:
         record = _verified(header, segment)
         if record is None:
@@ -291,7 +291,7 @@ class Search:
                     yield trace
 
     def _trace(
-        self, topic: ToldTopic, header: Header, segment: Segment, offset: int
+        self, topic: RecoveredTopic, header: Header, segment: Segment, offset: int
     ) -> Trace | None:
         """A message without what has become of it; None where it does not verify."""
         record = _verified(header, segment)
@@ -316,7 +316,7 @@ class Search:
 
     # what has become of them
 
-    def _completed(self, traces: list[Trace]) -> Found:
+    def _completed(self, traces: list[Trace]) -> TraceResult:
         since_ns = min(trace.stored_at_ns for trace in traces)
         segments = segments_since(self._segments, since_ns)
         ids = {
@@ -331,17 +331,17 @@ class Search:
             trace.known_since_ns = max(trace.stored_at_ns, begun_at_ns(segments))
         starts_ns: list[int] = []
         traced = all(trace.delayed for trace in traces)
-        for header, segment in self._heads(segments, Kind.EPOCH, Kind.TRACE):
-            if header.kind == Kind.EPOCH:
+        for header, segment in self._heads(segments, RecordKind.EPOCH, RecordKind.TRACE):
+            if header.kind == RecordKind.EPOCH:
                 starts_ns.append(header.stored_at_ns)
-            if header.kind != Kind.TRACE or header.topic not in of_topic:
+            if header.kind != RecordKind.TRACE or header.topic not in of_topic:
                 continue
             record = _verified(header, segment)
             if record is None:
                 continue
             traced = True
             try:
-                piece = Piece(payload(header, record))
+                piece = TraceChunk(payload(header, record))
             except BadRecord:
                 continue
             for trace in of_topic[header.topic]:
@@ -350,9 +350,11 @@ class Search:
             trace.events.sort(key=lambda event: event.time_ns)
             trace.starts_ns = [time_ns for time_ns in starts_ns if _matters(trace, time_ns)]
         traces.sort(key=lambda trace: trace.stored_at_ns)
-        return Found(traces, self._complete, traced, begun_at_ns(self._segments))
+        return TraceResult(traces, self._complete, traced, begun_at_ns(self._segments))
 
-    def _heads(self, segments: list[Segment], *kinds: Kind) -> Iterator[tuple[Header, Segment]]:
+    def _heads(
+        self, segments: list[Segment], *kinds: RecordKind
+    ) -> Iterator[tuple[Header, Segment]]:
         return heads(segments, 0, kinds, self._ask)
 
     def _ask(self) -> bool:
@@ -364,7 +366,7 @@ class Search:
 
 def _holds(header: Header, topic: int, offset: int) -> bool:
     is_inside = header.first_offset <= offset < header.first_offset + header.count
-    return header.kind == Kind.BATCH and header.topic == topic and is_inside
+    return header.kind == RecordKind.BATCH and header.topic == topic and is_inside
 
 
 def _verified(header: Header, segment: Segment) -> memoryview | None:
@@ -378,7 +380,7 @@ def _verified(header: Header, segment: Segment) -> memoryview | None:
     return record
 
 
-def _standing(topic: ToldTopic, offset: int) -> Iterator[Standing]:
+def _standing(topic: RecoveredTopic, offset: int) -> Iterator[Standing]:
     paused_at = topic.description["paused_at"]
     for number, told in topic.channels.items():
         name, cursor = told["name"], topic.cursors.get(number)
@@ -403,11 +405,11 @@ def _matters(trace: Trace, start_ns: int) -> bool:
     """
     if start_ns <= trace.stored_at_ns:
         return False
-    last: dict[str, Step] = {}
+    last: dict[str, TraceStep] = {}
     for event in trace.events:
         if event.time_ns < start_ns:
             last[event.channel] = event.step
-    return bool({Step.DELIVERED, Step.FETCHED} & set(last.values()))
+    return bool({TraceStep.DELIVERED, TraceStep.FETCHED} & set(last.values()))
 
 
 def _shown(time_ns: int) -> str:

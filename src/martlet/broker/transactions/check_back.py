@@ -22,7 +22,12 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from martlet.broker.transactions.state import Event, State, Transaction, after
+from martlet.broker.transactions.state import (
+    OpenTransaction,
+    TransactionEvent,
+    TransactionState,
+    after,
+)
 from martlet.plural import counted
 
 if TYPE_CHECKING:
@@ -30,7 +35,7 @@ if TYPE_CHECKING:
     from martlet.broker.transactions.state import TransactionLimits
 
 _FEW = 64
-_ASKED = frozenset({State.SILENT, State.IN_DOUBT})
+_ASKED = frozenset({TransactionState.SILENT, TransactionState.IN_DOUBT})
 
 
 class CheckBack:
@@ -49,39 +54,39 @@ class CheckBack:
         limits: TransactionLimits,
         clock: Callable[[], int],
         schedule: Schedule,
-        give_up: Callable[[Transaction, str], bool],
+        give_up: Callable[[OpenTransaction, str], bool],
     ) -> None:
         self.on_due: Callable[[str], None] = lambda group: None
         """Called with a group whose producers are to be asked."""
         self._limits = limits
         self._clock = clock
         self._give_up = give_up
-        self._due: dict[str, dict[str, Transaction]] = {}
+        self._due: dict[str, dict[str, OpenTransaction]] = {}
         """By group and id: those whose producers are to be asked."""
-        self._times: list[tuple[int, int, Transaction]] = []
+        self._times: list[tuple[int, int, OpenTransaction]] = []
         self._pushed_count = 0
         self._outdated_count = 0
         """How many of the times are for nothing any more."""
         self._alarm = schedule.alarm(self._look)
 
-    def heard(self, transaction: Transaction) -> None:
+    def heard(self, transaction: OpenTransaction) -> None:
         """Its producer lives: nobody is asked before it has been silent again."""
         transaction.checks = 0
         self.forget(transaction)
         self._look_at(transaction, transaction.check_after_ns)
 
-    def watch(self, transaction: Transaction) -> None:
+    def watch(self, transaction: OpenTransaction) -> None:
         """Go on after a start: its producers have time to come back."""
-        if transaction.state is not State.SET_ASIDE:
+        if transaction.state is not TransactionState.SET_ASIDE:
             self._look_at(transaction, transaction.check_after_ns)
 
-    def forget(self, transaction: Transaction) -> None:
+    def forget(self, transaction: OpenTransaction) -> None:
         """Nobody needs to be asked about it now."""
         waiting = self._due.get(transaction.group)
         if waiting is not None and waiting.pop(transaction.id, None) is not None and not waiting:
             del self._due[transaction.group]
 
-    def ended(self, transaction: Transaction) -> None:
+    def ended(self, transaction: OpenTransaction) -> None:
         """Nobody will be asked about it any more."""
         self.forget(transaction)
         if transaction.timer_ns:
@@ -94,8 +99,8 @@ class CheckBack:
         return len(self._times)
 
     def take(
-        self, group: str, most: int, suits: Callable[[Transaction], bool]
-    ) -> list[Transaction]:
+        self, group: str, most: int, suits: Callable[[OpenTransaction], bool]
+    ) -> list[OpenTransaction]:
         """Those whose producers are to be asked, for one who is going to be, of those that suit."""
         taken = list(islice(filter(suits, self._due.get(group, {}).values()), most))
         for transaction in taken:
@@ -104,7 +109,7 @@ class CheckBack:
             self._look_at(transaction, self._limits.check_every_ns)
         return taken
 
-    def _look_at(self, transaction: Transaction, delay_ns: int) -> None:
+    def _look_at(self, transaction: OpenTransaction, delay_ns: int) -> None:
         """Look at it after some time, and no earlier."""
         transaction.due_ns = due_ns = self._clock() + delay_ns
         if not 0 < transaction.timer_ns <= due_ns:
@@ -118,7 +123,7 @@ class CheckBack:
             heapify(self._times)
             self._outdated_count = 0
 
-    def _wind(self, transaction: Transaction) -> None:
+    def _wind(self, transaction: OpenTransaction) -> None:
         if transaction.timer_ns:
             self._outdate()
         transaction.timer_ns = transaction.due_ns
@@ -148,9 +153,9 @@ class CheckBack:
             self.on_due(group)
         return self._times[0][0] if self._times else None
 
-    def _check(self, transaction: Transaction, now_ns: int) -> None:
+    def _check(self, transaction: OpenTransaction, now_ns: int) -> None:
         limits = self._limits
-        transaction.state = after(transaction.id, transaction.state, Event.CHECK)
+        transaction.state = after(transaction.id, transaction.state, TransactionEvent.CHECK)
         if transaction.group:
             self._due.setdefault(transaction.group, {})[transaction.id] = transaction
             patience_ns = max(limits.remembered_ns - (now_ns - transaction.begun_at_ns), 1)
@@ -158,7 +163,7 @@ class CheckBack:
             patience_ns = limits.check_every_ns * limits.most_checks
         self._look_at(transaction, patience_ns)
 
-    def _in_vain(self, transaction: Transaction, now_ns: int) -> str:
+    def _in_vain(self, transaction: OpenTransaction, now_ns: int) -> str:
         """Why one that is due is not worth another question; empty if it is."""
         limits = self._limits
         if transaction.may_be_abandoned:

@@ -28,7 +28,7 @@ MOST_NUMBER = (1 << 63) - 1
 _ROW = struct.Struct("<16sqqQ")
 
 
-class InSeries(NamedTuple):
+class CommitSequence(NamedTuple):
     """A transaction's place in a series.
 
     Attributes:
@@ -40,7 +40,7 @@ class InSeries(NamedTuple):
     number: int
 
 
-class Last(NamedTuple):
+class LastCommit(NamedTuple):
     """How far a series has come.
 
     Attributes:
@@ -59,7 +59,7 @@ def digest_of(name: str) -> bytes:
     return blake2b(name.encode(), digest_size=16).digest()
 
 
-class SeriesTable:
+class CommitSequences:
     """The series of one broker.
 
     Args:
@@ -70,17 +70,17 @@ class SeriesTable:
     def __init__(self, most: int, kept_ns: int) -> None:
         self._most = most
         self._kept_ns = kept_ns
-        self._rows: dict[bytes, Last] = {}
+        self._rows: dict[bytes, LastCommit] = {}
         """By the digest of the name, the one that was not heard of for longest first."""
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def last(self, name: str) -> Last | None:
+    def last(self, name: str) -> LastCommit | None:
         """How far a series has come; None for one that is not known."""
         return self._rows.get(digest_of(name))
 
-    def committed(self, place: InSeries) -> Last | None:
+    def committed(self, place: CommitSequence) -> LastCommit | None:
         """What tells that a number was committed, or one above it; None where none was."""
         last = self.last(place.name)
         return last if last is not None and place.number <= last.number else None
@@ -96,13 +96,13 @@ class SeriesTable:
                 " --transaction-memory, and each must be remembered; raise --transaction-series"
             )
 
-    def reached(self, place: InSeries, at_ns: int, position: int) -> None:
+    def reached(self, place: CommitSequence, at_ns: int, position: int) -> None:
         """A number was committed."""
-        self.read(digest_of(place.name), Last(place.number, at_ns, position))
+        self.read(digest_of(place.name), LastCommit(place.number, at_ns, position))
         while len(self._rows) > self._most:
             del self._rows[next(iter(self._rows))]
 
-    def read(self, digest: bytes, last: Last) -> None:
+    def read(self, digest: bytes, last: LastCommit) -> None:
         """Take one over from the journal."""
         self._rows.pop(digest, None)
         self._rows[digest] = last
@@ -112,7 +112,7 @@ class SeriesTable:
         return b"".join(_ROW.pack(digest, *last) for digest, last in self._rows.items())
 
 
-def unpack(data: bytes) -> Iterator[tuple[bytes, Last]]:
+def unpack(data: bytes) -> Iterator[tuple[bytes, LastCommit]]:
     """Packed series, each behind the digest of its name."""
     for digest, *last in _ROW.iter_unpack(data):
-        yield digest, Last(*last)
+        yield digest, LastCommit(*last)

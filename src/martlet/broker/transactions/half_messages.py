@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from martlet.broker.errors import LimitReached
 from martlet.broker.recovery.journal import HALF
-from martlet.broker.topic.queue_log import Queue
-from martlet.broker.transactions.half_topic import HalfTopic, Stored
-from martlet.broker.transactions.publish import Wanted, forward
+from martlet.broker.topic.queue_log import QueueLog
+from martlet.broker.transactions.half_topic import HalfTopic, StoredHalf
+from martlet.broker.transactions.publish import PendingCopy, forward
 from martlet.broker.transactions.state import (
     Description,
     HalfBatch,
-    Transaction,
-    TransactionRefused,
+    OpenTransaction,
+    TransitionRefused,
 )
 from martlet.log.index import Index
 from martlet.log.record import BadRecord
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from martlet.broker.topic.topic import Topic
 
 
-class HalfMessages:
+class HalfMessageStore:
     """The half messages of a broker.
 
     Args:
@@ -50,44 +50,44 @@ class HalfMessages:
             broker = self._broker
             id = broker.next_id()
             index = Index(broker.log.storage, id, 0)
-            queue = Queue(broker.log, id, 0, broker.random.getrandbits(64), index, 0)
+            queue = QueueLog(broker.log, id, 0, broker.random.getrandbits(64), index, 0)
             half = HalfTopic(broker, id, HALF, queue)
             broker.journal_topology("topic", id, topic=half.describe())
             broker.adopt(half)
             self.topic = half
         return self.topic
 
-    def hold(self, transaction: Transaction) -> None:
+    def hold(self, transaction: OpenTransaction) -> None:
         """What a transaction has is needed."""
         if transaction.batch_count:
             assert self.topic is not None
             self.topic.held.update(b.first_offset for b in transaction.all_batches())
 
-    def release(self, transaction: Transaction) -> None:
+    def release(self, transaction: OpenTransaction) -> None:
         """It is needed no more."""
         if self.topic is not None:
             self.topic.held.difference_update(b.first_offset for b in transaction.all_batches())
 
     def forward(
         self,
-        transaction: Transaction,
+        transaction: OpenTransaction,
         batches: Sequence[HalfBatch],
         entry: Callable[[Sequence[Topic]], bytes],
         to: str = "",
     ) -> int:
         """Store messages where they belong, or all in one topic. Returns the position behind them.
 
-        Raises TransactionRefused, LimitReached, or as `Broker.topic`.
+        Raises TransitionRefused, LimitReached, or as `Broker.topic`.
         """
         broker, half = self._broker, self.topic
-        wanted: list[Wanted] = []
+        wanted: list[PendingCopy] = []
         try:
             for batch in batches:
                 assert half is not None
                 stored = half.get(batch.first_offset, transaction.id)
                 part = _part(broker.topic(to or batch.topic), batch.queue)
                 if to or not stored.times:
-                    wanted.append(Wanted(part, stored))
+                    wanted.append(PendingCopy(part, stored))
                 else:
                     wanted += self._timed(part, stored)
             self._check_delayed(wanted)
@@ -95,13 +95,13 @@ class HalfMessages:
         except BadRecord as error:
             for name in transaction.branches:
                 transaction.lose(name)
-            raise TransactionRefused(
+            raise TransitionRefused(
                 f"messages of transaction {transaction.id!r} are lost: {error}; roll it back",
                 transaction.state,
                 is_incomplete=True,
             ) from error
 
-    def _timed(self, part: Topic, stored: Stored) -> Iterator[Wanted]:
+    def _timed(self, part: Topic, stored: StoredHalf) -> Iterator[PendingCopy]:
         """Messages by their times, each where it waits; what is due is for the topic itself."""
         now_ns = self._broker.clock()
         first = 0
@@ -109,11 +109,11 @@ class HalfMessages:
             some = stored.cut(first, first + count)
             first += count
             if at_ns <= now_ns:
-                yield Wanted(part, some)
+                yield PendingCopy(part, some)
             else:
-                yield Wanted(self._broker.delays.bucket(part, at_ns, count), some, at_ns)
+                yield PendingCopy(self._broker.delays.bucket(part, at_ns, count), some, at_ns)
 
-    def _check_delayed(self, wanted: Sequence[Wanted]) -> None:
+    def _check_delayed(self, wanted: Sequence[PendingCopy]) -> None:
         delays = self._broker.delays
         count = sum(len(each.stored.ends) for each in wanted if each.deliver_at_ns)
         if count and delays.most and delays.pending_count + count > delays.most:

@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
     from martlet.broker.channel.in_flight import Offsets
     from martlet.broker.offset_ranges import Stretch
-    from martlet.broker.topic.queue_log import Queue
-    from martlet.broker.topic.topic import TopicSurroundings
+    from martlet.broker.topic.queue_log import QueueLog
+    from martlet.broker.topic.topic import TopicContext
     from martlet.log.batch import Batch, Bytes
 
 _FRAME_SIZE = 4
 
 
-class Stored(NamedTuple):
+class StoredHalf(NamedTuple):
     """A batch of half messages as it lies in the log, without its first message.
 
     Attributes:
@@ -64,10 +64,10 @@ class Stored(NamedTuple):
     entries: Sequence[tuple[int, bytes]]
     times: Sequence[Sequence[int]] = ()
 
-    def cut(self, first: int, stop: int) -> Stored:
+    def cut(self, first: int, stop: int) -> StoredHalf:
         """Some of them, without their times."""
         start = int(self.ends[first - 1]) if first else 0
-        return Stored(
+        return StoredHalf(
             self.frames[start : int(self.ends[stop - 1])],
             self.ends[first:stop] - np.uint32(start),
             self._entries(first, stop),
@@ -82,7 +82,7 @@ class Stored(NamedTuple):
 class HalfTopic(Topic):
     """All half messages."""
 
-    def __init__(self, around: TopicSurroundings, id: int, name: str, queue: Queue) -> None:
+    def __init__(self, around: TopicContext, id: int, name: str, queue: QueueLog) -> None:
         self.held: set[int] = set()
         """The first offsets of the batches that are needed."""
         super().__init__(around, id, name, queue)
@@ -137,7 +137,7 @@ class HalfTopic(Topic):
         else:
             batch.add_matrix(cast("Bytes", bodies))
 
-    def get(self, first_offset: int, transaction: str) -> Stored:
+    def get(self, first_offset: int, transaction: str) -> StoredHalf:
         """The batch of a transaction that begins at an offset.
 
         Raises:
@@ -158,7 +158,7 @@ class HalfTopic(Topic):
         block = properties_of(record)
         entries = () if block is None else Packed(Block(block), -1)
         frames = record[HEADER_BYTES + start : payload_end]
-        return Stored(frames, ends[1:] - np.uint32(start), entries, told.get("times", ()))
+        return StoredHalf(frames, ends[1:] - np.uint32(start), entries, told.get("times", ()))
 
     def holds(self, first_offset: int) -> bool:
         """Whether a batch that begins at an offset is stored."""
@@ -172,7 +172,7 @@ class HalfTopic(Topic):
         )
 
 
-def frames_of(stored: Stored) -> Iterator[memoryview]:
+def frames_of(stored: StoredHalf) -> Iterator[memoryview]:
     """The frames of its messages, one by one."""
     start = 0
     for end in stored.ends.tolist():

@@ -28,24 +28,24 @@ from typing import TYPE_CHECKING
 from martlet.broker.errors import BrokerError, LimitReached, WritesRefused
 from martlet.broker.recovery.journal import SEPARATOR
 from martlet.broker.transactions.check_back import CheckBack
-from martlet.broker.transactions.commit_sequence import InSeries, SeriesTable
-from martlet.broker.transactions.half_messages import HalfMessages
-from martlet.broker.transactions.outcomes import Outcome, Outcomes
+from martlet.broker.transactions.commit_sequence import CommitSequence, CommitSequences
+from martlet.broker.transactions.half_messages import HalfMessageStore
+from martlet.broker.transactions.outcomes import EndedTransaction, EndedTransactions
 from martlet.broker.transactions.state import (
     LONGEST_BRANCH,
     BadTransaction,
-    Event,
     HalfBatch,
-    State,
-    Transaction,
+    OpenTransaction,
+    TransactionEvent,
     TransactionLimits,
-    TransactionRefused,
+    TransactionState,
+    TransitionRefused,
     UnknownTransaction,
     after,
     check_begun,
 )
 from martlet.log.batch import total_bytes
-from martlet.log.record import Kind
+from martlet.log.record import RecordKind
 from martlet.properties.bulk import packed_bytes
 
 if TYPE_CHECKING:
@@ -82,16 +82,18 @@ class Transactions:
     def __init__(self, broker: Broker, limits: TransactionLimits) -> None:
         self._broker = broker
         self.limits = limits
-        self.open: dict[str, Transaction] = {}
+        self.open: dict[str, OpenTransaction] = {}
         most_told = max(_LEAST_TOLD, broker.log.segment_bytes // _SEGMENT_BYTES_EACH)
         self._most_open = min(limits.most_open, most_told)
         self._most_held = most_told
-        self.outcomes = Outcomes(min(limits.most_outcomes, most_told), limits.remembered_ns)
+        self.outcomes = EndedTransactions(
+            min(limits.most_outcomes, most_told), limits.remembered_ns
+        )
         most_series = min(limits.most_series, max(_LEAST_TOLD, most_told // 4))
-        self.series = SeriesTable(most_series, limits.remembered_ns)
-        self.messages = HalfMessages(broker)
-        self.on_set_aside: Callable[[Transaction, str], None] = lambda transaction, why: None
-        self.on_abandoned: Callable[[Transaction, str], None] = lambda transaction, why: None
+        self.series = CommitSequences(most_series, limits.remembered_ns)
+        self.messages = HalfMessageStore(broker)
+        self.on_set_aside: Callable[[OpenTransaction, str], None] = lambda transaction, why: None
+        self.on_abandoned: Callable[[OpenTransaction, str], None] = lambda transaction, why: None
         self.committed_count = 0
         """Since the start."""
         self.rolled_back_count = 0
@@ -104,7 +106,7 @@ class Transactions:
 
     # what clients do
 
-    def state(self, id: str) -> State:
+    def state(self, id: str) -> TransactionState:
         """Where a transaction is. Raises UnknownTransaction."""
         transaction = self.open.get(id)
         if transaction is not None:
@@ -116,12 +118,12 @@ class Transactions:
             )
         return outcome.state
 
-    def find(self, id: str) -> Transaction:
-        """One that has not ended. Raises UnknownTransaction and TransactionRefused."""
+    def find(self, id: str) -> OpenTransaction:
+        """One that has not ended. Raises UnknownTransaction and TransitionRefused."""
         transaction = self.open.get(id)
         if transaction is None:
             state = self.state(id)
-            raise TransactionRefused(f"transaction {id!r} is {state}", state)
+            raise TransitionRefused(f"transaction {id!r} is {state}", state)
         return transaction
 
     def begin(
@@ -129,13 +131,13 @@ class Transactions:
         id: str,
         group: str = "",
         check_after_ns: int | None = None,
-        place: InSeries | None = None,
+        place: CommitSequence | None = None,
         is_disposable: bool = False,
-    ) -> State:
+    ) -> TransactionState:
         """Begin a transaction; of one that is known, or whose number was committed, the state.
 
         Args:
-            id, group, place, is_disposable: as of `Transaction`.
+            id, group, place, is_disposable: as of `OpenTransaction`.
             check_after_ns: how long it may be silent; None for as long as the operator has set.
 
         Raises:
@@ -145,21 +147,25 @@ class Transactions:
         """
         known = self.open.get(id)
         if known is not None:
-            self._heard(known, after(id, known.state, Event.BEGIN))
+            self._heard(known, after(id, known.state, TransactionEvent.BEGIN))
             return known.state
         outcome = self.outcomes.get(id)
-        state = State.OPEN if outcome is None else after(id, outcome.state, Event.BEGIN)
-        if state is State.OPEN:
+        state = (
+            TransactionState.OPEN
+            if outcome is None
+            else after(id, outcome.state, TransactionEvent.BEGIN)
+        )
+        if state is TransactionState.OPEN:
             if check_after_ns is None:
                 check_after_ns = self.limits.check_after_ns
             now_ns = self._broker.clock()
-            transaction = Transaction(
+            transaction = OpenTransaction(
                 id, group, now_ns, check_after_ns, place=place, is_disposable=is_disposable
             )
             check_begun(transaction)
             if place is not None:
                 if self.series.committed(place):
-                    return State.COMMITTED
+                    return TransactionState.COMMITTED
                 self.series.check_room(place.name, now_ns)
                 self._clear_away([t for t in self.open.values() if t.was_left(place, now_ns)])
             self._check_room(id)
@@ -209,19 +215,19 @@ class Transactions:
         Returns the batch, and the position of the log behind it.
 
         Raises:
-            UnknownTransaction, TransactionRefused: it is not open, or batches before are missing.
+            UnknownTransaction, TransitionRefused: it is not open, or batches before are missing.
             BadTransaction: it would be too large.
             WritesRefused: there is no room.
         """
         transaction = self.find(id)
-        state = after(id, transaction.state, Event.ADD)
+        state = after(id, transaction.state, TransactionEvent.ADD)
         if not 0 < len(branch) <= LONGEST_BRANCH:
             raise BadTransaction(f"a branch's name has 1 to {LONGEST_BRANCH} characters")
         batches = transaction.branches[branch].batches if branch in transaction.branches else []
         if number < len(batches):
             return batches[number], self._broker.log.position
         if number > len(batches):
-            raise TransactionRefused(
+            raise TransitionRefused(
                 f"branch {branch!r} of transaction {id!r} has {len(batches)} batches, and batch"
                 f" {number} is added: those between were refused, or are lost; roll it back",
                 transaction.state,
@@ -269,19 +275,22 @@ class Transactions:
         Raises as `commit`.
         """
         transaction = self.find(id)
-        state = after(id, transaction.state, Event.PREPARE)
+        state = after(id, transaction.state, TransactionEvent.PREPARE)
         transaction.batches(branches)
         if branches is not None:
             # The others, which have none, would be told by each segment.
             branches = {n: count for n, count in branches.items() if n in transaction.branches}
-        if transaction.state is not State.PREPARED or branches != transaction.chosen:
+        if transaction.state is not TransactionState.PREPARED or branches != transaction.chosen:
             self._journal("prepared", id=id, branches=branches)
         transaction.chosen = branches
         self._heard(transaction, state)
 
     def commit(
-        self, id: str, branches: Mapping[str, int] | None = None, place: InSeries | None = None
-    ) -> Outcome:
+        self,
+        id: str,
+        branches: Mapping[str, int] | None = None,
+        place: CommitSequence | None = None,
+    ) -> EndedTransaction:
         """Have everybody see the messages: all, or those of some branches.
 
         Where its number in its series was committed before, what was added is rolled back; else
@@ -295,7 +304,7 @@ class Transactions:
 
         Raises:
             UnknownTransaction: it is not known any more.
-            TransactionRefused: it was rolled back, or messages are missing.
+            TransitionRefused: it was rolled back, or messages are missing.
             WritesRefused: there is no room.
         """
         transaction = self.open.get(id)
@@ -305,10 +314,12 @@ class Transactions:
         if last is not None:
             if transaction is not None:
                 self._clear_away([transaction])
-            return Outcome(State.COMMITTED, last.at_ns, last.position, is_repeated=True)
+            return EndedTransaction(
+                TransactionState.COMMITTED, last.at_ns, last.position, is_repeated=True
+            )
         if transaction is None:
-            return self._ended(id, Event.COMMIT)
-        after(id, transaction.state, Event.COMMIT)
+            return self._ended(id, TransactionEvent.COMMIT)
+        after(id, transaction.state, TransactionEvent.COMMIT)
         at_ns = self._broker.clock()
         if place is not None:
             self.series.check_room(place.name, at_ns)
@@ -322,43 +333,47 @@ class Transactions:
 
         position = self.messages.forward(transaction, batches, entry)
         self.committed_count += 1
-        outcome = self._end(transaction, Outcome(State.COMMITTED, at_ns, position))
+        outcome = self._end(
+            transaction, EndedTransaction(TransactionState.COMMITTED, at_ns, position)
+        )
         if place is not None:
             self.series.reached(place, at_ns, position)
             self._clear_away([t for t in self.open.values() if t.is_up_to(place)])
         return outcome
 
-    def _clear_away(self, transactions: Iterable[Transaction]) -> None:
+    def _clear_away(self, transactions: Iterable[OpenTransaction]) -> None:
         """Roll back what tries at one number have left; what cannot be, goes by its age."""
         with suppress(WritesRefused):
             for transaction in transactions:
                 self.rollback(transaction.id)
 
-    def rollback(self, id: str) -> Outcome:
+    def rollback(self, id: str) -> EndedTransaction:
         """Nobody will ever see the messages.
 
         Raises:
             UnknownTransaction: it is not known any more.
-            TransactionRefused: it was committed.
+            TransitionRefused: it was committed.
             WritesRefused: it could not be written down.
         """
         transaction = self.open.get(id)
         if transaction is None:
-            return self._ended(id, Event.ROLLBACK)
-        after(id, transaction.state, Event.ROLLBACK)
+            return self._ended(id, TransactionEvent.ROLLBACK)
+        after(id, transaction.state, TransactionEvent.ROLLBACK)
         at_ns = self._broker.clock()
         self._journal("rolled_back", id=id, at_ns=at_ns)
         self.rolled_back_count += 1
         position = self._broker.log.position
-        return self._end(transaction, Outcome(State.ROLLED_BACK, at_ns, position))
+        return self._end(
+            transaction, EndedTransaction(TransactionState.ROLLED_BACK, at_ns, position)
+        )
 
-    def _ended(self, id: str, event: Event) -> Outcome:
+    def _ended(self, id: str, event: TransactionEvent) -> EndedTransaction:
         after(id, self.state(id), event)
         outcome = self.outcomes.get(id)
         assert outcome is not None
         return outcome
 
-    def _end(self, transaction: Transaction, outcome: Outcome) -> Outcome:
+    def _end(self, transaction: OpenTransaction, outcome: EndedTransaction) -> EndedTransaction:
         del self.open[transaction.id]
         self.check_back.ended(transaction)
         self.messages.release(transaction)
@@ -370,7 +385,9 @@ class Transactions:
     def _journal(self, op: str, **fields: object) -> None:
         broker = self._broker
         entry = _packed(op, **fields)
-        broker.log.append_journal(Kind.TRANSACTION, entry, topic=0, stored_at_ns=broker.clock())
+        broker.log.append_journal(
+            RecordKind.TRANSACTION, entry, topic=0, stored_at_ns=broker.clock()
+        )
 
     def snapshot(self) -> list[JournalEntry]:
         """All that is known, for the journal."""
@@ -379,9 +396,9 @@ class Transactions:
         told = [transaction.describe() for transaction in self.open.values()]
         outcomes = self.outcomes.pack()
         head = _packed("all", transactions=told, outcomes_bytes=len(outcomes))
-        return [(Kind.TRANSACTION, 0, head + SEPARATOR + outcomes + self.series.pack())]
+        return [(RecordKind.TRANSACTION, 0, head + SEPARATOR + outcomes + self.series.pack())]
 
-    def restore(self, half: HalfTopic | None, found: Iterable[Transaction]) -> None:
+    def restore(self, half: HalfTopic | None, found: Iterable[OpenTransaction]) -> None:
         """Go on with those that a start has found; their producers have time to come back."""
         self.messages.topic = half
         for transaction in found:
@@ -391,14 +408,14 @@ class Transactions:
 
     # producers that are silent
 
-    def _heard(self, transaction: Transaction, state: State) -> None:
+    def _heard(self, transaction: OpenTransaction, state: TransactionState) -> None:
         transaction.state = state
-        if state is not State.SET_ASIDE:
+        if state is not TransactionState.SET_ASIDE:
             self.check_back.heard(transaction)
 
     def take_due(
-        self, group: str, most: int = 100, suits: Callable[[Transaction], bool] = lambda _: True
-    ) -> list[Transaction]:
+        self, group: str, most: int = 100, suits: Callable[[OpenTransaction], bool] = lambda _: True
+    ) -> list[OpenTransaction]:
         """Those whose producers are to be asked, for one of the group who is going to be, about
         those that suit him.
         """
@@ -408,7 +425,7 @@ class Transactions:
                 self._journal("checked", ids=[transaction.id for transaction in taken])
         return taken
 
-    def _give_up(self, transaction: Transaction, why: str) -> bool:
+    def _give_up(self, transaction: OpenTransaction, why: str) -> bool:
         """Nobody tells what is to become of it. False where nothing could be done."""
         if not transaction.may_be_abandoned:
             return self._set_aside(transaction, why)
@@ -419,10 +436,10 @@ class Transactions:
         self.on_abandoned(transaction, why)
         return True
 
-    def _set_aside(self, transaction: Transaction, why: str) -> bool:
+    def _set_aside(self, transaction: OpenTransaction, why: str) -> bool:
         """Nobody can tell what has become of it: a person may. False where there is no room."""
         id = transaction.id
-        state = after(id, transaction.state, Event.GIVE_UP)
+        state = after(id, transaction.state, TransactionEvent.GIVE_UP)
 
         def entry(topics: Sequence[Topic]) -> bytes:
             return _packed("set_aside", id=id, topics=self.messages.news_of(topics))
@@ -431,7 +448,7 @@ class Transactions:
         try:
             try:
                 self.messages.forward(transaction, batches, entry, to=self.limits.aside_topic)
-            except TransactionRefused:
+            except TransitionRefused:
                 # What is left of it cannot be shown; that it is there is told all the same.
                 self._journal("set_aside", id=id)
         except (BrokerError, WritesRefused):

@@ -15,15 +15,15 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from typing import NamedTuple
 
-from martlet.broker.transactions.state import State
+from martlet.broker.transactions.state import TransactionState
 
 _ROW = struct.Struct("<16sqQB")
-_STATES = {1: State.COMMITTED, 2: State.ROLLED_BACK}
+_STATES = {1: TransactionState.COMMITTED, 2: TransactionState.ROLLED_BACK}
 _NUMBERS = {state: number for number, state in _STATES.items()}
 _OLD_AT_ONCE = 4
 
 
-class Outcome(NamedTuple):
+class EndedTransaction(NamedTuple):
     """How a transaction has ended.
 
     Attributes:
@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
         is_repeated: whether its number was committed before, by whatever transaction.
     """
 
-    state: State
+    state: TransactionState
     at_ns: int
     position: int
     is_repeated: bool = False
@@ -44,7 +44,7 @@ def digest_of(id: str) -> bytes:
     return blake2b(id.encode(), digest_size=16).digest()
 
 
-class Outcomes:
+class EndedTransactions:
     """The outcomes of one broker.
 
     Args:
@@ -61,7 +61,7 @@ class Outcomes:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, id: str, outcome: Outcome) -> None:
+    def add(self, id: str, outcome: EndedTransaction) -> None:
         """A transaction has ended."""
         self._add(digest_of(id), outcome)
         for _ in range(_OLD_AT_ONCE):
@@ -69,7 +69,7 @@ class Outcomes:
                 break
             del self._rows[next(iter(self._rows))]
 
-    def _add(self, digest: bytes, outcome: Outcome) -> None:
+    def _add(self, digest: bytes, outcome: EndedTransaction) -> None:
         number = _NUMBERS[outcome.state]
         self._rows.pop(digest, None)
         self._rows[digest] = _ROW.pack(digest, outcome.at_ns, outcome.position, number)
@@ -81,7 +81,7 @@ class Outcomes:
         oldest = next(iter(self._rows.values()))
         return len(self._rows) > self._most or now_ns - _ROW.unpack(oldest)[1] > self._longest_ns
 
-    def get(self, id: str) -> Outcome | None:
+    def get(self, id: str) -> EndedTransaction | None:
         """How a transaction has ended; None where that is not known."""
         row = self._rows.get(digest_of(id))
         return None if row is None else _outcome(row)
@@ -94,17 +94,17 @@ class Outcomes:
         """All of them, for the journal."""
         return b"".join(self._rows.values())
 
-    def read(self, digest: bytes, outcome: Outcome) -> None:
+    def read(self, digest: bytes, outcome: EndedTransaction) -> None:
         """Take one over from the journal."""
         self._add(digest, outcome)
 
 
-def unpack(data: bytes) -> Iterator[tuple[bytes, Outcome]]:
+def unpack(data: bytes) -> Iterator[tuple[bytes, EndedTransaction]]:
     """Packed outcomes, each behind the digest of its transaction's id."""
     for row in _ROW.iter_unpack(data):
         yield row[0], _outcome(row)
 
 
-def _outcome(row: bytes | tuple[bytes, int, int, int]) -> Outcome:
+def _outcome(row: bytes | tuple[bytes, int, int, int]) -> EndedTransaction:
     _, at_ns, position, number = _ROW.unpack(row) if isinstance(row, bytes) else row
-    return Outcome(_STATES[number], at_ns, position)
+    return EndedTransaction(_STATES[number], at_ns, position)

@@ -12,19 +12,19 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from martlet.broker.topic.queue_log import ID_MASK, MOST_BATCH_BYTES
-from martlet.log.atomic_batches import Part
-from martlet.log.index import Entry
+from martlet.log.atomic_batches import BatchSlot
+from martlet.log.index import IndexEntry
 from martlet.log.record import FRAME_HEADER_BYTES, record_length
 from martlet.properties.bulk import packed_bytes
 
 if TYPE_CHECKING:
     from martlet.broker.broker import Broker
     from martlet.broker.topic.topic import Topic
-    from martlet.broker.transactions.half_topic import Stored
+    from martlet.broker.transactions.half_topic import StoredHalf
     from martlet.log.batch import Batch
 
 
-class Wanted(NamedTuple):
+class PendingCopy(NamedTuple):
     """Half messages and where they belong.
 
     Attributes:
@@ -34,7 +34,7 @@ class Wanted(NamedTuple):
     """
 
     topic: Topic
-    stored: Stored
+    stored: StoredHalf
     deliver_at_ns: int = 0
 
 
@@ -44,7 +44,7 @@ class _Piece(NamedTuple):
     topic: Topic
     deliver_at_ns: int
     first_offset: int
-    stored: list[Stored]
+    stored: list[StoredHalf]
     count: int  # type: ignore[assignment]  # a tuple has a method of that name
     payload_length: int
     properties_length: int
@@ -57,7 +57,7 @@ class _Piece(NamedTuple):
 
 def forward(
     broker: Broker,
-    wanted: Sequence[Wanted],
+    wanted: Sequence[PendingCopy],
     entry: Callable[[Sequence[Topic]], bytes],
 ) -> int:
     """Store messages in their topics, all or none of them.
@@ -91,7 +91,9 @@ def forward(
     for piece, position in zip(pieces, positions, strict=True):
         queue = piece.topic.queue
         times_ns = (now_ns, piece.deliver_at_ns)
-        queue.index.add(Entry(piece.first_offset, position, piece.count, piece.length, *times_ns))
+        queue.index.add(
+            IndexEntry(piece.first_offset, position, piece.count, piece.length, *times_ns)
+        )
         queue.end_offset += piece.count
         queue.message_bytes += piece.payload_length - FRAME_HEADER_BYTES * piece.count
         broker.stored_count += piece.count
@@ -105,14 +107,14 @@ def forward(
     return position
 
 
-def _pieces(wanted: Sequence[Wanted]) -> Iterator[_Piece]:
+def _pieces(wanted: Sequence[PendingCopy]) -> Iterator[_Piece]:
     """What goes into each batch: those of one topic and time in their order, up to a size."""
-    groups: dict[tuple[Topic, int], list[Stored]] = {}
+    groups: dict[tuple[Topic, int], list[StoredHalf]] = {}
     for topic, stored, deliver_at_ns in wanted:
         groups.setdefault((topic, deliver_at_ns), []).append(stored)
     offsets = {topic: topic.queue.end_offset for topic, _ in groups}
     for (topic, deliver_at_ns), all_stored in groups.items():
-        some: list[Stored] = []
+        some: list[StoredHalf] = []
         size_bytes = 0
         for stored in all_stored:
             if some and size_bytes + len(stored.frames) > MOST_BATCH_BYTES:
@@ -127,7 +129,7 @@ def _pieces(wanted: Sequence[Wanted]) -> Iterator[_Piece]:
         offsets[topic] += piece.count
 
 
-def _piece(topic: Topic, deliver_at_ns: int, first_offset: int, stored: list[Stored]) -> _Piece:
+def _piece(topic: Topic, deliver_at_ns: int, first_offset: int, stored: list[StoredHalf]) -> _Piece:
     count = sum(len(each.ends) for each in stored)
     payload_length = sum(len(each.frames) for each in stored)
     properties_length = packed_bytes([each.entries for each in stored])
@@ -136,7 +138,7 @@ def _piece(topic: Topic, deliver_at_ns: int, first_offset: int, stored: list[Sto
     )
 
 
-def _laid_out(batch: Batch, piece: _Piece, now_ns: int) -> Part:
+def _laid_out(batch: Batch, piece: _Piece, now_ns: int) -> BatchSlot:
     queue = piece.topic.queue
     batch.begin((queue.id_base + piece.first_offset) & ID_MASK, now_ns)
     for stored in piece.stored:
@@ -144,7 +146,7 @@ def _laid_out(batch: Batch, piece: _Piece, now_ns: int) -> Part:
             batch.tell(batch.count, stored.entries)
         batch.add_frames(stored.frames, stored.ends)
     record, flags = batch.finish()
-    return Part(
+    return BatchSlot(
         record,
         batch.payload_length,
         flags,

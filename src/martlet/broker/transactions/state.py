@@ -31,7 +31,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from martlet.broker.errors import BrokerError, NotFound
-from martlet.broker.transactions.commit_sequence import LONGEST_NAME, MOST_NUMBER, InSeries
+from martlet.broker.transactions.commit_sequence import LONGEST_NAME, MOST_NUMBER, CommitSequence
 from martlet.plural import counted
 
 LONGEST_ID = 255
@@ -43,7 +43,7 @@ LEFT_AFTER_NS = 60 * _SECOND_NS
 Description = dict[str, Any]
 
 
-class State(StrEnum):
+class TransactionState(StrEnum):
     """Where a transaction is."""
 
     OPEN = "open"
@@ -55,7 +55,7 @@ class State(StrEnum):
     ROLLED_BACK = "rolled-back"
 
 
-class Event(StrEnum):
+class TransactionEvent(StrEnum):
     """What happens to one."""
 
     BEGIN = "begun again"
@@ -67,59 +67,59 @@ class Event(StrEnum):
     ROLLBACK = "rolled back"
 
 
-TABLE: Mapping[State, Mapping[Event, State]] = {
-    State.OPEN: {
-        Event.BEGIN: State.OPEN,
-        Event.ADD: State.OPEN,
-        Event.PREPARE: State.PREPARED,
-        Event.CHECK: State.SILENT,
-        Event.GIVE_UP: State.SET_ASIDE,
-        Event.COMMIT: State.COMMITTED,
-        Event.ROLLBACK: State.ROLLED_BACK,
+TABLE: Mapping[TransactionState, Mapping[TransactionEvent, TransactionState]] = {
+    TransactionState.OPEN: {
+        TransactionEvent.BEGIN: TransactionState.OPEN,
+        TransactionEvent.ADD: TransactionState.OPEN,
+        TransactionEvent.PREPARE: TransactionState.PREPARED,
+        TransactionEvent.CHECK: TransactionState.SILENT,
+        TransactionEvent.GIVE_UP: TransactionState.SET_ASIDE,
+        TransactionEvent.COMMIT: TransactionState.COMMITTED,
+        TransactionEvent.ROLLBACK: TransactionState.ROLLED_BACK,
     },
-    State.SILENT: {
-        Event.BEGIN: State.OPEN,
-        Event.ADD: State.OPEN,
-        Event.PREPARE: State.PREPARED,
-        Event.CHECK: State.SILENT,
-        Event.GIVE_UP: State.SET_ASIDE,
-        Event.COMMIT: State.COMMITTED,
-        Event.ROLLBACK: State.ROLLED_BACK,
+    TransactionState.SILENT: {
+        TransactionEvent.BEGIN: TransactionState.OPEN,
+        TransactionEvent.ADD: TransactionState.OPEN,
+        TransactionEvent.PREPARE: TransactionState.PREPARED,
+        TransactionEvent.CHECK: TransactionState.SILENT,
+        TransactionEvent.GIVE_UP: TransactionState.SET_ASIDE,
+        TransactionEvent.COMMIT: TransactionState.COMMITTED,
+        TransactionEvent.ROLLBACK: TransactionState.ROLLED_BACK,
     },
-    State.PREPARED: {
-        Event.BEGIN: State.PREPARED,
-        Event.PREPARE: State.PREPARED,
-        Event.CHECK: State.IN_DOUBT,
-        Event.GIVE_UP: State.SET_ASIDE,
-        Event.COMMIT: State.COMMITTED,
-        Event.ROLLBACK: State.ROLLED_BACK,
+    TransactionState.PREPARED: {
+        TransactionEvent.BEGIN: TransactionState.PREPARED,
+        TransactionEvent.PREPARE: TransactionState.PREPARED,
+        TransactionEvent.CHECK: TransactionState.IN_DOUBT,
+        TransactionEvent.GIVE_UP: TransactionState.SET_ASIDE,
+        TransactionEvent.COMMIT: TransactionState.COMMITTED,
+        TransactionEvent.ROLLBACK: TransactionState.ROLLED_BACK,
     },
-    State.IN_DOUBT: {
-        Event.BEGIN: State.PREPARED,
-        Event.PREPARE: State.PREPARED,
-        Event.CHECK: State.IN_DOUBT,
-        Event.GIVE_UP: State.SET_ASIDE,
-        Event.COMMIT: State.COMMITTED,
-        Event.ROLLBACK: State.ROLLED_BACK,
+    TransactionState.IN_DOUBT: {
+        TransactionEvent.BEGIN: TransactionState.PREPARED,
+        TransactionEvent.PREPARE: TransactionState.PREPARED,
+        TransactionEvent.CHECK: TransactionState.IN_DOUBT,
+        TransactionEvent.GIVE_UP: TransactionState.SET_ASIDE,
+        TransactionEvent.COMMIT: TransactionState.COMMITTED,
+        TransactionEvent.ROLLBACK: TransactionState.ROLLED_BACK,
     },
-    State.SET_ASIDE: {
-        Event.BEGIN: State.SET_ASIDE,
-        Event.COMMIT: State.COMMITTED,
-        Event.ROLLBACK: State.ROLLED_BACK,
+    TransactionState.SET_ASIDE: {
+        TransactionEvent.BEGIN: TransactionState.SET_ASIDE,
+        TransactionEvent.COMMIT: TransactionState.COMMITTED,
+        TransactionEvent.ROLLBACK: TransactionState.ROLLED_BACK,
     },
-    State.COMMITTED: {
-        Event.BEGIN: State.COMMITTED,
-        Event.COMMIT: State.COMMITTED,
+    TransactionState.COMMITTED: {
+        TransactionEvent.BEGIN: TransactionState.COMMITTED,
+        TransactionEvent.COMMIT: TransactionState.COMMITTED,
     },
-    State.ROLLED_BACK: {
+    TransactionState.ROLLED_BACK: {
         # Nothing of it was seen, so it may be tried anew under its name.
-        Event.BEGIN: State.OPEN,
-        Event.ROLLBACK: State.ROLLED_BACK,
+        TransactionEvent.BEGIN: TransactionState.OPEN,
+        TransactionEvent.ROLLBACK: TransactionState.ROLLED_BACK,
     },
 }
 
 
-class TransactionRefused(BrokerError):
+class TransitionRefused(BrokerError):
     """A transaction is not in a state for that, or lacks messages; the text says which, and why.
 
     Attributes:
@@ -127,7 +127,7 @@ class TransactionRefused(BrokerError):
         is_incomplete: whether messages of it were lost, or were never added.
     """
 
-    def __init__(self, text: str, state: State, *, is_incomplete: bool = False) -> None:
+    def __init__(self, text: str, state: TransactionState, *, is_incomplete: bool = False) -> None:
         super().__init__(text)
         self.state = state
         self.is_incomplete = is_incomplete
@@ -141,11 +141,11 @@ class BadTransaction(BrokerError):
     """No transaction may be like that; the text names the limit."""
 
 
-def after(id: str, state: State, event: Event) -> State:
-    """The state behind an event. Raises TransactionRefused."""
+def after(id: str, state: TransactionState, event: TransactionEvent) -> TransactionState:
+    """The state behind an event. Raises TransitionRefused."""
     found = TABLE[state].get(event)
     if found is None:
-        raise TransactionRefused(f"transaction {id!r} is {state}, and cannot be {event}", state)
+        raise TransitionRefused(f"transaction {id!r} is {state}, and cannot be {event}", state)
     return found
 
 
@@ -197,7 +197,7 @@ class Branch:
 
 
 @dataclass(slots=True)
-class Transaction:
+class OpenTransaction:
     """One that has not ended.
 
     Attributes:
@@ -221,7 +221,7 @@ class Transaction:
     group: str
     begun_at_ns: int
     check_after_ns: int
-    state: State = State.OPEN
+    state: TransactionState = TransactionState.OPEN
     branches: dict[str, Branch] = field(default_factory=dict)
     size_bytes: int = 0
     batch_count: int = 0
@@ -229,7 +229,7 @@ class Transaction:
     due_ns: int = 0
     timer_ns: int = 0
     chosen: Mapping[str, int] | None = None
-    place: InSeries | None = None
+    place: CommitSequence | None = None
     is_disposable: bool = False
 
     @property
@@ -244,7 +244,7 @@ class Transaction:
         }
 
     @classmethod
-    def of_origin(cls, id: str, told: Mapping[str, Any]) -> Transaction:
+    def of_origin(cls, id: str, told: Mapping[str, Any]) -> OpenTransaction:
         """The other way: as it began."""
         series = told.get("series")
         return cls(
@@ -252,7 +252,7 @@ class Transaction:
             told["group"],
             told["begun_at_ns"],
             told["check_after_ns"],
-            place=None if series is None else InSeries(*series),
+            place=None if series is None else CommitSequence(*series),
             is_disposable=told.get("disposable", False),
         )
 
@@ -264,14 +264,14 @@ class Transaction:
     @property
     def may_be_abandoned(self) -> bool:
         """Whether it is rolled back when it was not heard of for too long."""
-        return self.is_disposable and self.state in (State.OPEN, State.SILENT)
+        return self.is_disposable and self.state in (TransactionState.OPEN, TransactionState.SILENT)
 
-    def is_up_to(self, place: InSeries) -> bool:
+    def is_up_to(self, place: CommitSequence) -> bool:
         """Whether it is of the series, and of no later number."""
         own = self.place
         return own is not None and own.name == place.name and own.number <= place.number
 
-    def was_left(self, place: InSeries, now_ns: int) -> bool:
+    def was_left(self, place: CommitSequence, now_ns: int) -> bool:
         """Whether a try at a place in a series need not fear to disturb it: it is of an earlier
         one, and was silent for long enough that its producer, which does all again, has ended.
         """
@@ -294,11 +294,11 @@ class Transaction:
         """Those that belong to it: all, or those of some branches.
 
         Raises:
-            TransactionRefused: the branches do not have as many messages as is said.
+            TransitionRefused: the branches do not have as many messages as is said.
         """
         if branches is None:
             if any(branch.has_gaps for branch in self.branches.values()):
-                raise TransactionRefused(
+                raise TransitionRefused(
                     f"messages of transaction {self.id!r} were lost: roll it back, or commit it"
                     " with the counts of the messages that it should have",
                     self.state,
@@ -311,7 +311,7 @@ class Transaction:
     def _whole(self, name: str, message_count: int) -> Branch:
         branch = self.branches.get(name) or Branch()
         if branch.message_count != message_count:
-            raise TransactionRefused(
+            raise TransitionRefused(
                 f"branch {name!r} of transaction {self.id!r} has"
                 f" {counted(branch.message_count, 'message')}, and the commit says"
                 f" {message_count}: roll it back",
@@ -357,10 +357,10 @@ class Transaction:
         }
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> Transaction:
+    def read(cls, told: Mapping[str, Any]) -> OpenTransaction:
         """The other way."""
         transaction = cls.of_origin(told["id"], told)
-        transaction.state = State(told["state"])
+        transaction.state = TransactionState(told["state"])
         transaction.checks = told["checks"]
         transaction.chosen = told.get("chosen")
         for name, batches in told["branches"].items():
@@ -399,7 +399,7 @@ class TransactionLimits:
     most_series: int = 10_000
     remembered_ns: int = 72 * 3600 * _SECOND_NS
 
-    def check_size(self, transaction: Transaction, more_bytes: int, more_batches: int) -> None:
+    def check_size(self, transaction: OpenTransaction, more_bytes: int, more_batches: int) -> None:
         """See that a transaction may become so much larger. Raises BadTransaction."""
         size_bytes = transaction.size_bytes + more_bytes
         if size_bytes > self.most_bytes:
@@ -416,7 +416,7 @@ class TransactionLimits:
             )
 
 
-def check_begun(transaction: Transaction) -> None:
+def check_begun(transaction: OpenTransaction) -> None:
     """See that a transaction may begin like that. Raises BadTransaction."""
     id, group, place = transaction.id, transaction.group, transaction.place
     if not 0 < len(id) <= LONGEST_ID or not id.isprintable():
@@ -431,7 +431,7 @@ def check_begun(transaction: Transaction) -> None:
         check_place(place)
 
 
-def check_place(place: InSeries) -> None:
+def check_place(place: CommitSequence) -> None:
     """See that a transaction may have a place. Raises BadTransaction."""
     if not 0 < len(place.name) <= LONGEST_NAME or not place.name.isprintable():
         raise BadTransaction(

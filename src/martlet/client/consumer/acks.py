@@ -12,12 +12,12 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.client.consumer.handling.backoff import Event
+from martlet.client.consumer.handling.backoff import BackoffEvent
 from martlet.client.transport.connection import Connection
 from martlet.protocol.nsq import commands
 
 
-def _ignore(_event: Event) -> None:
+def _ignore(_event: BackoffEvent) -> None:
     """Nobody backs off."""
 
 
@@ -29,7 +29,7 @@ _MOST_IDS = 5000
 """Given back in one call."""
 
 
-class Answers:
+class AckBatcher:
     """What is to be told to the broker about the messages that it delivered here.
 
     Attributes:
@@ -80,7 +80,7 @@ class Answers:
         self.message_timeout_s = features.message_timeout_ms / 1000
         self.max_message_timeout_s = features.max_message_timeout_ms / 1000
         self.touch_before_s = 0.0
-        self.on_answer: Callable[[Event], None] = _ignore
+        self.on_answer: Callable[[BackoffEvent], None] = _ignore
         self.on_settled: Callable[[], None] = _ignore_settled
 
     @property
@@ -97,7 +97,7 @@ class Answers:
 
     def requeue(self, message_id: bytes, delay_ms: int, *, backoff: bool) -> None:
         """Ask for the message again, so much later, because it failed or for another reason."""
-        self.on_answer(Event.FAILURE if backoff else Event.REQUEUE)
+        self.on_answer(BackoffEvent.FAILURE if backoff else BackoffEvent.REQUEUE)
         self.requeued += 1
         self._others.append(commands.requeue(message_id, delay_ms))
         if not self._scheduled:
@@ -110,13 +110,13 @@ class Answers:
 
     def later(self, message_id: bytes, error: str, *, backoff: bool, **delay: int) -> None:
         """Ask for the message again, and say what went wrong; of a Martlet broker."""
-        self.on_answer(Event.FAILURE if backoff else Event.REQUEUE)
+        self.on_answer(BackoffEvent.FAILURE if backoff else BackoffEvent.REQUEUE)
         self.requeued += 1
         self._call("message.later", id=message_id.decode(), error=error, **delay)
 
     def reject(self, message_id: bytes, reason: str, error: str) -> None:
         """Have the message become a dead letter; of a Martlet broker."""
-        self.on_answer(Event.REQUEUE)
+        self.on_answer(BackoffEvent.REQUEUE)
         self.requeued += 1
         self._call("message.dead", id=message_id.decode(), reason=reason, error=error)
 
@@ -132,7 +132,7 @@ class Answers:
         if not self.are_extended:
             self.requeue(message_id, 0, backoff=False)
             return
-        self.on_answer(Event.REQUEUE)
+        self.on_answer(BackoffEvent.REQUEUE)
         self.requeued += 1
         self._call("message.give_back", ids=[message_id.decode()], started=is_started)
 
@@ -156,13 +156,13 @@ class Answers:
 
     def finish_array(self, ids: NDArray[np.void]) -> None:
         """Tell at once that these messages have been dealt with."""
-        self.on_answer(Event.SUCCESS)
+        self.on_answer(BackoffEvent.SUCCESS)
         self.finished += len(ids)
         self._write(commands.finish_array(ids))
 
     def requeue_array(self, ids: NDArray[np.void], delay_ms: int, *, backoff: bool) -> None:
         """Ask at once for these messages again, so much later."""
-        self.on_answer(Event.FAILURE if backoff else Event.REQUEUE)
+        self.on_answer(BackoffEvent.FAILURE if backoff else BackoffEvent.REQUEUE)
 
         self._requeue_array(ids, delay_ms)
 
@@ -204,7 +204,7 @@ class Answers:
         data = b"".join(self._others)
         self._others.clear()
         if self._ids:
-            self.on_answer(Event.SUCCESS)
+            self.on_answer(BackoffEvent.SUCCESS)
             self.finished += len(self._ids)
             data += commands.finish(self._ids)
             self._ids.clear()

@@ -9,17 +9,17 @@ from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Literal, overload
 
 from martlet.client.consumer.batch import Batch
-from martlet.client.consumer.buffer import Inbox
-from martlet.client.consumer.handling.auto_touch import Toucher
+from martlet.client.consumer.buffer import ReceiveBuffer
+from martlet.client.consumer.handling.auto_touch import AutoTouch
 from martlet.client.consumer.handling.failure_policy import FailurePolicy
-from martlet.client.consumer.handling.handed_out import Lent
+from martlet.client.consumer.handling.handed_out import HandedOut
 from martlet.client.consumer.handling.worker import Handler
-from martlet.client.consumer.handling.workers import Crew
+from martlet.client.consumer.handling.workers import WorkerPool
 from martlet.client.consumer.message import Message
 from martlet.client.errors import Closed
 
 if TYPE_CHECKING:
-    from martlet.client.consumer.handling.handler_pool import Place, PlainHandler
+    from martlet.client.consumer.handling.handler_pool import HandlerPlace, PlainHandler
 
 
 _LENT = 2
@@ -27,7 +27,7 @@ _LENT = 2
 time runs out they come again, beside those that are remembered."""
 
 
-class Receiver(ABC):
+class ConsumerBase(ABC):
     """Hands out what comes into an inbox, and knows what it handed out.
 
     Args:
@@ -37,12 +37,12 @@ class Receiver(ABC):
     """
 
     def __init__(self, max_in_flight: int, failures: FailurePolicy, auto_touch: bool) -> None:
-        self._inbox = Inbox()
+        self._inbox = ReceiveBuffer()
         self._failures = failures
-        self._lent = Lent(_LENT * max_in_flight)
-        self._toucher = Toucher(auto_touch, self._lent)
+        self._lent = HandedOut(_LENT * max_in_flight)
+        self._toucher = AutoTouch(auto_touch, self._lent)
         self._inbox.is_out = lambda: self._lent.has_open or bool(self._toucher.held())
-        self._crew = Crew(self._inbox, failures, self._toucher)
+        self._crew = WorkerPool(self._inbox, failures, self._toucher)
         self._entered = False
 
     @property
@@ -114,14 +114,16 @@ class Receiver(ABC):
     ) -> None: ...
 
     @overload
-    async def run(self, handler: PlainHandler, *, concurrency: int = 1, on: Place) -> None: ...
+    async def run(
+        self, handler: PlainHandler, *, concurrency: int = 1, on: HandlerPlace
+    ) -> None: ...
 
     async def run(
         self,
         handler: Handler | PlainHandler,
         *,
         concurrency: int = 1,
-        on: Literal["loop"] | Place = "loop",
+        on: Literal["loop"] | HandlerPlace = "loop",
     ) -> None:
         """Hand each message to the handler until the consumer is stopped or closed.
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.client.consumer.acks import Answers
+from martlet.client.consumer.acks import AckBatcher
 from martlet.client.consumer.columns import Decoded
 from martlet.client.consumer.message import check_delay_ms
 from martlet.client.errors import AlreadyAnswered
@@ -26,7 +26,7 @@ class Batch(Decoded):
         is_open: whether one of them is neither finished nor requeued.
     """
 
-    def __init__(self, answers: Answers, run: MessageRun) -> None:
+    def __init__(self, answers: AckBatcher, run: MessageRun) -> None:
         super().__init__(run)
         self.answers = answers
         self.is_open = True

@@ -59,7 +59,7 @@ class Kept(Protocol):
 KeptT = TypeVar("KeptT", bound=Kept)
 
 
-class Brokers(Generic[KeptT]):
+class ConsumerBrokers(Generic[KeptT]):
     """Keeps a subscription at each.
 
     Args:

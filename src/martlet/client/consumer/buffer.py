@@ -29,11 +29,11 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from martlet.client.consumer.acks import Answers
+from martlet.client.consumer.acks import AckBatcher
 from martlet.client.consumer.batch import Batch
-from martlet.client.consumer.handling.isolation import Solitude
+from martlet.client.consumer.handling.isolation import SuspectIsolation
 from martlet.client.consumer.message import Message
-from martlet.client.consumer.waiters import TURN_S, Takers
+from martlet.client.consumer.waiters import TURN_S, Waiters
 from martlet.properties.model import Properties
 from martlet.protocol.nsq.message_run import MessageRun
 
@@ -44,7 +44,7 @@ _PATIENCE = 1 / 8
 
 
 @dataclass(slots=True)
-class Delivery:
+class BufferedMessage:
     """A run of messages from one connection.
 
     Attributes:
@@ -52,12 +52,12 @@ class Delivery:
             ``time.monotonic``.
     """
 
-    answers: Answers
+    answers: AckBatcher
     run: MessageRun
     expires_at_s: float
 
 
-class Inbox(Takers):
+class ReceiveBuffer(Waiters):
     """Deliveries in the order in which they came, and those who wait for one.
 
     Attributes:
@@ -90,13 +90,13 @@ class Inbox(Takers):
         """What the broker is told of as started, and is ready in the next turn."""
         self._run_size = 1
         self._run_began_s = 0.0
-        self._solitude = Solitude(partial(self._wake, 1))
-        self._current: Delivery | None = None
-        self._deliveries: deque[Delivery] = deque()
+        self._solitude = SuspectIsolation(partial(self._wake, 1))
+        self._current: BufferedMessage | None = None
+        self._deliveries: deque[BufferedMessage] = deque()
         self._delivered = 0
         """The messages of those."""
 
-    def put(self, delivery: Delivery) -> None:
+    def put(self, delivery: BufferedMessage) -> None:
         """This came."""
         count = delivery.run.count
         self._deliveries.append(delivery)
@@ -208,7 +208,7 @@ class Inbox(Takers):
         if self._waiters and self._rest and not self._is_held_up:
             self._start(idle_count=len(self._waiters))
 
-    def _begins_alone(self, suspect: Message, answers: Answers, idle_count: int) -> bool:
+    def _begins_alone(self, suspect: Message, answers: AckBatcher, idle_count: int) -> bool:
         """Whether a suspect is to begin now, with nothing beside it."""
         patience_s = answers.message_timeout_s * _PATIENCE
         solitude = self._solitude
@@ -223,9 +223,9 @@ class Inbox(Takers):
         solitude.begin(lambda: not suspect.is_answered, answers.message_timeout_s)
         return True
 
-    def take_late(self, until_s: float) -> list[tuple[Answers, NDArray[np.void]]]:
+    def take_late(self, until_s: float) -> list[tuple[AckBatcher, NDArray[np.void]]]:
         """Take out what a Martlet broker sent, nobody handles, and has its time run out by then."""
-        late: list[tuple[Answers, NDArray[np.void]]] = []
+        late: list[tuple[AckBatcher, NDArray[np.void]]] = []
         current = self._current
         if (
             current is not None
@@ -241,7 +241,7 @@ class Inbox(Takers):
             late.append((delivery.answers, delivery.run.ids()))
         return late
 
-    def forget(self, answers: Answers) -> None:
+    def forget(self, answers: AckBatcher) -> None:
         """The connection of these is lost: what it delivered comes again, from another."""
         if self._current is not None and self._current.answers is answers:
             self._forget_current()
@@ -299,7 +299,7 @@ class Inbox(Takers):
             self._pop()
         if left < 0:
             runs[-1], rest = runs[-1].split(runs[-1].count + left)
-            self._put_back(Delivery(delivery.answers, rest, delivery.expires_at_s))
+            self._put_back(BufferedMessage(delivery.answers, rest, delivery.expires_at_s))
         batch = Batch(delivery.answers, MessageRun.joined(runs))
         if delivery.answers.touch_before_s > delivery.expires_at_s - time.monotonic():
             batch.touch_soon()
@@ -309,7 +309,7 @@ class Inbox(Takers):
         """How many messages wait here."""
         return self._current_count + self._delivered
 
-    def drain(self) -> list[tuple[Answers, NDArray[np.void]]]:
+    def drain(self) -> list[tuple[AckBatcher, NDArray[np.void]]]:
         """Take everything out: the ids of what was never handed out."""
         self._unready()
         left = [(delivery.answers, delivery.run.ids()) for delivery in self._deliveries]
@@ -323,10 +323,10 @@ class Inbox(Takers):
         current = self._current
         if count and current is not None:
             run = current.run if count == current.run.count else current.run.split(-count)[1]
-            self._put_back(Delivery(current.answers, run, current.expires_at_s))
+            self._put_back(BufferedMessage(current.answers, run, current.expires_at_s))
         self._forget_current()
 
-    def _next_delivery(self) -> Delivery | None:
+    def _next_delivery(self) -> BufferedMessage | None:
         now_s = time.monotonic()
         while self._deliveries:
             delivery = self._pop()
@@ -337,12 +337,12 @@ class Inbox(Takers):
             self.on_expired(delivery.run.count)
         return None
 
-    def _pop(self) -> Delivery:
+    def _pop(self) -> BufferedMessage:
         delivery = self._deliveries.popleft()
         self._delivered -= delivery.run.count
         return delivery
 
-    def _put_back(self, delivery: Delivery) -> None:
+    def _put_back(self, delivery: BufferedMessage) -> None:
         self._deliveries.appendleft(delivery)
         self._delivered += delivery.run.count
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from martlet.addresses import Address
 from martlet.client.addresses import Addresses, parse_addresses
-from martlet.client.consumer.acks import Answers
-from martlet.client.consumer.base import Receiver
-from martlet.client.consumer.brokers import Brokers
+from martlet.client.consumer.acks import AckBatcher
+from martlet.client.consumer.base import ConsumerBase
+from martlet.client.consumer.brokers import ConsumerBrokers
 from martlet.client.consumer.flow import Flow
 from martlet.client.consumer.handling.backoff import FailureBackoff
 from martlet.client.consumer.handling.failure_policy import RETRY, Delay, FailurePolicy, OnGivingUp
-from martlet.client.consumer.handling.give_back import Returner
+from martlet.client.consumer.handling.give_back import UnstartedReturner
 from martlet.client.consumer.instrumented import tell
 from martlet.client.consumer.rdy import Rotation
 from martlet.client.consumer.stats import ConsumerStats, Counts, Losses
@@ -41,7 +41,7 @@ GOODBYE_S = 1.0
 """How long the end of the connections may take, when handlers took all the time there was."""
 
 
-class Consumer(Receiver):
+class Consumer(ConsumerBase):
     """Receives the messages of a channel from one or several brokers.
 
     ::
@@ -157,7 +157,7 @@ class Consumer(Receiver):
         self._identity = (identity or Identity()).secured(tls, compression, auth_secret)
         self._losses = Losses()
         self._inbox.on_expired = self._losses.on_expired
-        self._returner = Returner(self._inbox)
+        self._returner = UnstartedReturner(self._inbox)
         self._returner.hold, self._returner.go_on = self._hold, self._go_on
         self._flow = Flow(
             max_in_flight,
@@ -165,7 +165,7 @@ class Consumer(Receiver):
             failure_backoff or FailureBackoff(),
             f"channel {channel} of topic {topic}",
         )
-        self._brokers = Brokers(given, self._subscribe, self._on_dead)
+        self._brokers = ConsumerBrokers(given, self._subscribe, self._on_dead)
         if lookup is not None:
             discovery = Discovery(self._topic, daemons, lookup_poll_s, self._brokers.found)
             self._brokers.discover(discovery, on_trouble=self._bark)
@@ -329,7 +329,7 @@ class Consumer(Receiver):
         self._returner.connected(subscription.message_timeout_s)
         self._flow.add(subscription)
 
-    def _hold(self, answers: Answers) -> None:
+    def _hold(self, answers: AckBatcher) -> None:
         for subscription in self._brokers.subscriptions:
             if subscription.is_answered_by(answers):
                 subscription.hold()
@@ -338,7 +338,7 @@ class Consumer(Receiver):
         for subscription in self._brokers.subscriptions:
             subscription.go_on()
 
-    def _on_lost(self, subscription: Subscription, answers: Answers) -> None:
+    def _on_lost(self, subscription: Subscription, answers: AckBatcher) -> None:
         self._inbox.forget(answers)
         self._flow.remove(subscription)
         self._brokers.look_again()

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Iterable
 
 from martlet.client.consumer.handling.backoff import (
-    Action,
-    Event,
+    BackoffAction,
+    BackoffEvent,
+    BackoffState,
     FailureBackoff,
     FailureGate,
-    State,
 )
-from martlet.client.consumer.rdy import Readiness, Rotation
+from martlet.client.consumer.rdy import RdyDistributor, Rotation
 from martlet.client.consumer.subscription import Subscription
 
 logger = logging.getLogger("martlet.client")
@@ -44,7 +44,9 @@ class Flow:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._interval_s = rotation.rdy_redistribute_interval_s
-        self._readiness: Readiness[Subscription] = Readiness(max_in_flight, rotation, chance)
+        self._readiness: RdyDistributor[Subscription] = RdyDistributor(
+            max_in_flight, rotation, chance
+        )
         self._gate = FailureGate(failure_backoff, chance)
         self._name = name
         self._is_stopped = False
@@ -63,7 +65,7 @@ class Flow:
         return self._readiness.is_paused
 
     @property
-    def state(self) -> State:
+    def state(self) -> BackoffState:
         """Whether messages flow, or are held back because others failed."""
         return self._gate.state
 
@@ -110,10 +112,10 @@ class Flow:
         """They no longer can."""
         self._send(self._readiness.remove(subscription, time.monotonic()))
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: BackoffEvent) -> None:
         """A message is about to be answered so."""
         gate = self._gate
-        if gate.state is State.OPEN and event is not Event.FAILURE:
+        if gate.state is BackoffState.OPEN and event is not BackoffEvent.FAILURE:
             return
         self._act(gate.feed(event, is_connected=bool(self._readiness.counts)))
 
@@ -122,19 +124,19 @@ class Flow:
         if self._readiness.is_owing:
             self._send(self._readiness.share(time.monotonic()))
 
-    def _act(self, action: Action) -> None:
-        if self._is_stopped or action is Action.NOTHING:
+    def _act(self, action: BackoffAction) -> None:
+        if self._is_stopped or action is BackoffAction.NOTHING:
             return
         gate = self._gate
         now_s = time.monotonic()
-        if action is Action.RESUME:
+        if action is BackoffAction.RESUME:
             logger.warning("%s: messages succeed again: all brokers may send", self._name)
             self._send(self._readiness.cap(None, now_s))
-        elif action is Action.TRY:
+        elif action is BackoffAction.TRY:
             logger.info("%s: backed off for long enough: one message is tried", self._name)
             self._send(self._readiness.cap(1, now_s))
         else:
-            if action is Action.BLOCK:
+            if action is BackoffAction.BLOCK:
                 logger.warning(
                     "%s: messages fail: no more are asked for in the next %.3g s (level %d)",
                     self._name,
@@ -144,7 +146,7 @@ class Flow:
                 self._send(self._readiness.cap(0, now_s))
             self.trial_at_s = now_s + gate.wait_s
             loop = asyncio.get_running_loop()
-            self._trial = loop.call_later(gate.wait_s, self.feed, Event.ELAPSED)
+            self._trial = loop.call_later(gate.wait_s, self.feed, BackoffEvent.ELAPSED)
 
     def _send(self, changes: Iterable[tuple[Subscription, int]]) -> None:
         for subscription, count in changes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from martlet.client.consumer.buffer import Delivery
+from martlet.client.consumer.buffer import BufferedMessage
 from martlet.client.consumer.subscription import Subscription
 from martlet.client.hooks import Hooks
 from martlet.protocol.nsq.message_run import FRAME_HEADER_BYTES
@@ -41,9 +41,9 @@ def tell(hooks: Hooks, subscription: Subscription) -> None:
 def _receiving(
     on_received: Callable[[str, int, int], object],
     address: str,
-    on_delivery: Callable[[Delivery], None],
-) -> Callable[[Delivery], None]:
-    def received(delivery: Delivery) -> None:
+    on_delivery: Callable[[BufferedMessage], None],
+) -> Callable[[BufferedMessage], None]:
+    def received(delivery: BufferedMessage) -> None:
         run = delivery.run
         on_received(address, run.count, len(run.raw) - FRAME_HEADER_BYTES * run.count)
         on_delivery(delivery)

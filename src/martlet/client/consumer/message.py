@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from martlet.client.consumer.acks import Answers
+from martlet.client.consumer.acks import AckBatcher
 from martlet.client.errors import AlreadyAnswered, NotSupported
 from martlet.properties.model import NONE, Properties
 
@@ -35,7 +35,7 @@ class Message:
 
     def __init__(
         self,
-        answers: Answers | None,
+        answers: AckBatcher | None,
         timestamp_ns: int,
         attempts: int,
         id: bytes,
@@ -173,7 +173,7 @@ class Message:
             raise AlreadyAnswered(f"{self!r} cannot be touched any more")
         self._answers.touch(self.id)
 
-    def _answer(self) -> Answers:
+    def _answer(self) -> AckBatcher:
         answers = self._answers
         if answers is None:
             raise AlreadyAnswered(f"{self!r} was finished or requeued before")

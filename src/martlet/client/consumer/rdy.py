@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 
-class Place(Protocol):
+class ReadyConnection(Protocol):
     """A connection, as far as it matters here."""
 
     @property
@@ -42,7 +42,7 @@ class Place(Protocol):
         """When the last message came."""
 
 
-C = TypeVar("C", bound=Place)
+C = TypeVar("C", bound=ReadyConnection)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +86,7 @@ class _Part:
         self.since_s = now_s
 
 
-class Readiness(Generic[C]):
+class RdyDistributor(Generic[C]):
     """Shares ``max_in_flight`` among connections.
 
     Methods that change something return the counts to send, in the order in which they must be

@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import Any
 
 from martlet.addresses import Address
-from martlet.client.consumer.acks import Answers
-from martlet.client.consumer.buffer import Delivery
-from martlet.client.consumer.handling.backoff import Event
+from martlet.client.consumer.acks import AckBatcher
+from martlet.client.consumer.buffer import BufferedMessage
+from martlet.client.consumer.handling.backoff import BackoffEvent
 from martlet.client.consumer.stats import ConnectionStats
 from martlet.client.errors import (
     CallRefused,
@@ -72,11 +72,13 @@ class Subscription:
         self.auto_touch = False
         self.connection: Connection | None = None
         self.attempted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.on_delivery: Callable[[Delivery], None] = lambda _delivery: None
+        self.on_delivery: Callable[[BufferedMessage], None] = lambda _delivery: None
         self.on_ready: Callable[[Subscription], None] = lambda _subscription: None
-        self.on_lost: Callable[[Subscription, Answers], None] = lambda _subscription, _answers: None
+        self.on_lost: Callable[[Subscription, AckBatcher], None] = lambda _subscription, _answers: (
+            None
+        )
         self.on_late: Callable[[Refused], None] = lambda _error: None
-        self.on_answer: Callable[[Event], None] = lambda _event: None
+        self.on_answer: Callable[[BackoffEvent], None] = lambda _event: None
         self.on_settled: Callable[[], None] = lambda: None
         self._topic = topic
         self._channel = channel
@@ -84,7 +86,7 @@ class Subscription:
         self._timeout_s = timeout_s
         self._wanted = wanted
         self._dialer.on_failure = self.mark_attempted
-        self._answers: Answers | None = None
+        self._answers: AckBatcher | None = None
         self._received = 0
         self._finished = 0
         self._requeued = 0
@@ -181,7 +183,7 @@ class Subscription:
             raise ConnectionLost(
                 f"{connection.address}: no answer to SUB within {self._timeout_s:g} s"
             ) from error
-        answers = Answers(connection)
+        answers = AckBatcher(connection)
         answers.on_answer = self.on_answer
         answers.on_settled = self.on_settled
         timeout_s = answers.message_timeout_s
@@ -193,7 +195,7 @@ class Subscription:
             succeeded()
             self.last_message_s = now_s = time.monotonic()
             answers.received += run.count
-            on_delivery(Delivery(answers, run, now_s + timeout_s))
+            on_delivery(BufferedMessage(answers, run, now_s + timeout_s))
 
         connection.on_run = on_run
         connection.on_refusal = self.on_late
@@ -258,7 +260,7 @@ class Subscription:
             self._is_held = False
             self.ready(self._ready_count)
 
-    def is_answered_by(self, answers: Answers) -> bool:
+    def is_answered_by(self, answers: AckBatcher) -> bool:
         """Whether messages of the present connection are answered so."""
         return self._answers is answers
 

@@ -15,7 +15,7 @@ TURN_S = 0.001
 """How long messages may be handled in one turn of the event loop, by all together."""
 
 
-class Takers:
+class Waiters:
     """What hands messages out to those who wait for them.
 
     Attributes:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from martlet.client.consumer.handling.backoff import State
+from martlet.client.consumer.handling.backoff import BackoffState
 from martlet.client.safe_callback import guarded
 
 logger = logging.getLogger("martlet.client")
@@ -46,7 +46,7 @@ class Sight:
     connected: int
     ready: int
     is_held_back: bool
-    backoff: State
+    backoff: BackoffState
     trial_at_s: float
     waiting: int
     progress: Hashable
@@ -107,10 +107,10 @@ class Watchdog:
             "ready": (
                 sight.connected > 0
                 and sight.ready == 0
-                and sight.backoff is not State.BLOCKED
+                and sight.backoff is not BackoffState.BLOCKED
                 and not sight.is_held_back
             ),
-            "timer": sight.backoff is State.BLOCKED
+            "timer": sight.backoff is BackoffState.BLOCKED
             and not sight.is_held_back
             and now_s > sight.trial_at_s,
         }

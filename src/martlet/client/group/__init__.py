@@ -3,16 +3,17 @@
 A queue belongs to one member at a time, so it is handled in order, and all that a broker keeps of a
 group is one offset a queue: everything below it is done.  From the broker to the application::
 
-    Membership       one broker: joins the group, and asks who has which queue (a long poll)
-      Fetcher        one queue: asks for what comes next (a long poll), ahead of the handlers
-        HeldQueue    what was fetched and is not done, within `FlowLimits`
-          Line       the queues that have something, in turns
-            Worker   a handler at work; or an iterator of the application's
+    BrokerMembership       one broker: joins the group, and asks who has which queue (a long poll)
+      Fetcher              one queue: asks for what comes next (a long poll), ahead of the handlers
+        AssignedQueue      what was fetched and is not done, within `FlowLimits`
+          ReadyQueues      the queues that have something, in turns
+            Worker         a handler at work; or an iterator of the application's
 
-What is committed of a queue is the lowest offset whose handling is not done (`Progress`), however
-many handlers are at work on later ones.  So a message may come twice, and none is missed.  A queue
-that is to go to another member is given back once the handlers that are at work on it have ended.
+What is committed of a queue is the lowest offset whose handling is not done (`OffsetTracker`),
+however many handlers are at work on later ones.  So a message may come twice, and none is missed.
+A queue that is to go to another member is given back once the handlers that are at work on it have
+ended.
 
-`Audience` stands in the place of `Membership` for broadcasting, where each consumer has all queues
-and its offsets are in a file of its own (`OffsetFile`).
+`BroadcastSession` stands in the place of `BrokerMembership` for broadcasting, where each consumer
+has all queues and its offsets are in a file of its own (`OffsetFile`).
 """

@@ -13,23 +13,23 @@ from typing import Generic, Literal, Self, TypeVar
 
 from martlet.addresses import Address
 from martlet.client.addresses import Addresses, parse_addresses
-from martlet.client.consumer.brokers import Brokers
+from martlet.client.consumer.brokers import ConsumerBrokers
 from martlet.client.consumer.handling.failure_policy import Delay
 from martlet.client.errors import Closed
 from martlet.client.group.batch import PulledBatch
-from martlet.client.group.counters import Tally
+from martlet.client.group.counters import PullCounts
 from martlet.client.group.failures import OnGivingUp, PullFailures, kept_by
 from martlet.client.group.flow_limits import FlowLimits
 from martlet.client.group.iteration import Handed, Iteration
 from martlet.client.group.message import PulledMessage
-from martlet.client.group.queues.assigned_queue import HeldQueue
-from martlet.client.group.queues.queue_id import Place, find_place
-from martlet.client.group.queues.ready_queues import Line
-from martlet.client.group.rebalance_listener import OnQueues, Watcher
-from martlet.client.group.session import Outpost, Settings
+from martlet.client.group.queues.assigned_queue import AssignedQueue
+from martlet.client.group.queues.queue_id import QueueId, find_place
+from martlet.client.group.queues.ready_queues import ReadyQueues
+from martlet.client.group.rebalance_listener import OnQueues, RebalanceListener
+from martlet.client.group.session import BrokerSession, Settings
 from martlet.client.group.start_position import Start, check_start, time_ms
 from martlet.client.group.stats import PullStats
-from martlet.client.group.workers import PullCrew, PullHandler
+from martlet.client.group.workers import PullHandler, PullWorkerPool
 from martlet.client.hooks import NO_HOOKS, Hooks
 from martlet.client.names import check_name
 from martlet.client.transport.backoff import Backoff
@@ -41,12 +41,12 @@ logger = logging.getLogger("martlet.client")
 
 GOODBYE_S = 1.0
 """How long the end of the connections may take, when handlers took all the time there was."""
-Wanted = Place | tuple[str, int] | int
+Wanted = QueueId | tuple[str, int] | int
 """A queue: its broker and number, or the number alone where that is clear."""
-PostT = TypeVar("PostT", bound=Outpost)
+PostT = TypeVar("PostT", bound=BrokerSession)
 
 
-class Puller(ABC, Generic[PostT]):
+class PullConsumerBase(ABC, Generic[PostT]):
     """Fetches from queues at one or several brokers, and hands out what comes."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Puller(ABC, Generic[PostT]):
         hooks: Hooks | None,
         group: str = "",
     ) -> None:
-        self._line = Line()
+        self._line = ReadyQueues()
         if commit_every_s < 0 or leave_timeout_s < 0:
             raise ValueError("commit_every_s and leave_timeout_s must not be negative")
         self._hooks = hooks.guarded() if hooks is not None else NO_HOOKS
@@ -81,12 +81,12 @@ class Puller(ABC, Generic[PostT]):
             self._line,
             commit_every_s,
             leave_timeout_s,
-            Watcher(on_assigned, on_revoked),
+            RebalanceListener(on_assigned, on_revoked),
             self._hooks,
         )
         bury = self._bury if on_giving_up is None else kept_by(on_giving_up)
         self._failures = PullFailures(retry, max_attempts, bury)
-        self._crew = PullCrew(self._line, self._failures)
+        self._crew = PullWorkerPool(self._line, self._failures)
         self._line.on_lost_often = self._lost_often
         self._errands: set[asyncio.Task[None]] = set()
         if self._hooks.has_handling:
@@ -94,7 +94,7 @@ class Puller(ABC, Generic[PostT]):
         if addresses is None and lookup is None:
             addresses = "127.0.0.1:4150"
         given = self._given = parse_addresses(addresses) if addresses is not None else []
-        self._brokers: Brokers[PostT] = Brokers(given, self._post, self._line.close)
+        self._brokers: ConsumerBrokers[PostT] = ConsumerBrokers(given, self._post, self._line.close)
         if lookup is not None:
             daemons = [lookup] if isinstance(lookup, str) else list(lookup)
             found = Discovery(topic, daemons, lookup_poll_s, self._brokers.found)
@@ -234,7 +234,7 @@ class Puller(ABC, Generic[PostT]):
     # where in the queues one is
 
     @property
-    def assignment(self) -> tuple[Place, ...]:
+    def assignment(self) -> tuple[QueueId, ...]:
         """The queues that are held."""
         return tuple(held.place for held in self._all_held())
 
@@ -309,30 +309,30 @@ class Puller(ABC, Generic[PostT]):
         self._lent.clear()
         await asyncio.gather(*(post.commit() for post in self._brokers.subscriptions))
 
-    def _all_held(self) -> list[HeldQueue]:
+    def _all_held(self) -> list[AssignedQueue]:
         return [held for post in self._brokers.subscriptions for held in post.held.values()]
 
-    def _find(self, queue: Wanted) -> tuple[PostT, HeldQueue]:
+    def _find(self, queue: Wanted) -> tuple[PostT, AssignedQueue]:
         place = find_place(queue, self.assignment)
         for post in self._brokers.subscriptions:
             if str(post.address) == place.broker:
                 return post, post.held[place.queue]
         raise AssertionError
 
-    def _chosen(self, queues: tuple[Wanted, ...]) -> list[HeldQueue]:
+    def _chosen(self, queues: tuple[Wanted, ...]) -> list[AssignedQueue]:
         return [self._find(queue)[1] for queue in queues] if queues else self._all_held()
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> PullCounts:
         """What became of messages at the brokers that there are."""
-        return sum((post.tally for post in self._brokers.subscriptions), Tally())
+        return sum((post.tally for post in self._brokers.subscriptions), PullCounts())
 
     @property
     def stats(self) -> PullStats:
         """How the consumer stands, and what it has done so far."""
         brokers, tally, held = self._brokers, self.tally, self._all_held()
         return PullStats(
-            counts=Tally(
+            counts=PullCounts(
                 received=brokers.received + tally.received,
                 finished=brokers.finished + tally.finished,
                 requeued=brokers.requeued + tally.requeued,

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from martlet.client.consumer.columns import Decoded
 from martlet.client.errors import AlreadyAnswered
-from martlet.client.group.queues.fetched_chunk import Piece
-from martlet.client.group.queues.queue_id import Place
+from martlet.client.group.queues.fetched_chunk import FetchedChunk
+from martlet.client.group.queues.queue_id import QueueId
 
 if TYPE_CHECKING:
-    from martlet.client.group.queues.assigned_queue import HeldQueue
+    from martlet.client.group.queues.assigned_queue import AssignedQueue
 
 
 class PulledBatch(Decoded):
@@ -27,7 +27,7 @@ class PulledBatch(Decoded):
         is_finished: whether they are done.
     """
 
-    def __init__(self, held: HeldQueue, piece: Piece, keys: tuple[int, ...]) -> None:
+    def __init__(self, held: AssignedQueue, piece: FetchedChunk, keys: tuple[int, ...]) -> None:
         super().__init__(piece.run)
         self.piece = piece
         self.keys = keys
@@ -51,7 +51,7 @@ class PulledBatch(Decoded):
         return self._held.place.queue
 
     @property
-    def place(self) -> Place:
+    def place(self) -> QueueId:
         """Their queue, and at which broker that is."""
         return self._held.place
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from martlet.addresses import Address
 from martlet.client.addresses import Addresses
 from martlet.client.consumer.handling.failure_policy import Delay
-from martlet.client.group.base import Puller
-from martlet.client.group.broadcast_session import Audience
+from martlet.client.group.base import PullConsumerBase
+from martlet.client.group.broadcast_session import BroadcastSession
 from martlet.client.group.failures import RETRY, OnGivingUp
 from martlet.client.group.flow_limits import FlowLimits
 from martlet.client.group.queues.offset_file import OffsetFile
@@ -20,7 +20,7 @@ from martlet.client.transport.backoff import Backoff
 from martlet.client.transport.identity import Compression, Identity, TlsChoice
 
 
-class BroadcastConsumer(Puller[Audience]):
+class BroadcastConsumer(PullConsumerBase[BroadcastSession]):
     """Handles all messages of a topic, whoever else does.
 
     ::
@@ -101,5 +101,7 @@ class BroadcastConsumer(Puller[Audience]):
         self._start = check_start(start)
         self._file = OffsetFile(offsets, topic) if offsets is not None else None
 
-    def _post(self, address: Address) -> Audience:
-        return Audience(address, self._dialer(address), self._settings, self._file, self._start)
+    def _post(self, address: Address) -> BroadcastSession:
+        return BroadcastSession(
+            address, self._dialer(address), self._settings, self._file, self._start
+        )

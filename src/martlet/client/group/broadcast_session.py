@@ -14,10 +14,10 @@ from typing import Any
 
 from martlet.addresses import Address
 from martlet.client.errors import CallRefused
-from martlet.client.group.queues.assigned_queue import HeldQueue
+from martlet.client.group.queues.assigned_queue import AssignedQueue
 from martlet.client.group.queues.offset_file import OffsetFile
-from martlet.client.group.queues.queue_id import Place
-from martlet.client.group.session import Outpost, Settings
+from martlet.client.group.queues.queue_id import QueueId
+from martlet.client.group.session import BrokerSession, Settings
 from martlet.client.group.start_position import Start, time_ms
 from martlet.client.transport.connection import Connection
 from martlet.client.transport.dialer import Dialer
@@ -30,7 +30,7 @@ ABSENT_S = 1.0
 """How often it is asked for the topic, while there is none."""
 
 
-class Audience(Outpost):
+class BroadcastSession(BrokerSession):
     """Fetches from all queues of a topic.
 
     Args:
@@ -53,7 +53,7 @@ class Audience(Outpost):
         self._file = file
         self._start = start
         self._was_there = False
-        self._last: dict[Place, int] = {}
+        self._last: dict[QueueId, int] = {}
         """Where we were, which counts when the connection was lost."""
 
     @property
@@ -112,7 +112,7 @@ class Audience(Outpost):
     async def _begins(self, connection: Connection, queue: Mapping[str, Any]) -> int:
         """Where to begin in a queue."""
         number = int(queue["queue"])
-        place = Place(str(self.address), number)
+        place = QueueId(str(self.address), number)
         known = self._last.get(place)
         if known is None and self._file is not None:
             known = self._file.get(place)
@@ -131,11 +131,11 @@ class Audience(Outpost):
     def _remember(self) -> None:
         self._last |= {held.place: held.next_commit for held in self.held.values()}
 
-    def _carry_over(self, before: HeldQueue, held: HeldQueue) -> None:
+    def _carry_over(self, before: AssignedQueue, held: AssignedQueue) -> None:
         """The file is ours alone, so it goes back too."""
         held.committed = -1
 
-    def _moved(self, held: HeldQueue) -> None:
+    def _moved(self, held: AssignedQueue) -> None:
         """What is kept moves with the next commit."""
 
     async def commit(self) -> None:

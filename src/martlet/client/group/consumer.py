@@ -9,10 +9,10 @@ from typing import Any, Literal, Self
 from martlet.addresses import Address
 from martlet.client.addresses import Addresses
 from martlet.client.consumer.handling.failure_policy import Delay
-from martlet.client.group.assignment.membership import Membership
-from martlet.client.group.assignment.plan import AllocationStrategy, Choice, RoomResolver
+from martlet.client.group.assignment.membership import BrokerMembership
+from martlet.client.group.assignment.plan import AllocationChoice, AllocationStrategy, RoomResolver
 from martlet.client.group.assignment.planner import Planner
-from martlet.client.group.base import Puller
+from martlet.client.group.base import PullConsumerBase
 from martlet.client.group.failures import MAX_ATTEMPTS, RETRY, OnGivingUp
 from martlet.client.group.flow_limits import FETCH_MESSAGES, MIB, FlowLimits
 from martlet.client.group.rebalance_listener import OnQueues
@@ -38,7 +38,7 @@ LONGEST_STRATEGY = 80
 """Of the name of a strategy, for brokers."""
 
 
-class PullConsumer(Puller[Membership]):
+class PullConsumer(PullConsumerBase[BrokerMembership]):
     """Handles the messages of the queues that its group allocates to it.
 
     ::
@@ -121,7 +121,7 @@ class PullConsumer(Puller[Membership]):
             commit_every_s: how often.
             lease_s: when nothing is heard of this consumer for so long, its queues go to others.
             leave_timeout_s: how long handlers may take to end when their queue goes to another.
-            on_assigned, on_revoked: told of queues (a list of `Place`) that have come, before
+            on_assigned, on_revoked: told of queues (a list of `QueueId`) that have come, before
                 anything is fetched, and that go, after their handlers have ended; functions or
                 coroutine functions, which are waited for.
             retry: how long a message waits when its handler has failed, by its attempts.
@@ -197,8 +197,8 @@ class PullConsumer(Puller[Membership]):
         """The group's name."""
         return self._group
 
-    def _post(self, address: Address) -> Membership:
-        return Membership(
+    def _post(self, address: Address) -> BrokerMembership:
+        return BrokerMembership(
             address,
             self._dialer(address),
             self._settings,
@@ -208,7 +208,7 @@ class PullConsumer(Puller[Membership]):
         )
 
     async def __aenter__(self) -> Self:
-        """Connect: see `Puller.__aenter__`."""
+        """Connect: see `PullConsumerBase.__aenter__`."""
         try:
             return await super().__aenter__()
         except BaseException:
@@ -222,8 +222,8 @@ class PullConsumer(Puller[Membership]):
             await self._planner.close()
 
 
-def _chosen(strategy: str | AllocationStrategy, rooms: RoomResolver | None) -> Choice:
+def _chosen(strategy: str | AllocationStrategy, rooms: RoomResolver | None) -> AllocationChoice:
     if isinstance(strategy, str):
-        return Choice(strategy, None, rooms)
+        return AllocationChoice(strategy, None, rooms)
     name = getattr(strategy, "__name__", type(strategy).__name__)
-    return Choice(f"custom:{name}"[:LONGEST_STRATEGY], strategy, rooms)
+    return AllocationChoice(f"custom:{name}"[:LONGEST_STRATEGY], strategy, rooms)

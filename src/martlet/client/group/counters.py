@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Tally:
+class PullCounts:
     """Counts of messages.
 
     Attributes:
@@ -21,8 +21,8 @@ class Tally:
     requeued: int = 0
     dead: int = 0
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(
+    def __add__(self, other: PullCounts) -> PullCounts:
+        return PullCounts(
             self.received + other.received,
             self.finished + other.finished,
             self.requeued + other.requeued,

@@ -16,7 +16,7 @@ from inspect import isawaitable
 
 from martlet.client.consumer.handling.failure_policy import Delay, Reject, Requeue, told
 from martlet.client.errors import HandlerFailed
-from martlet.client.group.message import PulledMessage, Stage
+from martlet.client.group.message import PulledMessage, PulledMessageState
 from martlet.client.transport.backoff import Backoff
 from martlet.plural import counted
 
@@ -60,7 +60,7 @@ class PullFailures:
 
     async def failed(self, message: PulledMessage, error: BaseException) -> None:
         """Its handler raised this."""
-        if message._stage is not Stage.OUT:
+        if message._stage is not PulledMessageState.OUT:
             logger.error("handler failed for %r, which it had finished", message, exc_info=error)
             return
         if isinstance(error, Requeue):
@@ -105,7 +105,7 @@ class PullFailures:
         )
         self.given_up += 1
         message._held.tally.dead += 1
-        if message._stage is Stage.OUT:
+        if message._stage is PulledMessageState.OUT:
             message.finish()
 
     def _put_off(self, message: PulledMessage, delay_ms: int | None = None) -> float:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol, TypeVar
 
-from martlet.client.group.queues.ready_queues import Line
+from martlet.client.group.queues.ready_queues import ReadyQueues
 
 
 class Handed(Protocol):
@@ -42,7 +42,7 @@ class Iteration(AsyncIterator[HandedT]):
 
     def __init__(
         self,
-        line: Line,
+        line: ReadyQueues,
         take: Callable[[], Awaitable[HandedT | None]],
         lent: dict[Handed, None],
     ) -> None:

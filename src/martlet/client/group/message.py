@@ -6,14 +6,14 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from martlet.client.errors import AlreadyAnswered
-from martlet.client.group.queues.queue_id import Place
+from martlet.client.group.queues.queue_id import QueueId
 from martlet.properties.model import NONE, Properties
 
 if TYPE_CHECKING:
-    from martlet.client.group.queues.assigned_queue import HeldQueue
+    from martlet.client.group.queues.assigned_queue import AssignedQueue
 
 
-class Stage(IntEnum):
+class PulledMessageState(IntEnum):
     """Where the handling of a message stands."""
 
     WAITING = 0
@@ -52,11 +52,17 @@ class PulledMessage:
     )
 
     def __init__(
-        self, held: HeldQueue, offset: int, timestamp_ns: int, id: bytes, body: bytes, packed: bytes
+        self,
+        held: AssignedQueue,
+        offset: int,
+        timestamp_ns: int,
+        id: bytes,
+        body: bytes,
+        packed: bytes,
     ) -> None:
         self._held = held
         self._packed = packed
-        self._stage = Stage.WAITING
+        self._stage = PulledMessageState.WAITING
         self.attempts = 0
         self.errors = ("", "")
         self.is_rejected = self.is_lost = False
@@ -85,7 +91,7 @@ class PulledMessage:
         return self._held.place.queue
 
     @property
-    def place(self) -> Place:
+    def place(self) -> QueueId:
         """Its queue, and at which broker that is."""
         return self._held.place
 
@@ -102,12 +108,12 @@ class PulledMessage:
     @property
     def is_finished(self) -> bool:
         """Whether it is done."""
-        return self._stage is Stage.DONE
+        return self._stage is PulledMessageState.DONE
 
     @property
     def is_out(self) -> bool:
         """Whether somebody is at work on it."""
-        return self._stage is Stage.OUT
+        return self._stage is PulledMessageState.OUT
 
     def give_back(self) -> None:
         """Have it handed out again: nobody is at work on it any more, and it is not done."""
@@ -121,6 +127,6 @@ class PulledMessage:
         Raises:
             AlreadyAnswered: it was finished before.
         """
-        if self._stage is Stage.DONE:
+        if self._stage is PulledMessageState.DONE:
             raise AlreadyAnswered(f"{self!r} was finished before")
         self._held.finish(self)

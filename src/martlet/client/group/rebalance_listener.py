@@ -6,15 +6,15 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from inspect import isawaitable
 
-from martlet.client.group.queues.queue_id import Place
+from martlet.client.group.queues.queue_id import QueueId
 
 logger = logging.getLogger("martlet.client")
 
-OnQueues = Callable[[Sequence[Place]], Awaitable[object] | object]
+OnQueues = Callable[[Sequence[QueueId]], Awaitable[object] | object]
 """Told of queues; a function or a coroutine function, which is waited for."""
 
 
-class Watcher:
+class RebalanceListener:
     """Tells the application's functions; what they raise is logged.
 
     Args:
@@ -28,16 +28,16 @@ class Watcher:
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
 
-    async def assigned(self, places: Sequence[Place]) -> None:
+    async def assigned(self, places: Sequence[QueueId]) -> None:
         """These have come."""
         await _tell("on_assigned", self._on_assigned, places)
 
-    async def revoked(self, places: Sequence[Place]) -> None:
+    async def revoked(self, places: Sequence[QueueId]) -> None:
         """These go."""
         await _tell("on_revoked", self._on_revoked, places)
 
 
-async def _tell(name: str, function: OnQueues | None, places: Sequence[Place]) -> None:
+async def _tell(name: str, function: OnQueues | None, places: Sequence[QueueId]) -> None:
     if function is None or not places:
         return
     try:
@@ -48,4 +48,4 @@ async def _tell(name: str, function: OnQueues | None, places: Sequence[Place]) -
         logger.exception("%s failed", name)
 
 
-NO_WATCHER = Watcher()
+NO_WATCHER = RebalanceListener()

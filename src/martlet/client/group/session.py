@@ -20,14 +20,14 @@ from martlet.client.errors import (
     NotSupported,
     SubscribeRefused,
 )
-from martlet.client.group.counters import Tally
+from martlet.client.group.counters import PullCounts
 from martlet.client.group.flow_limits import FlowLimits
 from martlet.client.group.message import PulledMessage
-from martlet.client.group.queues.assigned_queue import HeldQueue, Hold
+from martlet.client.group.queues.assigned_queue import AssignedQueue, AssignmentState
 from martlet.client.group.queues.fetcher import ERROR_PAUSE_S, Fetcher
-from martlet.client.group.queues.queue_id import Place
-from martlet.client.group.queues.ready_queues import Line
-from martlet.client.group.rebalance_listener import NO_WATCHER, Watcher
+from martlet.client.group.queues.queue_id import QueueId
+from martlet.client.group.queues.ready_queues import ReadyQueues
+from martlet.client.group.rebalance_listener import NO_WATCHER, RebalanceListener
 from martlet.client.hooks import NO_HOOKS, Hooks
 from martlet.client.transport.connection import Connection
 from martlet.client.transport.dialer import Dialer
@@ -58,10 +58,10 @@ class Settings:
 
     topic: str
     limits: FlowLimits
-    line: Line
+    line: ReadyQueues
     commit_every_s: float = 5.0
     leave_timeout_s: float = 10.0
-    watcher: Watcher = field(default=NO_WATCHER)
+    watcher: RebalanceListener = field(default=NO_WATCHER)
     hooks: Hooks = NO_HOOKS
 
     @property
@@ -70,7 +70,7 @@ class Settings:
         return self.commit_every_s > 0
 
 
-class Outpost(ABC):
+class BrokerSession(ABC):
     """Keeps a connection to a broker, and fetches from the queues that are had there.
 
     Args:
@@ -90,13 +90,13 @@ class Outpost(ABC):
         self.address = address
         self.connection: Connection | None = None
         self.attempted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.held: dict[int, HeldQueue] = {}
-        self.tally = Tally()
+        self.held: dict[int, AssignedQueue] = {}
+        self.tally = PullCounts()
         self.last_message_s = 0.0
         self.settings = settings
         self._dialer = dialer
         self._dialer.on_failure = self.mark_attempted
-        self._fetchers: dict[HeldQueue, asyncio.Task[None]] = {}
+        self._fetchers: dict[AssignedQueue, asyncio.Task[None]] = {}
         self._id_bases: dict[int, int] = {}
         self._over: asyncio.Future[str] | None = None
         self._closing = asyncio.Event()
@@ -125,7 +125,7 @@ class Outpost(ABC):
 
     def stats(self) -> ConnectionStats:
         """How it stands."""
-        open_count = sum(held.hold is Hold.OPEN for held in self.held.values())
+        open_count = sum(held.hold is AssignmentState.OPEN for held in self.held.values())
         return ConnectionStats(
             address=str(self.address),
             is_connected=self.is_connected,
@@ -250,14 +250,16 @@ class Outpost(ABC):
         self._id_bases = {int(each["queue"]): int(each["id_base"], 16) for each in queues}
         return queues
 
-    async def _take(self, connection: Connection, offsets: Mapping[int, int]) -> list[HeldQueue]:
+    async def _take(
+        self, connection: Connection, offsets: Mapping[int, int]
+    ) -> list[AssignedQueue]:
         """Have these queues, from those offsets on; they are not fetched from yet."""
         if not offsets.keys() <= self._id_bases.keys():
             await self.describe(connection)
         taken = []
         for number, offset in offsets.items():
-            place = Place(str(self.address), number)
-            held = HeldQueue(
+            place = QueueId(str(self.address), number)
+            held = AssignedQueue(
                 self.settings.topic,
                 place,
                 offset,
@@ -273,11 +275,11 @@ class Outpost(ABC):
             taken.append(held)
         return taken
 
-    def _prepare(self, held: HeldQueue) -> None:
+    def _prepare(self, held: AssignedQueue) -> None:
         """A queue is had from now on."""
         held.say_started = None  # Nobody wants to know what is started.
 
-    def _begin(self, connection: Connection, taken: Iterable[HeldQueue]) -> None:
+    def _begin(self, connection: Connection, taken: Iterable[AssignedQueue]) -> None:
         """Fetch from these, those that are still had."""
         method, fields = self._fetching
         for held in taken:
@@ -306,7 +308,7 @@ class Outpost(ABC):
         self._is_reporting = False
         self._report()
 
-    async def _lose(self, gone: Iterable[HeldQueue]) -> None:
+    async def _lose(self, gone: Iterable[AssignedQueue]) -> None:
         """These are not ours any more."""
         lost = [held for held in gone if self.held.get(held.place.queue) is held]
         for held in lost:
@@ -314,16 +316,16 @@ class Outpost(ABC):
         if lost:
             await self.settings.watcher.revoked([held.place for held in lost])
 
-    def _lost(self, held: HeldQueue) -> None:
+    def _lost(self, held: AssignedQueue) -> None:
         """A fetch was told that the queue is another's."""
         logger.warning("%s of %s has gone to another member", held.place, held.topic)
         held.close()
 
     @abstractmethod
-    def _moved(self, held: HeldQueue) -> None:
+    def _moved(self, held: AssignedQueue) -> None:
         """The offset was not in the queue, which is gone on with where that can be."""
 
-    def _drop(self, held: HeldQueue) -> None:
+    def _drop(self, held: AssignedQueue) -> None:
         held.close()
         if self.held.get(held.place.queue) is held:
             del self.held[held.place.queue]
@@ -337,7 +339,7 @@ class Outpost(ABC):
         if connection is None:
             raise ConnectionLost(f"{self.address} is not connected")
         before = self.held.get(number)
-        if before is None or before.hold is not Hold.OPEN:
+        if before is None or before.hold is not AssignmentState.OPEN:
             where = before.place if before is not None else f"queue {number} at {self.address}"
             raise ClientError(f"{where} is going to another member, or has gone")
         is_fetched = before in self._fetchers
@@ -349,7 +351,7 @@ class Outpost(ABC):
         if is_fetched:
             self._begin(connection, [held])
 
-    def _carry_over(self, before: HeldQueue, held: HeldQueue) -> None:
+    def _carry_over(self, before: AssignedQueue, held: AssignedQueue) -> None:
         """A queue is gone on with elsewhere."""
         held.committed = before.committed
 

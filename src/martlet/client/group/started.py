@@ -32,7 +32,7 @@ Say = Callable[[Sequence[tuple[int, int]], bool], None]
 
 
 @dataclass(slots=True)
-class Charge:
+class LostWith:
     """That members were lost by a message.
 
     Attributes:
@@ -50,7 +50,7 @@ class Charge:
         return self.due_at_s - time.monotonic()
 
 
-class Starts:
+class StartedTracker:
     """What of one queue is started.
 
     Args:
@@ -63,7 +63,7 @@ class Starts:
     """
 
     def __init__(self, say: Say) -> None:
-        self.charged: dict[int, Charge] = {}
+        self.charged: dict[int, LostWith] = {}
         self.at_work: dict[int, int] = {}
         self._say = say
         self._said: list[tuple[int, int]] = []
@@ -77,7 +77,7 @@ class Starts:
         """What the broker tells with a fetch of messages that were charged."""
         now_s = time.monotonic()
         for offset, failures, wait_ms, is_over in told:
-            self.charged[offset] = Charge(failures, now_s + wait_ms / 1000, bool(is_over))
+            self.charged[offset] = LostWith(failures, now_s + wait_ms / 1000, bool(is_over))
 
     def is_alone(self, offset: int) -> bool:
         """Whether a message is to be handled while nothing else is."""

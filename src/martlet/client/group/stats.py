@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from martlet.client.consumer.stats import ConnectionStats
-from martlet.client.group.counters import Tally
-from martlet.client.group.queues.queue_id import Place
+from martlet.client.group.counters import PullCounts
+from martlet.client.group.queues.queue_id import QueueId
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class QueueStats:
         is_paused: whether `pause` holds.
     """
 
-    place: Place
+    place: QueueId
     position: int
     committed: int
     lag: int
@@ -45,7 +45,7 @@ class PullStats:
         queues: how it stands in each queue that it holds.
     """
 
-    counts: Tally
+    counts: PullCounts
     given_up: int
     waiting: int
     workers: int

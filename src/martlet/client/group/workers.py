@@ -12,8 +12,8 @@ from typing import Literal
 
 from martlet.client.consumer.handling.failure_policy import is_cancelled
 from martlet.client.group.failures import PullFailures
-from martlet.client.group.message import PulledMessage, Stage
-from martlet.client.group.queues.ready_queues import Line
+from martlet.client.group.message import PulledMessage, PulledMessageState
+from martlet.client.group.queues.ready_queues import ReadyQueues
 from martlet.plural import counted
 
 logger = logging.getLogger("martlet.client")
@@ -24,7 +24,7 @@ CANCEL_S = 0.25
 """How long a handler that is cancelled may take to end."""
 
 
-class PullCrew:
+class PullWorkerPool:
     """Has messages handled.
 
     Args:
@@ -35,7 +35,7 @@ class PullCrew:
         wrap: makes of a handler the one that is called.
     """
 
-    def __init__(self, line: Line, failures: PullFailures) -> None:
+    def __init__(self, line: ReadyQueues, failures: PullFailures) -> None:
         self._line = line
         self._failures = failures
         self.wrap: Callable[[PullHandler], PullHandler] = lambda handler: handler
@@ -101,7 +101,7 @@ class PullCrew:
                 _put_back(message)
                 raise
             else:
-                if message._stage is Stage.OUT:
+                if message._stage is PulledMessageState.OUT:
                     message._held.finish(message)
 
     @staticmethod
@@ -130,5 +130,5 @@ class PullCrew:
 
 
 def _put_back(message: PulledMessage) -> None:
-    if message._stage is Stage.OUT:
+    if message._stage is PulledMessageState.OUT:
         message._held.put_back(message)

@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 
 from martlet.client.errors import PublishLost, PublishRefused, PublishUnclear, Refused
-from martlet.client.producer.in_flight import Lane
-from martlet.client.producer.key_pinning import Order
+from martlet.client.producer.in_flight import InFlightQueue
+from martlet.client.producer.key_pinning import KeyPinning
 from martlet.client.producer.limits import Limits
-from martlet.client.producer.publication import Publication, Shipment, Trouble
+from martlet.client.producer.publication import PendingPublish, PublishBatch, PublishTrouble
 from martlet.client.producer.routing import lightest
 
 MAY_BE_ANOTHERS_FAULT = frozenset({"E_BAD_MESSAGE", "E_BAD_BODY"})
@@ -35,7 +35,7 @@ MAY_PASS = "E_AUTH_FAILED"
 """The auth server cannot be asked just now: nothing is wrong with what was published."""
 
 
-class Outbox:
+class Accumulator:
     """The publications that wait, and the lanes on which others are in flight.
 
     Attributes:
@@ -48,7 +48,7 @@ class Outbox:
 
     def __init__(self, limits: Limits, *, retries: int | None = None) -> None:
         self.on_room: Callable[[], None] = lambda: None
-        self.lanes: list[Lane] = []
+        self.lanes: list[InFlightQueue] = []
         self.pending_messages = 0
         self.pending_bytes = 0
         self._stored_before = 0
@@ -56,8 +56,8 @@ class Outbox:
         self.retried_count = 0
         self._limits = limits
         self._retries = retries
-        self._waiting: deque[Publication] = deque()
-        self._order = Order(self.lanes)
+        self._waiting: deque[PendingPublish] = deque()
+        self._order = KeyPinning(self.lanes)
         self._pins = self._order.pins
         self._turn = 0
 
@@ -68,19 +68,19 @@ class Outbox:
 
     # The lanes.
 
-    def add_lane(self, name: str) -> Lane:
+    def add_lane(self, name: str) -> InFlightQueue:
         """There is a broker of that address, not connected yet."""
-        lane = Lane(name, self._limits)
+        lane = InFlightQueue(name, self._limits)
         self.lanes.append(lane)
         return lane
 
-    def remove_lane(self, lane: Lane) -> None:
+    def remove_lane(self, lane: InFlightQueue) -> None:
         """The broker is not to be used any more."""
         self.put_back(lane, "the broker is not to be used any more")
         self._stored_before += lane.stored_count
         self.lanes.remove(lane)
 
-    def raise_lane(self, lane: Lane) -> None:
+    def raise_lane(self, lane: InFlightQueue) -> None:
         """The broker is connected."""
         lane.is_up = True
         if self._order.homeless:
@@ -88,7 +88,7 @@ class Outbox:
 
     # What is published.
 
-    def add(self, publication: Publication) -> None:
+    def add(self, publication: PendingPublish) -> None:
         """Publish this."""
         self.pending_messages += len(publication.bodies)
         self.pending_bytes += publication.size_bytes
@@ -97,15 +97,15 @@ class Outbox:
         else:
             self._order.add(publication, publication.order_key)
 
-    def _queues(self) -> list[deque[Publication]]:
+    def _queues(self) -> list[deque[PendingPublish]]:
         return [self._waiting, self._order.homeless, *(lane.pinned for lane in self.lanes)]
 
-    def waiting(self) -> Iterator[Publication]:
+    def waiting(self) -> Iterator[PendingPublish]:
         """All that are not sent and have no answer."""
         waiting = chain.from_iterable(self._queues())
         return (each for each in waiting if not each.future.done())
 
-    def unanswered(self) -> Iterator[Publication]:
+    def unanswered(self) -> Iterator[PendingPublish]:
         """All that have no answer yet."""
         for lane in self.lanes:
             for shipment in lane.in_flight:
@@ -124,12 +124,12 @@ class Outbox:
 
     # What is sent.
 
-    def pack(self, lanes: list[Lane]) -> list[Shipment]:
+    def pack(self, lanes: list[InFlightQueue]) -> list[PublishBatch]:
         """Take what may be sent now on these lanes; the caller sends it in this order.
 
         Of the lanes, which are not held, those are left that may be given more.
         """
-        packed: list[Shipment] = []
+        packed: list[PublishBatch] = []
         if not self._pins:
             self._pack(self._waiting, lanes, packed)
             return packed
@@ -146,13 +146,17 @@ class Outbox:
                 self._pack_pinned(lane, lanes, packed)
         return packed
 
-    def _pack_pinned(self, lane: Lane, lanes: list[Lane], packed: list[Shipment]) -> None:
+    def _pack_pinned(
+        self, lane: InFlightQueue, lanes: list[InFlightQueue], packed: list[PublishBatch]
+    ) -> None:
         self._pack(lane.pinned, [lane], packed)
         if lane.is_held:
             lanes.remove(lane)
 
-    def _pack(self, waiting: deque[Publication], lanes: list[Lane], packed: list[Shipment]) -> None:
-        growing: dict[str, Shipment] = {}
+    def _pack(
+        self, waiting: deque[PendingPublish], lanes: list[InFlightQueue], packed: list[PublishBatch]
+    ) -> None:
+        growing: dict[str, PublishBatch] = {}
         most_bytes = self._limits.command_bytes
         while waiting and lanes:
             publication = waiting[0]
@@ -186,7 +190,7 @@ class Outbox:
                     return
             self._turn += 1
             lane.turn = self._turn
-            shipment = Shipment(self, lane, waiting.popleft())
+            shipment = PublishBatch(self, lane, waiting.popleft())
             lane.message_count += shipment.message_count
             lane.size_bytes += shipment.size_bytes
             lane.in_flight.append(shipment)
@@ -202,7 +206,7 @@ class Outbox:
 
     # What becomes of it.
 
-    def settle(self, shipment: Shipment, is_stored: bool) -> None:
+    def settle(self, shipment: PublishBatch, is_stored: bool) -> None:
         """All of the oldest shipment of its lane has its answer."""
         lane = shipment.lane
         oldest = lane.in_flight.popleft()
@@ -225,7 +229,7 @@ class Outbox:
         if self._waiting or (self._pins and any(each.pinned for each in self.lanes)):
             self.on_room()
 
-    def refused(self, shipment: Shipment, error: Refused) -> None:
+    def refused(self, shipment: PublishBatch, error: Refused) -> None:
         """The broker has refused the oldest shipment of its lane, and hangs up."""
         lane = shipment.lane
         shipment.is_refused = True
@@ -253,22 +257,22 @@ class Outbox:
         if all(publication.future.done() for publication in publications):
             self.settle(shipment, is_stored=False)
 
-    def lost_track(self, shipment: Shipment, error: PublishUnclear) -> None:
+    def lost_track(self, shipment: PublishBatch, error: PublishUnclear) -> None:
         """The oldest shipment of its lane was answered, but nobody knows what with."""
         shipment.lane.lost_count += shipment.message_count
         for publication in shipment.publications:
             publication.fail(error)
         self.settle(shipment, is_stored=False)
 
-    def put_back(self, lane: Lane, reason: str) -> int:
+    def put_back(self, lane: InFlightQueue, reason: str) -> int:
         """The connection is gone: what was in flight waits again, before everything else.
 
         Returns how many messages that are.  The first of it becomes suspect of having made the
         broker hang up.
         """
         lane.is_up = False
-        free: list[Publication] = []
-        ordered: list[Publication] = []
+        free: list[PendingPublish] = []
+        ordered: list[PendingPublish] = []
         count = 0
         for shipment in lane.in_flight:
             if not shipment.is_refused:
@@ -283,7 +287,7 @@ class Outbox:
                     self._forget(publication)
                     continue
                 if not count:
-                    publication.trouble = publication.trouble or Trouble()
+                    publication.trouble = publication.trouble or PublishTrouble()
                     publication.trouble.is_suspect = True
                 count += len(publication.bodies)
                 (free if publication.order_key is None else ordered).append(publication)
@@ -294,11 +298,11 @@ class Outbox:
         self.retried_count += count
         return count
 
-    def _is_hopeless(self, trouble: Trouble) -> bool:
+    def _is_hopeless(self, trouble: PublishTrouble) -> bool:
         """Whether it has failed once more than it may."""
         return self._retries is not None and trouble.failures > self._retries
 
-    def _forget(self, publication: Publication) -> None:
+    def _forget(self, publication: PendingPublish) -> None:
         """This has its answer without having been stored."""
         self.pending_messages -= len(publication.bodies)
         self.pending_bytes -= publication.size_bytes

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from martlet.client.errors import ConnectionLost, ConnectRefused
 from martlet.client.hooks import Hooks
-from martlet.client.producer.accumulator import Outbox
-from martlet.client.producer.in_flight import Lane
+from martlet.client.producer.accumulator import Accumulator
+from martlet.client.producer.in_flight import InFlightQueue
 from martlet.client.producer.stats import BrokerStats, Health
 from martlet.client.transport.backoff import Backoff
 from martlet.client.transport.connection import Connection
@@ -24,7 +24,7 @@ CLOSE_S = 2.0
 """How long a broker may take to read what was written before the connection is cut."""
 
 
-class Link:
+class BrokerLink:
     """Keeps a broker connected, and sends it what its lane is given.
 
     Attributes:
@@ -38,14 +38,14 @@ class Link:
     """
 
     def __init__(
-        self, outbox: Outbox, name: str, dialer: Dialer, backoff: Backoff, hooks: Hooks
+        self, outbox: Accumulator, name: str, dialer: Dialer, backoff: Backoff, hooks: Hooks
     ) -> None:
-        self.lane: Lane = outbox.add_lane(name)
+        self.lane: InFlightQueue = outbox.add_lane(name)
         self.connection: Connection | None = None
-        self.on_up: Callable[[Link], None] = lambda _link: None
-        self.on_down: Callable[[Link], None] = lambda _link: None
+        self.on_up: Callable[[BrokerLink], None] = lambda _link: None
+        self.on_down: Callable[[BrokerLink], None] = lambda _link: None
         self.refusal: ConnectRefused | None = None
-        self.on_refused: Callable[[Link], None] = lambda _link: None
+        self.on_refused: Callable[[BrokerLink], None] = lambda _link: None
         self.health_when_down = Health.CONNECTING
         self._outbox = outbox
         self._dialer = dialer

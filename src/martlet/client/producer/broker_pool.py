@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from martlet.addresses import Address
 from martlet.client.errors import ConnectRefused
 from martlet.client.hooks import Hooks
-from martlet.client.producer.accumulator import Outbox
-from martlet.client.producer.broker_link import Link
-from martlet.client.producer.in_flight import Lane
+from martlet.client.producer.accumulator import Accumulator
+from martlet.client.producer.broker_link import BrokerLink
+from martlet.client.producer.in_flight import InFlightQueue
 from martlet.client.transport.backoff import Backoff
 from martlet.client.transport.connection import Connection
 from martlet.client.transport.dialer import Dialer
@@ -23,7 +23,7 @@ logger = logging.getLogger("martlet.client")
 REVIVAL_S = 1.0
 
 
-class Pool:
+class BrokerPool:
     """Keeps each broker connected, and sends what the outbox packs.
 
     A broker that was found and is known to no lookup daemon any more is let go of once it is not
@@ -40,7 +40,7 @@ class Pool:
 
     def __init__(
         self,
-        outbox: Outbox,
+        outbox: Accumulator,
         addresses: Sequence[Address],
         identity: Identity,
         *,
@@ -67,9 +67,9 @@ class Pool:
         self._discovery: Discovery | None = None
         if lookup is not None:
             self._discovery = Discovery(None, lookup, lookup_poll_s, self._on_found)
-        self._links: dict[Address, Link] = {}
-        self._link_of: dict[Lane, Link] = {}
-        self._keepers: dict[Link, asyncio.Task[None]] = {}
+        self._links: dict[Address, BrokerLink] = {}
+        self._link_of: dict[InFlightQueue, BrokerLink] = {}
+        self._keepers: dict[BrokerLink, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
         self._look: asyncio.TimerHandle | None = None
         self._looks_in_vain = 0
@@ -80,7 +80,7 @@ class Pool:
         self._loop: asyncio.AbstractEventLoop
 
     @property
-    def links(self) -> list[Link]:
+    def links(self) -> list[BrokerLink]:
         """One for each broker."""
         return list(self._links.values())
 
@@ -176,7 +176,7 @@ class Pool:
             connect_timeout_s=self._connect_timeout_s,
             are_found=address not in self._given,
         )
-        link = Link(self._outbox, str(address), dialer, self._backoff, self._hooks)
+        link = BrokerLink(self._outbox, str(address), dialer, self._backoff, self._hooks)
         link.on_up = self._on_up
         link.on_down = self._on_down
         link.on_refused = self._on_refused
@@ -216,7 +216,7 @@ class Pool:
         self._keepers.pop(link).cancel()
         self.flush_soon()
 
-    def _on_up(self, link: Link) -> None:
+    def _on_up(self, link: BrokerLink) -> None:
         self.refusal = None
         self.attempted.set()
         self.flush_soon()
@@ -224,12 +224,12 @@ class Pool:
         if link.connection is not None:
             self.on_connected(link.connection)
 
-    def _on_down(self, _link: Link) -> None:
+    def _on_down(self, _link: BrokerLink) -> None:
         self.flush_soon()  # What was in flight there goes to others.
         if self._discovery is not None:
             self._discovery.look_again()
 
-    def _on_refused(self, link: Link) -> None:
+    def _on_refused(self, link: BrokerLink) -> None:
         if self._has_searched and all(each.refusal is not None for each in self.links):
             self.refusal = link.refusal
             self.attempted.set()

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable
 from martlet.client.hooks import Publishing
 from martlet.client.producer.body import Body, check_bodies, check_body, pieces
 from martlet.client.producer.limits import Limits
-from martlet.client.producer.publication import Publication
+from martlet.client.producer.publication import PendingPublish
 from martlet.protocol.nsq.commands import MPUB_EXTRA_BYTES
 
 
 async def publish_bodies(
     bodies: Iterable[Body],
     limits: Limits,
-    add: Callable[[list[bytes], int], Publication],
+    add: Callable[[list[bytes], int], PendingPublish],
     call: Publishing,
 ) -> None:
     """Publish all of them, and return once they are stored.
@@ -36,7 +36,7 @@ async def publish_bodies(
     else:
         checked = (check_body(body, most_bytes) for body in bodies)
     size_bytes = 0
-    sent: deque[Publication] = deque()
+    sent: deque[PendingPublish] = deque()
     try:
         for piece, piece_bytes in pieces(checked, limits):
             sent.append(add(piece, piece_bytes))

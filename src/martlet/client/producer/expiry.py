@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from martlet.client.errors import PublishTimeout
-from martlet.client.producer.accumulator import Outbox
-from martlet.client.producer.broker_pool import Pool
-from martlet.client.producer.publication import Publication
+from martlet.client.producer.accumulator import Accumulator
+from martlet.client.producer.broker_pool import BrokerPool
+from martlet.client.producer.publication import PendingPublish
 
 
 class Expiry:
@@ -18,7 +18,7 @@ class Expiry:
         timer: goes off at the earliest deadline; None while nothing has one.
     """
 
-    def __init__(self, outbox: Outbox, pool: Pool, timeout_s: float) -> None:
+    def __init__(self, outbox: Accumulator, pool: BrokerPool, timeout_s: float) -> None:
         self.count = 0
         self._outbox = outbox
         self._pool = pool
@@ -54,7 +54,7 @@ class Expiry:
         self._outbox.forget_settled()
         self.timer = None if next_s is None else loop.call_at(next_s, self._expire, loop)
 
-    def _give_up(self, publication: Publication, reason: str) -> None:
+    def _give_up(self, publication: PendingPublish, reason: str) -> None:
         if publication.future.done():
             return
         self.count += len(publication.bodies)

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Callable
 
 from martlet.client.producer.limits import Limits
-from martlet.client.producer.publication import Publication, Shipment
+from martlet.client.producer.publication import PendingPublish, PublishBatch
 
 
-class Lane:
+class InFlightQueue:
     """What is sent to one broker and not answered, in order, and what waits for this broker.
 
     Attributes:
@@ -52,10 +52,10 @@ class Lane:
     def __init__(self, name: str, limits: Limits) -> None:
         self.name = name
         self._limits = limits
-        self.in_flight: deque[Shipment] = deque()
+        self.in_flight: deque[PublishBatch] = deque()
         self.message_count = 0
         self.size_bytes = 0
-        self.pinned: deque[Publication] = deque()
+        self.pinned: deque[PendingPublish] = deque()
         self.is_up = False
         self.is_held = False
         self.is_on_trial = False
@@ -67,7 +67,7 @@ class Lane:
         self.refusals = 0
         self.on_answer: Callable[[], None] = lambda: None
 
-    def has_room(self, publication: Publication) -> bool:
+    def has_room(self, publication: PendingPublish) -> bool:
         """Whether this may be sent now; with nothing in flight, everything may."""
         size_bytes = self.size_bytes
         limits = self._limits

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from martlet.client.producer.in_flight import Lane
-from martlet.client.producer.publication import OrderKey, Publication
+from martlet.client.producer.in_flight import InFlightQueue
+from martlet.client.producer.publication import OrderKey, PendingPublish
 from martlet.client.producer.routing import home
 
 
@@ -20,12 +20,12 @@ class _Pin:
 
     __slots__ = ("count", "lane")
 
-    def __init__(self, lane: Lane | None) -> None:
+    def __init__(self, lane: InFlightQueue | None) -> None:
         self.lane = lane
         self.count = 0
 
 
-class Order:
+class KeyPinning:
     """The keys of what is unanswered.
 
     Attributes:
@@ -33,12 +33,12 @@ class Order:
         homeless: what waits while no broker is connected.
     """
 
-    def __init__(self, lanes: Sequence[Lane]) -> None:
-        self.homeless: deque[Publication] = deque()
+    def __init__(self, lanes: Sequence[InFlightQueue]) -> None:
+        self.homeless: deque[PendingPublish] = deque()
         self._lanes = lanes
         self.pins: dict[OrderKey, _Pin] = {}
 
-    def add(self, publication: Publication, key: OrderKey) -> None:
+    def add(self, publication: PendingPublish, key: OrderKey) -> None:
         """Have this wait behind what there is of its key."""
         pin = self.pins.get(key)
         if pin is None:
@@ -46,7 +46,7 @@ class Order:
         pin.count += 1
         self._queue(pin.lane).append(publication)
 
-    def settle(self, publication: Publication) -> None:
+    def settle(self, publication: PendingPublish) -> None:
         """This has its answer."""
         key = publication.order_key
         if key is None:
@@ -56,9 +56,9 @@ class Order:
         if not pin.count:
             del self.pins[key]
 
-    def move(self, publications: Iterable[Publication]) -> None:
+    def move(self, publications: Iterable[PendingPublish]) -> None:
         """Give these, which are all there is of their keys, other lanes, in this order."""
-        homes: dict[OrderKey, Lane | None] = {}
+        homes: dict[OrderKey, InFlightQueue | None] = {}
         for publication in publications:
             key = publication.order_key
             assert key is not None
@@ -72,5 +72,5 @@ class Order:
         self.homeless.clear()
         self.move(homeless)
 
-    def _queue(self, lane: Lane | None) -> deque[Publication]:
+    def _queue(self, lane: InFlightQueue | None) -> deque[PendingPublish]:
         return self.homeless if lane is None else lane.pinned

@@ -93,7 +93,7 @@ def deliver_at_ms(deliver_at: datetime | float | None) -> int:
     return round(deliver_at * 1000)
 
 
-class Also(NamedTuple):
+class SharedProperties(NamedTuple):
     """What messages carry that are sent with one call, in the place of what they have themselves.
 
     Attributes:
@@ -112,7 +112,7 @@ class Also(NamedTuple):
         keys: Iterable[str] | str,
         headers: Mapping[str, str] | None,
         order_key: str,
-    ) -> Also:
+    ) -> SharedProperties:
         """With one key, or any number of them."""
         if not (tag or keys or headers or order_key):
             return NOTHING
@@ -135,7 +135,7 @@ class Also(NamedTuple):
         ).pack()
 
 
-NOTHING = Also()
+NOTHING = SharedProperties()
 
 
 def taken_apart(message: Sendable, most_bytes: int) -> tuple[bytes, Properties]:
@@ -169,7 +169,7 @@ class Prepared(NamedTuple):
     size_bytes: int
 
 
-def prepared(messages: Sequence[Sendable], also: Also, most_bytes: int) -> Prepared:
+def prepared(messages: Sequence[Sendable], also: SharedProperties, most_bytes: int) -> Prepared:
     """Check messages that are to go together, and pack what they carry.
 
     Raises:

@@ -18,25 +18,25 @@ from martlet.client.errors import (
 )
 from martlet.client.hooks import NO_HOOKS, Hooks, Publishing
 from martlet.client.names import check_name
-from martlet.client.producer.accumulator import Outbox
+from martlet.client.producer.accumulator import Accumulator
 from martlet.client.producer.body import Body, check_body
-from martlet.client.producer.broker_pool import Pool
+from martlet.client.producer.broker_pool import BrokerPool
 from martlet.client.producer.bulk import publish_bodies
 from martlet.client.producer.expiry import Expiry
 from martlet.client.producer.limits import Limits
-from martlet.client.producer.message import Also, SendOptions
-from martlet.client.producer.publication import OrderKey, Publication
-from martlet.client.producer.send_modes import Sends
+from martlet.client.producer.message import SendOptions, SharedProperties
+from martlet.client.producer.publication import OrderKey, PendingPublish
+from martlet.client.producer.send_modes import SendModes
 from martlet.client.producer.sender import Sender
 from martlet.client.producer.stats import ProducerStats
 from martlet.client.transactions.check_back import Check
-from martlet.client.transactions.producer_methods import Transacts
+from martlet.client.transactions.producer_methods import ProducerTransactions
 from martlet.client.transport.backoff import Backoff
 from martlet.client.transport.identity import Compression, Identity, TlsChoice
 from martlet.protocol.nsq.commands import MPUB_EXTRA_BYTES
 
 
-class Producer(Sends, Transacts):
+class Producer(SendModes, ProducerTransactions):
     """Publishes messages to a broker, or to several, each message to one of them.
 
     ::
@@ -129,8 +129,8 @@ class Producer(Sends, Transacts):
         self._ordered = ordered
         hooks = hooks.guarded() if hooks is not None else NO_HOOKS
         self._hooks = hooks if hooks.has_publishing else None
-        self._outbox = Outbox(self._limits, retries=retries)
-        self._pool = Pool(
+        self._outbox = Accumulator(self._limits, retries=retries)
+        self._pool = BrokerPool(
             self._outbox,
             parse_addresses(addresses) if addresses is not None else [],
             (identity or Identity()).secured(tls, compression, auth_secret),
@@ -239,7 +239,11 @@ class Producer(Sends, Transacts):
             defer_until = 0 if defer_ms is None else round(time.time() * 1000) + defer_ms
             options = SendOptions(defer_until, True, key, None, self._retries)
             await self._start(
-                topic, (body,), Also.of(tag, keys, headers, key), options, self._timeout_s
+                topic,
+                (body,),
+                SharedProperties.of(tag, keys, headers, key),
+                options,
+                self._timeout_s,
             )
             return
         await self._publish(topic, body, defer_ms, order_key)
@@ -341,7 +345,7 @@ class Producer(Sends, Transacts):
         topic = check_name(call.topic, "topic")
         key = None if order_key is None and not self._ordered else (topic, order_key or "")
 
-        def add(piece: list[bytes], size_bytes: int) -> Publication:
+        def add(piece: list[bytes], size_bytes: int) -> PendingPublish:
             return self._add(topic, piece, size_bytes, None, key)
 
         await publish_bodies(bodies, self._limits, add, call)
@@ -364,11 +368,11 @@ class Producer(Sends, Transacts):
         size_bytes: int,
         defer_ms: int | None,
         order_key: OrderKey | None,
-    ) -> Publication:
+    ) -> PendingPublish:
         self._check_open()
         loop = self._loop
         deadline_s = loop.time() + self._timeout_s
-        publication = Publication(
+        publication = PendingPublish(
             topic,
             bodies,
             size_bytes,

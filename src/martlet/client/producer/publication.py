@@ -11,15 +11,15 @@ from martlet.client.errors import ConnectionLost, PublishUnclear, Refused
 from martlet.protocol.nsq import commands
 
 if TYPE_CHECKING:
-    from martlet.client.producer.accumulator import Outbox
-    from martlet.client.producer.in_flight import Lane
+    from martlet.client.producer.accumulator import Accumulator
+    from martlet.client.producer.in_flight import InFlightQueue
 
 _OK = b"OK"
 OrderKey = tuple[str, str | bytes]
 """A topic and what else the messages have in common that are to stay in order."""
 
 
-class Trouble:
+class PublishTrouble:
     """What has gone wrong with a publication so far.
 
     Attributes:
@@ -39,7 +39,7 @@ class Trouble:
         self.is_suspect = False
 
 
-class Publication:
+class PendingPublish:
     """Bodies that are published together, and the future of their OK.
 
     Attributes:
@@ -81,16 +81,16 @@ class Publication:
         self.defer_ms = defer_ms
         self.order_key = order_key
         self.alone = defer_ms is not None
-        self.trouble: Trouble | None = None
+        self.trouble: PublishTrouble | None = None
 
     @property
     def is_suspect(self) -> bool:
         """Whether a broker may have hung up because of it."""
         return self.trouble is not None and self.trouble.is_suspect
 
-    def failed(self, refusal: Refused | None = None) -> Trouble:
+    def failed(self, refusal: Refused | None = None) -> PublishTrouble:
         """It was sent in vain; a broker refused it, or was lost before it answered."""
-        trouble = self.trouble = self.trouble or Trouble()
+        trouble = self.trouble = self.trouble or PublishTrouble()
         trouble.failures += 1
         if refusal is not None:
             trouble.refusals += 1
@@ -103,7 +103,7 @@ class Publication:
             self.future.set_exception(error)
 
 
-class Shipment:
+class PublishBatch:
     """Publications that go to a broker as one command, and get its one answer.
 
     Attributes:
@@ -113,7 +113,9 @@ class Shipment:
 
     __slots__ = ("_outbox", "is_refused", "lane", "message_count", "publications", "size_bytes")
 
-    def __init__(self, outbox: Outbox, lane: Lane, publication: Publication) -> None:
+    def __init__(
+        self, outbox: Accumulator, lane: InFlightQueue, publication: PendingPublish
+    ) -> None:
         self._outbox = outbox
         self.lane = lane
         self.publications = [publication]

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from martlet.client.producer.in_flight import Lane
-from martlet.client.producer.publication import OrderKey, Publication
+from martlet.client.producer.in_flight import InFlightQueue
+from martlet.client.producer.publication import OrderKey, PendingPublish
 
 
-def lightest(lanes: Iterable[Lane], publication: Publication) -> Lane | None:
+def lightest(lanes: Iterable[InFlightQueue], publication: PendingPublish) -> InFlightQueue | None:
     """The lane with the least in flight that has room; a slow one only if there is no other."""
-    best: Lane | None = None
+    best: InFlightQueue | None = None
     best_weight = (False, 0, 0)
     for lane in lanes:
         if lane.has_room(publication):
@@ -30,7 +30,9 @@ def lightest(lanes: Iterable[Lane], publication: Publication) -> Lane | None:
     return best
 
 
-def home(lanes: Iterable[Lane], key: OrderKey, *, among_all: bool = False) -> Lane | None:
+def home(
+    lanes: Iterable[InFlightQueue], key: OrderKey, *, among_all: bool = False
+) -> InFlightQueue | None:
     """The lane at which the key is at home, of those that are up, or of all."""
     topic, rest = key
     text = topic.encode() + b" " + (rest.encode() if isinstance(rest, str) else rest)

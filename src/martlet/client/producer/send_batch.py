@@ -17,10 +17,10 @@ from martlet.put_status import PutStatus
 
 if TYPE_CHECKING:
     from martlet.client.producer.sender import Sender
-    from martlet.client.producer.session import Desk
+    from martlet.client.producer.session import ProducerSession
 
 
-class Sending:
+class PendingSend:
     """Messages that are sent together, and the future of the first one's result.
 
     Attributes:
@@ -75,7 +75,7 @@ class Sending:
             self.future.set_exception(error)
 
 
-class Parcel:
+class SendBatch:
     """Sendings of one topic, with equal options, that go to a broker with one SEND.
 
     It is never changed once it was sent: the broker knows it by its number.
@@ -104,7 +104,7 @@ class Parcel:
         "tries",
     )
 
-    def __init__(self, sender: Sender, desk: Desk, sending: Sending) -> None:
+    def __init__(self, sender: Sender, desk: ProducerSession, sending: PendingSend) -> None:
         self._sender = sender
         self.desk = desk
         self.sendings = [sending]
@@ -129,13 +129,13 @@ class Parcel:
         retries = self.sendings[0].options.retries
         return retries is None or self.tries <= retries
 
-    def add(self, sending: Sending) -> None:
+    def add(self, sending: PendingSend) -> None:
         """Take in one more, before it is sent."""
         self.sendings.append(sending)
         self.message_count += len(sending.bodies)
         self.size_bytes += sending.size_bytes
 
-    def go_to(self, desk: Desk) -> None:
+    def go_to(self, desk: ProducerSession) -> None:
         """It is tried at another broker."""
         self.desk = desk
         self.not_before_s = 0.0

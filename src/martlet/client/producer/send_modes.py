@@ -13,16 +13,16 @@ from martlet.client.hooks import Hooks, Publishing
 from martlet.client.names import check_name
 from martlet.client.producer.limits import Limits
 from martlet.client.producer.message import (
-    Also,
     Sendable,
     SendOptions,
+    SharedProperties,
     cut,
     deliver_at_ms,
     prepared,
     taken_apart,
 )
 from martlet.client.producer.result import SendResult, SendResults
-from martlet.client.producer.send_batch import Sending
+from martlet.client.producer.send_batch import PendingSend
 from martlet.client.producer.sender import Sender
 from martlet.protocol.nsq.commands import MPUB_EXTRA_BYTES
 
@@ -30,7 +30,7 @@ _AHEAD = 8
 """How many pieces of many messages may be on their way while the next is taken."""
 
 
-class Sends(ABC):
+class SendModes(ABC):
     """What a producer can do at Martlet brokers."""
 
     _sender: Sender
@@ -69,8 +69,8 @@ class Sends(ABC):
         message was tried at another broker.
 
         Args:
-            topic: the topic's name; the broker creates it if there is none.
-            message: the body; or an `Outgoing`, or whatever has a body and properties, such as a
+            topic: the topic's name; the broker creates it if there is none. message: the body; or
+            an `Outgoing`, or whatever has a body and properties, such as a
                 message that was received.
             tag: one word, by which consumers choose what they want.
             keys: by which people look for the message.
@@ -95,7 +95,7 @@ class Sends(ABC):
         return await self._start(
             topic,
             (message,),
-            Also.of(tag, keys, headers, order_key),
+            SharedProperties.of(tag, keys, headers, order_key),
             SendOptions(
                 deliver_at_ms(deliver_at), wait_store_ok, order_key, queue, self._send_retries
             ),
@@ -132,7 +132,7 @@ class Sends(ABC):
         future = self._start(
             topic,
             (message,),
-            Also.of(tag, keys, headers, order_key),
+            SharedProperties.of(tag, keys, headers, order_key),
             SendOptions(
                 deliver_at_ms(deliver_at), wait_store_ok, order_key, queue, self._send_retries
             ),
@@ -167,7 +167,7 @@ class Sends(ABC):
         options = SendOptions(
             deliver_at_ms(deliver_at), wait_store_ok, order_key, queue, self._send_retries
         )
-        also = Also.of(tag, keys, headers, order_key)
+        also = SharedProperties.of(tag, keys, headers, order_key)
         results = SendResults()
         sent: deque[tuple[int, asyncio.Future[SendResult]]] = deque()
         try:
@@ -213,7 +213,7 @@ class Sends(ABC):
         sending = self._sending(
             topic,
             (message,),
-            Also.of(tag, keys, headers, order_key),
+            SharedProperties.of(tag, keys, headers, order_key),
             SendOptions(deliver_at_ms(deliver_at), False, order_key, queue, 0),
             0.0,
         )
@@ -223,7 +223,7 @@ class Sends(ABC):
         self,
         topic: str,
         messages: Sequence[Sendable],
-        also: Also,
+        also: SharedProperties,
         options: SendOptions,
         timeout_s: float,
     ) -> asyncio.Future[SendResult]:
@@ -240,10 +240,10 @@ class Sends(ABC):
         self,
         topic: str,
         messages: Sequence[Sendable],
-        also: Also,
+        also: SharedProperties,
         options: SendOptions,
         timeout_s: float,
-    ) -> Sending:
+    ) -> PendingSend:
         check_name(topic, "topic")
         self._check_open()
         if timeout_s < 0:
@@ -252,7 +252,7 @@ class Sends(ABC):
         loop = self._loop
         future: asyncio.Future[SendResult] = loop.create_future()
         deadline_s = loop.time() + timeout_s
-        return Sending(topic, bodies, entries, options, size_bytes, future, deadline_s)
+        return PendingSend(topic, bodies, entries, options, size_bytes, future, deadline_s)
 
 
 def _call_back(

@@ -35,13 +35,13 @@ from martlet.client.errors import (
     Refused,
 )
 from martlet.client.producer.accumulator import MAY_BE_ANOTHERS_FAULT, MAY_PASS
-from martlet.client.producer.broker_link import Link
-from martlet.client.producer.broker_pool import Pool
+from martlet.client.producer.broker_link import BrokerLink
+from martlet.client.producer.broker_pool import BrokerPool
 from martlet.client.producer.limits import Limits
 from martlet.client.producer.result import SendResult
 from martlet.client.producer.routing import home
-from martlet.client.producer.send_batch import Parcel, Sending
-from martlet.client.producer.session import Desk
+from martlet.client.producer.send_batch import PendingSend, SendBatch
+from martlet.client.producer.session import ProducerSession
 from martlet.client.transport.backoff import Backoff
 from martlet.properties.block import pack_block
 from martlet.protocol.nsq import commands
@@ -64,7 +64,7 @@ class Sender:
     """
 
     def __init__(
-        self, pool: Pool, limits: Limits, *, is_idempotent: bool, tries_others: bool
+        self, pool: BrokerPool, limits: Limits, *, is_idempotent: bool, tries_others: bool
     ) -> None:
         self.pending_messages = 0
         self.pending_bytes = 0
@@ -75,26 +75,26 @@ class Sender:
         self._limits = limits
         self._is_idempotent = is_idempotent
         self._tries_others = tries_others
-        self._waiting: deque[Sending] = deque()
-        self._held: dict[tuple[str, str], deque[Sending]] = {}
+        self._waiting: deque[PendingSend] = deque()
+        self._held: dict[tuple[str, str], deque[PendingSend]] = {}
         """What waits for others with its order key, by topic and key; for those on their way."""
-        self._desks: dict[Link, Desk] = {}
+        self._desks: dict[BrokerLink, ProducerSession] = {}
         self._turn = 0
         self._timer: asyncio.TimerHandle | None = None
         self._look: asyncio.TimerHandle | None = None
 
-    def _sendings(self) -> Iterator[Sending]:
+    def _sendings(self) -> Iterator[PendingSend]:
         yield from self._waiting
         yield from chain.from_iterable(self._held.values())
         for desk in self._desks.values():
             for parcel in desk.unanswered.values():
                 yield from parcel.sendings
 
-    def unanswered(self) -> list[Sending]:
+    def unanswered(self) -> list[PendingSend]:
         """All that have no answer yet."""
         return [each for each in self._sendings() if not each.future.done()]
 
-    def add(self, sending: Sending) -> None:
+    def add(self, sending: PendingSend) -> None:
         """Send this."""
         self.pending_messages += len(sending.bodies)
         self.pending_bytes += sending.size_bytes
@@ -103,11 +103,11 @@ class Sender:
         self._expire_at(sending.future.get_loop(), sending.deadline_s)
         self._pool.flush_soon()
 
-    def _settle(self, sending: Sending) -> None:
+    def _settle(self, sending: PendingSend) -> None:
         self.pending_messages -= len(sending.bodies)
         self.pending_bytes -= sending.size_bytes
 
-    def send_oneway(self, sending: Sending) -> None:
+    def send_oneway(self, sending: PendingSend) -> None:
         """Write it to a broker that takes it now, and expect no answer.
 
         Raises:
@@ -130,7 +130,7 @@ class Sender:
 
     # Sending.
 
-    def _connected(self) -> list[Desk]:
+    def _connected(self) -> list[ProducerSession]:
         """The desks at brokers that are connected, and know what SEND is.
 
         Raises:
@@ -148,7 +148,7 @@ class Sender:
                 continue
             desk = self._desks.get(link)
             if desk is None:
-                desk = self._desks[link] = Desk(link)
+                desk = self._desks[link] = ProducerSession(link)
             connection.on_writable = self._pool.flush_soon
             desks.append(desk)
         if others and not desks and not self._desks:
@@ -175,14 +175,14 @@ class Sender:
         for parcel in self._pack([desk for desk in ready if desk.has_room]):
             self._send(parcel, now_s)
 
-    def _send(self, parcel: Parcel, now_s: float) -> None:
+    def _send(self, parcel: SendBatch, now_s: float) -> None:
         connection = parcel.desk.link.connection
         assert connection is not None
         if parcel.tries:
             self.retried_count += parcel.message_count
         connection.send(parcel.command(now_s), parcel)
 
-    def _send_again(self, desk: Desk, now_s: float) -> None:
+    def _send_again(self, desk: ProducerSession, now_s: float) -> None:
         while desk.again:
             parcel = desk.again[0]
             if parcel.is_done:
@@ -195,9 +195,9 @@ class Sender:
             desk.again.popleft()
             self._send(parcel, now_s)
 
-    def _pack(self, desks: list[Desk]) -> list[Parcel]:
-        packed: list[Parcel] = []
-        growing: dict[object, Parcel] = {}
+    def _pack(self, desks: list[ProducerSession]) -> list[SendBatch]:
+        packed: list[SendBatch] = []
+        growing: dict[object, SendBatch] = {}
         waiting = self._waiting
         while waiting and desks:
             sending = waiting[0]
@@ -232,13 +232,13 @@ class Sender:
                 desks.remove(desk)
         return packed
 
-    def _numbered(self, desk: Desk, sending: Sending) -> Parcel:
-        parcel = Parcel(self, desk, sending)
+    def _numbered(self, desk: ProducerSession, sending: PendingSend) -> SendBatch:
+        parcel = SendBatch(self, desk, sending)
         parcel.is_known = self._is_idempotent
         parcel.number = desk.take(parcel)
         return parcel
 
-    def _chosen(self, desks: list[Desk], sending: Sending) -> Desk | None:
+    def _chosen(self, desks: list[ProducerSession], sending: PendingSend) -> ProducerSession | None:
         """The home of an order key, or who has least to answer; None where that one is busy."""
         key = sending.order_key
         if key is not None and len(self._pool.links) > 1:
@@ -251,7 +251,7 @@ class Sender:
 
     # What becomes of it.
 
-    def settled(self, parcel: Parcel) -> None:
+    def settled(self, parcel: SendBatch) -> None:
         """A parcel is done with."""
         parcel.desk.drop(parcel)
         key = parcel.sendings[0].order_key
@@ -260,7 +260,7 @@ class Sender:
         if self._waiting:
             self._pool.flush_soon()
 
-    def is_stored(self, parcel: Parcel, result: SendResult) -> None:
+    def is_stored(self, parcel: SendBatch, result: SendResult) -> None:
         """The broker has stored it, if not as safely as was wanted."""
         if result.status is not PutStatus.OK and self._tries_others:
             parcel.stored = result
@@ -270,7 +270,7 @@ class Sender:
         self.settled(parcel)
         parcel.succeed(result)
 
-    def refused(self, parcel: Parcel, error: Refused) -> None:
+    def refused(self, parcel: SendBatch, error: Refused) -> None:
         """The broker has not stored it; it may do so later."""
         if error.code in MAY_DO_LATER and parcel.may_be_tried_again:
             self._try_again(parcel, _BACKOFF.delay_s(parcel.tries))
@@ -281,7 +281,7 @@ class Sender:
         else:
             parcel.fail(PublishRefused(error.code, error.text))
 
-    def is_wrong(self, parcel: Parcel, error: Refused) -> None:
+    def is_wrong(self, parcel: SendBatch, error: Refused) -> None:
         """The broker took it for a mistake: it is not stored, and the connection is lost."""
         if error.code == MAY_PASS and parcel.may_be_tried_again:
             self._try_again(parcel, _BACKOFF.delay_s(parcel.tries))
@@ -298,7 +298,7 @@ class Sender:
             self._waiting.appendleft(sending)
         self._pool.flush_soon()
 
-    def lost(self, parcel: Parcel, error: ConnectionLost) -> None:
+    def lost(self, parcel: SendBatch, error: ConnectionLost) -> None:
         """Nobody knows whether the broker has stored it."""
         if isinstance(error.__cause__, Refused):
             # The broker hung up on what was sent before it.
@@ -311,14 +311,14 @@ class Sender:
             self.settled(parcel)
             parcel.fail(PublishLost(f"sent {parcel.tries} times, and not answered: {error}"))
 
-    def _try_again(self, parcel: Parcel, delay_s: float) -> None:
+    def _try_again(self, parcel: SendBatch, delay_s: float) -> None:
         if self._tries_others and self._pass_on(parcel):
             return
         parcel.not_before_s = asyncio.get_running_loop().time() + delay_s
         parcel.desk.keep(parcel)
         self._pool.flush_soon()
 
-    def _pass_on(self, parcel: Parcel) -> bool:
+    def _pass_on(self, parcel: SendBatch) -> bool:
         """Send it to another broker, by another number. False where there is none."""
         try:
             others = [desk for desk in self._connected() if desk is not parcel.desk]
@@ -382,7 +382,7 @@ class Sender:
         self._waiting = deque(each for each in self._waiting if not each.future.done())
 
     def _look_whether_late(
-        self, sending: Sending, now_s: float, reason: str, parcel: Parcel | None = None
+        self, sending: PendingSend, now_s: float, reason: str, parcel: SendBatch | None = None
     ) -> None:
         if sending.future.done():
             return

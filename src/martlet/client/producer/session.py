@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from martlet.properties.model import PRODUCER_BYTES
 
 if TYPE_CHECKING:
-    from martlet.client.producer.broker_link import Link
-    from martlet.client.producer.in_flight import Lane
-    from martlet.client.producer.send_batch import Parcel
+    from martlet.client.producer.broker_link import BrokerLink
+    from martlet.client.producer.in_flight import InFlightQueue
+    from martlet.client.producer.send_batch import SendBatch
 
 MOST_UNANSWERED = 64
 
 
-class Desk:
+class ProducerSession:
     """What a producer sends to one broker.
 
     Attributes:
@@ -34,11 +34,11 @@ class Desk:
         turn: when it was chosen last, in choices.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: BrokerLink) -> None:
         self.link = link
         self.producer = os.urandom(PRODUCER_BYTES)
-        self.unanswered: dict[int, Parcel] = {}
-        self.again: deque[Parcel] = deque()
+        self.unanswered: dict[int, SendBatch] = {}
+        self.again: deque[SendBatch] = deque()
         self.size_bytes = 0
         self.turn = 0
         self._sequence = 0
@@ -49,7 +49,7 @@ class Desk:
         return self.link.lane.name
 
     @property
-    def lane(self) -> Lane:
+    def lane(self) -> InFlightQueue:
         """Where NSQ's commands to the same broker are."""
         return self.link.lane
 
@@ -67,14 +67,14 @@ class Desk:
         oldest = next(iter(self.unanswered), self._sequence + 1)
         return not self.again and self._sequence + 1 - oldest < MOST_UNANSWERED
 
-    def take(self, parcel: Parcel) -> int:
+    def take(self, parcel: SendBatch) -> int:
         """Give a parcel the next number."""
         self._sequence += 1
         self.unanswered[self._sequence] = parcel
         self.size_bytes += parcel.size_bytes
         return self._sequence
 
-    def keep(self, parcel: Parcel) -> None:
+    def keep(self, parcel: SendBatch) -> None:
         """Send a parcel again, in its place among the others."""
         place = next(
             (at for at, each in enumerate(self.again) if each.number > parcel.number),
@@ -82,7 +82,7 @@ class Desk:
         )
         self.again.insert(place, parcel)
 
-    def drop(self, parcel: Parcel) -> None:
+    def drop(self, parcel: SendBatch) -> None:
         """A parcel has its answer, or is given up here."""
         if self.unanswered.pop(parcel.number, None) is not None:
             self.size_bytes -= parcel.size_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import cast
 
-from martlet.client.consumer.acks import Answers
+from martlet.client.consumer.acks import AckBatcher
 from martlet.client.consumer.message import Message
 from martlet.client.sync.loop_thread import LoopThread
 
@@ -19,7 +19,7 @@ class PostedAnswers:
 
     __slots__ = ("_thread", "answers", "is_handed_out")
 
-    def __init__(self, answers: Answers, thread: LoopThread) -> None:
+    def __init__(self, answers: AckBatcher, thread: LoopThread) -> None:
         self.answers = answers
         self._thread = thread
         self.is_handed_out = False
@@ -89,7 +89,7 @@ def posted(message: Message, thread: LoopThread) -> Message:
     answers = message._answers
     assert answers is not None
     # The methods that a message calls are all that it knows of its answers.
-    in_its_place = cast(Answers, PostedAnswers(answers, thread))
+    in_its_place = cast(AckBatcher, PostedAnswers(answers, thread))
     again = Message(in_its_place, message.timestamp_ns, message.attempts, message.id, message.body)
     again.carries(message._packed)
     return again

@@ -18,18 +18,18 @@ from martlet.client.sync.acks import PostedAnswers, posted
 from martlet.client.sync.batch import Batch
 from martlet.client.sync.handlers import Handlers, workers_here
 from martlet.client.sync.loop_thread import LoopThread
-from martlet.client.sync.proxy import Face
+from martlet.client.sync.proxy import SyncProxy
 from martlet.client.sync.signatures import like
 
 if TYPE_CHECKING:
-    from martlet.client.consumer.acks import Answers
+    from martlet.client.consumer.acks import AckBatcher
     from martlet.client.consumer.handling.give_back import Late
-    from martlet.client.consumer.handling.handler_pool import Place
+    from martlet.client.consumer.handling.handler_pool import HandlerPlace
 
 T = TypeVar("T")
 
 
-class Consumer(Face):
+class Consumer(SyncProxy):
     """Receives the messages of a channel from one or several brokers, in any number of threads.
 
     ::
@@ -106,7 +106,7 @@ class Consumer(Face):
         handler: Callable[[Any], object],
         *,
         concurrency: int = 1,
-        on: Place = "threads",
+        on: HandlerPlace = "threads",
     ) -> None:
         """Hand each message to the handler until the consumer is stopped or closed.
 
@@ -241,7 +241,7 @@ class Consumer(Face):
 
     def _take_late(self, until_s: float) -> Late:
         """In the loop: take out what is ready here and has its time run out by then."""
-        late: dict[Answers, list[bytes]] = {}
+        late: dict[AckBatcher, list[bytes]] = {}
         while self._ready and self._expires_at_s < until_s:
             try:
                 message = self._ready.pop()

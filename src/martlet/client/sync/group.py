@@ -13,32 +13,32 @@ from typing import Any, Generic, Literal, Self, TypeVar
 from martlet.client.errors import Closed
 from martlet.client.group import broadcast
 from martlet.client.group import consumer as asynchronous
-from martlet.client.group.assignment.membership import Membership
-from martlet.client.group.base import PostT, Puller, Wanted
-from martlet.client.group.broadcast_session import Audience
-from martlet.client.group.counters import Tally
+from martlet.client.group.assignment.membership import BrokerMembership
+from martlet.client.group.base import PostT, PullConsumerBase, Wanted
+from martlet.client.group.broadcast_session import BroadcastSession
+from martlet.client.group.counters import PullCounts
 from martlet.client.group.iteration import HandedT, Iteration
 from martlet.client.group.message import PulledMessage
-from martlet.client.group.queues.queue_id import Place
+from martlet.client.group.queues.queue_id import QueueId
 from martlet.client.group.start_position import Start
 from martlet.client.group.stats import PullStats
 from martlet.client.sync.group_batch import PulledBatch, posted
 from martlet.client.sync.handlers import workers_here
 from martlet.client.sync.loop_thread import LoopThread
-from martlet.client.sync.proxy import Face
+from martlet.client.sync.proxy import SyncProxy
 from martlet.client.sync.signatures import like
 
 T = TypeVar("T")
 
 
-class PullFace(Face, Generic[PostT]):
+class SyncPullBase(SyncProxy, Generic[PostT]):
     """A pull consumer in the event loop's thread, for any other thread.
 
     Functions that are told of something, such as ``on_assigned``, are called in the event loop's
     thread: they must return soon, and cannot call the consumer.
     """
 
-    def __init__(self, consumer: Puller[PostT]) -> None:
+    def __init__(self, consumer: PullConsumerBase[PostT]) -> None:
         super().__init__()
         self._consumer = consumer
 
@@ -137,7 +137,7 @@ class PullFace(Face, Generic[PostT]):
         return self._entered().call(_called(function, *arguments))
 
     @property
-    def assignment(self) -> tuple[Place, ...]:
+    def assignment(self) -> tuple[QueueId, ...]:
         """The queues that are held."""
         return self._ask(lambda: self._consumer.assignment)
 
@@ -179,7 +179,7 @@ class PullFace(Face, Generic[PostT]):
         self._entered().call(self._consumer.commit())
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> PullCounts:
         """What became of messages at the brokers that there are."""
         return self._ask(lambda: self._consumer.tally)
 
@@ -215,7 +215,7 @@ class PullFace(Face, Generic[PostT]):
         thread.call(self._consumer._close(tuple(workers_here())))
 
 
-class PullConsumer(PullFace[Membership]):
+class PullConsumer(SyncPullBase[BrokerMembership]):
     """Handles the messages of the queues that its group allocates to it.
 
     ::
@@ -232,7 +232,7 @@ class PullConsumer(PullFace[Membership]):
         super().__init__(asynchronous.PullConsumer(*arguments, **settings))
 
 
-class BroadcastConsumer(PullFace[Audience]):
+class BroadcastConsumer(SyncPullBase[BroadcastSession]):
     """Handles all messages of a topic, whoever else does.
 
     It is `martlet.client.BroadcastConsumer` and promises what that promises; the arguments are the

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.client.group import batch as asynchronous
-from martlet.client.group.message import PulledMessage, Stage
-from martlet.client.group.queues.assigned_queue import HeldQueue
-from martlet.client.group.queues.queue_id import Place
+from martlet.client.group.message import PulledMessage, PulledMessageState
+from martlet.client.group.queues.assigned_queue import AssignedQueue
+from martlet.client.group.queues.queue_id import QueueId
 from martlet.client.sync.columns import Decoded
 from martlet.client.sync.loop_thread import LoopThread
 
@@ -29,24 +29,24 @@ class PostedQueue:
     def finish(self, handed: PulledMessage) -> None:
         """It is done."""
         self._thread.check()
-        handed._stage = Stage.DONE
+        handed._stage = PulledMessageState.DONE
         self._thread.post(self._finish)
 
     def _finish(self) -> None:
         message = self._message
-        if message._stage is Stage.OUT:
+        if message._stage is PulledMessageState.OUT:
             message.finish()
 
 
 def posted(message: PulledMessage, thread: LoopThread) -> PulledMessage:
     """The same message, to be finished from any thread."""
     # What a message asks of its queue is all here.
-    held = cast(HeldQueue, PostedQueue(message, thread))
+    held = cast(AssignedQueue, PostedQueue(message, thread))
     handed = PulledMessage(
         held, message.offset, message.timestamp_ns, message.id, message.body, message.packed
     )
     handed.attempts, handed.errors = message.attempts, message.errors
-    handed._stage = Stage.OUT
+    handed._stage = PulledMessageState.OUT
     return handed
 
 
@@ -67,7 +67,7 @@ class PulledBatch(Decoded[asynchronous.PulledBatch]):
         return self._batch.queue
 
     @property
-    def place(self) -> Place:
+    def place(self) -> QueueId:
         """Their queue, and at which broker that is."""
         return self._batch.place
 

@@ -17,7 +17,7 @@ from martlet.client.producer.body import PIECE_MESSAGES, Body, check_body
 from martlet.client.producer.result import SendResult
 from martlet.client.producer.stats import ProducerStats
 from martlet.client.sync.loop_thread import LoopThread
-from martlet.client.sync.proxy import Face
+from martlet.client.sync.proxy import SyncProxy
 from martlet.client.sync.signatures import like
 from martlet.client.sync.transaction import Transaction
 from martlet.protocol.nsq.commands import MPUB_EXTRA_BYTES
@@ -28,7 +28,7 @@ AHEAD = 2
 """How many pieces of an iterable may be on their way while the next is taken from it."""
 
 
-class Producer(Face):
+class Producer(SyncProxy):
     """Publishes messages to a broker, or to several, from any number of threads.
 
     ::

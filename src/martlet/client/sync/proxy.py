@@ -11,7 +11,7 @@ from martlet.client.errors import Closed
 from martlet.client.sync.loop_thread import LoopThread, loop_thread
 
 
-class Face(ABC):
+class SyncProxy(ABC):
     """Something that lives in the event loop of another thread between ``with`` and its end."""
 
     def __init__(self) -> None:

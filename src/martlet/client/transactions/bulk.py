@@ -18,11 +18,11 @@ from martlet.client.transactions.transaction import Contribution, new_branch
 from martlet.protocol.nsq import commands
 
 if TYPE_CHECKING:
-    from martlet.client.transactions.session import Pinned
+    from martlet.client.transactions.session import PinnedSession
     from martlet.client.transport.identity import Features
 
 
-class Block(NamedTuple):
+class MessageBlock(NamedTuple):
     """Messages of one topic.
 
     Attributes:
@@ -44,7 +44,7 @@ class Block(NamedTuple):
     are_delays: bool = False
 
 
-class Staging:
+class BulkLoader:
     """Adds blocks to one transaction. `Producer.staging` makes it.
 
     Attributes:
@@ -52,7 +52,7 @@ class Staging:
         branch: by which what is added here is known in it.
     """
 
-    def __init__(self, pinned: Pinned, id: str, begin: Mapping[str, Any]) -> None:
+    def __init__(self, pinned: PinnedSession, id: str, begin: Mapping[str, Any]) -> None:
         self.id = id
         self.branch = new_branch()
         self._pinned = pinned
@@ -72,7 +72,7 @@ class Staging:
         """
         return await self._pinned.features(self.id)
 
-    async def add(self, block: Block) -> None:
+    async def add(self, block: MessageBlock) -> None:
         """Add a block, and return once the broker has stored it; nobody sees it yet.
 
         Raises:

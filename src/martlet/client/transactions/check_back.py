@@ -81,7 +81,7 @@ Check = Callable[[PendingTransaction], Awaitable[Outcome] | Outcome]
 """An application's, which may be a coroutine function."""
 
 
-class Checking:
+class CheckBackListener:
     """The group's side of one producer.
 
     Args:

@@ -7,24 +7,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from martlet.client.producer.broker_pool import Pool
+from martlet.client.producer.broker_pool import BrokerPool
 from martlet.client.producer.limits import Limits
-from martlet.client.transactions.bulk import Staging
-from martlet.client.transactions.check_back import Check, Checking
-from martlet.client.transactions.session import Pinned, at_home
+from martlet.client.transactions.bulk import BulkLoader
+from martlet.client.transactions.check_back import Check, CheckBackListener
+from martlet.client.transactions.session import PinnedSession, at_home
 from martlet.client.transactions.transaction import Transaction
 
 _MOST_TRIES = 1000
 
 
-class Transacts(ABC):
+class ProducerTransactions(ABC):
     """Begins transactions, joins those of others, and is asked about those of its group."""
 
-    _pool: Pool
+    _pool: BrokerPool
     _limits: Limits
     _timeout_s: float
     _group: str
-    _checking: Checking | None
+    _checking: CheckBackListener | None
 
     @abstractmethod
     def _check_open(self) -> None:
@@ -39,7 +39,7 @@ class Transacts(ABC):
         self._group = group
         self._checking = None
         if check is not None:
-            self._checking = Checking(group, check)
+            self._checking = CheckBackListener(group, check)
             self._pool.on_connected = self._checking.connected
 
     def transaction(
@@ -66,7 +66,7 @@ class Transacts(ABC):
             Closed: the producer has been closed.
         """
         self._check_open()
-        pinned = Pinned(self._pool, self._timeout_s, broker)
+        pinned = PinnedSession(self._pool, self._timeout_s, broker)
         return Transaction(
             pinned,
             id or self._fresh_id(pinned, broker),
@@ -90,7 +90,7 @@ class Transacts(ABC):
         """
         self._check_open()
         return Transaction(
-            Pinned(self._pool, self._timeout_s, broker),
+            PinnedSession(self._pool, self._timeout_s, broker),
             id,
             group="",
             check_after_s=None,
@@ -98,7 +98,7 @@ class Transacts(ABC):
             is_joined=True,
         )
 
-    def staging(self, id: str, begin: Mapping[str, Any], *, broker: str = "") -> Staging:
+    def staging(self, id: str, begin: Mapping[str, Any], *, broker: str = "") -> BulkLoader:
         """Add to a transaction blocks of messages that are laid out already.
 
         Args:
@@ -110,9 +110,9 @@ class Transacts(ABC):
             Closed: the producer has been closed.
         """
         self._check_open()
-        return Staging(Pinned(self._pool, self._timeout_s, broker), id, begin)
+        return BulkLoader(PinnedSession(self._pool, self._timeout_s, broker), id, begin)
 
-    def _fresh_id(self, pinned: Pinned, broker: str) -> str:
+    def _fresh_id(self, pinned: PinnedSession, broker: str) -> str:
         """A random id, whose broker is the one with the least to do."""
         link = None if broker else pinned.lightest()
         tried = (secrets.token_hex(16) for _ in range(_MOST_TRIES))

@@ -24,22 +24,22 @@ from martlet.client.errors import (
 from martlet.client.producer.routing import home
 
 if TYPE_CHECKING:
-    from martlet.client.producer.broker_link import Link
-    from martlet.client.producer.broker_pool import Pool
+    from martlet.client.producer.broker_link import BrokerLink
+    from martlet.client.producer.broker_pool import BrokerPool
     from martlet.client.transport.connection import Connection
     from martlet.client.transport.identity import Features
 
 T = TypeVar("T")
 
 
-def at_home(links: Sequence[Link], id: str) -> Link | None:
+def at_home(links: Sequence[BrokerLink], id: str) -> BrokerLink | None:
     """The broker of a transaction, connected or not: at another one it would begin once more."""
     lanes = {link.lane: link for link in links}
     lane = home(lanes, ("%transaction", id), among_all=True)
     return None if lane is None else lanes[lane]
 
 
-class Pinned:
+class PinnedSession:
     """The broker of one transaction.
 
     Args:
@@ -48,18 +48,18 @@ class Pinned:
         broker: which it is to be, as ``host:port``; empty for the one that its id leads to.
     """
 
-    def __init__(self, pool: Pool, timeout_s: float, broker: str) -> None:
+    def __init__(self, pool: BrokerPool, timeout_s: float, broker: str) -> None:
         self._pool = pool
         self._timeout_s = timeout_s
         self._broker = broker
-        self._link: Link | None = None
+        self._link: BrokerLink | None = None
 
     @property
     def is_bound(self) -> bool:
         """Whether anything was sent."""
         return self._link is not None
 
-    def lightest(self) -> Link | None:
+    def lightest(self) -> BrokerLink | None:
         """The broker with the least to do, of those that can do this.
 
         Raises:
@@ -90,7 +90,7 @@ class Pinned:
                 f" one with broker={lane.name!r} for them, or use a producer of one broker"
             )
 
-    def _chosen(self, id: str) -> Link | None:
+    def _chosen(self, id: str) -> BrokerLink | None:
         """The broker, as far as it can be told now."""
         if self._link is not None:
             return self._link

@@ -37,7 +37,7 @@ from martlet.properties.model import Properties
 from martlet.protocol.nsq import commands
 
 if TYPE_CHECKING:
-    from martlet.client.transactions.session import Pinned
+    from martlet.client.transactions.session import PinnedSession
 
 logger = logging.getLogger("martlet.client")
 
@@ -84,7 +84,7 @@ class Transaction:
 
     def __init__(
         self,
-        pinned: Pinned,
+        pinned: PinnedSession,
         id: str,
         *,
         group: str,

@@ -110,7 +110,7 @@ class Commit:
             raise ArchiveDamagedError(f"{name} is no commit of an archive: {error}") from error
 
 
-class CommitLog:
+class ArchiveCommitLog:
     """The log of one archive. All that changes it wants the store's lock.
 
     Args:

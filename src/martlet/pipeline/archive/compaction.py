@@ -206,7 +206,7 @@ class Compaction:
             yield group
 
 
-class Watch:
+class CompactionWatch:
     """Which folders a run has to compact, by what it commits.
 
     Args:

@@ -11,7 +11,13 @@ from martlet.options.archive import ArchiveOptions
 from martlet.options.flag import OptionError
 from martlet.pipeline.archive.compaction import Compacted
 from martlet.pipeline.archive.parquet_table import ParquetTable
-from martlet.pipeline.archive.query import Archive, Batch, compaction_of, location_of, topics_of
+from martlet.pipeline.archive.query import (
+    Archive,
+    ArchiveBatch,
+    compaction_of,
+    location_of,
+    topics_of,
+)
 from martlet.pipeline.archive.store import Store
 from martlet.pipeline.job import OK, Job, Run, session
 from martlet.pipeline.stream_monitor import begun, follow
@@ -111,7 +117,7 @@ class _Told:
             "martlet_archive_joined_files", "small files that were joined", registry=registry
         )
 
-    def batch(self, batch: Batch) -> None:
+    def batch(self, batch: ArchiveBatch) -> None:
         """A micro-batch was committed."""
         self._rows[batch.number] = batch.rows
         self._files.inc(batch.files)

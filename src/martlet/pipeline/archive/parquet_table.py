@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from martlet.pipeline.archive.commit_log import STAGED, CommitLog, Swap
+from martlet.pipeline.archive.commit_log import STAGED, ArchiveCommitLog, Swap
 from martlet.pipeline.archive.manifest import Manifest
 from martlet.pipeline.archive.position import Position, advanced, started
 from martlet.pipeline.archive.store import Store
@@ -20,7 +20,7 @@ class ParquetTable:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._log = CommitLog(store)
+        self._log = ArchiveCommitLog(store)
 
     def begin(self, run: str) -> None:
         """Take the table over, once what another run has committed is in its place."""

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from martlet.options.archive import ArchiveOptions
-from martlet.pipeline.archive.compaction import Compacted, Compaction, Watch
+from martlet.pipeline.archive.compaction import Compacted, Compaction, CompactionWatch
 from martlet.pipeline.archive.manifest import Manifest
 from martlet.pipeline.archive.parquet_table import ParquetTable
 from martlet.pipeline.archive.rows import shape_of
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Batch:
+class ArchiveBatch:
     """A micro-batch that was committed.
 
     Attributes:
@@ -66,7 +66,7 @@ class Archive:
         self,
         options: ArchiveOptions,
         spark: SparkSession,
-        on_batch: Callable[[Batch], None] = lambda batch: None,
+        on_batch: Callable[[ArchiveBatch], None] = lambda batch: None,
     ) -> None:
         self._options = options
         self._spark = spark
@@ -87,7 +87,7 @@ class Archive:
             self._compaction = compaction_of(options, self._table)
         self._watch = self._watched()
 
-    def _watched(self) -> Watch | None:
+    def _watched(self) -> CompactionWatch | None:
         options = self._options
         table = self._table
         if self._compaction is None or not options.compact_files:
@@ -95,7 +95,7 @@ class Archive:
         if isinstance(table, ParquetTable) and not table.store.is_local:
             return None  # Readers would miss rows for a moment, again and again.
         most = max(2, options.compact_files)
-        return Watch(self._compaction, most, options.compact_idle_ns / 1e9)
+        return CompactionWatch(self._compaction, most, options.compact_idle_ns / 1e9)
 
     def start(self) -> StreamingQuery:
         """Take the archive over and start the query, which goes on where the archive ends.
@@ -150,7 +150,7 @@ class Archive:
         if self._watch is not None:
             self._watch.added(Counter(file.name.rpartition("/")[0] for file in files))
             compacted = self._compact(self._watch.due())
-        done = Batch(
+        done = ArchiveBatch(
             number=number,
             rows=rows,
             files=len(files),

@@ -22,10 +22,10 @@ from martlet.pipeline.archive.manifest import Manifest
 from martlet.pipeline.archive.position import Stretch
 from martlet.pipeline.archive.rows import source_schema
 from martlet.pipeline.archive.store import Store
-from martlet.pipeline.archive.table import Table, open_table
+from martlet.pipeline.archive.table import ArchiveTable, open_table
 from martlet.pipeline.archive.writing import Writing
-from martlet.spark.read.data_loss import Loss
-from martlet.spark.read.failing_reader import RefusedStream
+from martlet.spark.read.data_loss import LossReport
+from martlet.spark.read.failing_reader import FailingStreamReader
 from martlet.spark.read.offsets import Offsets, QueueKey, flatten, nested
 from martlet.spark.read.options import ReadOptions
 from martlet.spark.read.split import Split, Task
@@ -62,7 +62,7 @@ class ArchiveSource(DataSource):
         try:
             return ArchiveReader(ReadOptions.parse(given, "stream"), writing, run)
         except ValueError as error:
-            return RefusedStream(error)
+            return FailingStreamReader(error)
 
 
 @dataclass
@@ -86,7 +86,7 @@ class ArchiveReader(StreamReader):
         super().__init__(options, source_schema())
         self._writing = writing
         self._run = run
-        self._table: Table | None = None
+        self._table: ArchiveTable | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_writing": self._writing, "_run": self._run}
@@ -136,7 +136,7 @@ class ArchiveReader(StreamReader):
         """
         reached = position.get(split.key, split.start)
         if split.start > reached and split.key not in seen:
-            self._lose(split.key, reached, split.start, Loss.RETENTION, _AHEAD)
+            self._lose(split.key, reached, split.start, LossReport.RETENTION, _AHEAD)
         seen.add(split.key)
         return replace(split, start=min(max(split.start, reached), split.end))
 
@@ -150,7 +150,7 @@ class ArchiveReader(StreamReader):
             manifest: Manifest = self._writing.write(messages, stretch, partition.folder, store)
             yield (manifest.format(),)
 
-    def _opened(self) -> Table:
+    def _opened(self) -> ArchiveTable:
         if self._table is None:
             self._table = open_table(self._writing)
         return self._table

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from martlet.pipeline.archive.writing import Writing
 
 
-class Table(Protocol):
+class ArchiveTable(Protocol):
     """An archive's table."""
 
     def begin(self, run: str) -> None:
@@ -41,7 +41,7 @@ class Table(Protocol):
         """
 
 
-def open_table(writing: Writing) -> Table:
+def open_table(writing: Writing) -> ArchiveTable:
     """The table at a location, which may not be there yet."""
     if writing.in_place:
         from martlet.pipeline.archive.delta_table import DeltaTable

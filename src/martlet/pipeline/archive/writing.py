@@ -86,7 +86,7 @@ def parquet_writer(sink: Any, schema: pa.Schema, compression: str) -> pq.Parquet
 
 
 @dataclass
-class _File:
+class _OpenFile:
     """A file that is being written."""
 
     name: str
@@ -105,7 +105,7 @@ class Files:
         self._stretch = stretch
         self._folder = folder
         self._store = store
-        self._open: dict[str, _File] = {}
+        self._open: dict[str, _OpenFile] = {}
         self._file_columns = writing.shape.file_schema.names
 
     def add(self, rows: pa.Table) -> None:
@@ -135,7 +135,7 @@ class Files:
                 file.writer.close()
                 file.sink.close()
 
-    def _file(self, partition: dict[str, str | None]) -> _File:
+    def _file(self, partition: dict[str, str | None]) -> _OpenFile:
         folder = folder_of(partition)
         file = self._open.get(folder)
         if file is None:
@@ -151,7 +151,7 @@ class Files:
             writer = parquet_writer(
                 sink, self._writing.shape.file_schema, self._writing.compression
             )
-            file = _File(name, target, partition, sink, writer)
+            file = _OpenFile(name, target, partition, sink, writer)
             self._open[folder] = file
         return file
 

@@ -26,7 +26,7 @@ from martlet.pipeline.audit.result import Audit, LogSummary
 from martlet.pipeline.audit.segment_listing import Survey, ask, look
 from martlet.pipeline.job import LOSS, OK, Job, JobFailed, Run, session
 from martlet.plural import counted
-from martlet.spark.brokers.addresses import Tls
+from martlet.spark.brokers.addresses import SparkTls
 from martlet.spark.brokers.brokers import NoSuchTopicError
 from martlet.spark.brokers.endpoint import Endpoint
 
@@ -130,7 +130,7 @@ def _require_known(topics: list[str], known: set[str]) -> None:
 def _surveys(options: AuditOptions) -> list[Survey]:
     files = options.tls_ca_file, options.tls_cert_file, options.tls_key_file
     try:
-        tls = Tls.parse(*files, verify=options.tls_verify)
+        tls = SparkTls.parse(*files, verify=options.tls_verify)
     except ValueError as error:
         raise JobFailed(str(error)) from None
 

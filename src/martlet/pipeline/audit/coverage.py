@@ -20,7 +20,7 @@ from martlet.broker.offset_ranges import Stretch, apart_from, with_stretch
 
 
 @dataclass(frozen=True)
-class Place:
+class LogRange:
     """Where something is lost: a stretch of positions of a segment's file.
 
     Attributes:
@@ -61,9 +61,9 @@ class Extent:
 
     broker: str
     segments: Sequence[Stretch] = ()
-    missing: Sequence[Place] = ()
-    damage: Sequence[Place] = ()
-    torn: Sequence[Place] = ()
+    missing: Sequence[LogRange] = ()
+    damage: Sequence[LogRange] = ()
+    torn: Sequence[LogRange] = ()
     epochs: dict[int, int] = field(default_factory=dict)
     newest_head: int = -1
     written_end: int = 0
@@ -84,7 +84,7 @@ class Extent:
         there = sorted([*self.segments, *((each.start, each.end) for each in self.missing)])
         return any(True for _ in apart_from(there, start, min(end, self.end)))
 
-    def places(self, start: int, end: int) -> list[Place]:
+    def places(self, start: int, end: int) -> list[LogRange]:
         """What is lost between two positions."""
         lost = [*self.damage, *self.torn, *self.missing]
         found = [each for each in lost if each.start < end and start < each.end]
@@ -95,10 +95,10 @@ class Extent:
         places = self.places(start, end)
         return bool(places) and all(place in self.torn for place in places)
 
-    def gap(self, start: int, end: int) -> list[Place]:
+    def gap(self, start: int, end: int) -> list[LogRange]:
         """The stretches between two positions that are not there, let go or not."""
         holes = apart_from(sorted(self.segments), start, end)
-        return [Place(first, first, stop, "the segment is not there") for first, stop in holes]
+        return [LogRange(first, first, stop, "the segment is not there") for first, stop in holes]
 
     def base_of(self, position: int) -> int:
         """The first position of the segment that holds a position, or that comes before it."""

@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from martlet.log.record import FRAME_HEADER_BYTES, Flag, Kind
+from martlet.log.record import FRAME_HEADER_BYTES, RecordFlag, RecordKind
 from martlet.pipeline.audit.journal import HOUR_NS, Journal
-from martlet.pipeline.audit.record_scan import Damage, Headers, Walked
+from martlet.pipeline.audit.record_scan import Headers, ScanDamage, Walked
 
 
 class FactKind(IntEnum):
@@ -136,7 +136,7 @@ def facts_of(broker: str, walked: Walked, *, last: bool) -> Iterator[Fact]:
     yield from _damage(broker, walked, last)
     headers = walked.headers
     times_ns = headers["stored_at_ns"][headers["stored_at_ns"] > 0]
-    fresh = (headers["kind"] == Kind.BATCH) & (headers["flags"] & Flag.RELOCATED == 0)
+    fresh = (headers["kind"] == RecordKind.BATCH) & (headers["flags"] & RecordFlag.RELOCATED == 0)
     messages = int(headers["count"][fresh].sum()) + int(walked.bundled["count"].sum())
     yield Fact(
         broker, 0, FactKind.SEGMENT, base, walked.end, base + len(walked.data),
@@ -162,19 +162,19 @@ def _damage(broker: str, walked: Walked, last: bool) -> Iterator[Fact]:
     if not walked.closed and not last:
         reason = walked.torn.reason if walked.torn else "the segment is cut, or was written over"
         header = walked.torn.header if walked.torn else None
-        found.append(Damage(walked.end, behind, reason, header))
+        found.append(ScanDamage(walked.end, behind, reason, header))
     elif walked.torn is not None and walked.torn.header is not None:
         header = walked.torn.header
         if header.next_position > behind:
             # No broker writes beyond the room that it has made: this is no torn tail.
             reason = "the file is cut within a record"
-            found.append(Damage(walked.end, header.next_position, reason, header))
+            found.append(ScanDamage(walked.end, header.next_position, reason, header))
     for each in found:
         told: dict[str, Any] = {"reason": each.reason}
         if each.header is not None:
             header = each.header
             told |= {"kind": _kind(header.kind), "topic": header.topic}
-            if header.kind == Kind.BATCH:
+            if header.kind == RecordKind.BATCH:
                 told |= {"first": header.first_offset, "count": header.count}
         yield Fact(
             broker, 0, FactKind.DAMAGE, walked.base, each.start, each.end,
@@ -184,13 +184,13 @@ def _damage(broker: str, walked: Walked, last: bool) -> Iterator[Fact]:
 
 def _kind(number: int) -> str:
     try:
-        return Kind(number).name.lower()
+        return RecordKind(number).name.lower()
     except ValueError:
         return f"kind {number}"
 
 
 def _runs(broker: str, walked: Walked) -> Iterator[Fact]:
-    headers: Headers = walked.headers[walked.headers["kind"] == Kind.BATCH]
+    headers: Headers = walked.headers[walked.headers["kind"] == RecordKind.BATCH]
     if len(walked.bundled):
         headers = np.concatenate([headers, walked.bundled])
     if not len(headers):
@@ -201,7 +201,7 @@ def _runs(broker: str, walked: Walked) -> Iterator[Fact]:
     counts = headers["count"].astype(np.int64)
     ends = firsts + counts
     times_ns = headers["stored_at_ns"]
-    moved = (headers["flags"] & Flag.RELOCATED) != 0
+    moved = (headers["flags"] & RecordFlag.RELOCATED) != 0
     only = np.where(headers["deliver_at_ns"] < 0, -headers["deliver_at_ns"], 0)
     hours = times_ns // HOUR_NS
     breaks = firsts[1:] != ends[:-1]

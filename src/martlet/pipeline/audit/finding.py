@@ -11,14 +11,14 @@ import numpy.typing as npt
 
 from martlet.broker.offset_ranges import Stretch
 from martlet.broker.tracing.counters import COUNTS, FIRST_BUCKET
-from martlet.pipeline.audit.coverage import Place
+from martlet.pipeline.audit.coverage import LogRange
 
 EARLIER = -1
 """In place of an hour: before what the log still holds."""
 
 
 @dataclass
-class Line:
+class CountLine:
     """What is told of a channel, or of the topic itself where it has no name, in one hour.
 
     Attributes:
@@ -59,5 +59,5 @@ class Finding:
     stretches: Sequence[Stretch]
     count: int
     unfinished: dict[str, int]
-    places: Sequence[Place]
+    places: Sequence[LogRange]
     text: str = ""

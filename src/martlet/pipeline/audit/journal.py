@@ -28,7 +28,7 @@ from martlet.broker.recovery.journal import (
 )
 from martlet.broker.tracing.counters import unpack_accounts
 from martlet.log.atomic_batches import entry_of
-from martlet.log.record import BadRecord, Header, Kind, payload
+from martlet.log.record import BadRecord, Header, RecordKind, payload
 from martlet.names import is_ephemeral
 from martlet.pipeline.audit.record_scan import Walked
 
@@ -148,11 +148,20 @@ class Journal:
         """The journal of a segment."""
         journal = cls()
         kinds = walked.headers["kind"]
-        told = np.isin(kinds, [Kind.TOPOLOGY, Kind.CURSOR, Kind.EPOCH, Kind.ACCOUNTS, Kind.BUNDLE])
+        told = np.isin(
+            kinds,
+            [
+                RecordKind.TOPOLOGY,
+                RecordKind.CURSOR,
+                RecordKind.EPOCH,
+                RecordKind.ACCOUNTS,
+                RecordKind.BUNDLE,
+            ],
+        )
         for fields in walked.headers[told].tolist():
             header = Header._make(fields)
             record = walked.record(header.position, header.length)
-            if header.kind == Kind.BUNDLE:
+            if header.kind == RecordKind.BUNDLE:
                 for description in json.loads(entry_of(header, record))["topics"]:
                     journal._topic({"topic": description}, header.position)
                 continue
@@ -166,13 +175,13 @@ class Journal:
         self, kind: int, topic: int, entry: bytes, position: int, epoch: int, time_ns: int
     ) -> None:
         """Take in an entry."""
-        if kind == Kind.TOPOLOGY:
+        if kind == RecordKind.TOPOLOGY:
             self._topology(unpack_topology(entry), position)
-        elif kind == Kind.CURSOR:
+        elif kind == RecordKind.CURSOR:
             self._cursor(topic, entry, position, epoch)
-        elif kind == Kind.EPOCH:
+        elif kind == RecordKind.EPOCH:
             self.epochs.append((epoch, position, time_ns, unpack_passed(entry)))
-        elif kind == Kind.ACCOUNTS:
+        elif kind == RecordKind.ACCOUNTS:
             self._account(entry, position, epoch, time_ns)
 
     def _account(self, entry: bytes, position: int, epoch: int, time_ns: int) -> None:

@@ -12,10 +12,10 @@ from martlet.broker.channel.finish_ages import BOUNDS_NS
 from martlet.durations import format_duration
 from martlet.pipeline.audit.journal import HOUR_NS
 from martlet.pipeline.audit.result import hours_of
-from martlet.pipeline.html_page import Page, Plot, Section, Table, Text
+from martlet.pipeline.html_page import HtmlTable, Page, Plot, Section, Text
 
 if TYPE_CHECKING:
-    from martlet.pipeline.audit.finding import Line
+    from martlet.pipeline.audit.finding import CountLine
     from martlet.pipeline.audit.result import Audit
 
 MOST_TOPICS = 50
@@ -39,7 +39,7 @@ def _sections(audit: Audit) -> Iterator[Section]:
         yield Text(audit.describe(finding), "plain" if finding.kind == "doubled" else "bad")
     totals = audit.totals()
     columns = [name for name in _COLUMNS if name != "hour"]
-    yield Table(
+    yield HtmlTable(
         "All hours", columns, [[row[name] for name in columns] for row in totals],
         frozenset(n for n, row in enumerate(totals) if row["lost"] or row["lost_of_topic"]),
     )  # fmt: skip
@@ -55,12 +55,12 @@ def _sections(audit: Audit) -> Iterator[Section]:
     hours = [[row[name] or ("earlier" if name == "hour" else row[name]) for name in _COLUMNS]
              for row in rows]  # fmt: skip
     bad = frozenset(n for n, row in enumerate(rows) if row["lost"] or row["lost_of_topic"])
-    yield Table("By the hour", _COLUMNS, hours, bad)
+    yield HtmlTable("By the hour", _COLUMNS, hours, bad)
     fields = ("broker", "place", "segments", "bytes", "records", "messages", "starts")
-    yield Table("Logs", fields, [[getattr(log, name) for name in fields] for log in audit.logs])
+    yield HtmlTable("Logs", fields, [[getattr(log, name) for name in fields] for log in audit.logs])
 
 
-def _plots(topic: str, lines: list[Line]) -> Iterator[Section]:
+def _plots(topic: str, lines: list[CountLine]) -> Iterator[Section]:
     hours = hours_of(lines)
     if not hours:
         return

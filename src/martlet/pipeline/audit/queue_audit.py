@@ -26,11 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 from martlet.broker.offset_ranges import Stretch, apart_from, with_stretch
-from martlet.broker.tracing.counters import COUNTS, FIRST_BUCKET, Count
+from martlet.broker.tracing.counters import COUNTS, FIRST_BUCKET, ChannelCount
 from martlet.names import is_ephemeral, is_system
-from martlet.pipeline.audit.coverage import Extent, Place
+from martlet.pipeline.audit.coverage import Extent, LogRange
 from martlet.pipeline.audit.facts import Fact, FactKind
-from martlet.pipeline.audit.finding import EARLIER, Finding, Line
+from martlet.pipeline.audit.finding import EARLIER, CountLine, Finding
 from martlet.pipeline.audit.journal import HOUR_NS
 
 _MOST_STRETCHES = 100
@@ -46,7 +46,7 @@ class _Channel:
     told: dict[str, Any]
 
 
-class Book:
+class QueueAudit:
     """What is told of one queue.
 
     Args:
@@ -64,7 +64,7 @@ class Book:
             (fact.segment, json.loads(fact.payload)) for fact in self._of(FactKind.STATE)
         ]
         self._names: dict[int, str] = {}
-        self.lines: dict[tuple[str, int], Line] = {}
+        self.lines: dict[tuple[str, int], CountLine] = {}
         self.findings: list[Finding] = []
         self.topic, self.queue = "", 0
         if self._states:
@@ -96,10 +96,10 @@ class Book:
         self._finish_gaps()
         self._judge(stored)
 
-    def _line(self, channel: str, hour: int) -> Line:
+    def _line(self, channel: str, hour: int) -> CountLine:
         line = self.lines.get((channel, hour))
         if line is None:
-            line = self.lines[channel, hour] = Line(self.topic, channel, hour)
+            line = self.lines[channel, hour] = CountLine(self.topic, channel, hour)
         return line
 
     def _published(self, stored: list[Stretch]) -> None:
@@ -141,11 +141,11 @@ class Book:
         return began is None or self._extent.was_let_go(began, position)
 
     @staticmethod
-    def _done(line: Line, counts: npt.NDArray[np.int64]) -> None:
-        for count in Count:
+    def _done(line: CountLine, counts: npt.NDArray[np.int64]) -> None:
+        for count in ChannelCount:
             line.counts[count.name.lower()] += int(counts[count])
         line.buckets += counts[FIRST_BUCKET:]
-        finished = int(counts[FIRST_BUCKET:].sum()) + int(counts[Count.COMMITTED])
+        finished = int(counts[FIRST_BUCKET:].sum()) + int(counts[ChannelCount.COMMITTED])
         line.counts["finished"] += finished
 
     # what is wrong
@@ -165,9 +165,9 @@ class Book:
             others = f"the others say {own}: files of two brokers are mixed"
             for segment in sorted(segments):
                 if segment < 0:
-                    place = Place(segment, 0, 0, f"the checkpoint tells of {who}; {others}")
+                    place = LogRange(segment, 0, 0, f"the checkpoint tells of {who}; {others}")
                 else:
-                    place = Place(segment, segment, segment, f"it tells of {who}; {others}")
+                    place = LogRange(segment, segment, segment, f"it tells of {who}; {others}")
                 self._find("damage", [], [place], text="these are of another log")
 
     def _doubled(self) -> None:
@@ -176,7 +176,7 @@ class Book:
             if last is not None and run.first < end:
                 again = min(run.end, end) - run.first
                 self._line("", run.since_ns // HOUR_NS).counts["doubled"] += again
-                place = Place(
+                place = LogRange(
                     self._extent.base_of(run.position), run.position, run.end_position,
                     f"stored before at position {last.position}",
                 )  # fmt: skip
@@ -317,7 +317,7 @@ class Book:
             ]
             if self._extent.gone:
                 continue
-            places: list[Place] = []
+            places: list[LogRange] = []
             taken: list[Stretch] = []
             for part in lost:
                 since, until = self._bracket(part)
@@ -335,7 +335,7 @@ class Book:
         self,
         kind: str,
         stretches: list[Stretch],
-        places: Sequence[Place],
+        places: Sequence[LogRange],
         count: int | None = None,
         unfinished: dict[str, int] | None = None,
         text: str = "",
@@ -349,8 +349,8 @@ class Book:
             )
         )  # fmt: skip
 
-    def _between(self, start: int, end: int) -> Place:
-        return Place(self._extent.base_of(start), start, end, "between these positions")
+    def _between(self, start: int, end: int) -> LogRange:
+        return LogRange(self._extent.base_of(start), start, end, "between these positions")
 
     def _open(self, channel: _Channel, end: int, voids: list[Stretch]) -> int:
         """How many messages a channel has yet to finish."""

@@ -21,15 +21,15 @@ import pyarrow as pa
 
 from martlet.broker.recovery.journal import needed_by
 from martlet.broker.tracing.counters import COUNTS, FIRST_BUCKET
-from martlet.log.record import Kind
+from martlet.log.record import RecordKind
 from martlet.names import is_system
-from martlet.pipeline.audit.coverage import Extent, Place, missing_from
+from martlet.pipeline.audit.coverage import Extent, LogRange, missing_from
 from martlet.pipeline.audit.facts import SCHEMA, Fact, FactKind, facts_of, state_fact, table
-from martlet.pipeline.audit.finding import Finding, Line
+from martlet.pipeline.audit.finding import CountLine, Finding
 from martlet.pipeline.audit.journal import Journal
-from martlet.pipeline.audit.queue_audit import Book
+from martlet.pipeline.audit.queue_audit import QueueAudit
 from martlet.pipeline.audit.record_scan import walk
-from martlet.pipeline.audit.segment_listing import SegmentGone, SegmentPlace, Survey
+from martlet.pipeline.audit.segment_listing import ListedSegmentGone, SegmentPlace, Survey
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -110,7 +110,7 @@ def decoded(place: SegmentPlace) -> list[Fact]:
     try:
         with place.opened() as data:
             return list(facts_of(place.broker, walk(data, place.base), last=place.last))
-    except SegmentGone:
+    except ListedSegmentGone:
         return [Fact(place.broker, 0, FactKind.GONE, place.base, place.base)]
 
 
@@ -126,7 +126,7 @@ def checkpoint_facts(survey: Survey) -> list[Fact]:
     position, epoch = int(fields["position"]), int(fields["epoch"])
     journal = Journal()
     for kind, topic, entry in loaded.entries:
-        if kind in (Kind.TOPOLOGY, Kind.CURSOR):
+        if kind in (RecordKind.TOPOLOGY, RecordKind.CURSOR):
             journal.take(kind, topic, entry, position, epoch, 0)
     segment = max([p.base for p in survey.segments if p.base <= position], default=0)
     found = [
@@ -182,11 +182,11 @@ def _extent(survey: Survey, facts: list[Fact]) -> Extent:
     passed = [
         stretch for f in facts if f.kind == FactKind.EPOCH for stretch in json.loads(f.payload)
     ]
-    damage: list[Place] = []
-    torn: list[Place] = []
+    damage: list[LogRange] = []
+    torn: list[LogRange] = []
     for fact in facts:
         if fact.kind == FactKind.DAMAGE:
-            place = Place(fact.segment, fact.position, fact.end_position, _reason(fact))
+            place = LogRange(fact.segment, fact.position, fact.end_position, _reason(fact))
             is_torn = any(first <= place.start < end for first, end in passed)
             (torn if is_torn else damage).append(place)
     written_end = max([fact.position for fact in segments], default=0)
@@ -204,13 +204,13 @@ def _extent(survey: Survey, facts: list[Fact]) -> Extent:
     )
 
 
-def _missing(segments: list[Fact], start: int, end: int) -> Place:
+def _missing(segments: list[Fact], start: int, end: int) -> LogRange:
     """A stretch that is not there: the rest of a file that was cut, or a segment."""
     usual_bytes = sorted(fact.body_bytes for fact in segments)[len(segments) // 2]
     for fact in segments:
         if fact.segment + fact.body_bytes == start and fact.body_bytes < usual_bytes:
-            return Place(fact.segment, start, end, "the file is cut here")
-    return Place(start, start, end, "the segment is missing")
+            return LogRange(fact.segment, start, end, "the file is cut here")
+    return LogRange(start, start, end, "the segment is missing")
 
 
 def _below(stretches: Iterable[Sequence[int]], end: int) -> list[tuple[int, int]]:
@@ -218,7 +218,7 @@ def _below(stretches: Iterable[Sequence[int]], end: int) -> list[tuple[int, int]
     return [(first, min(stop, end)) for first, stop in stretches if first < end]
 
 
-def _shortened(survey: Survey, segments: list[Fact]) -> list[Place]:
+def _shortened(survey: Survey, segments: list[Fact]) -> list[LogRange]:
     """Whether the newest file is shorter than it was made, which nobody tells who comes later."""
     newest = survey.segments[-1]
     told = [fact.payload for fact in segments if fact.segment == newest.base]
@@ -226,25 +226,25 @@ def _shortened(survey: Survey, segments: list[Fact]) -> list[Place]:
     for _, stretches in filter(None, map(json.loads, told)):
         for first, end in stretches:
             if first <= newest.base < end and behind < end:
-                return [Place(newest.base, behind, end, "the file is cut here")]
+                return [LogRange(newest.base, behind, end, "the file is cut here")]
     return []
 
 
-def _cut(survey: Survey, segments: list[Fact], written_end: int) -> list[Place]:
+def _cut(survey: Survey, segments: list[Fact], written_end: int) -> list[LogRange]:
     """What the log's end lacks, where the checkpoint says that there was more."""
     if not segments or survey.is_running:
         return []
     newest = segments[-1]
     behind = newest.segment + newest.body_bytes
     if newest.only:
-        return [Place(behind, behind, behind + 1, "the segment that was begun here is missing")]
+        return [LogRange(behind, behind, behind + 1, "the segment that was begun here is missing")]
     if survey.checkpoint is None:
         return []
     position = int(json.loads(survey.checkpoint.entries[0][2])["position"])
     if position <= written_end:
         return []
     reason = f"the log is cut: the checkpoint is of position {position}"
-    return [Place(segments[-1].segment, written_end, position, reason)]
+    return [LogRange(segments[-1].segment, written_end, position, reason)]
 
 
 def _reason(fact: Fact) -> str:
@@ -282,14 +282,14 @@ def _booking(extents: dict[str, Extent], topics: frozenset[str]) -> Callable[[pa
     def book(rows: pa.Table) -> pa.Table:
         columns = [rows.column(name).to_pylist() for name in SCHEMA.names]
         facts = [Fact(*fields) for fields in zip(*columns, strict=True)]
-        found = Book(extents[facts[0].broker], facts)
+        found = QueueAudit(extents[facts[0].broker], facts)
         wanted = not topics or found.topic in topics or is_system(found.topic)
         return lines_table(found.lines.values(), found.findings) if wanted else lines_table((), ())
 
     return book
 
 
-def lines_table(lines: Iterable[Line], findings: Iterable[Finding]) -> pa.Table:
+def lines_table(lines: Iterable[CountLine], findings: Iterable[Finding]) -> pa.Table:
     """Lines, and findings as JSON, as columns."""
     rows: list[dict[str, Any]] = []
     for line in lines:
@@ -313,14 +313,14 @@ def lines_table(lines: Iterable[Line], findings: Iterable[Finding]) -> pa.Table:
 def finding_of(text: str) -> Finding:
     """A finding, from JSON."""
     fields = json.loads(text)
-    fields["places"] = [Place(**place) for place in fields["places"]]
+    fields["places"] = [LogRange(**place) for place in fields["places"]]
     fields["stretches"] = [tuple(stretch) for stretch in fields["stretches"]]
     return Finding(**fields)
 
 
-def line_of(fields: dict[str, Any]) -> Line:
+def line_of(fields: dict[str, Any]) -> CountLine:
     """A line, from a row."""
-    line = Line(fields["topic"], fields["channel"], fields["hour"])
+    line = CountLine(fields["topic"], fields["channel"], fields["hour"])
     line.counts.update({name: fields[name] for name in COLUMNS})
     line.buckets = np.array([fields[name] for name in BUCKETS], np.int64)
     return line

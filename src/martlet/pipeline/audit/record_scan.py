@@ -29,9 +29,9 @@ from martlet.log.record import (
     MAGIC,
     VERSION,
     BadRecord,
-    Flag,
     Header,
-    Kind,
+    RecordFlag,
+    RecordKind,
     read_header,
 )
 
@@ -45,7 +45,7 @@ _CRC_AT = 8
 
 
 @dataclass(frozen=True)
-class Damage:
+class ScanDamage:
     """Positions from `start` up to `end` hold no good record, though they should.
 
     Attributes:
@@ -79,13 +79,13 @@ class Walked:
     bundled: Headers
     end: int
     closed: bool
-    damage: list[Damage] = field(default_factory=list)
-    torn: Damage | None = None
+    damage: list[ScanDamage] = field(default_factory=list)
+    torn: ScanDamage | None = None
 
     @property
     def was_ended(self) -> bool:
         """Whether the broker has said that it ends here, which it does as it begins the next."""
-        return bool(len(self.headers)) and int(self.headers["kind"][-1]) == Kind.SEGMENT_END
+        return bool(len(self.headers)) and int(self.headers["kind"][-1]) == RecordKind.SEGMENT_END
 
     def record(self, position: int, length: int) -> memoryview:
         """The bytes of a record."""
@@ -101,13 +101,13 @@ def walk(data: memoryview, base: int) -> Walked:
     good = _good(data, starts, headers)
     lengths = headers["length"].astype(np.int64)
     ends = starts + lengths
-    damage: list[Damage] = []
+    damage: list[ScanDamage] = []
     in_order = bool(good.all()) and bool((starts[1:] == ends[:-1]).all())
     if not (len(starts) and starts[0] == 0 and in_order):
         chosen, damage = _chosen(data, base, starts, ends, headers, good)
         starts, ends, headers = starts[chosen], ends[chosen], headers[chosen]
     end = int(ends[-1]) if len(ends) else 0
-    bundled = _bundled(data, base, starts[headers["kind"] == Kind.BUNDLE])
+    bundled = _bundled(data, base, starts[headers["kind"] == RecordKind.BUNDLE])
     walked = Walked(data, base, headers, bundled, base + end, False, damage)
     walked.closed = walked.was_ended or end + HEADER_BYTES > size
     if not walked.closed:
@@ -146,7 +146,7 @@ def _good(data: memoryview, starts: Int64s, headers: Headers) -> npt.NDArray[np.
         (headers["version"] == VERSION)
         & (lengths == needed)
         & (starts + lengths <= len(data))
-        & (headers["flags"] & Flag.BUNDLED == 0)
+        & (headers["flags"] & RecordFlag.BUNDLED == 0)
     )
     sums = zip(
         starts.tolist(), (starts + lengths).tolist(), headers["crc32c"].tolist(), strict=True
@@ -163,10 +163,10 @@ def _chosen(
     ends: Int64s,
     headers: Headers,
     good: npt.NDArray[np.bool_],
-) -> tuple[list[int], list[Damage]]:
+) -> tuple[list[int], list[ScanDamage]]:
     """Which of the likely places are records, and what is damaged between them."""
     chosen: list[int] = []
-    damage: list[Damage] = []
+    damage: list[ScanDamage] = []
     at = 0
     closed = False
     places = zip(starts.tolist(), ends.tolist(), headers["kind"].tolist(), good, strict=True)
@@ -175,29 +175,29 @@ def _chosen(
             continue
         if closed:
             # Found again by a start, if it stood there: the end before it is none.
-            damage.append(Damage(base + at, base + start, "a stale end of segment"))
+            damage.append(ScanDamage(base + at, base + start, "a stale end of segment"))
             chosen.pop()
         elif start > at:
             damage.append(_damage(data, base, at, start))
         chosen.append(number)
-        at, closed = end, kind == Kind.SEGMENT_END
+        at, closed = end, kind == RecordKind.SEGMENT_END
     return chosen, damage
 
 
-def _damage(data: memoryview, base: int, at: int, end: int) -> Damage:
+def _damage(data: memoryview, base: int, at: int, end: int) -> ScanDamage:
     header = None
     try:
         header = read_header(data, at, base + at)
-        if header.flags & Flag.BUNDLED:
+        if header.flags & RecordFlag.BUNDLED:
             reason = "a batch without the bundle that it belongs to"
         else:
             reason = "the checksum does not fit"
     except BadRecord as error:
         reason = str(error).partition(": ")[2] or str(error)
-    return Damage(base + at, base + end, reason, header)
+    return ScanDamage(base + at, base + end, reason, header)
 
 
-def _tail(data: memoryview, base: int, end: int) -> Damage | None:
+def _tail(data: memoryview, base: int, end: int) -> ScanDamage | None:
     """What was begun behind the last good record; None where nothing was."""
     left = data[end:]
     first_words = np.frombuffer(left[: len(left) // 8 * 8], "<u8")[:_HEADER_WORDS]

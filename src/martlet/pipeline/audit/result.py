@@ -12,7 +12,7 @@ import numpy as np
 
 from martlet.broker.channel.finish_ages import BOUNDS_NS
 from martlet.durations import format_duration
-from martlet.pipeline.audit.finding import EARLIER, Finding, Line
+from martlet.pipeline.audit.finding import EARLIER, CountLine, Finding
 from martlet.pipeline.audit.journal import HOUR_NS
 from martlet.plural import counted
 
@@ -66,7 +66,7 @@ class Audit:
             cannot be judged.
     """
 
-    lines: Sequence[Line]
+    lines: Sequence[CountLine]
     findings: Sequence[Finding]
     logs: Sequence[LogSummary]
     took_s: float
@@ -106,9 +106,11 @@ class Audit:
 
     def totals(self) -> list[dict[str, Any]]:
         """The same over all hours."""
-        sums: dict[tuple[str, str], Line] = {}
+        sums: dict[tuple[str, str], CountLine] = {}
         for line in self.lines:
-            total = sums.setdefault((line.topic, line.channel), Line(line.topic, line.channel, 0))
+            total = sums.setdefault(
+                (line.topic, line.channel), CountLine(line.topic, line.channel, 0)
+            )
             for name, count in line.counts.items():
                 total.counts[name] += count
             total.buckets = total.buckets + line.buckets
@@ -234,7 +236,7 @@ class Audit:
 
 
 def _row(
-    topic: str, channel: str, hour: int, line: Line | None, of_topic: Line | None
+    topic: str, channel: str, hour: int, line: CountLine | None, of_topic: CountLine | None
 ) -> dict[str, Any]:
     counts = line.counts if line is not None else {}
     shared = of_topic.counts if of_topic is not None else {}
@@ -340,7 +342,7 @@ def _finding_fields(finding: Finding) -> dict[str, Any]:
     return fields
 
 
-def hours_of(lines: Iterable[Line]) -> list[int]:
+def hours_of(lines: Iterable[CountLine]) -> list[int]:
     """All hours that some lines are of, rising, without what came earlier."""
     return sorted({line.hour for line in lines if line.hour != EARLIER})
 

@@ -24,7 +24,7 @@ from martlet.spark.brokers.endpoint import BrokerRefused, Endpoint
 _PIECE_BYTES = 16 << 20
 
 
-class SegmentGone(Exception):
+class ListedSegmentGone(Exception):
     """A segment was let go while it was read."""
 
 
@@ -55,7 +55,7 @@ class SegmentPlace:
         """The segment's bytes, up to the log's end.
 
         Raises:
-            SegmentGone: when it was let go, also where that happens before the block is left.
+            ListedSegmentGone: when it was let go, also where that happens before the block is left.
         """
         path = Path(self.data_path) / "log" / f"{self.base:020d}.log"
         if self.door is None or _is_local(self.data_path, self.broker):
@@ -82,7 +82,7 @@ class SegmentPlace:
                 data += piece
         except BrokerRefused as error:
             if "SEGMENT_NOT_FOUND" in str(error):
-                raise SegmentGone(str(error)) from error
+                raise ListedSegmentGone(str(error)) from error
             raise
         finally:
             endpoint.close()
@@ -97,15 +97,15 @@ def _mapped(path: Path) -> Iterator[memoryview]:
             size = os.fstat(file.fileno()).st_size
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     except FileNotFoundError as error:
-        raise SegmentGone(f"{path} has gone") from error
+        raise ListedSegmentGone(f"{path} has gone") from error
     if isinstance(data, mmap.mmap):
         data.madvise(mmap.MADV_SEQUENTIAL)
     yield memoryview(data)
     try:
         if path.stat().st_ino != inode:
-            raise SegmentGone(f"{path} is another file now")
+            raise ListedSegmentGone(f"{path} is another file now")
     except FileNotFoundError as error:
-        raise SegmentGone(f"{path} has gone") from error
+        raise ListedSegmentGone(f"{path} has gone") from error
 
 
 def _is_local(data_path: str, broker: str) -> bool:

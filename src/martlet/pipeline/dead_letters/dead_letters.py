@@ -13,7 +13,7 @@ from martlet.pipeline.dead_letters.redrive import Done, act
 from martlet.pipeline.fields import with_fields
 from martlet.pipeline.job import FAILED, OK, Job, Run, session, told_as
 from martlet.plural import counted
-from martlet.spark.brokers.brokers import Brokers
+from martlet.spark.brokers.brokers import QueryBrokers
 from martlet.spark.read.options import ReadOptions
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _run(options: DeadLetterJobOptions, run: Run) -> Grouped:
 
 
 def _keepers(options: DeadLetterJobOptions) -> list[Keeper]:
-    brokers = Brokers(ReadOptions.parse({**options.source, "topicPattern": ".*"}, "batch"))
+    brokers = QueryBrokers(ReadOptions.parse({**options.source, "topicPattern": ".*"}, "batch"))
     try:
         brokers.look(patient=True)
         return keepers(brokers.endpoint(broker) for broker in brokers.ids)

@@ -24,7 +24,7 @@ _PLAN, _STEP = "plan.json", "step.json"
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReplayPlan:
     """What a replay is to do.
 
     Attributes:
@@ -38,7 +38,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Step:
+class ReplayStep:
     """One step: the messages between two positions, sent under a number."""
 
     number: int
@@ -47,7 +47,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Progress:
+class ReplayProgress:
     """How far a replay is.
 
     Attributes:
@@ -56,7 +56,7 @@ class Progress:
         sent_count: how many messages were sent by all steps that are done.
     """
 
-    step: Step
+    step: ReplayStep
     is_done: bool
     sent_count: int
 
@@ -74,7 +74,7 @@ class Ledger:
 
     def plan(
         self, terms: Mapping[str, object], bounds: Callable[[], tuple[Position, Position]]
-    ) -> Plan:
+    ) -> ReplayPlan:
         """The plan that is kept there; a new one, if there is none.
 
         Args:
@@ -104,17 +104,17 @@ class Ledger:
                     + ", --".join(changed)
                     + "; give it a folder of its own"
                 )
-        return Plan(told["name"], flatten(told["start"]), flatten(told["end"]))
+        return ReplayPlan(told["name"], flatten(told["start"]), flatten(told["end"]))
 
-    def progress(self) -> Progress | None:
+    def progress(self) -> ReplayProgress | None:
         """How far the replay is; None before its first step. Raises JobFailed."""
         kept = self._store.read(_STEP)
         if kept is None:
             return None
         told = self._told(_STEP, kept)
-        step = Step(told["number"], flatten(told["start"]), flatten(told["end"]))
+        step = ReplayStep(told["number"], flatten(told["start"]), flatten(told["end"]))
         # Older versions noted the number and the positions alone.
-        return Progress(step, told.get("is_done", False), told.get("sent_count", 0))
+        return ReplayProgress(step, told.get("is_done", False), told.get("sent_count", 0))
 
     def _told(self, name: str, content: bytes) -> dict[str, Any]:
         try:
@@ -129,7 +129,7 @@ class Ledger:
             raise JobFailed(f"{self._store.path(name)} is none of a replay")
         return told
 
-    def note(self, progress: Progress) -> None:
+    def note(self, progress: ReplayProgress) -> None:
         """Write down how far the replay is."""
         step = progress.step
         told = {

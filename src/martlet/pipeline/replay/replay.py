@@ -17,7 +17,7 @@ from martlet.options.flag import OptionError
 from martlet.options.replay_job import TOPIC_PLACE, ReplayJobOptions
 from martlet.pipeline.fields import with_fields
 from martlet.pipeline.job import OK, Job, Run, session, told_as
-from martlet.pipeline.replay.progress import Ledger, Plan, Progress, Step
+from martlet.pipeline.replay.progress import Ledger, ReplayPlan, ReplayProgress, ReplayStep
 from martlet.pipeline.replay.source import Past, Position, left, sent_columns
 from martlet.plural import counted
 from martlet.spark.read import offsets
@@ -60,12 +60,12 @@ def replay(options: ReplayJobOptions, *, spark: SparkSession | None = None) -> R
         ValueError: the bounds are none.
     """
     if spark is not None:
-        return Replay(options, Run(spark)).run()
+        return ReplayJob(options, Run(spark)).run()
     with session("replay", options) as own:
-        return Replay(options, Run(own)).run()
+        return ReplayJob(options, Run(own)).run()
 
 
-class Replay:
+class ReplayJob:
     """One run of the job."""
 
     def __init__(self, options: ReplayJobOptions, run: Run) -> None:
@@ -86,14 +86,14 @@ class Replay:
         read = sent = 0
         reached = _reached(plan, last)
         for step in self._steps(plan, last):
-            ledger.note(Progress(step, False, before + sent))
+            ledger.note(ReplayProgress(step, False, before + sent))
             began_s = time.monotonic()
             count = self._send(plan, step)
             seconds = time.monotonic() - began_s
             reached = step.end
             size, lag = left(step.start, step.end), left(reached, plan.end)
             read, sent = read + size, sent + count
-            ledger.note(Progress(step, True, before + sent))
+            ledger.note(ReplayProgress(step, True, before + sent))
             self._run.meter.batch(count, seconds, lag=lag)
             self._run.say(
                 f"step {step.number}: {count:,} of {counted(size, 'message', form=',')} sent again,"
@@ -101,7 +101,7 @@ class Replay:
             )
         return Replayed(read, sent, left(reached, plan.end), before)
 
-    def _steps(self, plan: Plan, last: Progress | None) -> Iterator[Step]:
+    def _steps(self, plan: ReplayPlan, last: ReplayProgress | None) -> Iterator[ReplayStep]:
         """The step that was cut off, and those behind it, each when its time has come."""
         cut_off = last.step if last is not None and not last.is_done else None
         number = last.step.number + last.is_done if last is not None else 0
@@ -113,7 +113,7 @@ class Replay:
             step = cut_off
             if step is None:
                 end = offsets.step(reached, plan.end, self._options.step_offsets)
-                step = Step(number, reached, end)
+                step = ReplayStep(number, reached, end)
             cut_off = None
             yield step
             if self._options.rate:
@@ -122,7 +122,7 @@ class Replay:
             due_s = max(due_s, time.monotonic() - self._options.interval_ns / SECOND_NS)
             number, reached = number + 1, step.end
 
-    def _send(self, plan: Plan, step: Step) -> int:
+    def _send(self, plan: ReplayPlan, step: ReplayStep) -> int:
         """Send a step's messages, and return how many."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as F
@@ -171,7 +171,7 @@ class Replay:
         return found
 
 
-def _reached(plan: Plan, last: Progress | None) -> Position:
+def _reached(plan: ReplayPlan, last: ReplayProgress | None) -> Position:
     """The position up to which all steps are done."""
     if last is None:
         return plan.start
@@ -192,7 +192,7 @@ def _terms(options: ReplayJobOptions) -> dict[str, object]:
 
 
 def _work(options: ReplayJobOptions, run: Run) -> int:
-    done = Replay(options, run).run()
+    done = ReplayJob(options, run).run()
     if not (options.dry_run or done.read_count or done.left_count):
         before = counted(done.sent_before_count, "message was", "messages were", form=",")
         run.say(

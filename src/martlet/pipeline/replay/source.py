@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from martlet.options.replay_job import ReplayJobOptions
 from martlet.pipeline.job import JobFailed, told_as
-from martlet.spark.brokers.brokers import Brokers
-from martlet.spark.read.offset_bound import Bound, Place, parse_bound
+from martlet.spark.brokers.brokers import QueryBrokers
+from martlet.spark.read.offset_bound import Bound, BoundOffset, parse_bound
 from martlet.spark.read.offsets import QueueKey, nested
 from martlet.spark.read.options import ReadOptions
 from martlet.spark.read.resolved_bounds import resolve
@@ -60,7 +60,7 @@ class TopicPast(Past):
         self._source = {**options.source, "topic": ",".join(options.from_topics)}
         bounds = {"startingOffsets": options.start, "endingOffsets": options.end}
         self._options = ReadOptions.parse({**self._source, **bounds}, "batch")
-        self._brokers = Brokers(self._options)
+        self._brokers = QueryBrokers(self._options)
 
     def close(self) -> None:
         """Let go of the brokers."""
@@ -172,7 +172,7 @@ def _since(bound: Bound, name: str) -> Column:
             f"{name}: an archive is replayed from earliest, now-1h or 2026-11-22T08:00:00Z on"
         )
     if place.end is not None:
-        return F.lit(place == Place(end=-2))
+        return F.lit(place == BoundOffset(end=-2))
     time_ns = place.time_ns
     if time_ns is None:
         assert place.ago_ns is not None

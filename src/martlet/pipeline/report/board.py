@@ -23,7 +23,7 @@ Row = dict[str, Any]
 _log = logging.getLogger(__name__)
 
 
-class Board:
+class FigureBoard:
     """The newest rows of one figure.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as ConsoleTable
 
-from martlet.pipeline.html_page import Page, Plot, Section, Table
+from martlet.pipeline.html_page import HtmlTable, Page, Plot, Section
 from martlet.pipeline.report.board import MOST_ROWS, Row
 from martlet.pipeline.report.description import Description, Figure
 from martlet.pipeline.report.query import END, START, aggregates, name_of
@@ -51,7 +51,7 @@ def page_of(
         if len(rows) > len(shown):
             title += f", {len(shown)} of {_many(rows)} rows"
         cells = [[_plain(row.get(column)) for column in columns] for row in shown]
-        sections.append(Table(title, columns, cells))
+        sections.append(HtmlTable(title, columns, cells))
     now = datetime.now(UTC)
     return Page(
         description.title,

@@ -22,7 +22,7 @@ from martlet.options.live_report import LiveReportOptions
 from martlet.pipeline.archive.store import Store
 from martlet.pipeline.fields import with_fields
 from martlet.pipeline.job import OK, Job, JobFailed, Run, cause, session, told_as
-from martlet.pipeline.report.board import MOST_ROWS, Board, Row
+from martlet.pipeline.report.board import MOST_ROWS, FigureBoard, Row
 from martlet.pipeline.report.description import (
     BadDescription,
     Description,
@@ -68,12 +68,12 @@ def report(
     """
     _check(options, description)
     if spark is not None:
-        return Report(options, description, Run(spark)).run()
+        return LiveReport(options, description, Run(spark)).run()
     with session("report", options) as own:
-        return Report(options, description, Run(own)).run()
+        return LiveReport(options, description, Run(own)).run()
 
 
-class Report:
+class LiveReport:
     """One run of the job."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Report:
         require_sound(found, options)
         self._options = options
         self._run = run
-        self._boards: dict[str, Board] = {}
+        self._boards: dict[str, FigureBoard] = {}
         self._of: dict[str, Figure] = {}
         """The figure of each query, by its run's number."""
         self._names: dict[str, str] = {}
@@ -174,7 +174,7 @@ class Report:
     def _begin_board(self, figure: Figure, rows: DataFrame, checkpoint: str) -> None:
         if self._options.console or self._options.page:
             store = Store.at(f"{checkpoint}/{figure.name}")
-            self._boards[figure.name] = Board(keys_of(figure, rows), store)
+            self._boards[figure.name] = FigureBoard(keys_of(figure, rows), store)
 
     def _start(self, figure: Figure, rows: DataFrame, checkpoint: str) -> Iterator[StreamingQuery]:
         """The queries of a figure."""
@@ -313,7 +313,7 @@ def as_messages(figure: Figure, rows: DataFrame) -> DataFrame:
 
 
 def _work(options: LiveReportOptions, run: Run) -> int:
-    Report(options, None, run).run()
+    LiveReport(options, None, run).run()
     return OK
 
 

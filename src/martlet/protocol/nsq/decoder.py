@@ -27,17 +27,17 @@ from martlet.protocol.nsq.v2 import (
     Command,
     Finish,
     FinishRun,
-    Identify,
-    Limits,
+    IdentifyCommand,
     LineTooLong,
     Nop,
+    ParserState,
     ProtocolError,
-    Publish,
+    ProtocolLimits,
+    PublishCommand,
     Ready,
-    Requeue,
-    Send,
-    Started,
-    State,
+    RequeueCommand,
+    SendCommand,
+    StartedCommand,
     Subscribe,
     Touch,
     quoted,
@@ -74,9 +74,9 @@ class Decoder:
         is_valid_name: the rule for names.
     """
 
-    def __init__(self, limits: Limits, is_valid_name: Callable[[str], bool]) -> None:
+    def __init__(self, limits: ProtocolLimits, is_valid_name: Callable[[str], bool]) -> None:
         self.limits = limits
-        self.state = State.INIT
+        self.state = ParserState.INIT
         self.needs_tls = False
         """Whether nothing is allowed before the connection is in TLS, but to ask for it."""
         self.extended = False
@@ -154,7 +154,7 @@ class Decoder:
         if verb == b"REQ":
             _at_least(words, 3, "REQ insufficient number of params")
             id = _message_id(words[1])
-            return Requeue(id, _number(words[2], "REQ could not parse timeout"))
+            return RequeueCommand(id, _number(words[2], "REQ could not parse timeout"))
         if verb == b"TOUCH":
             _at_least(words, 2, "TOUCH insufficient number of params")
             return Touch(_message_id(words[1]))
@@ -162,7 +162,7 @@ class Decoder:
             return _CLOSE
         if verb == b"STARTED":
             _at_least(words, 2, "STARTED insufficient number of params")
-            return Started(_message_id(words[1]))
+            return StartedCommand(_message_id(words[1]))
         _at_least(words, 3, "SUB insufficient number of parameters")
         for word, what, code in ((words[1], "topic", "TOPIC"), (words[2], "channel", "CHANNEL")):
             if not self._is_valid_name(_text(word)):
@@ -226,8 +226,8 @@ class Decoder:
         if end - at >= FEW * (stop - at):
             bodies = publish_run(buffer, at, end, start - at, size)
             count = len(bodies)
-            return Publish(verb, topic, bodies, count, None), at + count * (stop - at)
-        return Publish(verb, topic, [bytes(buffer[start:stop])], 1, None), stop
+            return PublishCommand(verb, topic, bodies, count, None), at + count * (stop - at)
+        return PublishCommand(verb, topic, [bytes(buffer[start:stop])], 1, None), stop
 
     def _deferred(
         self, words: list[bytes], topic: str, buffer: bytearray, at: int, body_at: int, end: int
@@ -241,7 +241,7 @@ class Decoder:
             self._ask("DPUB", topic, body_at, end)
             return None
         start, stop = body
-        return Publish("DPUB", topic, [bytes(buffer[start:stop])], 1, delay_ms), stop
+        return PublishCommand("DPUB", topic, [bytes(buffer[start:stop])], 1, delay_ms), stop
 
     def _publish_many(
         self, topic: str, buffer: bytearray, at: int, body_at: int, end: int
@@ -261,13 +261,13 @@ class Decoder:
         longest = self.limits.max_msg_size
         matrix = uniform_bodies(buffer, start + 4, stop, count)
         if matrix is not None and matrix.shape[1] <= longest:
-            return Publish("MPUB", topic, matrix, 1, None), stop
+            return PublishCommand("MPUB", topic, matrix, 1, None), stop
         bodies = split_bodies(buffer, start + 4, stop, count)
         if bodies is None or not all(bodies):
             raise self._bad_bodies(buffer, start + 4, stop, count)
         if stop - start > longest and max(map(len, bodies)) > longest:
             raise self._bad_bodies(buffer, start + 4, stop, count)
-        return Publish("MPUB", topic, bodies, 1, None), stop
+        return PublishCommand("MPUB", topic, bodies, 1, None), stop
 
     def _send(
         self, topic: str, buffer: bytearray, at: int, body_at: int, end: int
@@ -295,7 +295,7 @@ class Decoder:
                 properties = entries_of(told, count) if told else []
         except BadProperties as error:
             raise ProtocolError("E_BAD_MESSAGE", f"SEND {error}") from None
-        return Send(topic, fields, bodies, properties), stop
+        return SendCommand(topic, fields, bodies, properties), stop
 
     def _piece(
         self, verb: str, what: str, buffer: bytearray, start: int, stop: int
@@ -436,7 +436,7 @@ def _object(verb: str, data: bytes) -> dict[str, object]:
     return fields
 
 
-def _identify(data: bytes) -> Identify:
+def _identify(data: bytes) -> IdentifyCommand:
     try:
         fields = json.loads(data.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
@@ -445,4 +445,4 @@ def _identify(data: bytes) -> Identify:
         fields = {}
     if not isinstance(fields, dict):
         raise ProtocolError("E_BAD_BODY", "IDENTIFY failed to decode JSON body")
-    return Identify({name.lower(): value for name, value in fields.items()})
+    return IdentifyCommand({name.lower(): value for name, value in fields.items()})

@@ -31,7 +31,7 @@ _BOOLEANS = ("feature_negotiation", "tls_v1", "deflate", "snappy", "martlet", "m
 
 
 @dataclass
-class Identity:
+class ClientIdentity:
     """What is known of a client, and agreed with it. Times are in nanoseconds, 0 for none."""
 
     client_id: str = ""
@@ -50,10 +50,10 @@ class Identity:
     """Whether it says which messages it starts to handle."""
 
 
-def default_identity(options: BrokerOptions, address: str) -> Identity:
+def default_identity(options: BrokerOptions, address: str) -> ClientIdentity:
     """A client that has not identified itself: it is named by where it comes from."""
     host = address.rpartition(":")[0].strip("[]")
-    return Identity(
+    return ClientIdentity(
         client_id=host,
         hostname=host,
         heartbeat_interval_ns=options.client_timeout_ns // 2,
@@ -112,7 +112,7 @@ class Agreement(NamedTuple):
 
 def negotiate(
     fields: dict[str, object],
-    identity: Identity,
+    identity: ClientIdentity,
     options: BrokerOptions,
     version: str,
     offers_tls: bool = False,
@@ -183,7 +183,7 @@ def _extensions(options: BrokerOptions) -> dict[str, int]:
     }
 
 
-def _take_times(told: dict[str, object], identity: Identity, options: BrokerOptions) -> None:
+def _take_times(told: dict[str, object], identity: ClientIdentity, options: BrokerOptions) -> None:
     heartbeat_ms = int(str(told["heartbeat_interval"]))
     if heartbeat_ms == -1:
         identity.heartbeat_interval_ns = 0

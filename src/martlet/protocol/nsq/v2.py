@@ -78,7 +78,7 @@ CLOSE_WAIT = frame(FrameType.RESPONSE, b"CLOSE_WAIT")
 HEARTBEAT_FRAME = frame(FrameType.RESPONSE, HEARTBEAT)
 
 
-class State(IntEnum):
+class ParserState(IntEnum):
     """Where a connection is in its life, by nsqd's numbers."""
 
     INIT = 0
@@ -86,22 +86,22 @@ class State(IntEnum):
     CLOSING = 4
 
 
-ALLOWED: dict[bytes, frozenset[State]] = {
-    b"IDENTIFY": frozenset({State.INIT}),
-    b"AUTH": frozenset({State.INIT}),
-    b"SUB": frozenset({State.INIT}),
-    b"RDY": frozenset({State.SUBSCRIBED, State.CLOSING}),
-    b"FIN": frozenset({State.SUBSCRIBED, State.CLOSING}),
-    b"REQ": frozenset({State.SUBSCRIBED, State.CLOSING}),
-    b"TOUCH": frozenset({State.SUBSCRIBED, State.CLOSING}),
-    b"CLS": frozenset({State.SUBSCRIBED}),
-    b"NOP": frozenset(State),
-    b"PUB": frozenset(State),
-    b"MPUB": frozenset(State),
-    b"DPUB": frozenset(State),
-    b"SEND": frozenset(State),
-    b"CALL": frozenset(State),
-    b"STARTED": frozenset({State.SUBSCRIBED, State.CLOSING}),
+ALLOWED: dict[bytes, frozenset[ParserState]] = {
+    b"IDENTIFY": frozenset({ParserState.INIT}),
+    b"AUTH": frozenset({ParserState.INIT}),
+    b"SUB": frozenset({ParserState.INIT}),
+    b"RDY": frozenset({ParserState.SUBSCRIBED, ParserState.CLOSING}),
+    b"FIN": frozenset({ParserState.SUBSCRIBED, ParserState.CLOSING}),
+    b"REQ": frozenset({ParserState.SUBSCRIBED, ParserState.CLOSING}),
+    b"TOUCH": frozenset({ParserState.SUBSCRIBED, ParserState.CLOSING}),
+    b"CLS": frozenset({ParserState.SUBSCRIBED}),
+    b"NOP": frozenset(ParserState),
+    b"PUB": frozenset(ParserState),
+    b"MPUB": frozenset(ParserState),
+    b"DPUB": frozenset(ParserState),
+    b"SEND": frozenset(ParserState),
+    b"CALL": frozenset(ParserState),
+    b"STARTED": frozenset({ParserState.SUBSCRIBED, ParserState.CLOSING}),
 }
 EXTENSIONS = frozenset({b"SEND", b"CALL", b"STARTED"})
 """Commands of Martlet's own clients."""
@@ -131,7 +131,7 @@ class LineTooLong(Exception):
     """A command line without an end. As nsqd does, the connection is closed without a word."""
 
 
-class Identify(NamedTuple):
+class IdentifyCommand(NamedTuple):
     """IDENTIFY, its JSON read."""
 
     fields: dict[str, object]
@@ -168,7 +168,7 @@ class FinishRun(NamedTuple):
     ids: Ids
 
 
-class Requeue(NamedTuple):
+class RequeueCommand(NamedTuple):
     """REQ."""
 
     id: bytes
@@ -181,13 +181,13 @@ class Touch(NamedTuple):
     id: bytes
 
 
-class Started(NamedTuple):
+class StartedCommand(NamedTuple):
     """STARTED."""
 
     id: bytes
 
 
-class Publish(NamedTuple):
+class PublishCommand(NamedTuple):
     """PUB, MPUB or DPUB, or a run of PUBs.
 
     Attributes:
@@ -205,13 +205,13 @@ class Publish(NamedTuple):
     delay_ms: int | None
 
 
-class Send(NamedTuple):
+class SendCommand(NamedTuple):
     """SEND.
 
     Attributes:
         topic: whose name is valid.
         options: how it is to be sent; not checked yet.
-        bodies: as of `Publish`.
+        bodies: as of `PublishCommand`.
         properties: of the messages that have any, by their numbers, packed.
     """
 
@@ -243,11 +243,22 @@ class Nop(NamedTuple):
     """NOP."""
 
 
-Answer = Finish | FinishRun | Requeue | Touch | Started
-Command = Identify | Auth | Subscribe | Ready | Answer | Publish | Send | Call | Close | Nop
+Answer = Finish | FinishRun | RequeueCommand | Touch | StartedCommand
+Command = (
+    IdentifyCommand
+    | Auth
+    | Subscribe
+    | Ready
+    | Answer
+    | PublishCommand
+    | SendCommand
+    | Call
+    | Close
+    | Nop
+)
 
 
-class Limits(NamedTuple):
+class ProtocolLimits(NamedTuple):
     """What a client may send at most."""
 
     max_rdy_count: int

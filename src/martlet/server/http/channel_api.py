@@ -19,7 +19,7 @@ from __future__ import annotations
 from base64 import b64encode
 from typing import TYPE_CHECKING, Any, cast
 
-from martlet.broker.channel.peek import Frames, Peeked, State, peek
+from martlet.broker.channel.peek import Peeked, PeekedFrames, PeekState, peek
 from martlet.broker.channel.rewind import channel_from, first_entry, offset_at, replay
 from martlet.broker.errors import InvalidName, NotFound, OutOfReach, WritesRefused
 from martlet.log.record import FRAME_HEADER_BYTES
@@ -29,7 +29,7 @@ from martlet.server.http.request import HttpError, Request
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.channel.consumer import Consumer
+    from martlet.broker.channel.consumer import ChannelConsumer
     from martlet.broker.topic.topic import Topic
     from martlet.server.http.server import Routes
     from martlet.server.nsq.connection import Connection
@@ -70,7 +70,7 @@ class ChannelApi:
         most_bytes = min(request.number("max_body_bytes", DEFAULT_BODY_BYTES), MOST_ANSWER_BYTES)
         found = peek(channel, start, most + 1, _states(request))
         messages: list[dict[str, Any]] = []
-        frames = Frames(channel.cursor)
+        frames = PeekedFrames(channel.cursor)
         told_bytes = 0
         for peeked in found[:most]:
             message = _message(channel, peeked, frames, most_bytes)
@@ -177,17 +177,19 @@ def _beginning(topic: Topic) -> dict[str, object]:
     }
 
 
-def _states(request: Request) -> list[State]:
+def _states(request: Request) -> list[PeekState]:
     """The states that are asked for, all of them by default."""
     told = request.query.get("state", "")
     try:
-        return [State(name) for name in told.split(",")] if told else list(State)
+        return [PeekState(name) for name in told.split(",")] if told else list(PeekState)
     except ValueError:
-        names = ", ".join(State)
+        names = ", ".join(PeekState)
         raise HttpError(400, f"INVALID_ARG_STATE: {told!r} is not of {names}") from None
 
 
-def _message(channel: Channel, peeked: Peeked, frames: Frames, most_bytes: int) -> dict[str, Any]:
+def _message(
+    channel: Channel, peeked: Peeked, frames: PeekedFrames, most_bytes: int
+) -> dict[str, Any]:
     """A message as it is told; where it can not be read, its body is null."""
     message: dict[str, Any] = {
         "offset": peeked.offset,
@@ -231,7 +233,7 @@ def _decoded(body: bytes, is_cut: bool) -> str:
         raise
 
 
-def _client(consumer: Consumer) -> dict[str, object]:
+def _client(consumer: ChannelConsumer) -> dict[str, object]:
     connection = cast("Connection", consumer.client)
     identity = connection.identity
     return {

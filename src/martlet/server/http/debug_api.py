@@ -22,7 +22,7 @@ from aiohttp import web
 
 from martlet.server.http.request import HttpError, Request
 from martlet.server.http.response import TEXT
-from martlet.server.observability.pprof import Place, Profile, ValueType, as_lines
+from martlet.server.observability.pprof import CodeLocation, Profile, ValueType, as_lines
 from martlet.server.observability.sampler import Sampler, awaited_stack, thread_stacks
 from martlet.server.observability.stats import pauses
 
@@ -181,7 +181,7 @@ def _count_objects() -> Profile:
         sizes[kind] += sys.getsizeof(thing, 0)
     found = Profile(_HEAP_TYPES, time_ns=time.time_ns())
     for kind, count in counts.items():
-        found.add((Place(kind, "", 0),), count, sizes[kind])
+        found.add((CodeLocation(kind, "", 0),), count, sizes[kind])
     return found
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from martlet.server.delivery_time import deliver_at_ns
 from martlet.server.http.request import HttpError
-from martlet.server.rpc.arguments import Arguments, CallError
+from martlet.server.rpc.arguments import CallArguments, CallError
 
 if TYPE_CHECKING:
     from martlet.broker.topic.topic import Topic
@@ -39,7 +39,7 @@ def asked_time_ns(request: Request, server: Server) -> int | None:
     if len(told) > 1 or "defer" in request.query:
         raise _invalid(f"say when once: one {_HEADER}, and no defer beside it")
     try:
-        return deliver_at_ns(Arguments({"deliver_at_ms": _milliseconds(told[0])}), server)
+        return deliver_at_ns(CallArguments({"deliver_at_ms": _milliseconds(told[0])}), server)
     except CallError as error:
         raise _invalid(str(error).replace("'deliver_at_ms'", _HEADER)) from None
 

@@ -48,7 +48,7 @@ from martlet.server.durability import written_down
 from martlet.server.http.request import HttpError, Request
 
 if TYPE_CHECKING:
-    from martlet.broker.topic.queue_log import Queue
+    from martlet.broker.topic.queue_log import QueueLog
     from martlet.broker.topic.topic import Topic
     from martlet.log.index import Index, Rows
     from martlet.server.http.server import Routes
@@ -76,7 +76,7 @@ class LogApi:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._known_holes: WeakKeyDictionary[Queue, tuple[object, dict[str, object]]] = (
+        self._known_holes: WeakKeyDictionary[QueueLog, tuple[object, dict[str, object]]] = (
             WeakKeyDictionary()
         )
         """What was found of each queue, and how the log was then."""
@@ -122,7 +122,7 @@ class LogApi:
             ],
         }
 
-    def _holes(self, queue: Queue) -> dict[str, object]:
+    def _holes(self, queue: QueueLog) -> dict[str, object]:
         """What is told of a queue's holes, where it has any."""
         if not queue.start_offset:
             return {}
@@ -211,7 +211,7 @@ class LogApi:
             )
         return await request.stream(pieces, _OCTETS, _PIECE_BYTES)
 
-    def _records(self, queue: Queue, offset: int, most_bytes: int) -> list[memoryview]:
+    def _records(self, queue: QueueLog, offset: int, most_bytes: int) -> list[memoryview]:
         """The log's bytes from the batch that holds an offset on; nothing if it has gone.
 
         What lies side by side in the log comes as one piece.
@@ -238,7 +238,7 @@ class LogApi:
         views = [log.view(position, length) for position, length in runs]
         return [view for view in views if view is not None]
 
-    def _heads(self, queue: Queue, offset: int, most_bytes: int) -> list[memoryview]:
+    def _heads(self, queue: QueueLog, offset: int, most_bytes: int) -> list[memoryview]:
         """Of the same batches, so far as there are as many bytes in these, header and properties.
 
         Of a record whose header is damaged it is the header alone.
@@ -283,7 +283,7 @@ class LogApi:
             raise HttpError(503, f"REFUSED {error}") from None
         return None
 
-    def _queue(self, request: Request) -> Queue:
+    def _queue(self, request: Request) -> QueueLog:
         return self._part(request).queue
 
     def _part(self, request: Request) -> Topic:

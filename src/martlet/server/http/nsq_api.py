@@ -28,7 +28,7 @@ from martlet.server.http.headers import asked_properties
 from martlet.server.http.request import HttpError, Request
 from martlet.server.http.response import respond_json
 from martlet.server.observability import stats, stats_text
-from martlet.server.time_slice import Pace
+from martlet.server.time_slice import TimeSlice
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
@@ -114,7 +114,7 @@ class NsqApi:
         topic, channel = query.get("topic", ""), query.get("channel", "")
         clients = _BOOLEANS.get(query.get("include_clients", ""), True)
         memory = _BOOLEANS.get(query.get("include_mem", ""), True)
-        now_ns, pace = server.broker.clock(), Pace()
+        now_ns, pace = server.broker.clock(), TimeSlice()
         as_json = query.get("format") == "json"
         topics: list[str] | None = None
         if not topic or topic in server.broker.topics:

@@ -98,7 +98,7 @@ class _WebServer(web.Server):
         return _Protocol(self, loop=self._loop, **self._kwargs)
 
 
-class HttpDoor:
+class HttpServer:
     """Serves HTTP on a listening socket.
 
     Args:

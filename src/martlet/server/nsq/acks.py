@@ -50,7 +50,7 @@ def finish(connection: Connection, command: v2.Finish) -> None:
         connection.refuse(_not_done("FIN", command.id, error))
 
 
-def requeue(connection: Connection, command: v2.Requeue) -> None:
+def requeue(connection: Connection, command: v2.RequeueCommand) -> None:
     """REQ."""
     channel, consumer = connection.subscription()
     delay_ns = command.delay_ms * _MILLISECOND_NS
@@ -59,7 +59,7 @@ def requeue(connection: Connection, command: v2.Requeue) -> None:
         connection.server.events.shortened(connection.remote_address, delay_ns, longest_ns)
         delay_ns = longest_ns
     # Who has said that it takes no more, and has it delivered at once, gives back what it had.
-    closing = connection.state == v2.State.CLOSING and not delay_ns
+    closing = connection.state == v2.ParserState.CLOSING and not delay_ns
     cause = Cause.GIVEN_BACK if closing else Cause.REQUEUED
     try:
         offset = channel.queue.offset_of(command.id)
@@ -77,7 +77,7 @@ def touch(connection: Connection, command: v2.Touch) -> None:
         connection.refuse(_not_done("TOUCH", command.id, error))
 
 
-def started(connection: Connection, command: v2.Started) -> None:
+def started(connection: Connection, command: v2.StartedCommand) -> None:
     """STARTED."""
     channel, consumer = connection.subscription()
     try:

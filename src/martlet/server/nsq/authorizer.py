@@ -1,6 +1,6 @@
 """AUTH: who a client is and what it may do is asked of an auth server, over HTTP, as nsqd asks.
 
-A command that needs an answer from there waits for it: `Guard` raises `Waits`, the connection
+A command that needs an answer from there waits for it: `Authorizer` raises `Waits`, the connection
 leaves the command in its buffer and reads no more, and begins again with the same command when the
 answer has come.  So the commands behind it keep their order, and no other connection waits.
 """
@@ -34,7 +34,7 @@ class Waits(Exception):
     """The command waits for an auth server's answer."""
 
 
-class NoAnswer(Exception):
+class AuthServerSilent(Exception):
     """No auth server said what the client may do; the text says why, of each."""
 
 
@@ -58,7 +58,7 @@ class AuthServers:
             secret: what it sent.
 
         Raises:
-            NoAnswer: none of them says it.
+            AuthServerSilent: none of them says it.
         """
         import aiohttp
 
@@ -77,7 +77,7 @@ class AuthServers:
             except (BadAnswer, OSError, ValueError, aiohttp.ClientError) as error:
                 why = str(error) or type(error).__name__
                 reasons.append(f"failed to auth against {address} - {why}")
-        raise NoAnswer("; ".join(reasons))
+        raise AuthServerSilent("; ".join(reasons))
 
     async def _ask_one(self, address: str, question: dict[str, str | bytes]) -> bytes:
         url = address if "://" in address else f"http://{address}/auth"
@@ -146,7 +146,7 @@ def _over_https(url: str, body: bytes) -> str:
     return parts._replace(scheme="https", netloc=f"{host}:{port}").geturl()
 
 
-class Guard:
+class Authorizer:
     """What one client may do.
 
     Args:
@@ -176,7 +176,7 @@ class Guard:
         self._secret = b""
         self._asking: asyncio.Task[None] | None = None
         self._answered = False
-        self._error: NoAnswer | None = None
+        self._error: AuthServerSilent | None = None
         self._expires_ns = 0
         self.given: Authorizations | None = None
         """What the auth server said last."""
@@ -227,7 +227,7 @@ class Guard:
             given = await self._servers.ask(remote_ip, self._common_name(), self._secret)
             self.given = given
             self._expires_ns = self._clock() + given.ttl_s * SECOND_NS
-        except NoAnswer as error:
+        except AuthServerSilent as error:
             self._error = error
         finally:
             self._asking = None

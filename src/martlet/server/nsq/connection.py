@@ -26,19 +26,19 @@ from martlet.server.nsq.heartbeat import Heartbeat
 from martlet.server.nsq.lingering_close import take_leave
 from martlet.server.nsq.output_queue import OutputQueue
 from martlet.server.nsq.publish import publish, publish_lone
-from martlet.server.nsq.reply_queue import Owed
+from martlet.server.nsq.reply_queue import PendingReplies
 from martlet.server.nsq.send import send
 from martlet.server.nsq.unread_input import handle_unread
 from martlet.server.nsq.upgrade import Agreed, Upgrade
 from martlet.server.rpc.arguments import CallError
 from martlet.server.rpc.registry import call
-from martlet.server.time_slice import Pace
+from martlet.server.time_slice import TimeSlice
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.channel.consumer import Consumer
+    from martlet.broker.channel.consumer import ChannelConsumer
     from martlet.broker.channel.subscriber import Subscriber
-    from martlet.broker.topic.partitioned import WholeChannel
+    from martlet.broker.topic.partitioned import PartitionedChannel
     from martlet.broker.topic.topic import Topic
     from martlet.layer.tls import TlsLayer
     from martlet.server.server import Server
@@ -68,7 +68,7 @@ class Connection(asyncio.BufferedProtocol):
         self._waits = False
         """Whether the next command waits, for an answer from elsewhere or for its turn."""
         self._going_on: asyncio.Handle | None = None
-        self.owed = Owed()
+        self.owed = PendingReplies()
         self._closing = False
         self._refused = False
         """Whether the last thing that it is told is why it is let go."""
@@ -86,7 +86,7 @@ class Connection(asyncio.BufferedProtocol):
     # what it looks like
 
     @property
-    def state(self) -> v2.State:
+    def state(self) -> v2.ParserState:
         """Where it is in its life."""
         return self.decoder.state
 
@@ -112,8 +112,8 @@ class Connection(asyncio.BufferedProtocol):
         self.remote_address = shown_peer(transport)
         self.connected_at_ns = self.broker.clock()
         self.identity = default_identity(self.server.options, self.remote_address)
-        self.consumer: Consumer | Subscriber | None = None
-        self.channel: Channel | WholeChannel | None = None
+        self.consumer: ChannelConsumer | Subscriber | None = None
+        self.channel: Channel | PartitionedChannel | None = None
         self.topic: Topic | None = None
         self._output = OutputQueue(
             self.server.loop, self.transport, partial(self.drop, "reads nothing")
@@ -206,7 +206,7 @@ class Connection(asyncio.BufferedProtocol):
                 if not untimed:
                     untimed = _UNTIMED
                     if pace is None:
-                        pace = Pace()
+                        pace = TimeSlice()
                     elif pace.over:
                         self._wait_for_turn()
                         break
@@ -308,7 +308,7 @@ class Connection(asyncio.BufferedProtocol):
     def _handle(self, command: v2.Command) -> None:
         _HANDLERS[type(command)](self, command)
 
-    def subscription(self) -> tuple[Channel | WholeChannel, Any]:
+    def subscription(self) -> tuple[Channel | PartitionedChannel, Any]:
         """What it consumes, and as whom: a consumer, or of several queues a subscriber."""
         assert self.channel is not None
         assert self.consumer is not None
@@ -418,7 +418,7 @@ class Connection(asyncio.BufferedProtocol):
         """The channel was deleted."""
         self.transport.close()
 
-    def channel_grown(self, channel: WholeChannel, consumer: Subscriber) -> None:
+    def channel_grown(self, channel: PartitionedChannel, consumer: Subscriber) -> None:
         """The channel has several queues from now on."""
         self.channel, self.consumer = channel, consumer
 
@@ -450,17 +450,17 @@ class Connection(asyncio.BufferedProtocol):
 
 
 _HANDLERS: dict[type, Callable[[Connection, Any], None]] = {
-    v2.Identify: handshake.identify,
+    v2.IdentifyCommand: handshake.identify,
     v2.Auth: handshake.authenticate,
     v2.Subscribe: handshake.subscribe,
     v2.Ready: handshake.ready,
     v2.FinishRun: answer.finish_run,
     v2.Finish: answer.finish,
-    v2.Requeue: answer.requeue,
+    v2.RequeueCommand: answer.requeue,
     v2.Touch: answer.touch,
-    v2.Started: answer.started,
-    v2.Publish: publish,
-    v2.Send: send,
+    v2.StartedCommand: answer.started,
+    v2.PublishCommand: publish,
+    v2.SendCommand: send,
     v2.Call: call,
     v2.Close: handshake.stop_receiving,
     v2.Nop: lambda connection, command: None,

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from martlet.server.nsq.connection import Connection
-    from martlet.server.nsq.send import Stored
+    from martlet.server.nsq.send import StoredSend
     from martlet.server.server import Server
 
 _GRAIN_S = 0.01
 """Who is to be told within so much time of another is told with him."""
 
 
-class LateFlushes:
+class FlushTimeouts:
     """The sends that wait for a flush.
 
     Args:
@@ -25,11 +25,11 @@ class LateFlushes:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._waiting: list[tuple[float, int, Connection, Stored]] = []
+        self._waiting: list[tuple[float, int, Connection, StoredSend]] = []
         self._numbers = count()
         self._timer: asyncio.TimerHandle | None = None
 
-    def watch(self, connection: Connection, stored: Stored, timeout_ms: int) -> None:
+    def watch(self, connection: Connection, stored: StoredSend, timeout_ms: int) -> None:
         """Tell a client after so long, if it has not been told by then."""
         loop = self._server.loop
         waiting = self._waiting

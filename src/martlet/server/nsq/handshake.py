@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from martlet.server.nsq.connection import Connection
 
 
-def identify(connection: Connection, command: v2.Identify) -> None:
+def identify(connection: Connection, command: v2.IdentifyCommand) -> None:
     """IDENTIFY. Raises Agreed where the connection goes on in another form."""
     server = connection.server
     offered = (server.options, v2.NSQD_VERSION, server.tls is not None)
@@ -70,7 +70,7 @@ def subscribe(connection: Connection, command: v2.Subscribe) -> None:
         raise v2.ProtocolError("E_BAD_CHANNEL", f"SUB {error}") from error
     except (TooMany, WritesRefused) as error:
         raise v2.ProtocolError("E_SUB_FAILED", f"SUB failed {error}") from error
-    connection.decoder.state = v2.State.SUBSCRIBED
+    connection.decoder.state = v2.ParserState.SUBSCRIBED
     connection.reply(v2.OK)
     if connection.channel.max_attempts and connection.identity.says_started:
         connection.failures_counted(connection.channel.max_attempts)
@@ -78,7 +78,7 @@ def subscribe(connection: Connection, command: v2.Subscribe) -> None:
 
 def ready(connection: Connection, command: v2.Ready) -> None:
     """RDY."""
-    if connection.state == v2.State.SUBSCRIBED:
+    if connection.state == v2.ParserState.SUBSCRIBED:
         channel, consumer = connection.subscription()
         channel.set_ready(consumer, command.count)
 
@@ -86,7 +86,7 @@ def ready(connection: Connection, command: v2.Ready) -> None:
 def stop_receiving(connection: Connection, command: v2.Close) -> None:
     """CLS."""
     channel, consumer = connection.subscription()
-    connection.decoder.state = v2.State.CLOSING
+    connection.decoder.state = v2.ParserState.CLOSING
     consumer.progress.takes_no_more = True
     channel.set_ready(consumer, 0)
     connection.reply(v2.CLOSE_WAIT)

@@ -26,10 +26,10 @@ MOST_BYTES = 32 << 20
 MOST_AT_ONCE = 256
 """So many clients may take their time; who is let go beyond that is closed at once."""
 _WASTE = bytearray(256 * 1024)
-_leaving: set[_Deaf] = set()
+_leaving: set[_Drain] = set()
 
 
-class _Deaf(asyncio.BufferedProtocol):
+class _Drain(asyncio.BufferedProtocol):
     """Throws away what comes; its owner is told when the connection is gone."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -62,7 +62,7 @@ def take_leave(transport: asyncio.Transport) -> None:
     Its protocol gets no more bytes, must write no more, and is told when the connection is lost.
     """
     bottom = transport.bottom if isinstance(transport, Layer) else transport
-    if bottom.is_closing() or isinstance(bottom.get_protocol(), _Deaf):
+    if bottom.is_closing() or isinstance(bottom.get_protocol(), _Drain):
         return
     if not bottom.can_write_eof() or len(_leaving) >= MOST_AT_ONCE:
         transport.close()
@@ -70,6 +70,6 @@ def take_leave(transport: asyncio.Transport) -> None:
     # What is paused may change its protocol, whichever kind that is.
     if bottom.is_reading():
         bottom.pause_reading()
-    bottom.set_protocol(_Deaf(bottom))
+    bottom.set_protocol(_Drain(bottom))
     transport.write_eof()
     bottom.resume_reading()

@@ -41,7 +41,7 @@ def publish_lone(connection: Connection, nbytes: int) -> bool:
     return True
 
 
-def publish(connection: Connection, command: v2.Publish) -> None:
+def publish(connection: Connection, command: v2.PublishCommand) -> None:
     """Stage messages; they are answered once they are committed, or flushed."""
     if connection.guard is not None:
         connection.guard.check(command.verb, command.topic, "")

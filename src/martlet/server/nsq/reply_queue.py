@@ -14,7 +14,7 @@ from martlet.broker.topic.queue_log import Receipt
 from martlet.protocol.nsq import v2
 
 
-class Promise(ABC):
+class DeferredReply(ABC):
     """An answer that tells more than OK.
 
     Args:
@@ -36,13 +36,13 @@ class Promise(ABC):
         """The frame for those that were not; the connection goes on."""
 
 
-Answer = tuple[Receipt | None, str, int | bytes | Promise]
+Answer = tuple[Receipt | None, str, int | bytes | DeferredReply]
 """Of a publish its receipt, its verb and how many OKs it gets, or what else is promised; of
 anything else the bytes that wait.
 """
 
 
-class Owed(deque[Answer]):
+class PendingReplies(deque[Answer]):
     """The answers of one connection, the oldest first."""
 
     def fail(self, error: WritesRefused) -> None:
@@ -65,7 +65,7 @@ class Owed(deque[Answer]):
                 assert isinstance(told, bytes)
                 parts.append(told)
             elif receipt.error is not None:
-                if isinstance(told, Promise):
+                if isinstance(told, DeferredReply):
                     parts.append(told.refused(receipt.error))
                     self.popleft()
                     continue
@@ -78,7 +78,7 @@ class Owed(deque[Answer]):
                     break
                 parts.append(v2.OK * told if told > 1 else v2.OK)
             else:
-                assert isinstance(told, Promise)
+                assert isinstance(told, DeferredReply)
                 if not receipt.position or (told.waits and receipt.position > reached):
                     break
                 parts.append(told.stored())

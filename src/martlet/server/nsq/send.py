@@ -29,14 +29,14 @@ import json
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import LimitReached, NotFound, WritesRefused
-from martlet.broker.idempotence import Reused, Send, TooOld, marked
+from martlet.broker.idempotence import ProducerSend, Reused, TooOld, marked
 from martlet.durations import MILLISECOND_NS
 from martlet.properties.model import PRODUCER_BYTES, Sent
 from martlet.protocol.nsq import v2
 from martlet.put_status import PutStatus
 from martlet.server.delivery_time import deliver_at_ns
-from martlet.server.nsq.reply_queue import Promise
-from martlet.server.rpc.arguments import Arguments, CallError
+from martlet.server.nsq.reply_queue import DeferredReply
+from martlet.server.rpc.arguments import CallArguments, CallError
 
 if TYPE_CHECKING:
     from martlet.broker.topic.topic import Topic
@@ -61,7 +61,7 @@ _CODES: dict[type[Exception], str] = {
 }
 
 
-class Stored(Promise):
+class StoredSend(DeferredReply):
     """What is answered once messages are stored.
 
     Args:
@@ -75,7 +75,12 @@ class Stored(Promise):
     __slots__ = ("_home", "_is_duplicate", "_send", "_status", "_topic", "is_told")
 
     def __init__(
-        self, home: Topic, topic: Topic | None, send: Send, waits: bool, is_duplicate: bool = False
+        self,
+        home: Topic,
+        topic: Topic | None,
+        send: ProducerSend,
+        waits: bool,
+        is_duplicate: bool = False,
     ) -> None:
         super().__init__(waits)
         self._home = home
@@ -110,7 +115,7 @@ class Stored(Promise):
         return refusal(error)
 
 
-class Untold(Promise):
+class NoReply(DeferredReply):
     """Nothing is answered; what went wrong is logged.
 
     Args:
@@ -147,7 +152,7 @@ def refusal(error: Exception) -> bytes:
     return told(status=_CODES.get(type(error), "REFUSED"), text=str(error))
 
 
-def send(connection: Connection, command: v2.Send) -> None:
+def send(connection: Connection, command: v2.SendCommand) -> None:
     """SEND."""
     if connection.guard is not None:
         connection.guard.check("PUB", command.topic, "")
@@ -157,9 +162,9 @@ def send(connection: Connection, command: v2.Send) -> None:
         return add(connection, command)
     untold = None
     if command.options.get("oneway") is True:
-        untold = Untold(connection, command.topic)
+        untold = NoReply(connection, command.topic)
     try:
-        _stage(connection, command, Arguments(command.options), untold)
+        _stage(connection, command, CallArguments(command.options), untold)
     except (CallError, LimitReached, NotFound, Reused, TooOld, WritesRefused) as error:
         if untold is not None:
             untold.refused(error)
@@ -168,7 +173,10 @@ def send(connection: Connection, command: v2.Send) -> None:
 
 
 def _stage(
-    connection: Connection, command: v2.Send, arguments: Arguments, untold: Untold | None
+    connection: Connection,
+    command: v2.SendCommand,
+    arguments: CallArguments,
+    untold: NoReply | None,
 ) -> None:
     arguments.only(*_OPTIONS)
     arguments.flag("oneway")
@@ -183,10 +191,10 @@ def _stage(
     if sent is not None:
         age_ns = arguments.number("age_ms", 0, most=1 << 42) * MILLISECOND_NS
         known = broker.producers.find(sent, topic, broker.clock() - age_ns if age_ns else 0)
-    promise: Stored | Untold
+    promise: StoredSend | NoReply
     if known is not None:
         home = broker.by_id[known.home].home
-        promise = Stored(home, broker.by_id.get(known.topic), known, waits, is_duplicate=True)
+        promise = StoredSend(home, broker.by_id.get(known.topic), known, waits, is_duplicate=True)
         receipt = known.receipt
     else:
         part = _part(topic, arguments)
@@ -195,12 +203,12 @@ def _stage(
         offset, count = part.next_offset, len(command.bodies)
         properties = command.properties if sent is None else marked(command.properties, sent)
         receipt = part.stage(command.bodies, at_ns, properties)
-        stored = Send(receipt, part.id, offset, count, part.home.id)
+        stored = ProducerSend(receipt, part.id, offset, count, part.home.id)
         if sent is not None:
             broker.producers.add(sent, stored, broker.clock())
         counters = connection.message_counters
         counters[command.topic] = counters.get(command.topic, 0) + count
-        promise = Stored(part.home, part, stored, waits)
+        promise = StoredSend(part.home, part, stored, waits)
     if untold is not None:
         promise = untold
     elif waits and not server.answers_at_once:
@@ -209,7 +217,7 @@ def _stage(
     server.staged(connection)
 
 
-def _sent(arguments: Arguments, count: int) -> Sent | None:
+def _sent(arguments: CallArguments, count: int) -> Sent | None:
     if "producer" not in arguments and "sequence" not in arguments:
         return None
     producer = arguments.text("producer")
@@ -225,13 +233,13 @@ def _sent(arguments: Arguments, count: int) -> Sent | None:
     return Sent(id, sequence, count)
 
 
-def _part(topic: Topic, arguments: Arguments) -> Topic:
+def _part(topic: Topic, arguments: CallArguments) -> Topic:
     """The topic at the queue that the messages go to."""
     queue = queue_of(topic, arguments)
     return topic.next_part() if queue < 0 else topic.parts[queue]
 
 
-def queue_of(topic: Topic, arguments: Arguments) -> int:
+def queue_of(topic: Topic, arguments: CallArguments) -> int:
     """The number of the queue that messages go to; -1 for any. Raises CallError and NotFound."""
     if "queue" in arguments:
         if "order_key" in arguments:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from martlet.broker.errors import BrokerError, WritesRefused
 from martlet.broker.topic.queue_log import Receipt
-from martlet.broker.transactions.state import State, TransactionRefused
+from martlet.broker.transactions.state import TransactionState, TransitionRefused
 from martlet.durations import MILLISECOND_NS
-from martlet.server.nsq.reply_queue import Promise
+from martlet.server.nsq.reply_queue import DeferredReply
 from martlet.server.nsq.send import queue_of, refusal, told
-from martlet.server.rpc.arguments import Arguments, CallError
+from martlet.server.rpc.arguments import CallArguments, CallError
 from martlet.server.rpc.transactions import begin, refused
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _OPTIONS = (
 _MOST_TIMES = 10_000
 
 
-class Added(Promise):
+class Added(DeferredReply):
     """What is answered once half messages are stored.
 
     Args:
@@ -60,7 +60,7 @@ class Added(Promise):
         return refusal(error)
 
 
-def add(connection: Connection, command: v2.Send) -> None:
+def add(connection: Connection, command: v2.SendCommand) -> None:
     """SEND with the option ``transaction``."""
     try:
         _add(connection, command)
@@ -70,8 +70,8 @@ def add(connection: Connection, command: v2.Send) -> None:
         connection.reply(refusal(error))
 
 
-def _add(connection: Connection, command: v2.Send) -> None:
-    arguments = Arguments(command.options)
+def _add(connection: Connection, command: v2.SendCommand) -> None:
+    arguments = CallArguments(command.options)
     arguments.only(*_OPTIONS)
     transactions = connection.broker.transactions
     id = arguments.text("transaction", most=255)
@@ -80,9 +80,9 @@ def _add(connection: Connection, command: v2.Send) -> None:
     queue = queue_of(topic, arguments)
     times = _times(connection, arguments, len(command.bodies))
     if "begin" in arguments and id not in transactions.open:
-        state = begin(transactions, id, Arguments(arguments.mapping("begin", most=5)))
-        if state is not State.OPEN:
-            raise TransactionRefused(f"transaction {id!r} is {state}", state)
+        state = begin(transactions, id, CallArguments(arguments.mapping("begin", most=5)))
+        if state is not TransactionState.OPEN:
+            raise TransitionRefused(f"transaction {id!r} is {state}", state)
     batch, position = transactions.add(
         id, branch, number, topic.name, command.bodies, command.properties, queue, times
     )
@@ -92,7 +92,7 @@ def _add(connection: Connection, command: v2.Send) -> None:
     connection.server.staged(connection)
 
 
-def _times(connection: Connection, arguments: Arguments, count: int) -> list[tuple[int, int]]:
+def _times(connection: Connection, arguments: CallArguments, count: int) -> list[tuple[int, int]]:
     """When messages are to be delivered, in nanoseconds, and how many then. Raises CallError."""
     given = [name for name in ("deliver_at_ms", "delay_ms") if name in arguments]
     if not given:

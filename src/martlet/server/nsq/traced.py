@@ -18,7 +18,7 @@ from martlet.log.record import FRAME_HEADER_BYTES
 from martlet.protocol.nsq import v2
 from martlet.server.nsq.connection import Connection
 
-_OF_CONSUMERS = (v2.Ready, v2.Finish, v2.FinishRun, v2.Requeue)
+_OF_CONSUMERS = (v2.Ready, v2.Finish, v2.FinishRun, v2.RequeueCommand)
 """What changes how many messages a consumer wants, or has."""
 _ID = slice(FRAME_HEADER_BYTES - 16, FRAME_HEADER_BYTES)
 
@@ -70,7 +70,7 @@ def _each(frames: Sequence[memoryview | bytes | bytearray]) -> Iterator[bytes]:
 def told(command: v2.Command) -> list[str]:
     """The command lines that a command, or a run of them, came as."""
     match command:
-        case v2.Identify():
+        case v2.IdentifyCommand():
             lines = ["IDENTIFY"]
         case v2.Auth():
             lines = ["AUTH"]
@@ -82,11 +82,11 @@ def told(command: v2.Command) -> list[str]:
             lines = [f"FIN {number:016x}" for number in command.ids.tolist()]
         case v2.Finish():
             lines = [f"FIN {_text(command.id)}"]
-        case v2.Requeue():
+        case v2.RequeueCommand():
             lines = [f"REQ {_text(command.id)} {command.delay_ms}"]
         case v2.Touch():
             lines = [f"TOUCH {_text(command.id)}"]
-        case v2.Publish():
+        case v2.PublishCommand():
             delay = "" if command.delay_ms is None else f" {command.delay_ms}"
             lines = [f"{command.verb} {command.topic}{delay}"] * command.commands
         case v2.Close():

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from martlet.broker.broker import Broker
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.dead_letters.move import Transfer
+    from martlet.broker.dead_letters.move import MessageMove
     from martlet.broker.retention.eviction import Evicted
     from martlet.broker.topic.topic import Topic
-    from martlet.broker.transactions.state import Transaction
+    from martlet.broker.transactions.state import OpenTransaction
     from martlet.protocol.nsq.v2 import ProtocolError
 
 _NAMED = 5
@@ -110,7 +110,7 @@ class EventLog:
             self._log.info("TOPIC(%s): deleting channel %s", topic.name, channel.name)
         self._log.info("CHANNEL(%s): deleting", channel.name)
 
-    def set_aside(self, transaction: Transaction, why: str) -> None:
+    def set_aside(self, transaction: OpenTransaction, why: str) -> None:
         """Nobody could tell what is to become of a transaction: a person is asked."""
         self._log.warning(
             "TRANSACTION: %s of group %r, with %s, is set aside: %s; topic %s shows them,"
@@ -122,7 +122,7 @@ class EventLog:
             self._broker.transactions.limits.aside_topic,
         )
 
-    def abandoned(self, transaction: Transaction, why: str) -> None:
+    def abandoned(self, transaction: OpenTransaction, why: str) -> None:
         """A transaction was rolled back, since whoever had begun it was not heard of."""
         self._log.info(
             "TRANSACTION: %s, with %s, is rolled back: %s",
@@ -150,7 +150,7 @@ class EventLog:
             f" and {counted(len(lost) - _NAMED, 'more channel')}" if len(lost) > _NAMED else "",
         )
 
-    def transfer_refused(self, transfer: Transfer, error: Exception) -> None:
+    def transfer_refused(self, transfer: MessageMove, error: Exception) -> None:
         """A message could not be moved, a dead letter as a rule."""
         channel = transfer.channel
         self._log.error(

@@ -19,9 +19,9 @@ from aiohttp import web
 
 from martlet import __version__
 from martlet.broker.channel.finish_ages import BOUNDS_NS
-from martlet.broker.channel.topology import Nearness
-from martlet.broker.topic.partitioned import WholeChannel, WholeTopic
-from martlet.broker.transactions.state import State
+from martlet.broker.channel.topology import TopologyPreference
+from martlet.broker.topic.partitioned import PartitionedChannel, PartitionedTopic
+from martlet.broker.transactions.state import TransactionState
 from martlet.durations import SECOND_NS
 from martlet.server.observability import prometheus
 from martlet.server.observability.histogram import Histogram
@@ -166,9 +166,9 @@ NEAR_METRICS = tuple(
         lambda c, place=place: c.delivered_near_counts[place],
     )
     for place, name, where in (
-        (Nearness.ZONE, "zone_local", "in the broker's zone"),
-        (Nearness.REGION, "region_local", "in another zone of the broker's region"),
-        (Nearness.ELSEWHERE, "elsewhere", "outside of both"),
+        (TopologyPreference.ZONE, "zone_local", "in the broker's zone"),
+        (TopologyPreference.REGION, "region_local", "in another zone of the broker's region"),
+        (TopologyPreference.ELSEWHERE, "elsewhere", "outside of both"),
     )
 )
 """Told where near consumers are preferred."""
@@ -209,11 +209,11 @@ class MetricsApi:
             yield part
 
 
-def _topic_labels(topic: Topic | WholeTopic | None) -> str:
+def _topic_labels(topic: Topic | PartitionedTopic | None) -> str:
     return prometheus.label_text({"topic": topic.name if topic else OTHER})
 
 
-def _channel_labels(channel: Channel | WholeChannel | None) -> str:
+def _channel_labels(channel: Channel | PartitionedChannel | None) -> str:
     names = (channel.topic, channel.name) if channel else (OTHER, OTHER)
     return prometheus.label_text(dict(zip(("topic", "channel"), names, strict=True)))
 
@@ -235,7 +235,7 @@ async def _table(
         else:
             other = row if other is None else list(map(add, other, row))
         # The sums of many queues take as long as many channels.
-        if number % _AT_ONCE == 0 or isinstance(thing, WholeTopic | WholeChannel):
+        if number % _AT_ONCE == 0 or isinstance(thing, PartitionedTopic | PartitionedChannel):
             await asyncio.sleep(0)
     if other is not None:
         rows.append((labels(None), other))
@@ -245,7 +245,9 @@ async def _table(
         await asyncio.sleep(0)
 
 
-async def _latencies(channels: Sequence[Channel | WholeChannel], most: int) -> AsyncIterator[str]:
+async def _latencies(
+    channels: Sequence[Channel | PartitionedChannel], most: int
+) -> AsyncIterator[str]:
     yield prometheus.head(
         _LATENCY, "histogram", "From when a message was published until it was finished."
     )
@@ -320,7 +322,7 @@ def _transactions(transactions: Transactions) -> list[tuple[str, str, str, int]]
             "martlet_transactions_set_aside",
             "gauge",
             "Those of them that wait for a person.",
-            sum(t.state is State.SET_ASIDE for t in transactions.open.values()),
+            sum(t.state is TransactionState.SET_ASIDE for t in transactions.open.values()),
         ),
         (
             "martlet_transactions_committed_total",

@@ -28,7 +28,7 @@ from typing import NamedTuple, TypeVar
 _Key = TypeVar("_Key")
 
 
-class Place(NamedTuple):
+class CodeLocation(NamedTuple):
     """A line of a function."""
 
     function: str
@@ -36,7 +36,7 @@ class Place(NamedTuple):
     line: int
 
 
-Stack = tuple[Place, ...]
+Stack = tuple[CodeLocation, ...]
 """Where a program is, the innermost place first."""
 
 
@@ -74,9 +74,9 @@ class Profile:
 
     def encode(self) -> bytes:
         """The profile as ``go tool pprof`` reads it."""
-        strings = _Table({"": 0})
-        functions: _Table[tuple[str, str]] = _Table()
-        locations: _Table[Place] = _Table()
+        strings = _StringTable({"": 0})
+        functions: _StringTable[tuple[str, str]] = _StringTable()
+        locations: _StringTable[CodeLocation] = _StringTable()
         out = bytearray()
         for kind in self.types:
             out += _field(1, _value_type(kind, strings))
@@ -106,26 +106,26 @@ class Profile:
         return "\n".join(parts)
 
 
-def as_lines(stack: Iterable[Place]) -> str:
+def as_lines(stack: Iterable[CodeLocation]) -> str:
     """A stack for a person, a line a place."""
     return "".join(f"#\t{place.function}\t{place.file}:{place.line}\n" for place in stack)
 
 
 def stack_of(frame: FrameType | None) -> Stack:
     """Where a frame is, and what called it."""
-    places: list[Place] = []
+    places: list[CodeLocation] = []
     while frame is not None:
         places.append(place_of(frame.f_code, frame.f_lineno))
         frame = frame.f_back
     return tuple(places)
 
 
-def place_of(code: CodeType, line: int | None) -> Place:
+def place_of(code: CodeType, line: int | None) -> CodeLocation:
     """A line of some code; a frame that is between two has none."""
-    return Place(code.co_qualname, code.co_filename, line or code.co_firstlineno)
+    return CodeLocation(code.co_qualname, code.co_filename, line or code.co_firstlineno)
 
 
-class _Table(dict[_Key, int]):
+class _StringTable(dict[_Key, int]):
     """Numbers what it is asked for, from 0 on."""
 
     def __missing__(self, key: _Key) -> int:
@@ -155,5 +155,5 @@ def _packed(number: int, values: Iterable[int]) -> bytes:
     return _field(number, b"".join(map(_varint, values)))
 
 
-def _value_type(kind: ValueType, strings: _Table[str]) -> bytes:
+def _value_type(kind: ValueType, strings: _StringTable[str]) -> bytes:
     return _number(1, strings[kind.name]) + _number(2, strings[kind.unit])

@@ -13,7 +13,14 @@ import threading
 import time
 from contextlib import suppress
 
-from martlet.server.observability.pprof import Place, Profile, Stack, ValueType, place_of, stack_of
+from martlet.server.observability.pprof import (
+    CodeLocation,
+    Profile,
+    Stack,
+    ValueType,
+    place_of,
+    stack_of,
+)
 
 PERIOD_NS = 10_000_000
 _CHAINS = (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"), ("ag_frame", "ag_await"))
@@ -81,7 +88,7 @@ def thread_stacks() -> dict[str, Stack]:
 
 def awaited_stack(coroutine: object) -> Stack:
     """Where a coroutine that waits is: the innermost place is the one that waits."""
-    places: list[Place] = []
+    places: list[CodeLocation] = []
     while coroutine is not None:
         for frame_name, next_name in _CHAINS:
             frame = getattr(coroutine, frame_name, None)

@@ -22,17 +22,17 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from martlet.broker.channel.latency import Latency, Together, quantiles
-from martlet.broker.topic.partitioned import WholeTopic
+from martlet.broker.topic.partitioned import PartitionedTopic
 from martlet.durations import SECOND_NS
 from martlet.protocol.nsq.v2 import NSQD_VERSION
-from martlet.server.time_slice import Pace
+from martlet.server.time_slice import TimeSlice
 from martlet.server.tls import suite_name, version_name
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.channel.consumer import Consumer
+    from martlet.broker.channel.consumer import ChannelConsumer
     from martlet.broker.channel.subscriber import Subscriber
-    from martlet.broker.topic.partitioned import WholeChannel
+    from martlet.broker.topic.partitioned import PartitionedChannel
     from martlet.broker.topic.topic import Topic
     from martlet.server.nsq.connection import Connection
     from martlet.server.server import Server
@@ -52,7 +52,7 @@ def head(server: Server) -> Report:
 
 
 async def topic_reports(
-    server: Server, pace: Pace, topic: str = "", channel: str = "", *, include_clients: bool
+    server: Server, pace: TimeSlice, topic: str = "", channel: str = "", *, include_clients: bool
 ) -> AsyncIterator[Report]:
     """Each topic, or the one that is named, which must be there; of its channels each, or the one
     that is named. What is deleted meanwhile is left out.
@@ -70,12 +70,12 @@ def _by_name(named: Mapping[str, _Thing]) -> list[_Thing]:
 
 
 async def _topic(
-    topic: Topic | WholeTopic,
+    topic: Topic | PartitionedTopic,
     channel: str,
     include_clients: bool,
     published: str,
     levels: Sequence[float],
-    pace: Pace,
+    pace: TimeSlice,
 ) -> Report:
     reports: list[Report] = []
     latencies = Together()
@@ -99,11 +99,11 @@ async def _topic(
         "refused_count": topic.refused_count,
         "paused": topic.paused,
         "e2e_processing_latency": _latency(latencies if latencies.some else None, levels),
-        **({"queues": await _queues(topic, pace)} if isinstance(topic, WholeTopic) else {}),
+        **({"queues": await _queues(topic, pace)} if isinstance(topic, PartitionedTopic) else {}),
     }
 
 
-async def _queues(topic: WholeTopic, pace: Pace) -> list[Report]:
+async def _queues(topic: PartitionedTopic, pace: TimeSlice) -> list[Report]:
     """Martlet's own: the queues of a topic that has several."""
     reports: list[Report] = []
     for part in topic.parts.copy():
@@ -121,15 +121,15 @@ async def _queues(topic: WholeTopic, pace: Pace) -> list[Report]:
 
 
 async def _channel(
-    channel: Channel | WholeChannel,
+    channel: Channel | PartitionedChannel,
     include_clients: bool,
     published: str,
     levels: Sequence[float],
-    pace: Pace,
+    pace: TimeSlice,
 ) -> Report:
     depth = channel.depth
     clients: list[Report] = []
-    consumers: list[Consumer] | list[Subscriber] = channel.consumers
+    consumers: list[ChannelConsumer] | list[Subscriber] = channel.consumers
     for consumer in consumers.copy() if include_clients else ():
         clients.append(_client(consumer.client, consumer, published))
         await pace.rest()
@@ -152,7 +152,7 @@ async def _channel(
     }
 
 
-def _near(channel: Channel | WholeChannel) -> Report:
+def _near(channel: Channel | PartitionedChannel) -> Report:
     """How many messages went how far, where near consumers are preferred; as nsqd, without 0."""
     counts = channel.delivered_near_counts
     names = ("zone_local_msg_count", "region_local_msg_count", "global_msg_count")
@@ -170,7 +170,9 @@ def _latency(measured: Latency | Together | None, levels: Sequence[float]) -> Re
     return {"count": count, "percentiles": percentiles}
 
 
-def _client(connection: object, consumer: Consumer | Subscriber | None, published: str) -> Report:
+def _client(
+    connection: object, consumer: ChannelConsumer | Subscriber | None, published: str
+) -> Report:
     """One client; of what it has published only the named topic, if one is named."""
     client = cast("Connection", connection)
     identity = client.identity
@@ -216,7 +218,7 @@ def _client(connection: object, consumer: Consumer | Subscriber | None, publishe
     }
 
 
-async def producers(server: Server, topic: str, pace: Pace) -> list[Report]:
+async def producers(server: Server, topic: str, pace: TimeSlice) -> list[Report]:
     """The clients that have published."""
     reports = []
     for connection in list(server.connections):

@@ -13,7 +13,7 @@ from datetime import datetime
 from martlet import __version__
 from martlet.durations import SECOND_NS, format_duration
 from martlet.server.observability.stats import Report
-from martlet.server.time_slice import Pace
+from martlet.server.time_slice import TimeSlice
 
 
 def _dumps(value: object) -> str:
@@ -30,7 +30,7 @@ def _with_items(report: Report, name: str, items: list[str] | None) -> str:
     return text.replace(f'"{name}":null', f'"{name}":[{",".join(items)}]', 1)
 
 
-async def topic_json(topic: Report, pace: Pace) -> str:
+async def topic_json(topic: Report, pace: TimeSlice) -> str:
     """A topic with its channels and their clients, for a program."""
     channels = []
     for channel in topic["channels"]:
@@ -41,7 +41,7 @@ async def topic_json(topic: Report, pace: Pace) -> str:
     return _with_items(topic, "channels", channels)
 
 
-async def _clients_json(clients: Sequence[Report] | None, pace: Pace) -> list[str] | None:
+async def _clients_json(clients: Sequence[Report] | None, pace: TimeSlice) -> list[str] | None:
     if clients is None:
         return None
     texts = []
@@ -56,7 +56,7 @@ async def whole_json(
     topics: Sequence[str] | None,
     memory: Report | None,
     producers: Sequence[Report] | None,
-    pace: Pace,
+    pace: TimeSlice,
 ) -> str:
     """The report for a program, of topics that are JSON already."""
     shown = "null" if topics is None else f"[{','.join(topics)}]"
@@ -72,7 +72,7 @@ async def whole_text(
     memory: Report | None,
     producers: Sequence[Report] | None,
     now_ns: int,
-    pace: Pace,
+    pace: TimeSlice,
 ) -> str:
     """The report for a person, of topics that are text already."""
     started_s = head["start_time"]
@@ -99,7 +99,7 @@ async def whole_text(
     return "\n".join(lines) + "\n"
 
 
-async def topic_text(topic: Report, now_ns: int, pace: Pace) -> str:
+async def topic_text(topic: Report, now_ns: int, pace: TimeSlice) -> str:
     """A topic with its channels and their clients, for a person."""
     mark = "*P " if topic["paused"] else "   "
     lines = [

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from martlet.durations import SECOND_NS
 from martlet.names import is_ephemeral
 from martlet.server.observability.stats import Report, pauses, topic_reports
-from martlet.server.time_slice import Pace
+from martlet.server.time_slice import TimeSlice
 
 if TYPE_CHECKING:
     from martlet.options import BrokerOptions
@@ -177,7 +177,7 @@ async def push(server: Server) -> None:
 
 async def _counts(server: Server, statsd: Statsd) -> list[bytes]:
     """The packets of one time, made in slices."""
-    pace = Pace()
+    pace = TimeSlice()
     lines: list[str] = []
     statsd.begin()
     async for report in topic_reports(server, pace, include_clients=False):

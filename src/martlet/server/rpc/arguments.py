@@ -29,7 +29,7 @@ class CallError(Exception):
         self.fields = fields
 
 
-class Arguments:
+class CallArguments:
     """The fields of one call. What is asked for and missing, or of a wrong type, is an error.
 
     Args:
@@ -51,9 +51,9 @@ class Arguments:
                 f"unknown argument {unknown[0]!r}; there are {', '.join(sorted(names)) or 'none'}",
             )
 
-    def without(self, *names: str) -> Arguments:
+    def without(self, *names: str) -> CallArguments:
         """The others."""
-        return Arguments({name: v for name, v in self._fields.items() if name not in names})
+        return CallArguments({name: v for name, v in self._fields.items() if name not in names})
 
     def _wanted(self, name: str) -> object:
         value = self._fields.get(name)
@@ -80,7 +80,7 @@ class Arguments:
         """
         value = self._fields.get(name)
         if isinstance(value, str):
-            return Arguments({name: _characters(value)}).text(name, most=most)
+            return CallArguments({name: _characters(value)}).text(name, most=most)
         return self.text(name, "")
 
     def number(

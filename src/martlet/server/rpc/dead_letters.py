@@ -23,10 +23,17 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from martlet.broker.channel.peek import State
+from martlet.broker.channel.peek import PeekState
 from martlet.broker.channel.retry import MILLISECOND_NS
 from martlet.broker.dead_letters.dead_letter import CHANNEL, default_name
-from martlet.broker.dead_letters.redrive import Letter, Selection, letters, purge, redrive, way_back
+from martlet.broker.dead_letters.redrive import (
+    DeadLetter,
+    DeadLetterSelection,
+    letters,
+    purge,
+    redrive,
+    way_back,
+)
 from martlet.broker.dead_letters.send import dead_letter_topic
 from martlet.broker.errors import NotFound, WritesRefused
 from martlet.server.durability import written_down
@@ -35,7 +42,7 @@ from martlet.server.rpc.arguments import CallError
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
     from martlet.broker.topic.topic import Topic
-    from martlet.server.rpc.arguments import Arguments
+    from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods
     from martlet.server.server import Server
 
@@ -67,7 +74,7 @@ class DeadLetterCalls:
 
     # looking
 
-    async def count(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def count(self, caller: Caller, arguments: CallArguments) -> Answer:
         """How many dead letters there are; of the first thousands of each topic, whose and why."""
         arguments.only(*_WHOSE)
         named = bool(arguments.text("topic", "") or arguments.text("dead_letter_topic", ""))
@@ -77,7 +84,7 @@ class DeadLetterCalls:
             self._keepers(caller, arguments)
         return {"dead_letter_topics": [await _counted(topic) for topic in seen]}
 
-    async def show(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def show(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Dead letters, the oldest first."""
         arguments.only(*_WHOSE, *_WHICH, *_PAGE, "limit", "max_body_bytes")
         most = arguments.number("limit", 100, least=1, most=_MOST_SHOWN)
@@ -99,7 +106,7 @@ class DeadLetterCalls:
 
     # doing
 
-    async def redrive(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def redrive(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Bring dead letters back."""
         arguments.only(*_WHOSE, *_WHICH, *_PAGE, "all", "dry_run", "to_topic")
         to_name = arguments.name("to_topic") if "to_topic" in arguments else ""
@@ -115,7 +122,7 @@ class DeadLetterCalls:
                 if not selection.wants(letter):
                     continue
                 found |= selection.ids_of(letter)
-                if letter.state is State.IN_FLIGHT:
+                if letter.state is PeekState.IN_FLIGHT:
                     kept["a consumer has it"] += 1
                     continue
                 try:
@@ -133,7 +140,7 @@ class DeadLetterCalls:
         return {"count": count, "kept": kept, "found": sorted(found), **walk.told(selection)}
 
     def _move(
-        self, caller: Caller, letter: Letter, to_name: str, is_dry: bool
+        self, caller: Caller, letter: DeadLetter, to_name: str, is_dry: bool
     ) -> asyncio.Future[WritesRefused | None]:
         broker = self._server.broker
         end: asyncio.Future[WritesRefused | None] = self._server.loop.create_future()
@@ -156,7 +163,7 @@ class DeadLetterCalls:
             redrive(broker, letter, to, only, partial(_end, end))
         return end
 
-    async def purge(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def purge(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Throw dead letters away."""
         arguments.only(*_WHOSE, *_WHICH, *_PAGE, "all", "dry_run")
         walk = _Walk(self._keepers(caller, arguments), arguments)
@@ -169,7 +176,7 @@ class DeadLetterCalls:
                 if not selection.wants(letter):
                     continue
                 found |= selection.ids_of(letter)
-                if letter.state is State.IN_FLIGHT:
+                if letter.state is PeekState.IN_FLIGHT:
                     kept["a consumer has it"] += 1
                     continue
                 count += 1
@@ -182,7 +189,7 @@ class DeadLetterCalls:
 
     # what is asked for
 
-    def _topic(self, arguments: Arguments) -> Topic:
+    def _topic(self, arguments: CallArguments) -> Topic:
         """The dead-letter topic that is meant."""
         broker = self._server.broker
         if "dead_letter_topic" in arguments:
@@ -201,7 +208,7 @@ class DeadLetterCalls:
             )
         return found
 
-    def _keepers(self, caller: Caller, arguments: Arguments) -> list[Channel]:
+    def _keepers(self, caller: Caller, arguments: CallArguments) -> list[Channel]:
         topic = self._topic(arguments)
         caller.may(topic.name, CHANNEL)
         try:
@@ -213,7 +220,9 @@ class DeadLetterCalls:
             ) from None
         return [part.channels[CHANNEL] for part in topic.parts]
 
-    def _selection(self, arguments: Arguments, to_act: bool = False) -> tuple[Selection, bool]:
+    def _selection(
+        self, arguments: CallArguments, to_act: bool = False
+    ) -> tuple[DeadLetterSelection, bool]:
         """Which dead letters are meant, and whether nothing is to be done to them."""
         is_dry = to_act and arguments.flag("dry_run")
         if to_act and not (arguments.flag("all") or any(name in arguments for name in _WHICH)):
@@ -223,7 +232,7 @@ class DeadLetterCalls:
             )
         ids = arguments.sequence("ids") if "ids" in arguments else ()
         now_ms = self._server.broker.clock() // MILLISECOND_NS
-        return Selection(
+        return DeadLetterSelection(
             frozenset(str(id) for id in ids),
             arguments.text("reason", ""),
             arguments.text("error", ""),
@@ -247,7 +256,7 @@ class _Walk:
         next: where to go on; None at the end.
     """
 
-    def __init__(self, keepers: list[Channel], arguments: Arguments) -> None:
+    def __init__(self, keepers: list[Channel], arguments: CallArguments) -> None:
         self.topic = keepers[0].topic
         self._keepers = keepers
         self._looked_at = 0
@@ -258,7 +267,7 @@ class _Walk:
     def __aiter__(self) -> _Walk:
         return self
 
-    async def __anext__(self) -> list[Letter]:
+    async def __anext__(self) -> list[DeadLetter]:
         """Some more of them; what is done with them before the next is done at once."""
         if self._looked_at:
             await asyncio.sleep(0)
@@ -275,7 +284,7 @@ class _Walk:
             self.next = None
         return found
 
-    def told(self, selection: Selection) -> dict[str, object]:
+    def told(self, selection: DeadLetterSelection) -> dict[str, object]:
         """How to go on."""
         return {"next": self.next, "until_ms": selection.until_ms}
 
@@ -330,7 +339,7 @@ async def _counted(topic: Topic) -> dict[str, Any]:
     }
 
 
-def _told(letter: Letter, most_bytes: int) -> dict[str, Any]:
+def _told(letter: DeadLetter, most_bytes: int) -> dict[str, Any]:
     properties = letter.properties
     body = letter.body[:most_bytes]
     told: dict[str, Any] = {

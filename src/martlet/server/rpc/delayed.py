@@ -6,7 +6,7 @@ import asyncio
 import re
 from typing import TYPE_CHECKING
 
-from martlet.broker.delayed.delayed_messages import Place
+from martlet.broker.delayed.delayed_messages import ListingPosition
 from martlet.durations import MILLISECOND_NS
 from martlet.properties.model import Properties
 from martlet.server.durability import written_down
@@ -14,7 +14,7 @@ from martlet.server.rpc.arguments import CallError
 
 if TYPE_CHECKING:
     from martlet.broker.delayed.bucket import Delayed
-    from martlet.server.rpc.arguments import Arguments
+    from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods
     from martlet.server.server import Server
 
@@ -34,7 +34,7 @@ class DelayCalls:
         """The method of each name."""
         return {"delay.list": self.list, "delay.cancel": self.cancel}
 
-    async def list(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def list(self, caller: Caller, arguments: CallArguments) -> Answer:
         """The delayed messages of a topic, by when they are due.
 
         `from` is what an answer before gave as `next`, which is empty where there are no more.  A
@@ -46,7 +46,7 @@ class DelayCalls:
         caller.may(topic.name)
         behind = _place(arguments.text("from", ""))
         most = arguments.number("limit", 100, least=1, most=MOST_LISTED)
-        found: list[tuple[Place, Delayed]] = []
+        found: list[tuple[ListingPosition, Delayed]] = []
         for some in delays.look(topic, behind, most):
             if some is not None:
                 found = some
@@ -59,7 +59,7 @@ class DelayCalls:
             "next": "-".join(map(str, last)) if last else "",
         }
 
-    async def cancel(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def cancel(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Give up delayed messages of a topic by their ids: `id`, or many as `ids`.
 
         Answers which of them waited, and are cancelled; the others are unknown, delivered, or
@@ -88,13 +88,13 @@ class DelayCalls:
         }
 
 
-def _place(told: str) -> Place | None:
+def _place(told: str) -> ListingPosition | None:
     if not told:
         return None
     match = _FROM.fullmatch(told)
     if match is None:
         raise CallError("BAD_ARGUMENT", f"'from' must be what 'next' was, not {told[:80]!r}")
-    return Place(*map(int, match.groups()))
+    return ListingPosition(*map(int, match.groups()))
 
 
 def _told(message: Delayed) -> dict[str, object]:

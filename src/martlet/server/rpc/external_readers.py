@@ -21,7 +21,7 @@ from martlet.server.rpc.arguments import CallError
 from martlet.server.rpc.groups import offsets_by_queue
 
 if TYPE_CHECKING:
-    from martlet.server.rpc.arguments import Arguments
+    from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods
     from martlet.server.server import Server
 
@@ -36,7 +36,7 @@ class FollowCalls:
         """The method of each name."""
         return {"group.follow": self.follow}
 
-    async def follow(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def follow(self, caller: Caller, arguments: CallArguments) -> Answer:
         """A reader is somewhere."""
         arguments.only("topic", "topic_id", "group", "offsets", "retain")
         topic, name = arguments.topic(self._server.broker), arguments.name("group")

@@ -39,10 +39,10 @@ from martlet.server.rpc.long_poll import LongPoll
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.groups.member import Member
+    from martlet.broker.groups.member import GroupConsumer
     from martlet.broker.groups.membership import Membership
     from martlet.broker.topic.topic import Topic
-    from martlet.server.rpc.arguments import Arguments
+    from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods
     from martlet.server.server import Server
 
@@ -66,7 +66,7 @@ class FetchCalls:
             "topic.offset": self.offset,
         }
 
-    async def group_fetch(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def group_fetch(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Messages for a member of a group."""
         arguments.only("group", "member", *_NAMES)
         topic, members = group_of(self._server, caller, arguments)
@@ -74,7 +74,7 @@ class FetchCalls:
         member = members.find(arguments.text("member"), caller.connection)
         return await self._fetch(caller, arguments, channel, member)
 
-    async def topic_fetch(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def topic_fetch(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Messages for whoever keeps his offsets himself."""
         arguments.only(*_NAMES)
         topic = arguments.topic(self._server.broker)
@@ -84,9 +84,9 @@ class FetchCalls:
     async def _fetch(
         self,
         caller: Caller,
-        arguments: Arguments,
+        arguments: CallArguments,
         channel: Channel | None = None,
-        member: Member | None = None,
+        member: GroupConsumer | None = None,
     ) -> Answer:
         part = part_of(arguments.topic(self._server.broker), arguments)
         asked = offset = arguments.number("offset")
@@ -134,7 +134,7 @@ class FetchCalls:
         self,
         part: Topic,
         channel: Channel | None,
-        member: Member | None,
+        member: GroupConsumer | None,
         offset: int,
         most: int,
         most_bytes: int,
@@ -166,7 +166,7 @@ class FetchCalls:
             raise CallError("TRY_AGAIN", f"it can not be read at the moment: {error}") from None
         return (Status.FOUND if found.count else Status.NO_NEW), found
 
-    def offset(self, caller: Caller, arguments: Arguments) -> Answer:
+    def offset(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Where a queue was at a time."""
         arguments.only("topic", "queue", "time_ms")
         part = part_of(arguments.topic(self._server.broker), arguments)
@@ -196,7 +196,7 @@ def _enter(
     poll: LongPoll,
     part: Topic,
     channel: Channel | None,
-    member: Member | None,
+    member: GroupConsumer | None,
 ) -> None:
     """Have a poll told of whatever may end its wait. Raises CallError."""
     if len(part.awaiting) >= MOST_WAITING:
@@ -217,7 +217,7 @@ def _enter(
         undo.callback(member.watchers.pop, poll.ring, None)
 
 
-def group_of(server: Server, caller: Caller, arguments: Arguments) -> tuple[Topic, Membership]:
+def group_of(server: Server, caller: Caller, arguments: CallArguments) -> tuple[Topic, Membership]:
     """The members of the group that a call names. Raises CallError and NotFound."""
     topic, name = arguments.topic(server.broker), arguments.name("group")
     caller.may(topic.name, name)
@@ -231,12 +231,12 @@ def group_of(server: Server, caller: Caller, arguments: Arguments) -> tuple[Topi
     return topic, channel.group.members
 
 
-def patience_ms(member: Member) -> int:
+def patience_ms(member: GroupConsumer) -> int:
     """How long a call of a member may wait: not until its lease is over."""
     return member.lease_ns // 2_000_000
 
 
-def part_of(topic: Topic, arguments: Arguments) -> Topic:
+def part_of(topic: Topic, arguments: CallArguments) -> Topic:
     """The topic at the queue that a call names. Raises NotFound."""
     return topic.part(arguments.number("queue", 0))
 

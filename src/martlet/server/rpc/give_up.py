@@ -11,20 +11,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from martlet.broker.dead_letters.dead_letter import CHANNEL, LONGEST_ERROR, Death, Reason, buried
+from martlet.broker.dead_letters.dead_letter import (
+    CHANNEL,
+    LONGEST_ERROR,
+    DeadLetterInfo,
+    DeadLetterReason,
+    buried,
+)
 from martlet.broker.dead_letters.send import dead_letter_topic
 from martlet.broker.errors import WritesRefused
-from martlet.broker.tracing.recorder import Step
+from martlet.broker.tracing.recorder import TraceStep
 from martlet.log.record import FRAME_HEADER_BYTES
 from martlet.server.rpc.arguments import CallError
 from martlet.server.rpc.fetch import group_of, part_of
 
 if TYPE_CHECKING:
-    from martlet.server.rpc.arguments import Arguments
+    from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods
     from martlet.server.server import Server
 
-_REASONS = (Reason.MAX_ATTEMPTS, Reason.REJECTED, Reason.DISCONNECTED)
+_REASONS = (DeadLetterReason.MAX_ATTEMPTS, DeadLetterReason.REJECTED, DeadLetterReason.DISCONNECTED)
 _MOST_ERROR = 100 * LONGEST_ERROR
 """No client has to count: what is longer than what is kept is cut."""
 _STORED_AT = 8
@@ -41,7 +47,7 @@ class BurialCalls:
         """The method of each name."""
         return {"group.dead": self.dead}
 
-    async def dead(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def dead(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Keep a message in the dead-letter topic."""
         arguments.only(
             "topic", "group", "member", "generation", "queue", "offset", "reason", "attempts",
@@ -58,8 +64,8 @@ class BurialCalls:
         if offset >= part.limit:
             raise CallError("OUT_OF_REACH", f"offset {offset} is above the end, {part.limit}")
         told = [arguments.remark(name, most=_MOST_ERROR) for name in ("first_error", "last_error")]
-        death = Death(
-            Reason(arguments.choice("reason", _REASONS)),
+        death = DeadLetterInfo(
+            DeadLetterReason(arguments.choice("reason", _REASONS)),
             arguments.number("attempts", least=1),
             (told[0][:LONGEST_ERROR], told[1][:LONGEST_ERROR]),
             broker.clock(),
@@ -89,6 +95,8 @@ class BurialCalls:
         if channel.trail is not None:
             to = f"{death.reason} -> {keeper.name}" + (f": {told[1]}" if told[1] else "")
             now_ns, attempts = broker.clock(), death.attempts
-            channel.trail.note(Step.GIVEN_UP, offset, offset + 1, now_ns, member, attempts, 0, to)
+            channel.trail.note(
+                TraceStep.GIVEN_UP, offset, offset + 1, now_ns, member, attempts, 0, to
+            )
             channel.moved()
         return {"dead_letter_topic": keeper.name}

@@ -35,13 +35,13 @@ from typing import TYPE_CHECKING, Any
 
 from martlet.allocation import STRATEGIES
 from martlet.broker.errors import Conflict, NotAMember, OutOfReach
-from martlet.broker.groups.member import Member
-from martlet.broker.groups.membership import CUSTOM, MOST_MEMBERS, Place
+from martlet.broker.groups.member import GroupConsumer
+from martlet.broker.groups.membership import CUSTOM, MOST_MEMBERS, AllocatedTopic
 from martlet.broker.groups.offset_reset import STARTS, begin_group, reset_group
 from martlet.broker.policy import BadPolicy
 from martlet.plural import counted
 from martlet.server.durability import written_down
-from martlet.server.rpc.arguments import Arguments, CallError
+from martlet.server.rpc.arguments import CallArguments, CallError
 from martlet.server.rpc.fetch import LONGEST_WAIT_MS, group_of, patience_ms
 from martlet.server.rpc.long_poll import LongPoll
 from martlet.server.rpc.started import failures_of
@@ -83,7 +83,7 @@ class GroupCalls:
 
     # members
 
-    async def join(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def join(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Become a member."""
         arguments.only(
             "topic", "group", "client_id", "strategy", "room", "queues", "start", "start_time_ms",
@@ -109,7 +109,9 @@ class GroupCalls:
         )
         if caller.connection is not None:
             leave = caller.connection.when_gone
-            for known in [each for each in leave if isinstance(each, Member) and each.is_gone]:
+            for known in [
+                each for each in leave if isinstance(each, GroupConsumer) and each.is_gone
+            ]:
                 del leave[known]
             leave[member] = lambda: self._gone(members, member)
         self._server.log.info(
@@ -122,14 +124,14 @@ class GroupCalls:
             "lease_ms": lease_ms,
         }
 
-    def _gone(self, members: Membership, member: Member) -> None:
+    def _gone(self, members: Membership, member: GroupConsumer) -> None:
         """A member's connection has ended; it is lost, but where the broker hangs up to stop."""
         if self._server.is_stopping:
             members.leave(member)
         else:
             members.lose(member)
 
-    async def _begin(self, caller: Caller, arguments: Arguments) -> tuple[Topic, Channel]:
+    async def _begin(self, caller: Caller, arguments: CallArguments) -> tuple[Topic, Channel]:
         """The group, made where it is missing. Raises CallError."""
         broker = self._server.broker
         topic_name, name = arguments.name("topic"), arguments.name("group")
@@ -158,10 +160,10 @@ class GroupCalls:
         members = channel.group.members
         options = self._server.options
         name = f"{options.broadcast_address}:{options.broadcast_tcp_port}"
-        members.resize(Place(topic.name, name, options.topology_zone, len(topic.parts)))
+        members.resize(AllocatedTopic(topic.name, name, options.topology_zone, len(topic.parts)))
         return members
 
-    async def assignment(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def assignment(self, caller: Caller, arguments: CallArguments) -> Answer:
         """What a member has, when that is not what it was."""
         arguments.only("topic", "group", "member", "generation", "wait_ms")
         topic, members, member = self._member(caller, arguments)
@@ -180,7 +182,7 @@ class GroupCalls:
         members.renew(member)
         return _assigned(topic.find_channel(arguments.name("group")), members, member)
 
-    def volunteer(self, caller: Caller, arguments: Arguments) -> Answer:
+    def volunteer(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Be ready to lead, or not any more."""
         arguments.only("topic", "group", "member", "name", "brokers")
         _, members, member = self._member(caller, arguments)
@@ -188,12 +190,12 @@ class GroupCalls:
         members.volunteer(member, name, arguments.number("brokers"))
         return None
 
-    def plan(self, caller: Caller, arguments: Arguments) -> Answer:
+    def plan(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Share the queues out, as the leader."""
         arguments.only("topic", "group", "member", "roster", "count", "members")
         topic, members, member = self._member(caller, arguments)
         told = arguments.mapping("members", most=MOST_MEMBERS)
-        queues = {id: _numbers(Arguments(told), id) for id in told}
+        queues = {id: _numbers(CallArguments(told), id) for id in told}
         roster, count = arguments.number("roster"), arguments.number("count")
         members.plan(member, roster, count, queues)
         self._server.log.debug(
@@ -202,7 +204,7 @@ class GroupCalls:
         )  # fmt: skip
         return None
 
-    def release(self, caller: Caller, arguments: Arguments) -> Answer:
+    def release(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Let go of queues."""
         arguments.only("topic", "group", "member", "generation", "offsets", "back")
         topic, members, member = self._member(caller, arguments)
@@ -212,7 +214,7 @@ class GroupCalls:
         members.release(member, [queue for queue in offsets if queue not in refused])
         return told | {"generation": members.generation}
 
-    def leave(self, caller: Caller, arguments: Arguments) -> Answer:
+    def leave(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Be a member no longer."""
         arguments.only("topic", "group", "member")
         _, members, member = self._member(caller, arguments)
@@ -221,14 +223,14 @@ class GroupCalls:
             caller.connection.when_gone.pop(member, None)
         return None
 
-    def commit(self, caller: Caller, arguments: Arguments) -> Answer:
+    def commit(self, caller: Caller, arguments: CallArguments) -> Answer:
         """How far a member has come."""
         arguments.only("topic", "group", "member", "generation", "offsets", "back")
         topic, members, member = self._member(caller, arguments)
         return self._commit(topic, members, member, arguments)
 
     def _commit(
-        self, topic: Topic, members: Membership, member: Member, arguments: Arguments
+        self, topic: Topic, members: Membership, member: GroupConsumer, arguments: CallArguments
     ) -> dict[str, Any]:
         generation = arguments.number("generation")
         name = arguments.name("group")
@@ -248,19 +250,21 @@ class GroupCalls:
                 offsets[queue] = take(offset, member)
         return {"offsets": offsets} | ({"refused": refused} if refused else {})
 
-    def _member(self, caller: Caller, arguments: Arguments) -> tuple[Topic, Membership, Member]:
+    def _member(
+        self, caller: Caller, arguments: CallArguments
+    ) -> tuple[Topic, Membership, GroupConsumer]:
         topic, members = group_of(self._server, caller, arguments)
         return topic, members, members.find(arguments.text("member"), caller.connection)
 
     # operators
 
-    def describe(self, caller: Caller, arguments: Arguments) -> Answer:
+    def describe(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Members, and how far they are."""
         arguments.only("topic", "group")
         topic, members = group_of(self._server, caller, arguments)
         return _described(topic, topic.channels[arguments.name("group")], members)
 
-    def list_groups(self, caller: Caller, arguments: Arguments) -> Answer:
+    def list_groups(self, caller: Caller, arguments: CallArguments) -> Answer:
         """The groups that there are."""
         arguments.only("topic")
         broker = self._server.broker
@@ -283,7 +287,7 @@ class GroupCalls:
             ]
         }
 
-    async def reset(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def reset(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Set the offsets. Answers those that were and are."""
         arguments.only("topic", "group", "to", "time_ms", "offset", "queue", "force")
         topic, members = group_of(self._server, caller, arguments)
@@ -323,7 +327,7 @@ class GroupCalls:
         }
 
 
-def _assigned(channel: Channel, members: Membership, member: Member) -> dict[str, object]:
+def _assigned(channel: Channel, members: Membership, member: GroupConsumer) -> dict[str, object]:
     """What a member is told of its queues."""
     told = []
     for queue in sorted(member.held):
@@ -395,14 +399,14 @@ def _described(topic: Topic, channel: Channel, members: Membership) -> dict[str,
     }
 
 
-def _numbers(arguments: Arguments, name: str) -> list[int]:
+def _numbers(arguments: CallArguments, name: str) -> list[int]:
     if name not in arguments:
         return []
     numbers = arguments.sequence(name, most=1024)
     return [_whole(name, number) for number in numbers]
 
 
-def offsets_by_queue(arguments: Arguments) -> dict[int, int]:
+def offsets_by_queue(arguments: CallArguments) -> dict[int, int]:
     """Offsets by queue; the keys of a JSON object are texts."""
     told: Iterable[tuple[str, object]] = arguments.mapping("offsets", most=1024).items()
     offsets: dict[int, int] = {}

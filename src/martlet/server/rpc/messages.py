@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from martlet.broker.channel.retry import DELAY_LEVELS_MS, MILLISECOND_NS, level_ms
-from martlet.broker.dead_letters.dead_letter import LONGEST_ERROR, Reason
+from martlet.broker.dead_letters.dead_letter import LONGEST_ERROR, DeadLetterReason
 from martlet.broker.errors import NotInFlight
 from martlet.server.rpc.arguments import CallError
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.topic.partitioned import WholeChannel
-    from martlet.server.rpc.arguments import Arguments
+    from martlet.broker.topic.partitioned import PartitionedChannel
+    from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods
     from martlet.server.server import Server
 
 _MOST_IDS = 10_000
-_REASONS = (Reason.REJECTED, Reason.GIVEN_UP)
+_REASONS = (DeadLetterReason.REJECTED, DeadLetterReason.GIVEN_UP)
 _MOST_ERROR = 100 * LONGEST_ERROR
 """No client has to count: what is longer than what is kept is cut."""
 
@@ -54,7 +54,7 @@ class MessageCalls:
             "message.give_back": self.give_back,
         }
 
-    def later(self, caller: Caller, arguments: Arguments) -> Answer:
+    def later(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Have a message delivered again."""
         arguments.only("id", "delay_ms", "otherwise_ms", "level", "error")
         channel, consumer = _subscription(caller)
@@ -65,7 +65,7 @@ class MessageCalls:
             level = arguments.number("level", least=-1)
             if level < 0:
                 # As in RocketMQ.
-                _reject(channel, consumer, arguments, Reason.REJECTED, error)
+                _reject(channel, consumer, arguments, DeadLetterReason.REJECTED, error)
                 return None
             delay_ms = level_ms(level) if level else 0
         else:
@@ -78,20 +78,20 @@ class MessageCalls:
             channel.requeue(consumer, offset, delay_ns, error)
         return None
 
-    def _delay_ms(self, arguments: Arguments, name: str) -> int:
+    def _delay_ms(self, arguments: CallArguments, name: str) -> int:
         longest_ms = self._server.options.max_req_timeout_ns // MILLISECOND_NS
         return min(arguments.number(name, 0), max(longest_ms, DELAY_LEVELS_MS[-1]))
 
-    def dead(self, caller: Caller, arguments: Arguments) -> Answer:
+    def dead(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Have a message go to the dead-letter topic."""
         arguments.only("id", "reason", "error")
         channel, consumer = _subscription(caller)
         error = arguments.remark("error", most=_MOST_ERROR)
-        reason = Reason(arguments.choice("reason", _REASONS, Reason.REJECTED))
+        reason = DeadLetterReason(arguments.choice("reason", _REASONS, DeadLetterReason.REJECTED))
         _reject(channel, consumer, arguments, reason, error)
         return None
 
-    def give_back(self, caller: Caller, arguments: Arguments) -> Answer:
+    def give_back(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Have messages delivered to others. Answers how many were in flight."""
         arguments.only("ids", "started")
         channel, consumer = _subscription(caller)
@@ -100,7 +100,7 @@ class MessageCalls:
         return {"count": channel.give_back(consumer, offsets, is_started=is_started)}
 
 
-def _subscription(caller: Caller) -> tuple[Channel | WholeChannel, Any]:
+def _subscription(caller: Caller) -> tuple[Channel | PartitionedChannel, Any]:
     connection = caller.connection
     if connection is None or connection.channel is None:
         raise CallError("NOT_SUBSCRIBED", "only a consumer has messages in flight: SUB first")
@@ -108,10 +108,10 @@ def _subscription(caller: Caller) -> tuple[Channel | WholeChannel, Any]:
 
 
 def _reject(
-    channel: Channel | WholeChannel,
+    channel: Channel | PartitionedChannel,
     consumer: Any,
-    arguments: Arguments,
-    reason: Reason,
+    arguments: CallArguments,
+    reason: DeadLetterReason,
     error: str,
 ) -> None:
     with _told(arguments):
@@ -120,14 +120,14 @@ def _reject(
 
 
 @contextmanager
-def _told(arguments: Arguments) -> Iterator[None]:
+def _told(arguments: CallArguments) -> Iterator[None]:
     try:
         yield
     except NotInFlight as error:
         raise CallError("NOT_IN_FLIGHT", f"{arguments.text('id')}: {error}") from None
 
 
-def _offset(channel: Channel | WholeChannel, id: object) -> int:
+def _offset(channel: Channel | PartitionedChannel, id: object) -> int:
     try:
         if isinstance(id, str) and len(id) == 16:
             return channel.queue.offset_of(id.encode())

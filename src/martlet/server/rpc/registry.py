@@ -32,7 +32,7 @@ from martlet.broker.errors import (
 )
 from martlet.protocol.nsq import v2
 from martlet.server.nsq.authorizer import Waits
-from martlet.server.rpc.arguments import Arguments, CallError
+from martlet.server.rpc.arguments import CallArguments, CallError
 
 if TYPE_CHECKING:
     from martlet.server.nsq.connection import Connection
@@ -64,7 +64,7 @@ class Caller(Protocol):
         """Whether the caller may publish to a topic, or consume a channel. Raises CallError."""
 
 
-Method = Callable[[Caller, Arguments], Answer | Awaitable[Answer]]
+Method = Callable[[Caller, CallArguments], Answer | Awaitable[Answer]]
 Methods = Mapping[str, Method]
 
 _CODES: dict[type[Exception], str] = {
@@ -80,7 +80,7 @@ _CODES: dict[type[Exception], str] = {
 }
 
 
-class Calls:
+class CallRegistry:
     """The methods of a broker."""
 
     def __init__(self, server: Server) -> None:
@@ -105,7 +105,7 @@ class Calls:
         if found is None:
             raise CallError("UNKNOWN_METHOD", f"there is no method {method[:80]!r}")
         with _refusals():
-            return found(caller, Arguments(fields))
+            return found(caller, CallArguments(fields))
 
     async def run(self, caller: Caller, method: str, fields: Mapping[str, object]) -> Told:
         """Do it. Raises CallError."""

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from martlet.broker.groups.crash_charges import MAX_RUNS, MAX_STARTED, Started
+from martlet.broker.groups.crash_charges import MAX_RUNS, MAX_STARTED, StartedRange
 from martlet.broker.groups.fetch import MOST_FETCH_MESSAGES
 from martlet.server.rpc.arguments import CallError
 from martlet.server.rpc.fetch import group_of
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
-    from martlet.server.rpc.arguments import Arguments
+    from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods
     from martlet.server.server import Server
 
@@ -35,7 +35,7 @@ class StartCalls:
         """The method of each name."""
         return {"group.start": self.start}
 
-    def start(self, caller: Caller, arguments: Arguments) -> Answer:
+    def start(self, caller: Caller, arguments: CallArguments) -> Answer:
         """A member starts to handle messages."""
         arguments.only("topic", "group", "member", "queue", "runs", "alone")
         _, members = group_of(self._server, caller, arguments)
@@ -47,7 +47,7 @@ class StartCalls:
         if queue not in member.held:
             raise CallError("NOT_HELD", f"queue {queue} is not {member.id!r}'s (any more)")
         if runs:
-            member.started[queue] = Started(runs, arguments.flag("alone"))
+            member.started[queue] = StartedRange(runs, arguments.flag("alone"))
         else:
             member.started.pop(queue, None)
         return None

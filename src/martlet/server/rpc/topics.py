@@ -9,7 +9,7 @@ from martlet.broker.groups.group_queue import check_kind
 from martlet.broker.policy import BadPolicy, PolicyT
 from martlet.broker.topic.queue_log import ID_MASK, MOST_QUEUES
 from martlet.server.durability import written_down
-from martlet.server.rpc.arguments import Arguments, CallError
+from martlet.server.rpc.arguments import CallArguments, CallError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +34,7 @@ class TopicCalls:
             "channel.want": self.want_channel,
         }
 
-    async def create(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def create(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Make a topic, or give it more queues; it never gets fewer. Answers as `describe`."""
         arguments.only("topic", "queues")
         name = arguments.name("topic")
@@ -45,9 +45,9 @@ class TopicCalls:
         else:
             broker.topic(name)
         await written_down(self._server)
-        return self.describe(caller, Arguments({"topic": name}))
+        return self.describe(caller, CallArguments({"topic": name}))
 
-    def describe(self, caller: Caller, arguments: Arguments) -> Mapping[str, object]:
+    def describe(self, caller: Caller, arguments: CallArguments) -> Mapping[str, object]:
         """A topic's queues and channels; an id is an offset on its queue's ``id_base``."""
         arguments.only("topic")
         topic = arguments.topic(self._server.broker)
@@ -66,7 +66,7 @@ class TopicCalls:
             "policy": topic.policy.told(),
         }
 
-    async def configure_topic(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def configure_topic(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Set some fields of a topic's policy; null for the default. Answers the whole policy."""
         arguments.only("topic", "policy")
         topic = arguments.topic(self._server.broker)
@@ -75,7 +75,7 @@ class TopicCalls:
         await written_down(self._server)
         return {"policy": topic.policy.told()}
 
-    async def configure_channel(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def configure_channel(self, caller: Caller, arguments: CallArguments) -> Answer:
         """The same for a channel."""
         arguments.only("topic", "channel", "policy")
         topic, name = arguments.topic(self._server.broker), arguments.name("channel")
@@ -89,7 +89,7 @@ class TopicCalls:
         await written_down(self._server)
         return {"policy": channel.policy.told()}
 
-    async def want_channel(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def want_channel(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Have a channel, made where it is missing, be as a consumer wants it.
 
         Answers also which fields were set in another way before, by consumers that have left.
@@ -119,7 +119,7 @@ class TopicCalls:
         return {"policy": wanted.told(), "replaced": replaced}
 
 
-def _changed(policy: PolicyT, arguments: Arguments) -> PolicyT:
+def _changed(policy: PolicyT, arguments: CallArguments) -> PolicyT:
     try:
         return policy.changed(arguments.mapping("policy"))
     except BadPolicy as error:

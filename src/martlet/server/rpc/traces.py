@@ -16,8 +16,8 @@ from martlet.broker.errors import WritesRefused
 from martlet.server.rpc.arguments import CallError
 
 if TYPE_CHECKING:
-    from martlet.broker.tracing.model import Found
-    from martlet.server.rpc.arguments import Arguments
+    from martlet.broker.tracing.model import TraceResult
+    from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods
     from martlet.server.server import Server
 
@@ -37,7 +37,7 @@ class TraceCalls:
         """The method of each name."""
         return {"trace.find": self.find}
 
-    async def find(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def find(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Find messages by their id or a key, with what has become of them."""
         arguments.only("id", "key", "topic", "since_ns", "most", "limit_ms")
         if ("id" in arguments) == ("key" in arguments):
@@ -64,20 +64,20 @@ class TraceCalls:
 
     def _search(
         self, id: str, key: str, topic: str, since_ns: int, most: int, ends_s: float
-    ) -> Found:
+    ) -> TraceResult:
         """In a thread. Raises CallError."""
-        from martlet.broker.tracing.search import NotFound, Search
+        from martlet.broker.tracing.search import Search, TraceNotFound
         from martlet.log.folder import Folder
 
         try:
             folder = Folder(self._server.data_path)
             search = Search(folder, lambda: time.monotonic() >= ends_s, topic)
             return search.by_id(id) if id else search.by_key(key, since_ns, most)
-        except NotFound as error:
+        except TraceNotFound as error:
             raise CallError("NOT_FOUND", str(error)) from None
 
     @staticmethod
-    def _allowed(caller: Caller, found: Found) -> dict[str, Any]:
+    def _allowed(caller: Caller, found: TraceResult) -> dict[str, Any]:
         from martlet.broker.tracing.model import fields_of
 
         for name in {trace.topic for trace in found.traces}:

@@ -32,21 +32,21 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from martlet.broker.transactions.commit_sequence import LONGEST_NAME, MOST_NUMBER, InSeries
+from martlet.broker.transactions.commit_sequence import LONGEST_NAME, MOST_NUMBER, CommitSequence
 from martlet.broker.transactions.half_topic import frames_of
 from martlet.broker.transactions.state import (
     BadTransaction,
-    State,
-    Transaction,
+    OpenTransaction,
     TransactionLimits,
-    TransactionRefused,
+    TransactionState,
+    TransitionRefused,
     UnknownTransaction,
 )
 from martlet.durations import MILLISECOND_NS
 from martlet.log.record import FRAME_HEADER_BYTES, BadRecord
 from martlet.properties.model import Properties
 from martlet.server.durability import on_disk, written_down
-from martlet.server.rpc.arguments import Arguments, CallError
+from martlet.server.rpc.arguments import CallArguments, CallError
 
 if TYPE_CHECKING:
     from martlet.broker.transactions.manager import Transactions
@@ -66,7 +66,7 @@ _MOST_ANSWER_BYTES = 8 << 20
 
 def refused(error: Exception) -> Exception:
     """What a client is told where it was not done."""
-    if isinstance(error, TransactionRefused):
+    if isinstance(error, TransitionRefused):
         code = "INCOMPLETE" if error.is_incomplete else "CONFLICT"
         return CallError(code, str(error), state=error.state)
     if isinstance(error, UnknownTransaction):
@@ -92,7 +92,7 @@ def transaction_limits(options: BrokerOptions) -> TransactionLimits:
     )
 
 
-def begin(transactions: Transactions, id: str, arguments: Arguments) -> State:
+def begin(transactions: Transactions, id: str, arguments: CallArguments) -> TransactionState:
     """Begin a transaction as a client asks."""
     arguments.only("group", "check_after_ms", "series", "series_number", "disposable")
     check_after_ns = None
@@ -103,12 +103,12 @@ def begin(transactions: Transactions, id: str, arguments: Arguments) -> State:
     return transactions.begin(id, group, check_after_ns, place_of(arguments), disposable)
 
 
-def place_of(arguments: Arguments) -> InSeries | None:
+def place_of(arguments: CallArguments) -> CommitSequence | None:
     """The place in a series, where there is one. Raises CallError."""
     if "series" not in arguments and "series_number" not in arguments:
         return None
     name = arguments.text("series", most=LONGEST_NAME)
-    return InSeries(name, arguments.number("series_number", most=MOST_NUMBER))
+    return CommitSequence(name, arguments.number("series_number", most=MOST_NUMBER))
 
 
 class TransactionCalls:
@@ -138,17 +138,17 @@ class TransactionCalls:
 
     @staticmethod
     def _telling(
-        method: Callable[[Caller, Arguments], Any],
-    ) -> Callable[[Caller, Arguments], Any]:
-        async def call(caller: Caller, arguments: Arguments) -> Any:
+        method: Callable[[Caller, CallArguments], Any],
+    ) -> Callable[[Caller, CallArguments], Any]:
+        async def call(caller: Caller, arguments: CallArguments) -> Any:
             try:
                 return await method(caller, arguments)
-            except (TransactionRefused, UnknownTransaction, BadTransaction) as error:
+            except (TransitionRefused, UnknownTransaction, BadTransaction) as error:
                 raise refused(error) from error
 
         return call
 
-    def _id(self, caller: Caller, arguments: Arguments) -> str:
+    def _id(self, caller: Caller, arguments: CallArguments) -> str:
         """Which transaction; the caller must be one who may publish what is in it."""
         id = arguments.text("id", most=_LONGEST_ID)
         transaction = self._transactions.open.get(id)
@@ -159,22 +159,22 @@ class TransactionCalls:
 
     # what producers do
 
-    async def begin(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def begin(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Begin."""
         id = arguments.text("id", most=_LONGEST_ID)
         state = begin(self._transactions, id, arguments.without("id"))
         await written_down(self._server)
         return {"state": state}
 
-    async def prepare(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def prepare(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Have it complete, and safe from a power cut whatever the flush mode is."""
         arguments.only("id", "branches")
         id = self._id(caller, arguments)
         self._transactions.prepare(id, _branches(arguments))
         await on_disk(self._server)
-        return {"state": State.PREPARED}
+        return {"state": TransactionState.PREPARED}
 
-    async def commit(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def commit(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Have everybody see it."""
         arguments.only("id", "branches", "series", "series_number")
         id = self._id(caller, arguments)
@@ -182,7 +182,7 @@ class TransactionCalls:
         await written_down(self._server)
         return {"state": outcome.state, **({"repeated": True} if outcome.is_repeated else {})}
 
-    async def rollback(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def rollback(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Have nobody see it."""
         arguments.only("id")
         outcome = self._transactions.rollback(self._id(caller, arguments))
@@ -191,7 +191,7 @@ class TransactionCalls:
 
     # who can be asked
 
-    async def checks(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def checks(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Transactions of a group that are to be asked about, or none after a while."""
         arguments.only("group", "most", "wait_ms")
         group = arguments.text("group", most=255)
@@ -231,7 +231,7 @@ class TransactionCalls:
 
     # what an operator sees
 
-    def series(self, caller: Caller, arguments: Arguments) -> Answer:
+    def series(self, caller: Caller, arguments: CallArguments) -> Answer:
         """How far a series has come; null where nothing of it is known."""
         arguments.only("series")
         last = self._transactions.series.last(arguments.text("series", most=LONGEST_NAME))
@@ -239,10 +239,10 @@ class TransactionCalls:
             return {"series_number": None}
         return {"series_number": last.number, "committed_at_ms": last.at_ns // MILLISECOND_NS}
 
-    def list(self, caller: Caller, arguments: Arguments) -> Answer:
+    def list(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Those that have not ended."""
         arguments.only("state", "group", "limit")
-        states = [state.value for state in State]
+        states = [state.value for state in TransactionState]
         state = arguments.choice("state", states) if "state" in arguments else None
         group = arguments.text("group") if "group" in arguments else None
         limit = arguments.number("limit", 100, least=1, most=_MOST_LISTED)
@@ -260,7 +260,7 @@ class TransactionCalls:
             "series": len(self._transactions.series),
         }
 
-    async def show(self, caller: Caller, arguments: Arguments) -> Answer:
+    async def show(self, caller: Caller, arguments: CallArguments) -> Answer:
         """One of them, with its messages."""
         arguments.only("id", "limit", "max_body_bytes")
         id = self._id(caller, arguments)
@@ -275,7 +275,7 @@ class TransactionCalls:
         return _told(transaction) | {"messages": self._messages(transaction, limit, most_bytes)}
 
     def _messages(
-        self, transaction: Transaction, limit: int, most_bytes: int
+        self, transaction: OpenTransaction, limit: int, most_bytes: int
     ) -> Sequence[dict[str, object]]:
         half = self._transactions.half
         messages: list[dict[str, object]] = []
@@ -304,7 +304,7 @@ class TransactionCalls:
         return messages
 
 
-def _may_see(caller: Caller, transaction: Transaction) -> bool:
+def _may_see(caller: Caller, transaction: OpenTransaction) -> bool:
     """Whether the caller may publish what is in a transaction. Raises CallError."""
     if caller.connection is None or caller.connection.guard is None:
         return True
@@ -318,15 +318,15 @@ def _may_see(caller: Caller, transaction: Transaction) -> bool:
     return True
 
 
-def _branches(arguments: Arguments) -> Mapping[str, int] | None:
+def _branches(arguments: CallArguments) -> Mapping[str, int] | None:
     if "branches" not in arguments:
         return None
     branches = arguments.mapping("branches", most=_MOST_BRANCHES)
-    counts = Arguments(branches)
+    counts = CallArguments(branches)
     return {name: counts.number(name) for name in branches}
 
 
-def _told(transaction: Transaction) -> dict[str, object]:
+def _told(transaction: OpenTransaction) -> dict[str, object]:
     return {
         "id": transaction.id,
         "group": transaction.group,
@@ -341,7 +341,7 @@ def _told(transaction: Transaction) -> dict[str, object]:
     }
 
 
-def _told_place(place: InSeries) -> dict[str, object]:
+def _told_place(place: CommitSequence) -> dict[str, object]:
     return {"series": place.name, "series_number": place.number}
 
 

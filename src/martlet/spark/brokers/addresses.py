@@ -41,7 +41,7 @@ def with_port(address: str, port: int) -> str:
 
 
 @dataclass(frozen=True)
-class Tls:
+class SparkTls:
     """Whom to trust, and what to show: files, which each machine that reads must have.
 
     Attributes:
@@ -56,7 +56,7 @@ class Tls:
     verify: bool = True
 
     @classmethod
-    def parse(cls, ca_file: str, cert_file: str, key_file: str, *, verify: bool) -> Tls:
+    def parse(cls, ca_file: str, cert_file: str, key_file: str, *, verify: bool) -> SparkTls:
         """See that what is named is there. Raises ValueError."""
         if key_file and not cert_file:
             raise ValueError("option tlsKeyFile says nothing without option tlsCertFile")

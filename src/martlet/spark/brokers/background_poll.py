@@ -19,7 +19,7 @@ T = TypeVar("T")
 _CLOSE_S = 1.0
 
 
-class Watch(Generic[T]):
+class BackgroundPoll(Generic[T]):
     """One of those that are asked.
 
     Args:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
-from martlet.spark.brokers.background_poll import Watch
+from martlet.spark.brokers.background_poll import BackgroundPoll
 from martlet.spark.brokers.endpoint import (
     BrokerRefused,
     BrokerUnreachable,
@@ -39,7 +39,7 @@ class NoSuchTopicError(ValueError):
     """No broker has a topic that is to be read."""
 
 
-class Brokers:
+class QueryBrokers:
     """The brokers that a query reads from.
 
     Args:
@@ -54,7 +54,7 @@ class Brokers:
         self._endpoints: dict[str, Endpoint] = {}
         """By broker, for whatever is asked beside listings."""
         self._lookups = [
-            Watch(
+            BackgroundPoll(
                 Endpoint(address, options.timeout_ms, options.tls),
                 lambda endpoint, patient: endpoint.nodes(patient=patient),
             )
@@ -69,11 +69,11 @@ class Brokers:
     def _pool(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(_MOST_THREADS, "martlet-look")
 
-    def _watch(self, address: str) -> Watch[Listing]:
+    def _watch(self, address: str) -> BackgroundPoll[Listing]:
         def ask(endpoint: Endpoint, patient: bool) -> Listing:
             return endpoint.listing(self._topics.names, patient=patient)
 
-        return Watch(Endpoint(address, self._timeout_ms, self._tls), ask)
+        return BackgroundPoll(Endpoint(address, self._timeout_ms, self._tls), ask)
 
     def close(self) -> None:
         """Close the connections; the next request opens them again."""
@@ -82,7 +82,7 @@ class Brokers:
         if "_pool" in self.__dict__:
             self._pool.shutdown(wait=False, cancel_futures=True)
             del self._pool
-        watches: list[Watch[Any]] = [*self._watches.values(), *self._lookups]
+        watches: list[BackgroundPoll[Any]] = [*self._watches.values(), *self._lookups]
         for watch in watches:
             watch.close()
 
@@ -143,7 +143,7 @@ class Brokers:
             f"there is no topic {missing[0]} at {self.where}; there is {named}{more}"
         )
 
-    def _judge(self, watch: Watch[Listing], was_silent: bool) -> None:
+    def _judge(self, watch: BackgroundPoll[Listing], was_silent: bool) -> None:
         """See whether a broker has been silent for too long."""
         if watch.silent_since_s is None:
             if was_silent:
@@ -257,7 +257,7 @@ class Brokers:
         heard = {_broker(watch) for watch in told if watch.silent_since_s is None}
         return set(map(_broker, told)) - heard
 
-    def _told(self) -> list[Watch[Listing]]:
+    def _told(self) -> list[BackgroundPoll[Listing]]:
         """Those that were heard, and that answer, before those that do not; two may be of one
         broker.
         """
@@ -269,7 +269,7 @@ class Brokers:
         """Whether a broker that was not heard yet may still be found."""
         return bool(self._lookups) or any(watch.told is None for watch in self._watches.values())
 
-    def _heard(self, broker: str) -> Watch[Listing]:
+    def _heard(self, broker: str) -> BackgroundPoll[Listing]:
         for watch in self._told():
             if _broker(watch) == broker:
                 return watch
@@ -296,6 +296,6 @@ class Brokers:
         return sorted({queue.topic for queue in self.endpoint(broker).listing().queues})
 
 
-def _broker(watch: Watch[Listing]) -> str:
+def _broker(watch: BackgroundPoll[Listing]) -> str:
     assert watch.told is not None
     return watch.told.broker

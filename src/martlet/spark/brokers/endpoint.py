@@ -22,7 +22,7 @@ import numpy as np
 
 from martlet import unreachable
 from martlet.log.index import ENTRY, Rows
-from martlet.spark.brokers.addresses import Tls, with_port
+from martlet.spark.brokers.addresses import SparkTls, with_port
 
 _LOG = logging.getLogger(__name__)
 _ANSWER_TIMEOUT_S = 30.0
@@ -35,7 +35,7 @@ _LONGEST_NAMED = 4000
 _PLACES_AT_ONCE = 1000
 _FULL_INDEX_BYTES = (1 << 20) - ENTRY.itemsize
 """An answer of so many may lack some rows."""
-PLAIN = Tls()
+PLAIN = SparkTls()
 Parameters = dict[str, str | int]
 
 
@@ -47,7 +47,7 @@ class BrokerRefused(Exception):
     """A broker answered with an error that asking again will not mend."""
 
 
-class NotFound(BrokerRefused):
+class BrokerNotFound(BrokerRefused):
     """A broker does not have what it was asked for."""
 
 
@@ -63,7 +63,7 @@ class OffsetGone(Exception):
         self.start_offset = start_offset
 
 
-class Place(NamedTuple):
+class BrokerQueue(NamedTuple):
     """A queue at one broker, for what is asked of its log.
 
     Attributes:
@@ -75,11 +75,11 @@ class Place(NamedTuple):
     part_id: int
 
 
-def _of(place: Place) -> Parameters:
+def _of(place: BrokerQueue) -> Parameters:
     return {"topic": place.topic, "queue": place.queue, "topic_id": place.part_id}
 
 
-class MadeAnew(NotFound):
+class MadeAnew(BrokerNotFound):
     """The topic that is asked for is another one of the same name now."""
 
 
@@ -127,7 +127,7 @@ class Endpoint:
         is_given_up: set by another thread to have a request fail where it would be tried again.
     """
 
-    def __init__(self, address: str, timeout_ms: int, tls: Tls = PLAIN) -> None:
+    def __init__(self, address: str, timeout_ms: int, tls: SparkTls = PLAIN) -> None:
         self.address = address
         self.is_given_up = False
         self.timeout_ms = timeout_ms
@@ -180,7 +180,7 @@ class Endpoint:
                     for queue in topic["queues"]
                 ),
             )
-        except (NotFound, ValueError, TypeError, KeyError) as error:
+        except (BrokerNotFound, ValueError, TypeError, KeyError) as error:
             raise NotABroker(
                 f"what answers at {self.address} is no Martlet broker: it has no /log/topics that"
                 f" could be understood ({error})"
@@ -191,7 +191,7 @@ class Endpoint:
         try:
             _, body = self._ask("GET", "/nodes", {}, patient=patient)
             return list(json.loads(body)["producers"])
-        except (NotFound, ValueError, TypeError, KeyError) as error:
+        except (BrokerNotFound, ValueError, TypeError, KeyError) as error:
             raise NotABroker(
                 f"what answers at {self.address} is no lookup daemon: it has no /nodes that could"
                 f" be understood ({error})"
@@ -203,7 +203,7 @@ class Endpoint:
         _, body = self._ask("GET", "/log/offset", parameters)
         return int(json.loads(body)["offset"])
 
-    def reach(self, place: Place, start: int, end: int, max_bytes: int) -> tuple[int, int]:
+    def reach(self, place: BrokerQueue, start: int, end: int, max_bytes: int) -> tuple[int, int]:
         """How far one comes from `start` with so many bytes of the log, by whole batches but one at
         least: the offset, `end` at most, and the bytes up to there.
         """
@@ -212,12 +212,12 @@ class Endpoint:
         told = json.loads(body)
         return int(told["offset"]), int(told["bytes"])
 
-    def index(self, place: Place, start: int, end: int) -> Rows:
+    def index(self, place: BrokerQueue, start: int, end: int) -> Rows:
         """The index's rows of the batches that hold any of the offsets from `start` up to `end`."""
         pages = list(self.index_pages(place, start, end))
         return np.concatenate(pages) if pages else np.empty(0, ENTRY)
 
-    def index_pages(self, place: Place, start: int, end: int) -> Iterator[Rows]:
+    def index_pages(self, place: BrokerQueue, start: int, end: int) -> Iterator[Rows]:
         """The same, some rows at a time."""
         while start < end:
             _, body = self._ask("GET", "/log/index", _of(place) | {"start": start, "end": end})
@@ -227,7 +227,7 @@ class Endpoint:
             yield page
             start = int(page[-1]["first_offset"]) + int(page[-1]["count"])
 
-    def indexes(self, ranges: Sequence[tuple[Place, int, int]]) -> list[Rows]:
+    def indexes(self, ranges: Sequence[tuple[BrokerQueue, int, int]]) -> list[Rows]:
         """The same of several queues, each from an offset up to another, in few requests."""
         found: list[Rows] = []
         for number in range(0, len(ranges), _PLACES_AT_ONCE):
@@ -247,7 +247,9 @@ class Endpoint:
             assert at == len(body)
         return found
 
-    def batches(self, place: Place, offset: int, max_bytes: int, *, bodies: bool = True) -> bytes:
+    def batches(
+        self, place: BrokerQueue, offset: int, max_bytes: int, *, bodies: bool = True
+    ) -> bytes:
         """Whole records from the one that holds `offset`, one at least; none at the queue's end.
 
         Without `bodies`, of each record its header and, padded to 8 bytes, its properties.
@@ -302,7 +304,9 @@ class Endpoint:
         """
         return self._ask("GET", path, parameters)[1]
 
-    def advance(self, place: Place, channel: str, offset: int, *, patient: bool = True) -> None:
+    def advance(
+        self, place: BrokerQueue, channel: str, offset: int, *, patient: bool = True
+    ) -> None:
         """Let a channel, made where it is missing, go forward: it is done with all of a queue that
         lies below `offset`.
 
@@ -406,7 +410,7 @@ class Endpoint:
             raise OffsetGone(int(json.loads(body)["start_offset"]))
         kind = BrokerRefused
         if status == 404:
-            kind = MadeAnew if b"TOPIC_MADE_ANEW" in body else NotFound
+            kind = MadeAnew if b"TOPIC_MADE_ANEW" in body else BrokerNotFound
         raise kind(
             f"the broker at {self.address} answered {target} with HTTP {status}: {_message(body)}"
         )

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from martlet.spark.brokers.brokers import Brokers
-from martlet.spark.brokers.endpoint import NotFound
-from martlet.spark.read.data_loss import Loss, tell_loss
+from martlet.spark.brokers.brokers import QueryBrokers
+from martlet.spark.brokers.endpoint import BrokerNotFound
+from martlet.spark.read.data_loss import LossReport, tell_loss
 from martlet.spark.read.offsets import spans
 from martlet.spark.read.options import ReadOptions
 from martlet.spark.read.resolved_bounds import resolve
@@ -37,15 +37,15 @@ class BatchReader(DataSourceReader):
             ValueError: the offsets given do not fit.
             DataLossError: the offsets to start from have gone.
         """
-        brokers = Brokers(self._options)
+        brokers = QueryBrokers(self._options)
         try:
             return self._plan(brokers)
-        except NotFound:  # A topic has gone since it was seen.
+        except BrokerNotFound:  # A topic has gone since it was seen.
             return self._plan(brokers)
         finally:
             brokers.close()
 
-    def _plan(self, brokers: Brokers) -> list[InputPartition]:
+    def _plan(self, brokers: QueryBrokers) -> list[InputPartition]:
         options = self._options
         seen = brokers.look(patient=True)
         brokers.require_topics(seen)
@@ -54,7 +54,7 @@ class BatchReader(DataSourceReader):
             first = seen[key].start_offset
             if offset < first:
                 start[key] = tell_loss(
-                    options.fail_on_data_loss, key, offset, first, Loss.RETENTION
+                    options.fail_on_data_loss, key, offset, first, LossReport.RETENTION
                 )
         end = resolve(brokers, options.end, seen, "endingOffsets")
         # Spark makes a partition of None out of an empty list.

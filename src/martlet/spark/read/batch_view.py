@@ -27,15 +27,15 @@ from martlet.log.record import (
     HEADER_BYTES,
     HEADER_STRUCT,
     BadRecord,
-    Flag,
     Header,
+    RecordFlag,
     align8,
     properties_in,
     read_header,
 )
 from martlet.properties.model import BadProperties
 from martlet.spark.brokers.endpoint import Endpoint, OffsetGone
-from martlet.spark.read.data_loss import Loss, tell_loss
+from martlet.spark.read.data_loss import LossReport, tell_loss
 from martlet.spark.read.schema import BATCHES
 from martlet.spark.read.segments import SegmentFiles, SegmentGone
 
@@ -87,7 +87,7 @@ def overview(
             yield _record_batch(split, schema, rows, found)
     if expected < split.end:
         fail = split.fail_on_data_loss
-        tell_loss(fail, split.key, expected, split.end, Loss.TRUNCATION)
+        tell_loss(fail, split.key, expected, split.end, LossReport.TRUNCATION)
 
 
 class _Heads:
@@ -254,9 +254,9 @@ def _sends(head: Head) -> list[dict[str, object]] | None:
 _TOLD: Mapping[str, Callable[[Head], object]] = {
     "body_bytes": lambda head: head.header.payload_length - FRAME_HEADER_BYTES * head.header.count,
     "epoch": lambda head: head.header.epoch,
-    "in_transaction": lambda head: bool(head.header.flags & Flag.BUNDLED),
-    "was_delayed": lambda head: bool(head.header.flags & Flag.FORWARDED),
-    "was_moved": lambda head: bool(head.header.flags & Flag.RELOCATED),
+    "in_transaction": lambda head: bool(head.header.flags & RecordFlag.BUNDLED),
+    "was_delayed": lambda head: bool(head.header.flags & RecordFlag.FORWARDED),
+    "was_moved": lambda head: bool(head.header.flags & RecordFlag.RELOCATED),
     "sends": _sends,
     "intact": lambda head: head.is_intact,
 }

@@ -12,7 +12,7 @@ _LOG = logging.getLogger(__name__)
 _GO_ON = "To go on without them, set option failOnDataLoss to false."
 
 
-class Loss(Enum):
+class LossReport(Enum):
     """Why messages are not to be had: a word, what happened, and how to avoid it."""
 
     RETENTION = (
@@ -63,7 +63,7 @@ class DataLossError(Exception):
         loss: why.
     """
 
-    def __init__(self, text: str, loss: Loss) -> None:
+    def __init__(self, text: str, loss: LossReport) -> None:
         super().__init__(text, loss)
         self.loss = loss
 
@@ -72,7 +72,7 @@ class DataLossError(Exception):
 
 
 def tell_loss(
-    fail: bool, key: QueueKey, wanted: int, there: int, loss: Loss, detail: str = ""
+    fail: bool, key: QueueKey, wanted: int, there: int, loss: LossReport, detail: str = ""
 ) -> int:
     """Fail, or log the loss and return where to go on.
 

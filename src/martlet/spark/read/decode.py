@@ -31,7 +31,7 @@ from martlet.log.record import (
     MAGIC,
     VERSION,
     BadRecord,
-    Kind,
+    RecordKind,
     align8,
 )
 from martlet.properties.block import Block
@@ -51,7 +51,7 @@ _ID_BYTES = 16
 
 
 @dataclass(frozen=True)
-class Chunk:
+class LogChunk:
     """Whole, verified batches of one queue, in the order of their offsets, in one buffer.
 
     `starts` holds where each record starts in `data`.
@@ -69,7 +69,7 @@ def chunk_of(
     topic_id: int,
     queue: int,
     positions: npt.NDArray[np.uint64] | None = None,
-) -> Chunk:
+) -> LogChunk:
     """Check the records that start at `starts` in a buffer and return them as a chunk.
 
     Args:
@@ -89,7 +89,7 @@ def chunk_of(
     wrong = (
         (headers["magic"] != MAGIC)
         | (headers["version"] != VERSION)
-        | (headers["kind"] != Kind.BATCH)
+        | (headers["kind"] != RecordKind.BATCH)
         | (headers["topic"] != topic_id)
         | (headers["queue"] != queue)
     )
@@ -112,7 +112,7 @@ def chunk_of(
     ):
         if crc32c(view[start + 8 : start + length]) != crc:
             raise BadRecord(f"position {position}: the checksum does not fit")
-    return Chunk(pa.py_buffer(view), starts, headers)
+    return LogChunk(pa.py_buffer(view), starts, headers)
 
 
 def _ends_at(headers: npt.NDArray[Any]) -> Int64s:
@@ -121,10 +121,10 @@ def _ends_at(headers: npt.NDArray[Any]) -> Int64s:
     return ends_at
 
 
-class Frames:
+class DecodedFrames:
     """Where the wanted messages of a chunk are, as positions in its buffer."""
 
-    def __init__(self, chunk: Chunk, start_offset: int, end_offset: int) -> None:
+    def __init__(self, chunk: LogChunk, start_offset: int, end_offset: int) -> None:
         headers = chunk.headers
         counts = headers["count"].astype(np.int64)
         firsts = np.cumsum(counts) - counts
@@ -215,12 +215,12 @@ class Frames:
         )
 
 
-_GATHERED: Mapping[str, Callable[[Frames], pa.Array]] = {
-    "value": Frames.bodies,
+_GATHERED: Mapping[str, Callable[[DecodedFrames], pa.Array]] = {
+    "value": DecodedFrames.bodies,
     "offset": lambda frames: pa.array(frames.offsets),
-    "timestamp": Frames.timestamps,
-    "attempts": Frames.attempts,
-    "message_id": Frames.message_ids,
+    "timestamp": DecodedFrames.timestamps,
+    "attempts": DecodedFrames.attempts,
+    "message_id": DecodedFrames.message_ids,
 }
 
 
@@ -254,9 +254,9 @@ class Columns:
         }
         self._constants: dict[str, pa.Array] = {}
 
-    def batch(self, chunk: Chunk, start_offset: int, end_offset: int) -> pa.RecordBatch | None:
+    def batch(self, chunk: LogChunk, start_offset: int, end_offset: int) -> pa.RecordBatch | None:
         """The messages of a chunk from `start_offset` up to `end_offset`; None for none."""
-        frames = Frames(chunk, start_offset, end_offset)
+        frames = DecodedFrames(chunk, start_offset, end_offset)
         if not len(frames):
             return None
         arrays = [

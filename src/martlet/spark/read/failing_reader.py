@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
 
-class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class FailingStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """In the place of a reader.
 
     Args:

@@ -43,7 +43,7 @@ _PLACES = "earliest, latest-1000, now-1h, 2026-11-22T08:00:00Z"
 
 
 @dataclass(frozen=True)
-class Place:
+class BoundOffset:
     """A place in a queue.
 
     Exactly one of these is set.
@@ -70,12 +70,12 @@ Places = Mapping[str, Any]
 class Bound:
     """Where to start or to end: the same everywhere, or what is said for each queue."""
 
-    everywhere: Place | None = None
+    everywhere: BoundOffset | None = None
     places: Places | None = None
 
 
-START = Bound(Place(end=EARLIEST))
-END = Bound(Place(end=LATEST))
+START = Bound(BoundOffset(end=EARLIEST))
+END = Bound(BoundOffset(end=LATEST))
 
 
 def parse_bound(name: str, text: str) -> Bound:
@@ -129,32 +129,32 @@ def _is_by_topic(value: Mapping[str, object]) -> bool:
     return not value or any(isinstance(inner, dict) for inner in value.values())
 
 
-def _told_place(name: str, text: str, told: object) -> Place:
+def _told_place(name: str, text: str, told: object) -> BoundOffset:
     if type(told) is int and told >= EARLIEST:
-        return Place(offset=told) if told >= 0 else Place(end=told)
+        return BoundOffset(offset=told) if told >= 0 else BoundOffset(end=told)
     place = _place(told.strip()) if isinstance(told, str) else None
     if place is None:
         raise ValueError(_wrong(name, text))
     return place
 
 
-def _place(text: str) -> Place | None:
+def _place(text: str) -> BoundOffset | None:
     relative = _RELATIVE.fullmatch(text)
     if relative is not None:
         end = EARLIEST if relative[1].lower() == "earliest" else LATEST
         count = int(relative[3] or 0)
         if count and (relative[2] == "+") != (end == EARLIEST):
             return None
-        return Place(end=end, shift=count if end == EARLIEST else -count)
+        return BoundOffset(end=end, shift=count if end == EARLIEST else -count)
     ago = _NOW.fullmatch(text)
     if ago is not None:
         try:
             ago_ns = parse_duration(ago[1]) if ago[1] else 0
         except ValueError:
             return None
-        return Place(ago_ns=ago_ns) if ago_ns >= 0 else None
+        return BoundOffset(ago_ns=ago_ns) if ago_ns >= 0 else None
     try:
-        return Place(time_ns=_instant_ns(text))
+        return BoundOffset(time_ns=_instant_ns(text))
     except ValueError:
         return None
 
@@ -171,7 +171,7 @@ def parse_timestamp(name: str, text: str) -> Bound:
     """Read an option that is a time. Raises ValueError."""
     text = text.strip()
     if text.isdecimal() and len(text) <= _MOST_DIGITS:
-        return Bound(Place(time_ns=int(text) * 1_000_000))
+        return Bound(BoundOffset(time_ns=int(text) * 1_000_000))
     place = _place(text)
     if place is not None and place.end is None:
         return Bound(place)

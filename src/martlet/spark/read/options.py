@@ -48,7 +48,7 @@ from typing import Literal
 
 from martlet.durations import parse_duration, parse_size
 from martlet.names import is_ephemeral, is_valid_name
-from martlet.spark.brokers.addresses import Tls, parse_addresses
+from martlet.spark.brokers.addresses import SparkTls, parse_addresses
 from martlet.spark.option_values import TLS_NAMES, boolean, known, number, tls
 from martlet.spark.read.offset_bound import END, START, Bound, parse_bound, parse_timestamp
 
@@ -147,7 +147,7 @@ class ReadOptions:
     retain: bool
     channel: str | None
     timeout_ms: int
-    tls: Tls
+    tls: SparkTls
 
     @classmethod
     def parse(cls, given: Mapping[str, str], kind: Literal["batch", "stream"]) -> ReadOptions:

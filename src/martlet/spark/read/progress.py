@@ -10,15 +10,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from martlet.spark.brokers.brokers import Brokers
-from martlet.spark.brokers.endpoint import BrokerUnreachable, NotFound, Place, QueueRange
+from martlet.spark.brokers.brokers import QueryBrokers
+from martlet.spark.brokers.endpoint import (
+    BrokerNotFound,
+    BrokerQueue,
+    BrokerUnreachable,
+    QueueRange,
+)
 from martlet.spark.read.offsets import QueueKey
 from martlet.spark.read.options import ReadOptions
 
 _LOG = logging.getLogger(__name__)
 
 
-class Follower:
+class ProgressReporter:
     """Tells the brokers of a query where it is.
 
     Args:
@@ -26,7 +31,7 @@ class Follower:
         brokers: its brokers.
     """
 
-    def __init__(self, options: ReadOptions, brokers: Brokers) -> None:
+    def __init__(self, options: ReadOptions, brokers: QueryBrokers) -> None:
         self._options = options
         self._brokers = brokers
         self._told: dict[QueueKey, int] = {}
@@ -43,7 +48,7 @@ class Follower:
         if options.channel is not None:
             # One call for each topic makes the channel at all its queues.
             for key in {(key.broker, key.topic): key for key in seen}.values():
-                place = Place(key.topic, key.queue, seen[key].part_id)
+                place = BrokerQueue(key.topic, key.queue, seen[key].part_id)
                 endpoint = self._brokers.endpoint(key.broker)
                 endpoint.advance(place, options.channel, seen[key].start_offset)
         if options.group is not None:
@@ -78,11 +83,11 @@ class Follower:
                     )
                 if options.channel is not None:
                     for key, offset in reached.items():
-                        place = Place(topic, key.queue, seen[key].part_id)
+                        place = BrokerQueue(topic, key.queue, seen[key].part_id)
                         endpoint.advance(place, options.channel, offset, patient=patient)
             except BrokerUnreachable as error:
                 _LOG.warning("what follows topic %s stays behind for now: %s", topic, error)
-            except NotFound as error:
+            except BrokerNotFound as error:
                 # Deleted since it was seen: the next look at the broker tells of that.
                 _LOG.warning("nothing follows topic %s for now: %s", topic, error)
             else:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 
-from martlet.spark.brokers.brokers import Brokers
+from martlet.spark.brokers.brokers import QueryBrokers
 from martlet.spark.brokers.endpoint import QueueRange
-from martlet.spark.read.offset_bound import EARLIEST, Bound, Place, Places
+from martlet.spark.read.offset_bound import EARLIEST, Bound, BoundOffset, Places
 from martlet.spark.read.offsets import QueueKey
 
 _LAST_NS = (1 << 63) - 1
@@ -15,7 +15,7 @@ _LAST_NS = (1 << 63) - 1
 Seen = Mapping[QueueKey, QueueRange]
 
 
-def resolve(brokers: Brokers, bound: Bound, seen: Seen, option: str) -> dict[QueueKey, int]:
+def resolve(brokers: QueryBrokers, bound: Bound, seen: Seen, option: str) -> dict[QueueKey, int]:
     """The offset that a bound means in each of the queues seen.
 
     Args:
@@ -43,7 +43,7 @@ def resolve(brokers: Brokers, bound: Bound, seen: Seen, option: str) -> dict[Que
     return offsets
 
 
-def _offset(place: Place, key: QueueKey, queue: QueueRange, option: str) -> int:
+def _offset(place: BoundOffset, key: QueueKey, queue: QueueRange, option: str) -> int:
     if place.offset is not None:
         if place.offset > queue.end_offset:
             raise ValueError(
@@ -56,13 +56,13 @@ def _offset(place: Place, key: QueueKey, queue: QueueRange, option: str) -> int:
     return max(queue.start_offset, queue.end_offset + place.shift)
 
 
-def _given(places: Places, seen: Seen, option: str) -> dict[QueueKey, Place]:
+def _given(places: Places, seen: Seen, option: str) -> dict[QueueKey, BoundOffset]:
     """The places of an option by queue, whether they are by broker or not.
 
     Raises:
         ValueError: as `resolve`.
     """
-    given: dict[QueueKey, Place] = {}
+    given: dict[QueueKey, BoundOffset] = {}
     for key, place in _flat(places):
         holders = [
             there
@@ -93,10 +93,10 @@ _ALL = -1
 """In place of a queue's number: all queues of the topic."""
 
 
-def _flat(places: Places) -> Iterator[tuple[QueueKey, Place]]:
+def _flat(places: Places) -> Iterator[tuple[QueueKey, BoundOffset]]:
     """What is said, by queue; without a broker, or for all queues, where that is what is said."""
     for outer, told in places.items():
-        if isinstance(told, Place):
+        if isinstance(told, BoundOffset):
             yield QueueKey("", outer, _ALL), told
             continue
         for inner, place in told.items():

@@ -19,7 +19,7 @@ import numpy as np
 
 from martlet.log.index import Rows
 from martlet.log.record import BadRecord
-from martlet.spark.read.decode import MOST_BYTES, Chunk, chunk_of
+from martlet.spark.read.decode import MOST_BYTES, LogChunk, chunk_of
 
 
 class SegmentGone(Exception):
@@ -27,7 +27,7 @@ class SegmentGone(Exception):
 
 
 @dataclass
-class Segment:
+class SegmentView:
     """A segment file, mapped."""
 
     path: Path
@@ -59,7 +59,7 @@ class SegmentFiles:
     def __init__(self, folder: Path) -> None:
         self._log = folder / "log"
         self._bases: list[int] = []
-        self._open: Segment | None = None
+        self._open: SegmentView | None = None
 
     @classmethod
     def find(cls, data_path: str, broker: str) -> SegmentFiles | None:
@@ -79,7 +79,7 @@ class SegmentFiles:
 
     def chunks(
         self, rows: Rows, topic_id: int, queue: int, chunk_bytes: int
-    ) -> Iterator[tuple[Segment, Chunk]]:
+    ) -> Iterator[tuple[SegmentView, LogChunk]]:
         """The batches that the index's rows tell of, some at a time, verified.
 
         What was copied out of a chunk counts once the segment has been confirmed after that.
@@ -126,7 +126,7 @@ class SegmentFiles:
         self._open = None
         self._bases = []
 
-    def segment(self, position: int) -> Segment:
+    def segment(self, position: int) -> SegmentView:
         """The segment that holds a position, opened."""
         held = self._open
         if held is not None and held.base <= position < held.base + len(held.data):
@@ -150,5 +150,5 @@ class SegmentFiles:
         if position >= base + len(data):
             raise SegmentGone(f"no segment of {self._log} holds position {position}")
         data.madvise(mmap.MADV_SEQUENTIAL)
-        self._open = Segment(path, base, inode, data)
+        self._open = SegmentView(path, base, inode, data)
         return self._open

@@ -16,10 +16,10 @@ from pyspark.sql.datasource import InputPartition
 
 from martlet.log.index import Rows
 from martlet.plural import counted
-from martlet.spark.brokers.addresses import Tls
-from martlet.spark.brokers.brokers import Brokers
-from martlet.spark.brokers.endpoint import PLAIN, Place, QueueRange
-from martlet.spark.read.data_loss import Loss, tell_loss
+from martlet.spark.brokers.addresses import SparkTls
+from martlet.spark.brokers.brokers import QueryBrokers
+from martlet.spark.brokers.endpoint import PLAIN, BrokerQueue, QueueRange
+from martlet.spark.read.data_loss import LossReport, tell_loss
 from martlet.spark.read.offsets import QueueKey, Span
 from martlet.spark.read.options import ReadOptions
 
@@ -52,21 +52,21 @@ class Split:
     data_path: str
     timeout_ms: int
     fail_on_data_loss: bool
-    tls: Tls = PLAIN
+    tls: SparkTls = PLAIN
     view: str = "messages"
     holes: tuple[tuple[int, int], ...] = ()
     index: bytes = b""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> BrokerQueue:
         """The queue, for the broker."""
-        return Place(self.key.topic, self.key.queue, self.part_id)
+        return BrokerQueue(self.key.topic, self.key.queue, self.part_id)
 
     def tell_gap(self, wanted: int, there: int) -> int:
         """Offsets from `wanted` up to `there` are in no batch. Raises DataLossError."""
-        loss, detail = Loss.RETENTION, ""
+        loss, detail = LossReport.RETENTION, ""
         if any(first <= wanted and there <= end for first, end in self.holes):
-            loss = Loss.CORRUPTION
+            loss = LossReport.CORRUPTION
             missing = counted(there - wanted, "message")
             detail = (
                 f"the log misses {missing}, though nothing around them was let go of: their record"
@@ -85,7 +85,7 @@ class Task(InputPartition):
 def plan(
     spans: Iterable[Span],
     seen: Mapping[QueueKey, QueueRange],
-    brokers: Brokers,
+    brokers: QueryBrokers,
     options: ReadOptions,
 ) -> list[Task]:
     """Cut spans into splits of about `options.split_bytes`, at the edges of batches, for tasks."""
@@ -109,19 +109,20 @@ def plan(
 
 
 def _indexed(
-    spans: Iterable[Span], seen: Mapping[QueueKey, QueueRange], brokers: Brokers
+    spans: Iterable[Span], seen: Mapping[QueueKey, QueueRange], brokers: QueryBrokers
 ) -> Iterator[tuple[Span, Rows]]:
     """The spans with the batches that they are of, a broker's one behind the other."""
     for broker, group in groupby(sorted(spans), key=lambda span: span.key.broker):
         some = list(group)
         ranges = [
-            (Place(key.topic, key.queue, seen[key].part_id), start, end) for key, start, end in some
+            (BrokerQueue(key.topic, key.queue, seen[key].part_id), start, end)
+            for key, start, end in some
         ]
         yield from zip(some, brokers.endpoint(broker).indexes(ranges), strict=True)
 
 
 def _split(
-    span: Span, queue: QueueRange, index: bytes, brokers: Brokers, options: ReadOptions
+    span: Span, queue: QueueRange, index: bytes, brokers: QueryBrokers, options: ReadOptions
 ) -> Split:
     key, start, end = span
     return Split(

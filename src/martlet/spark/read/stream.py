@@ -28,12 +28,12 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from martlet.spark.brokers.brokers import Brokers
-from martlet.spark.brokers.endpoint import NotFound, Place, QueueRange
-from martlet.spark.read.data_loss import Loss, tell_loss
+from martlet.spark.brokers.brokers import QueryBrokers
+from martlet.spark.brokers.endpoint import BrokerNotFound, BrokerQueue, QueueRange
+from martlet.spark.read.data_loss import LossReport, tell_loss
 from martlet.spark.read.offsets import ANY, Offsets, QueueKey, adopted, flatten, nested, spans, step
 from martlet.spark.read.options import ReadOptions
-from martlet.spark.read.progress import Follower
+from martlet.spark.read.progress import ProgressReporter
 from martlet.spark.read.read_limits import Gathering, unread, within_bytes
 from martlet.spark.read.resolved_bounds import resolve
 from martlet.spark.read.split import Task, plan
@@ -62,8 +62,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
-        self._brokers = Brokers(options)
-        self._follower = Follower(options, self._brokers)
+        self._brokers = QueryBrokers(options)
+        self._follower = ProgressReporter(options, self._brokers)
         self._gathering = (
             None if options.min_rows is None else Gathering(options.min_rows, options.max_delay_s)
         )
@@ -166,7 +166,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return 0
         if any(known.broker == key.broker for known in begin):
             detail = "it has appeared since the stream began, and was not read yet"
-            return self._lose(key, 0, queue.start_offset, Loss.RETENTION, detail)
+            return self._lose(key, 0, queue.start_offset, LossReport.RETENTION, detail)
         _LOG.warning("%s is new and begins at offset %d", key, queue.start_offset)
         return queue.start_offset
 
@@ -217,7 +217,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What is planned by what was seen: anew where a topic of that has gone meanwhile."""
         try:
             return plan()
-        except NotFound:
+        except BrokerNotFound:
             self._seen_at_s = -math.inf
             return plan()
 
@@ -227,7 +227,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return adopted(flat, seen)
 
     def _reach(self, key: QueueKey, start: int, end: int, max_bytes: int) -> tuple[int, int]:
-        place = Place(key.topic, key.queue, self._seen[key].part_id)
+        place = BrokerQueue(key.topic, key.queue, self._seen[key].part_id)
         return self._brokers.endpoint(key.broker).reach(place, start, end, max_bytes)
 
     def _look(self, *, patient: bool) -> Seen:
@@ -262,14 +262,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # what has gone
 
-    def _lose(self, key: QueueKey, wanted: int, there: int, loss: Loss, detail: str = "") -> int:
+    def _lose(
+        self, key: QueueKey, wanted: int, there: int, loss: LossReport, detail: str = ""
+    ) -> int:
         return tell_loss(self._options.fail_on_data_loss, key, wanted, there, loss, detail)
 
     def _in_range(self, key: QueueKey, offset: int, seen: Seen) -> int:
         """An offset that its queue has, or where it goes on. Raises DataLossError."""
         queue = seen[key]
         if offset < queue.start_offset:
-            return self._lose(key, offset, queue.start_offset, Loss.RETENTION)
+            return self._lose(key, offset, queue.start_offset, LossReport.RETENTION)
         if offset > queue.end_offset:
             detail = (
                 "or the topic was made anew: the checkpoint is of a version that did not note which"
@@ -277,7 +279,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if self._is_nameless
                 else ""
             )
-            return self._lose(key, offset, queue.end_offset, Loss.TRUNCATION, detail)
+            return self._lose(key, offset, queue.end_offset, LossReport.TRUNCATION, detail)
         return offset
 
     def _stays(self, key: QueueKey, offset: int, seen: Seen, *, is_needed: bool = False) -> bool:
@@ -307,19 +309,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             is_early = now_s - since_s < self._options.timeout_ms / 1000
             if brokers.may_come and is_early and not is_needed:
                 return True
-            loss, detail = Loss.BROKER, f"none of {brokers.where} is that broker"
+            loss, detail = LossReport.BROKER, f"none of {brokers.where} is that broker"
         else:
             self._missing_since_s.pop(key.broker, None)
             named = [there for there in seen if there[:2] == key[:2]]
             if named and named[0].topic_id == key.topic_id:
-                loss, detail = Loss.DELETION, "it has fewer queues than it had"
+                loss, detail = LossReport.DELETION, "it has fewer queues than it had"
             elif named:
-                loss = Loss.RECREATION
+                loss = LossReport.RECREATION
                 detail = f"it was number {key.topic_id} and is number {named[0].topic_id} now"
             else:
-                loss, detail = Loss.DELETION, ""
+                loss, detail = LossReport.DELETION, ""
         # Said once: a stream that goes on comes here with every micro-batch.
         if key not in self._told_missing:
             self._lose(key, offset, offset, loss, detail)
             self._told_missing.add(key)
-        return loss is not Loss.RECREATION
+        return loss is not LossReport.RECREATION

@@ -21,10 +21,10 @@ import pyarrow as pa
 
 from martlet.log.index import ENTRY
 from martlet.log.record import BadRecord, read_header
-from martlet.spark.brokers.endpoint import Endpoint, MadeAnew, NotFound, OffsetGone
+from martlet.spark.brokers.endpoint import BrokerNotFound, Endpoint, MadeAnew, OffsetGone
 from martlet.spark.read.batch_view import overview
-from martlet.spark.read.data_loss import Loss, tell_loss
-from martlet.spark.read.decode import Chunk, Columns, chunk_of
+from martlet.spark.read.data_loss import LossReport, tell_loss
+from martlet.spark.read.decode import Columns, LogChunk, chunk_of
 from martlet.spark.read.segments import SegmentFiles, SegmentGone
 from martlet.spark.read.split import Split, Task
 
@@ -79,8 +79,8 @@ def _read_split(
         if files is not None:
             yield from reading.from_files(files)
         yield from reading.from_broker()
-    except NotFound as error:
-        loss = Loss.RECREATION if isinstance(error, MadeAnew) else Loss.DELETION
+    except BrokerNotFound as error:
+        loss = LossReport.RECREATION if isinstance(error, MadeAnew) else LossReport.DELETION
         reading.lose(split.end, loss, "while it was read")
 
 
@@ -137,7 +137,7 @@ class _Reading:
                 self.offset = split.tell_gap(self.offset, there)
                 continue
             if not data:
-                self.lose(split.end, Loss.TRUNCATION)
+                self.lose(split.end, LossReport.TRUNCATION)
                 return
             try:
                 chunk = chunk_of(data, _starts_of(data), topic_id=split.part_id, queue=key.queue)
@@ -154,7 +154,7 @@ class _Reading:
         rows = next(self.endpoint.index_pages(split.place, self.offset, split.end), None)
         if rows is None or int(rows[0]["first_offset"]) > self.offset:
             if rows is None:
-                self.lose(split.end, Loss.CORRUPTION, str(trouble))
+                self.lose(split.end, LossReport.CORRUPTION, str(trouble))
             return
         at = 0
         for row in rows:
@@ -174,13 +174,13 @@ class _Reading:
                 first, end = int(row["first_offset"]), int(row["first_offset"] + row["count"])
                 place = f"{row['count']} messages from offset {first} on, at position"
                 detail = f"{place} {row['position']} of the log; {damage}"
-                self.lose(min(end, split.end), Loss.CORRUPTION, detail)
+                self.lose(min(end, split.end), LossReport.CORRUPTION, detail)
             else:
                 yield from self._batches(chunk)
                 self._pass(chunk)
             at += length
 
-    def _batches(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
+    def _batches(self, chunk: LogChunk) -> Iterator[pa.RecordBatch]:
         """The wanted messages of a chunk, checked to be without a gap."""
         firsts = chunk.headers["first_offset"].astype(np.int64)
         ends = firsts + chunk.headers["count"]
@@ -192,16 +192,16 @@ class _Reading:
         if own.any():
             if own.all():
                 return
-            chunk = Chunk(chunk.data, chunk.starts[~own], chunk.headers[~own])
+            chunk = LogChunk(chunk.data, chunk.starts[~own], chunk.headers[~own])
         batch = self.columns.batch(chunk, self.offset, self.split.end)
         if batch is not None:
             yield batch
 
-    def _pass(self, chunk: Chunk) -> None:
+    def _pass(self, chunk: LogChunk) -> None:
         last = chunk.headers[-1]
         self.offset = max(self.offset, int(last["first_offset"]) + int(last["count"]))
 
-    def lose(self, there: int, loss: Loss, detail: str = "") -> None:
+    def lose(self, there: int, loss: LossReport, detail: str = "") -> None:
         """What lies before an offset is not to be had. Raises DataLossError."""
         split = self.split
         fail = split.fail_on_data_loss

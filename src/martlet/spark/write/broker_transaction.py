@@ -22,10 +22,10 @@ import pyarrow as pa
 from martlet.client import ClientError, Producer, TransactionError, TransactionUnclear
 from martlet.client.errors import ConnectFailed, TransactionRefused
 from martlet.client.sync.loop_thread import loop_thread
-from martlet.client.transactions.bulk import Block
+from martlet.client.transactions.bulk import MessageBlock
 from martlet.client.transport.identity import Features
 from martlet.client.transport.tls import Tls
-from martlet.spark.write.commit_message import Place, Staged, WriteFailed
+from martlet.spark.write.commit_message import BatchId, CommitMessage, WriteFailed
 from martlet.spark.write.encode import Encoder
 from martlet.spark.write.options import WriteOptions
 from martlet.spark.write.placement import home_of, tcp_address
@@ -35,7 +35,7 @@ _DEFAULT_BODY_BYTES = 5 << 20
 _COMMITTED = "committed"
 
 
-class Stage:
+class BrokerTransaction:
     """A transaction at its home, for as long as a ``with`` block.
 
     Args:
@@ -46,7 +46,7 @@ class Stage:
     """
 
     def __init__(
-        self, options: WriteOptions, transaction: str, place: Place | None, address: str = ""
+        self, options: WriteOptions, transaction: str, place: BatchId | None, address: str = ""
     ) -> None:
         self._options = options
         self._transaction = transaction
@@ -88,7 +88,7 @@ class Stage:
 
     # a task's
 
-    def stage(self, batches: Iterable[pa.RecordBatch]) -> Staged:
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> CommitMessage:
         """Add rows to the transaction.
 
         Raises:
@@ -114,9 +114,9 @@ class Stage:
             if on_the_way is not None and not on_the_way.done():
                 on_the_way.cancel()
         branch, count = self._staging.contribution
-        return Staged(self._transaction, self._place, branch, count, is_repeated)
+        return CommitMessage(self._transaction, self._place, branch, count, is_repeated)
 
-    def _blocks(self, batches: Iterable[pa.RecordBatch]) -> Iterable[Block]:
+    def _blocks(self, batches: Iterable[pa.RecordBatch]) -> Iterable[MessageBlock]:
         features = self._thread.call(self._staging.features())
         encoder = Encoder(
             self._options.topic,
@@ -183,7 +183,7 @@ class Stage:
         return self._thread.call(self._staging.call(method, **fields))
 
 
-def _told(place: Place | None) -> dict[str, Any]:
+def _told(place: BatchId | None) -> dict[str, Any]:
     return {} if place is None else {"series": place.name, "series_number": place.number}
 
 

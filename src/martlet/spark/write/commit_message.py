@@ -13,7 +13,7 @@ class WriteFailed(Exception):
     """Rows could not be staged or published; the text says why, and the way out."""
 
 
-class Place(NamedTuple):
+class BatchId(NamedTuple):
     """Which batch this is, of whose.
 
     Attributes:
@@ -26,7 +26,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Staged(WriterCommitMessage):
+class CommitMessage(WriterCommitMessage):
     """What a task has staged, told to the driver.
 
     Attributes:
@@ -38,12 +38,12 @@ class Staged(WriterCommitMessage):
     """
 
     transaction: str
-    place: Place | None
+    place: BatchId | None
     branch: str
     message_count: int
     is_repeated: bool = False
 
 
-def branches_of(staged: Sequence[Staged]) -> dict[str, int]:
+def branches_of(staged: Sequence[CommitMessage]) -> dict[str, int]:
     """What belongs to the transaction."""
     return {each.branch: each.message_count for each in staged if each.message_count}

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from crc32c import crc32c
 
-from martlet.client.transactions.bulk import Block
+from martlet.client.transactions.bulk import MessageBlock
 from martlet.names import is_valid_name
 from martlet.spark.write.property_encoding import (
     Int64s,
@@ -47,7 +47,7 @@ _MOST_QUEUES = 1 << 16
 _MS_US = 1000
 
 
-class Place(NamedTuple):
+class RowDestination(NamedTuple):
     """Where messages go: a topic, and its queue, -1 for any."""
 
     topic: str
@@ -132,11 +132,11 @@ class Encoder:
         self._block_bytes = block_bytes
         self._most_message_bytes = most_message_bytes
         self._delay_step_ms = delay_step_ms
-        self._pending: dict[Place, _Pending] = {}
+        self._pending: dict[RowDestination, _Pending] = {}
         self._pending_bytes = 0
         self._are_delays = False
 
-    def add(self, batch: pa.RecordBatch) -> Iterator[Block]:
+    def add(self, batch: pa.RecordBatch) -> Iterator[MessageBlock]:
         """Take rows in, and yield the blocks that are full then.
 
         Raises:
@@ -157,14 +157,14 @@ class Encoder:
             place = max(self._pending, key=lambda place: self._pending[place].size_bytes)
             yield from self._all(place)
 
-    def rest(self) -> Iterator[Block]:
+    def rest(self) -> Iterator[MessageBlock]:
         """What is left."""
         for place in list(self._pending):
             yield from self._all(place)
 
     # where rows go
 
-    def _by_place(self, batch: pa.RecordBatch) -> Iterator[tuple[Place, Rows]]:
+    def _by_place(self, batch: pa.RecordBatch) -> Iterator[tuple[RowDestination, Rows]]:
         rows = Rows(self._bodies(batch), entries_of(batch), tag_hashes(batch), self._times(batch))
         topics, of_topic = self._topics(batch)
         queues = self._queues(batch, topics, of_topic)
@@ -172,14 +172,17 @@ class Encoder:
         numbers = of_topic * width + queues + 1
         first = int(numbers[0])
         if (numbers == first).all():
-            yield Place(topics[first // width], first % width - 1), rows
+            yield RowDestination(topics[first // width], first % width - 1), rows
             return
         order = np.argsort(numbers, kind="stable")
         rows, numbers = rows.take(order), numbers[order]
         edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
         for start, stop in pairwise(edges):
             number = int(numbers[start])
-            yield Place(topics[number // width], number % width - 1), rows.slice(start, stop)
+            yield (
+                RowDestination(topics[number // width], number % width - 1),
+                rows.slice(start, stop),
+            )
 
     def _bodies(self, batch: pa.RecordBatch) -> pa.Array:
         bodies = as_binary(batch.column("value"))
@@ -268,7 +271,7 @@ class Encoder:
 
     # blocks
 
-    def _full(self, place: Place, pending: _Pending) -> Iterator[Block]:
+    def _full(self, place: RowDestination, pending: _Pending) -> Iterator[MessageBlock]:
         """The blocks that are full; what is behind them waits on."""
         rows = _joined(pending.rows)
         ends = np.cumsum(rows.sizes)
@@ -286,7 +289,7 @@ class Encoder:
         if not pending.rows:
             del self._pending[place]
 
-    def _all(self, place: Place) -> Iterator[Block]:
+    def _all(self, place: RowDestination) -> Iterator[MessageBlock]:
         pending = self._pending[place]
         if len(pending.rows) > 1 or len(pending.rows[0].bodies) > MOST_ROWS:
             yield from self._full(place, pending)
@@ -295,7 +298,7 @@ class Encoder:
             del self._pending[place]
             yield self._block(place, _joined(pending.rows))
 
-    def _block(self, place: Place, rows: Rows) -> Block:
+    def _block(self, place: RowDestination, rows: Rows) -> MessageBlock:
         times: list[tuple[int, int]] = []
         if rows.times is not None and rows.times.any():
             rows = rows.take(np.argsort(rows.times, kind="stable"))
@@ -305,7 +308,7 @@ class Encoder:
         queue = None if place.queue < 0 else place.queue
         count, properties = len(rows.bodies), _properties(rows)
         bodies = _framed(rows.bodies)
-        return Block(place.topic, count, bodies, properties, queue, times, self._are_delays)
+        return MessageBlock(place.topic, count, bodies, properties, queue, times, self._are_delays)
 
 
 def _joined(some: list[Rows]) -> Rows:

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from martlet.names import is_valid_name
-from martlet.spark.brokers.addresses import Tls, parse_addresses
+from martlet.spark.brokers.addresses import SparkTls, parse_addresses
 from martlet.spark.option_values import TLS_NAMES, boolean, known, number, tls
 
 _NAMES = (
@@ -74,7 +74,7 @@ class WriteOptions:
     delay_step_ms: int = 1
     abandon_after_ms: int = _DAY_MS
     timeout_ms: int = 60_000
-    tls: Tls | None = None
+    tls: SparkTls | None = None
     auth_secret: str | None = field(default=None, repr=False)
 
     @classmethod
@@ -164,7 +164,7 @@ def _application_id(options: Mapping[str, str]) -> str | None:
     return id
 
 
-def _tls(options: Mapping[str, str], addresses: tuple[str, ...]) -> Tls | None:
+def _tls(options: Mapping[str, str], addresses: tuple[str, ...]) -> SparkTls | None:
     wanted = boolean(options, "tls", any(each.startswith("https://") for each in addresses))
     given = [name for name in options if name.startswith("tls") and name != "tls"]
     if not wanted:

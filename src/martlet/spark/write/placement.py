@@ -20,7 +20,7 @@ from contextlib import closing
 from hashlib import blake2b
 
 from martlet import unreachable
-from martlet.spark.brokers.addresses import Tls
+from martlet.spark.brokers.addresses import SparkTls
 from martlet.spark.brokers.endpoint import not_http
 
 _ANSWER_TIMEOUT_S = 10.0
@@ -42,7 +42,7 @@ def home_of(name: str, addresses: Sequence[str]) -> str:
     return max(addresses, key=drawn)
 
 
-def tcp_address(address: str, tls: Tls | None, timeout_ms: int) -> str:
+def tcp_address(address: str, tls: SparkTls | None, timeout_ms: int) -> str:
     """Where the broker whose HTTP door is at an address takes messages.
 
     Asks again, at growing intervals, while nobody answers.
@@ -69,8 +69,8 @@ def tcp_address(address: str, tls: Tls | None, timeout_ms: int) -> str:
         pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
 
-def _asked(address: str, tls: Tls | None) -> str:
-    connection = (tls or Tls()).connection(address, _ANSWER_TIMEOUT_S)
+def _asked(address: str, tls: SparkTls | None) -> str:
+    connection = (tls or SparkTls()).connection(address, _ANSWER_TIMEOUT_S)
     with closing(connection):
         connection.request("GET", "/info")
         response = connection.getresponse()

@@ -29,7 +29,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from martlet.plural import counted
-from martlet.spark.write.commit_message import Place, Staged, WriteFailed, branches_of
+from martlet.spark.write.commit_message import BatchId, CommitMessage, WriteFailed, branches_of
 from martlet.spark.write.options import WriteOptions
 from martlet.spark.write.placement import NoDoor, home_of
 from martlet.spark.write.schema import check_columns
@@ -37,7 +37,7 @@ from martlet.spark.write.schema import check_columns
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from martlet.spark.write.broker_transaction import Stage
+    from martlet.spark.write.broker_transaction import BrokerTransaction
 
 _LOG = logging.getLogger(__name__)
 _QUERY_ID = "sql.streaming.queryId"
@@ -58,7 +58,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> CommitMessage:
         """In a task: stage its rows."""
         context = TaskContext.get()
         if context is None:
@@ -66,7 +66,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query, batch, run = map(context.getLocalProperty, (_QUERY_ID, _BATCH_ID, _RUN_ID))
         if not query or batch is None:
             raise WriteFailed(f"Spark does not tell {_QUERY_ID} and {_BATCH_ID} of this task")
-        place = Place(self._options.application_id or query, int(batch))
+        place = BatchId(self._options.application_id or query, int(batch))
         # What a run that was killed has staged is not in the way of the next.
         told = "\0".join((place.name, query, run or ""))
         digest = blake2b(told.encode(), digest_size=8).hexdigest()
@@ -91,11 +91,11 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
         self._transaction = f"spark-{secrets.token_hex(16)}"
-        self._place: Place | None = None
+        self._place: BatchId | None = None
         if options.application_id is not None and options.batch_id is not None:
-            self._place = Place(options.application_id, options.batch_id)
+            self._place = BatchId(options.application_id, options.batch_id)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> CommitMessage:
         """In a task: stage its rows."""
         return _staged(self._options, self._transaction, self._place, iterator)
 
@@ -128,20 +128,20 @@ def batch_writer(given: Mapping[str, str], schema: StructType, *, overwrite: boo
 
 
 def _stage(
-    options: WriteOptions, transaction: str, place: Place | None, address: str = ""
-) -> Stage:
+    options: WriteOptions, transaction: str, place: BatchId | None, address: str = ""
+) -> BrokerTransaction:
     """Imported here: Spark plans each batch in a process of its own, which has no need of it."""
-    from martlet.spark.write.broker_transaction import Stage
+    from martlet.spark.write.broker_transaction import BrokerTransaction
 
-    return Stage(options, transaction, place, address)
+    return BrokerTransaction(options, transaction, place, address)
 
 
 def _staged(
-    options: WriteOptions, transaction: str, place: Place | None, rows: Iterator[pa.RecordBatch]
-) -> Staged:
+    options: WriteOptions, transaction: str, place: BatchId | None, rows: Iterator[pa.RecordBatch]
+) -> CommitMessage:
     first = next((batch for batch in rows if len(batch)), None)
     if first is None:
-        return Staged(transaction, place, "", 0)
+        return CommitMessage(transaction, place, "", 0)
     with _stage(options, transaction, place) as stage:
         staged = stage.stage(_chain(first, rows))
     for _ in rows:
@@ -155,7 +155,7 @@ def _chain(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa
 
 
 def _commit(options: WriteOptions, messages: Messages) -> None:
-    staged = [each for each in messages if isinstance(each, Staged)]
+    staged = [each for each in messages if isinstance(each, CommitMessage)]
     if len(staged) < len(messages):
         raise WriteFailed(
             f"no news from {counted(len(messages) - len(staged), 'task')} of the rows written"
@@ -185,7 +185,7 @@ def _commit(options: WriteOptions, messages: Messages) -> None:
 
 
 def _published_elsewhere(
-    options: WriteOptions, stage: Stage, transaction: str, place: Place | None
+    options: WriteOptions, stage: BrokerTransaction, transaction: str, place: BatchId | None
 ) -> str:
     """The address of another broker that has published the batch; empty where none has."""
     if place is None or len(options.addresses) == 1:
@@ -206,13 +206,13 @@ def _abort(options: WriteOptions, messages: Messages) -> None:
     known = {
         (each.transaction, each.place)
         for each in messages
-        if isinstance(each, Staged) and each.message_count
+        if isinstance(each, CommitMessage) and each.message_count
     }
     for transaction, place in known:
         _roll_back(options, transaction, place)
 
 
-def _roll_back(options: WriteOptions, transaction: str, place: Place | None) -> None:
+def _roll_back(options: WriteOptions, transaction: str, place: BatchId | None) -> None:
     try:
         with _stage(options, transaction, place) as stage:
             stage.roll_back()

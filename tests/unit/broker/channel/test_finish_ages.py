@@ -6,7 +6,7 @@ from numpy.random import default_rng
 from tests.unit.broker.core import SECOND_NS, Core
 from tests.unit.broker.filled_index import filled
 
-from martlet.broker.channel.finish_ages import BOUNDS_NS, Finishes
+from martlet.broker.channel.finish_ages import BOUNDS_NS, FinishAges
 from martlet.log.index import MOST_ROWS_IN_MEMORY
 from martlet.testing import SimulatedClock
 
@@ -29,7 +29,7 @@ def test_each_message_is_in_its_bucket(most: int, way: str) -> None:
     counts = random.integers(1, most + 1, rows).tolist()
     ages_ns = np.sort(np.exp(random.uniform(11, 31, rows)).astype(np.int64))[::-1]
     index = filled(counts, (clock() - ages_ns).tolist())
-    finishes = Finishes(index, clock)
+    finishes = FinishAges(index, clock)
     offsets = np.flatnonzero(random.random(sum(counts)) < 0.8)
     runs = np.array_split(offsets, 200)
     if way == "backwards":
@@ -50,7 +50,7 @@ def test_a_bound_belongs_to_its_bucket() -> None:
     clock = SimulatedClock()
     bound_ns = BOUNDS_NS[3]
     index = filled([1, 1], [clock() - bound_ns, clock() - bound_ns + 1])
-    finishes = Finishes(index, clock)
+    finishes = FinishAges(index, clock)
     finishes.note_run(np.array([0, 1]))
     assert finishes.counts[3] == 2
     clock.advance(1)
@@ -62,7 +62,7 @@ def test_what_comes_from_the_future_took_no_time() -> None:
     """A clock was set back while the broker was down."""
     clock = SimulatedClock()
     index = filled([1] * 20, [clock() + SECOND_NS] * 20)
-    finishes = Finishes(index, clock)
+    finishes = FinishAges(index, clock)
     finishes.note(0)
     finishes.note_run(np.arange(1, 20))
     assert finishes.counts[0] == 20

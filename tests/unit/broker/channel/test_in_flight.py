@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from martlet.broker.channel import in_flight as window_module
-from martlet.broker.channel.in_flight import Window
+from martlet.broker.channel.in_flight import InFlightWindow
 
 
 class Plain:
@@ -28,7 +28,7 @@ def test_it_is_what_a_dict_would_be(seed: int, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(window_module, "_SCAN", 5)
     random = Random(seed)
     start = random.choice([0, 1000, 1 << 40])
-    window, plain = Window(start), Plain(start)
+    window, plain = InFlightWindow(start), Plain(start)
     for _ in range(1500):
         act = random.randrange(7)
         if act <= 1:
@@ -73,7 +73,7 @@ def test_it_is_what_a_dict_would_be(seed: int, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_lies_outside_is_held_by_nobody() -> None:
-    window = Window(10)
+    window = InFlightWindow(10)
     window.grant(7, 20)
     for offset in (0, 9, 20, 21, 1 << 63, (1 << 64) - 1):
         assert not window.holds(7, offset)
@@ -83,7 +83,7 @@ def test_what_lies_outside_is_held_by_nobody() -> None:
 
 
 def test_skipping_far_costs_no_memory() -> None:
-    window = Window(0)
+    window = InFlightWindow(0)
     window.grant(0, 1 << 50)
     assert (window.floor, window.next) == (1 << 50, 1 << 50)
     window.grant(3, (1 << 50) + 5)
@@ -92,7 +92,7 @@ def test_skipping_far_costs_no_memory() -> None:
 
 def test_few_held_among_many_are_crowded_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_module, "COMFORTABLE_SPAN", 64)
-    window = Window(0)
+    window = InFlightWindow(0)
     window.grant(1, 1)
     window.grant(2, 200)
     assert window.crowd() == 0, "all are held: it just grows"

@@ -5,7 +5,7 @@ import pytest
 from numpy.random import default_rng
 from tests.unit.broker.filled_index import filled
 
-from martlet.broker.channel.finish_ages import Finishes
+from martlet.broker.channel.finish_ages import FinishAges
 from martlet.broker.channel.latency import Latency, Together, _code, _codes, quantiles
 from martlet.durations import MILLISECOND_NS, SECOND_NS
 from martlet.log.index import Index
@@ -15,8 +15,8 @@ LEVELS = (0.5, 0.95, 0.99, 1.0)
 WITHIN = 0.016
 
 
-def measured(index: Index, clock: SimulatedClock, window_ns: int) -> tuple[Finishes, Latency]:
-    finishes = Finishes(index, clock)
+def measured(index: Index, clock: SimulatedClock, window_ns: int) -> tuple[FinishAges, Latency]:
+    finishes = FinishAges(index, clock)
     finishes.latency = latency = Latency(clock, window_ns)
     return finishes, latency
 

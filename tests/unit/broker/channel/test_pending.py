@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from martlet.broker.channel.pending import Stragglers
+from martlet.broker.channel.pending import PendingMessages
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Plain:
 @pytest.mark.parametrize("seed", range(12))
 def test_they_are_what_a_dict_would_be(seed: int) -> None:
     random = Random(seed)
-    stragglers: Stragglers[str] = Stragglers()
+    stragglers: PendingMessages[str] = PendingMessages()
     plain: dict[int, Plain] = {}
     changed: set[int] = set()
     now_ns = 0
@@ -65,7 +65,7 @@ def test_they_are_what_a_dict_would_be(seed: int) -> None:
         check(stragglers, plain, now_ns)
 
 
-def check(stragglers: Stragglers[str], plain: dict[int, Plain], now_ns: int) -> None:
+def check(stragglers: PendingMessages[str], plain: dict[int, Plain], now_ns: int) -> None:
     assert set(stragglers.by_offset) == set(plain)
     assert len(stragglers) == len(plain)
     for offset, wanted in plain.items():
@@ -86,7 +86,7 @@ def check(stragglers: Stragglers[str], plain: dict[int, Plain], now_ns: int) -> 
 
 
 def test_they_are_put_in_order_once_though_some_are_finished_meanwhile() -> None:
-    stragglers: Stragglers[str] = Stragglers()
+    stragglers: PendingMessages[str] = PendingMessages()
     for offset in (5, 3, 9):
         stragglers.wait(offset, 1, 0, 0)
     assert list(stragglers.rising(0)) == [3, 5, 9]
@@ -100,7 +100,7 @@ def test_they_are_put_in_order_once_though_some_are_finished_meanwhile() -> None
 
 
 def test_ready_ones_come_in_the_order_in_which_they_became_so() -> None:
-    stragglers: Stragglers[str] = Stragglers()
+    stragglers: PendingMessages[str] = PendingMessages()
     for offset in (5, 3, 9):
         stragglers.wait(offset, 1, 0, 0)
     stragglers.remove(3)
@@ -114,7 +114,7 @@ def test_ready_ones_come_in_the_order_in_which_they_became_so() -> None:
 
 
 def test_the_heap_does_not_grow_with_what_was_touched() -> None:
-    stragglers: Stragglers[str] = Stragglers()
+    stragglers: PendingMessages[str] = PendingMessages()
     stragglers.wait(1, 1, 1 << 40, 0)
     for time_ns in range(10_000):
         stragglers.hold(2, 1, "me", 0, (1 << 30) - time_ns)
@@ -123,7 +123,7 @@ def test_the_heap_does_not_grow_with_what_was_touched() -> None:
 
 
 def test_the_line_does_not_grow_with_what_is_removed_from_its_middle() -> None:
-    stragglers: Stragglers[str] = Stragglers()
+    stragglers: PendingMessages[str] = PendingMessages()
     stragglers.wait(0, 1, 0, 0)
     for offset in range(1, 10_000):
         stragglers.wait(offset, 1, 0, 0)

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
 from martlet.broker.channel.channel import Channel
-from martlet.broker.channel.retry import DELAY_LEVELS_MS, Cause, Retry
-from martlet.broker.dead_letters.dead_letter import CHANNEL, Reason, default_name
+from martlet.broker.channel.retry import DELAY_LEVELS_MS, Cause, RetryPolicy
+from martlet.broker.dead_letters.dead_letter import CHANNEL, DeadLetterReason, default_name
 from martlet.broker.policy import BadPolicy, ChannelPolicy
 from martlet.names import is_valid_name
 from martlet.properties.model import Properties
@@ -48,7 +48,7 @@ def test_without_a_policy_a_message_comes_again_for_ever() -> None:
 def test_the_delays_of_rocketmq_are_the_default() -> None:
     assert DELAY_LEVELS_MS[2] == 10_000
     assert DELAY_LEVELS_MS[17] == 2 * 3600 * 1000
-    retry = Retry.of(ChannelPolicy(max_attempts=16))
+    retry = RetryPolicy.of(ChannelPolicy(max_attempts=16))
     assert retry is not None
     told = [retry.delay_ns(attempts, Cause.REQUEUED, 0) // SECOND_NS for attempts in range(1, 19)]
     minutes = [60 * minute for minute in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120)]
@@ -70,7 +70,7 @@ def test_the_delays_of_rocketmq_are_the_default() -> None:
 def test_any_of_three_settings_switches_retries_on(
     policy: dict[str, Any], most: int | None
 ) -> None:
-    retry = Retry.of(ChannelPolicy().changed(policy))
+    retry = RetryPolicy.of(ChannelPolicy().changed(policy))
     assert (None if retry is None else retry.max_attempts) == most
 
 
@@ -183,7 +183,9 @@ def test_a_rejected_message_is_dead_at_once_with_its_own_properties() -> None:
     own = Properties(tag="paid", keys=("o-17",), headers={"trace": "x" * 32_000})
     core.broker.topic("t").stage([b"1"], 0, [(0, own.pack())])
     core.broker.commit()
-    client.channel.reject(client.consumer, client.offset(0), Reason.REJECTED, "no such account")
+    client.channel.reject(
+        client.consumer, client.offset(0), DeadLetterReason.REJECTED, "no such account"
+    )
     core.broker.run()
     ((body, properties),) = dead_letters(core)
     assert (body, properties.tag, properties.keys) == (b"1", "paid", ("o-17",))

@@ -8,12 +8,12 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Client, Core
 from tests.unit.broker.test_queues import Client as WholeClient
 
-from martlet.broker.channel.topology import Nearness, nearness
+from martlet.broker.channel.topology import TopologyPreference, nearness
 from martlet.broker.policy import ChannelPolicy
 from martlet.broker.topic.expand import grow
 
 MINUTE_NS = 60 * SECOND_NS
-ZONE, REGION, ELSEWHERE = Nearness
+ZONE, REGION, ELSEWHERE = TopologyPreference
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def core() -> Core:
     return Core(prefers_near=True)
 
 
-def at(core: Core, where: Nearness, timeout_ns: int = MINUTE_NS) -> Client:
+def at(core: Core, where: TopologyPreference, timeout_ns: int = MINUTE_NS) -> Client:
     return Client(core.channel("t"), timeout_ns, nearness=where)
 
 
@@ -174,6 +174,6 @@ def test_no_message_passes_a_nearer_consumer_that_has_room(core: Core, seed: int
     ],
 )
 def test_where_a_client_is(
-    broker: tuple[str, str], client: tuple[str, str], where: Nearness
+    broker: tuple[str, str], client: tuple[str, str], where: TopologyPreference
 ) -> None:
     assert nearness(broker, client) is where

@@ -7,9 +7,16 @@ from tests.unit.broker.channel.test_retry import configure
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
 from martlet.broker.channel.channel import Channel
-from martlet.broker.channel.peek import State
+from martlet.broker.channel.peek import PeekState
 from martlet.broker.dead_letters.dead_letter import CHANNEL
-from martlet.broker.dead_letters.redrive import Letter, Selection, letters, purge, redrive, way_back
+from martlet.broker.dead_letters.redrive import (
+    DeadLetter,
+    DeadLetterSelection,
+    letters,
+    purge,
+    redrive,
+    way_back,
+)
 from martlet.broker.errors import NotFound, WritesRefused
 from martlet.properties.model import Properties
 
@@ -32,13 +39,13 @@ def keeper(core: Core) -> Channel:
     return core.broker.topic("t.c.dead").channels[CHANNEL]
 
 
-def all_letters(core: Core) -> list[Letter]:
+def all_letters(core: Core) -> list[DeadLetter]:
     found, following = letters(keeper(core), 0, 100)
     assert following is None
     return found
 
 
-def back(core: Core, letter: Letter) -> list[WritesRefused | None]:
+def back(core: Core, letter: DeadLetter) -> list[WritesRefused | None]:
     ends: list[WritesRefused | None] = []
     part, only = way_back(core.broker, letter)
     redrive(core.broker, letter, lambda: part, only, ends.append)
@@ -54,16 +61,28 @@ def test_letters_are_shown_page_by_page_and_chosen_by_what_is_known_of_them() ->
     assert following == 2
     found = all_letters(core)
 
-    def chosen(selection: Selection) -> list[bytes]:
+    def chosen(selection: DeadLetterSelection) -> list[bytes]:
         return [letter.body for letter in found if selection.wants(letter)]
 
     now_ms = core.clock.now_ns // 10**6
-    assert chosen(Selection()) == [b"a", b"b", b"c"]
-    assert chosen(Selection(ids=[found[1].id, found[2].note("id")])) == [b"b", b"c"]
-    assert chosen(Selection(error="error 1")) == [b"b"]
-    assert chosen(Selection(reason="max_attempts", topic="t", channel="c")) == [b"a", b"b", b"c"]
-    assert chosen(Selection(reason="timeout")) == chosen(Selection(channel="d")) == []
-    assert chosen(Selection(since_ms=now_ms + 1)) == chosen(Selection(until_ms=now_ms - 1)) == []
+    assert chosen(DeadLetterSelection()) == [b"a", b"b", b"c"]
+    assert chosen(DeadLetterSelection(ids=[found[1].id, found[2].note("id")])) == [b"b", b"c"]
+    assert chosen(DeadLetterSelection(error="error 1")) == [b"b"]
+    assert chosen(DeadLetterSelection(reason="max_attempts", topic="t", channel="c")) == [
+        b"a",
+        b"b",
+        b"c",
+    ]
+    assert (
+        chosen(DeadLetterSelection(reason="timeout"))
+        == chosen(DeadLetterSelection(channel="d"))
+        == []
+    )
+    assert (
+        chosen(DeadLetterSelection(since_ms=now_ms + 1))
+        == chosen(DeadLetterSelection(until_ms=now_ms - 1))
+        == []
+    )
 
 
 @pytest.mark.parametrize("crash", [False, True])
@@ -154,7 +173,7 @@ def test_a_letter_in_the_hands_of_a_consumer_is_shown_as_such() -> None:
     core = Core()
     dead(core, b"a")
     core.client("t.c.dead", CHANNEL).ready(1)
-    assert [letter.state for letter in all_letters(core)] == [State.IN_FLIGHT]
+    assert [letter.state for letter in all_letters(core)] == [PeekState.IN_FLIGHT]
 
 
 def test_a_way_back_that_is_gone_is_told_with_the_way_out() -> None:
@@ -178,7 +197,7 @@ def test_where_the_disk_is_full_a_letter_is_put_back() -> None:
             pass
     (error,) = back(core, all_letters(core)[0])
     assert isinstance(error, WritesRefused)
-    assert [letter.state for letter in all_letters(core)] == [State.DUE]
+    assert [letter.state for letter in all_letters(core)] == [PeekState.DUE]
     assert keeper(core).in_flight_count == 0
     assert keeper(core).depth == 1
 

@@ -12,11 +12,11 @@ from tests.unit.broker.core import SECOND_NS, Core
 from martlet.broker.delayed import delayed_messages as delays
 from martlet.broker.delayed import due_queue as upcoming
 from martlet.broker.delayed.bucket import Bucket
-from martlet.broker.delayed.delayed_messages import DAY_NS, HOUR_NS, MINUTE_NS, Place
-from martlet.broker.delayed.done_bitmap import Marks
+from martlet.broker.delayed.delayed_messages import DAY_NS, HOUR_NS, MINUTE_NS, ListingPosition
+from martlet.broker.delayed.done_bitmap import DoneBitmap
 from martlet.broker.errors import LimitReached, WritesRefused
 from martlet.broker.retention.eviction import Eviction
-from martlet.log.record import Kind
+from martlet.log.record import RecordKind
 from martlet.properties.model import Properties
 
 MS = 10**6
@@ -46,7 +46,9 @@ def due_now(core: Core, duration_ns: int = 0) -> None:
     raise AssertionError("it never rests")
 
 
-def listed(core: Core, topic: str, behind: Place | None = None, most: int = 100) -> list[bytes]:
+def listed(
+    core: Core, topic: str, behind: ListingPosition | None = None, most: int = 100
+) -> list[bytes]:
     *_, found = core.broker.delays.look(core.broker.topics[topic], behind, most)
     assert found is not None
     return [each.id.encode() for _, each in found]
@@ -149,13 +151,13 @@ def test_a_head_that_is_durable_does_not_say_that_what_is_not_was_forwarded() ->
     due_now(core, SECOND_NS)
     bucket = buckets(core)[0]
     assert bucket.pending_count == 0
-    marks = Marks()
+    marks = DoneBitmap()
     marks.apply(bucket.pack_marks(certain=True))
     assert marks.count == 0
     marks.apply(bucket.pack_marks(certain=False))
     assert marks.count == 1
     core.flush()
-    certain = Marks()
+    certain = DoneBitmap()
     certain.apply(bucket.pack_marks(certain=True))
     assert certain.count == 1
 
@@ -478,7 +480,7 @@ def test_what_a_start_finds_forwarded_is_doubtful_until_the_next_flush() -> None
     due_now(core, SECOND_NS)
     core.kill()
     (bucket,) = buckets(core)
-    known = Marks()
+    known = DoneBitmap()
     known.apply(bucket.pack_marks(certain=True))
     assert (bucket.pending_count, known.count) == (0, 0)
     core.flush()
@@ -502,7 +504,7 @@ def test_a_log_whose_last_segment_went_to_the_journal_goes_on_when_there_is_room
     with suppress(WritesRefused):
         while True:
             core.broker.log.append_journal(
-                Kind.TRACE, b"." * 1000, topic=1, stored_at_ns=core.clock.now_ns
+                RecordKind.TRACE, b"." * 1000, topic=1, stored_at_ns=core.clock.now_ns
             )
     segments = len(core.broker.log.segments)
     for _ in range(3):

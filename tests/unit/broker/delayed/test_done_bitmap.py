@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from martlet.broker.delayed import done_bitmap as marks_module
-from martlet.broker.delayed.done_bitmap import Marks, pack_offsets
+from martlet.broker.delayed.done_bitmap import DoneBitmap, pack_offsets
 
 
-def marked(marks: Marks, end: int = 80) -> set[int]:
+def marked(marks: DoneBitmap, end: int = 80) -> set[int]:
     return {offset for offset in range(end) if marks.has(offset)}
 
 
@@ -24,7 +24,7 @@ def test_they_are_a_set_of_offsets(added: list[set[int]], doubtful: set[int]) ->
     small = pytest.MonkeyPatch()
     small.setattr(marks_module, "_PIECE", 3)
     small.setattr(marks_module, "OLDEST", 4)
-    marks, known, entries = Marks(), set[int](), []
+    marks, known, entries = DoneBitmap(), set[int](), []
     for some in added:
         offsets = np.array(sorted(some), np.int64)
         assert set(marks.add(offsets).tolist()) == some - known
@@ -42,7 +42,7 @@ def test_they_are_a_set_of_offsets(added: list[set[int]], doubtful: set[int]) ->
     every = np.arange(80, dtype=np.uint64)
     assert set(np.flatnonzero(marks.has_each(every)).tolist()) == known
     uncertain = np.array(sorted(doubtful & known), np.int64)
-    told = Marks()
+    told = DoneBitmap()
     told.apply(marks.pack(uncertain))
     assert (marked(told), told.count) == (known - doubtful, len(known - doubtful))
     for entry in [*reversed(entries), marks.pack()]:

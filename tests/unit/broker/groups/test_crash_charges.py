@@ -8,9 +8,9 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Core
 
 from martlet.broker.channel.channel import Channel
-from martlet.broker.groups.crash_charges import MAX_CHARGES, Started
+from martlet.broker.groups.crash_charges import MAX_CHARGES, StartedRange
 from martlet.broker.groups.group_queue import GroupQueue
-from martlet.broker.groups.member import Member
+from martlet.broker.groups.member import GroupConsumer
 from martlet.broker.groups.offset_reset import reset_group
 from martlet.broker.policy import ChannelPolicy
 from martlet.broker.recovery import journal
@@ -40,7 +40,7 @@ class Group:
         assert group is not None
         return group
 
-    def join(self, lease_s: int = 60) -> Member:
+    def join(self, lease_s: int = 60) -> GroupConsumer:
         members = self.queue.members
         topic = self.core.broker.topics["t"]
         members.resize(replace(members.place, count=len(topic.parts)))
@@ -49,7 +49,7 @@ class Group:
     def lose(self, *runs: tuple[int, int], alone: bool = False) -> None:
         """Have a member that has started these go without a word."""
         member = self.join()
-        member.started[0] = Started(runs, alone)
+        member.started[0] = StartedRange(runs, alone)
         self.queue.members.lose(member)
 
     @property
@@ -71,10 +71,10 @@ def test_what_a_lost_member_had_started_and_not_committed_is_charged() -> None:
 def test_who_leaves_or_has_let_go_of_a_queue_is_charged_nothing() -> None:
     group = Group()
     member = group.join()
-    member.started[0] = Started(((0, 3),), False)
+    member.started[0] = StartedRange(((0, 3),), False)
     group.queue.members.release(member, [0])
     assert member.started == {}
-    member.started[0] = Started(((0, 3),), False)
+    member.started[0] = StartedRange(((0, 3),), False)
     group.queue.members.leave(member)
     group.queue.members.lose(member)
     assert group.failures == {}
@@ -82,7 +82,7 @@ def test_who_leaves_or_has_let_go_of_a_queue_is_charged_nothing() -> None:
 
 def test_a_lease_that_is_over_is_a_loss() -> None:
     group = Group()
-    group.join(lease_s=2).started[0] = Started(((7, 8),), False)
+    group.join(lease_s=2).started[0] = StartedRange(((7, 8),), False)
     group.core.clock.advance(3 * SECOND_NS)
     group.core.broker.run()
     assert group.failures == {7: 1}

@@ -15,7 +15,7 @@ from martlet.broker.errors import NotInFlight
 from martlet.broker.recovery.restore import restore
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
 from martlet.broker.retention.evicted_files import file_name, lines
-from martlet.broker.retention.eviction import Evicted, Eviction, Loss
+from martlet.broker.retention.eviction import Evicted, Eviction, EvictionLoss
 from martlet.log.record import HEADER_BYTES
 from martlet.log.storage import DiskStorage, Segment
 from martlet.testing import SimulatedClock
@@ -419,7 +419,7 @@ def test_what_can_not_be_kept_does_not_go() -> None:
     core.channel("t")
     told = OSError(errno.EACCES, "Permission denied")
 
-    def keep(segment: Segment, losses: list[Loss]) -> None:
+    def keep(segment: Segment, losses: list[EvictionLoss]) -> None:
         raise told
 
     core.eviction = Eviction(core.broker, core.flush_now, core.evicted.append, keep)
@@ -445,7 +445,7 @@ def test_dead_letters_tell_what_each_channel_had_not_finished() -> None:
     core.channel("t", "none")
     kept: dict[str, list[dict[str, object]]] = {}
 
-    def keep(segment: Segment, losses: list[Loss]) -> None:
+    def keep(segment: Segment, losses: list[EvictionLoss]) -> None:
         for loss in losses:
             for channel, offsets in loss.unfinished.items():
                 text = b"".join(lines(segment, loss, offsets, lambda *bad: None))

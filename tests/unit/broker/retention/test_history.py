@@ -13,8 +13,8 @@ from martlet.broker.errors import OutOfReach, WritesRefused
 from martlet.broker.policy import TopicPolicy
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint, history_makes_room
 from martlet.broker.retention.history import USUAL_TIME_NS, Retention, Watermarks
-from martlet.broker.retention.reclaim import Relief
-from martlet.log.storage import Fill
+from martlet.broker.retention.reclaim import HistoryReclaimer
+from martlet.log.storage import DiskUsage
 from martlet.testing import SimulatedStorage
 
 HOUR_NS = 3600 * SECOND_NS
@@ -221,8 +221,8 @@ def filled_to(monkeypatch: pytest.MonkeyPatch) -> Callable[[Keeping, float], Non
         own = SimulatedStorage.fill(storage).used
         others = int(SEGMENT_BYTES * percent) - own
 
-        def told() -> Fill:
-            return Fill(SimulatedStorage.fill(storage).used + others, SEGMENT_BYTES * 100)
+        def told() -> DiskUsage:
+            return DiskUsage(SimulatedStorage.fill(storage).used + others, SEGMENT_BYTES * 100)
 
         monkeypatch.setattr(storage, "fill", told)
         assert storage.fill().percent == pytest.approx(percent, abs=0.1)
@@ -328,7 +328,7 @@ class SmallDisk(Keeping):
         super()._open()
         self.storage.capacity_bytes = (self.SEGMENTS + 4) * SEGMENT_BYTES
         self.storage.keep_free_bytes = 4 * SEGMENT_BYTES
-        Relief(self.broker)
+        HistoryReclaimer(self.broker)
 
 
 def test_nobody_is_refused_for_the_sake_of_history() -> None:

@@ -8,20 +8,25 @@ from tests.unit.broker.core import SECOND_NS, Core
 
 from martlet.broker.errors import WritesRefused
 from martlet.broker.policy import ChannelPolicy
-from martlet.broker.tracing.counters import FIRST_BUCKET, Account, Count, unpack_accounts
-from martlet.log.record import BadRecord, Kind, payload
-from martlet.log.recovery import Report, scan
+from martlet.broker.tracing.counters import (
+    FIRST_BUCKET,
+    ChannelCount,
+    ChannelCounters,
+    unpack_accounts,
+)
+from martlet.log.record import BadRecord, RecordKind, payload
+from martlet.log.recovery import RecoveryReport, scan
 
 MILLISECOND_NS = 10**6
 
 
-def accounts(core: Core) -> list[tuple[int, Account]]:
+def accounts(core: Core) -> list[tuple[int, ChannelCounters]]:
     """All that the log tells, each with the number of the broker's run."""
     core.broker.write_journal()
     return [
         (header.epoch, account)
-        for header, record in scan(core.broker.log.segments, 0, Report())
-        if header.kind == Kind.ACCOUNTS
+        for header, record in scan(core.broker.log.segments, 0, RecoveryReport())
+        if header.kind == RecordKind.ACCOUNTS
         for account in unpack_accounts(payload(header, record))
     ]
 
@@ -29,7 +34,7 @@ def accounts(core: Core) -> list[tuple[int, Account]]:
 def last(core: Core) -> dict[str, int]:
     """The counts that were told last, with those of the buckets that are not 0."""
     counts = accounts(core)[-1][1].counts
-    told = {count.name.lower(): int(counts[count]) for count in Count}
+    told = {count.name.lower(): int(counts[count]) for count in ChannelCount}
     told |= {f"bucket {n}": int(c) for n, c in enumerate(counts[FIRST_BUCKET:])}
     return {name: count for name, count in told.items() if count}
 
@@ -58,7 +63,9 @@ def test_counts_go_up_until_the_broker_is_started_anew() -> None:
     core.kill()
     core.client("t").ready(1)
     core.publish("t", b"a")
-    told = [(epoch, int(account.counts[Count.DELIVERED])) for epoch, account in accounts(core)]
+    told = [
+        (epoch, int(account.counts[ChannelCount.DELIVERED])) for epoch, account in accounts(core)
+    ]
     assert told == [(1, 1), (1, 2), (2, 1)]
 
 
@@ -73,9 +80,13 @@ def test_what_times_out_and_what_is_given_up_is_counted() -> None:
     for _ in range(5):
         core.wait(SECOND_NS)
     told = [a.counts for _, a in accounts(core) if a.channel == core.channel("t").id][-1]
-    assert told[[Count.DELIVERED, Count.RETRIED, Count.TIMED_OUT, Count.DEAD]].tolist() == [
-        2, 1, 2, 1,
-    ]  # fmt: skip
+    counted = [
+        ChannelCount.DELIVERED,
+        ChannelCount.RETRIED,
+        ChannelCount.TIMED_OUT,
+        ChannelCount.DEAD,
+    ]
+    assert told[counted].tolist() == [2, 1, 2, 1]
 
 
 def test_a_group_has_committed_what_lies_below_its_offset() -> None:
@@ -98,9 +109,9 @@ def test_each_segment_begins_with_them() -> None:
     core.fill("other", 2)
     newest = core.broker.log.segments[-1]
     told = [
-        account.counts[Count.DELIVERED]
-        for header, record in scan([newest], newest.base, Report())
-        if header.kind == Kind.ACCOUNTS
+        account.counts[ChannelCount.DELIVERED]
+        for header, record in scan([newest], newest.base, RecoveryReport())
+        if header.kind == RecordKind.ACCOUNTS
         for account in unpack_accounts(payload(header, record))
     ]
     assert told == [1]
@@ -125,8 +136,8 @@ def test_where_there_is_no_room_they_are_left_out(monkeypatch: pytest.MonkeyPatc
     client.finish()
     append = core.broker.log.append_journal
 
-    def refuse(kind: Kind, *args: object, **options: object) -> int:
-        if kind == Kind.ACCOUNTS:
+    def refuse(kind: RecordKind, *args: object, **options: object) -> int:
+        if kind == RecordKind.ACCOUNTS:
             raise WritesRefused("full")
         return append(kind, *args, **options)  # type: ignore[arg-type]
 

@@ -13,14 +13,14 @@ from tests.unit.broker.core import SECOND_NS, Client, Core
 from martlet.broker.channel.channel import Channel
 from martlet.broker.groups.external_reader import follow
 from martlet.broker.groups.fetch import Fetch
-from martlet.broker.groups.member import Member
-from martlet.broker.groups.membership import Place
+from martlet.broker.groups.member import GroupConsumer
+from martlet.broker.groups.membership import AllocatedTopic
 from martlet.broker.groups.offset_reset import begin_group, reset_group
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.broker.recovery.restore import restore
-from martlet.broker.tracing.model import Found, Trace, fields_of
-from martlet.broker.tracing.recorder import Step
-from martlet.broker.tracing.search import NotFound, Search
+from martlet.broker.tracing.model import Trace, TraceResult, fields_of
+from martlet.broker.tracing.recorder import TraceStep
+from martlet.broker.tracing.search import Search, TraceNotFound
 from martlet.log.folder import Folder
 from martlet.log.storage import DiskStorage
 from martlet.properties.model import Properties
@@ -74,11 +74,11 @@ def lines(answer: Mapping[str, Any]) -> list[str]:
     return [text_of(message, answer).decode() for message in answer["messages"]]
 
 
-def steps(trace: Trace) -> list[tuple[str, Step]]:
+def steps(trace: Trace) -> list[tuple[str, TraceStep]]:
     return [(event.channel, event.step) for event in trace.events]
 
 
-def only(found: Found) -> Trace:
+def only(found: TraceResult) -> Trace:
     (trace,) = found.traces
     assert found.complete
     return trace
@@ -94,14 +94,14 @@ def test_a_message_is_found_by_its_id_with_all_that_became_of_it(core: DiskCore)
     found = core.search().by_id(client.got[1].id.decode())
     trace = only(found)
     assert (trace.topic, trace.queue, trace.offset, trace.body_bytes) == ("t", 0, 1, 2)
-    assert steps(trace) == [("c", Step.DELIVERED), ("c", Step.REQUEUED)]
+    assert steps(trace) == [("c", TraceStep.DELIVERED), ("c", TraceStep.REQUEUED)]
     standing = {s.channel: (s.state, s.attempts, s.due_ns) for s in trace.standing}
     due_ns = core.clock.now_ns + 5 * SECOND_NS
     assert standing == {"idle": ("waiting", 0, 0), "c": ("deferred", 1, due_ns)}
     core.wait(5 * SECOND_NS)
     client.finish(2)
     trace = only(core.search("t").by_id(client.got[1].id.decode()))
-    assert steps(trace)[2:] == [("c", Step.DELIVERED), ("c", Step.FINISHED)]
+    assert steps(trace)[2:] == [("c", TraceStep.DELIVERED), ("c", TraceStep.FINISHED)]
     assert trace.events[3].time_ns - trace.stored_at_ns == 6 * SECOND_NS
     assert {s.channel: s.state for s in trace.standing}["c"] == "done"
 
@@ -122,7 +122,9 @@ def test_a_group_is_told_apart_from_a_channel(core: DiskCore) -> None:
     assert "group readers: not committed yet" in lines(answer)[0]
 
 
-def fetched(core: DiskCore, channel: Channel, offset: int, member: Member, most: int = 1000) -> int:
+def fetched(
+    core: DiskCore, channel: Channel, offset: int, member: GroupConsumer, most: int = 1000
+) -> int:
     """Fetch for a member. Returns where to go on."""
     group = channel.group
     assert group is not None
@@ -133,10 +135,10 @@ def fetched(core: DiskCore, channel: Channel, offset: int, member: Member, most:
     return found.next_offset
 
 
-def member_of(channel: Channel, client_id: str) -> Member:
+def member_of(channel: Channel, client_id: str) -> GroupConsumer:
     assert channel.group is not None
     members = channel.group.members
-    members.resize(Place(channel.topic, "", "", 1))
+    members.resize(AllocatedTopic(channel.topic, "", "", 1))
     return members.join(client_id, lease_ns=10**12, address="10.0.0.7:4000")
 
 
@@ -164,7 +166,7 @@ def test_a_group_is_told_who_fetched_and_committed(core: DiskCore) -> None:
     core.wait(SECOND_NS)
     reset_group(topic, channel, [0], "last", 0, 0)
 
-    def told(key: str) -> list[tuple[Step, str]]:
+    def told(key: str) -> list[tuple[TraceStep, str]]:
         trace = only(core.search().by_key(key))
         assert [event.time_ns for event in trace.events] == sorted(
             event.time_ns for event in trace.events
@@ -172,13 +174,18 @@ def test_a_group_is_told_who_fetched_and_committed(core: DiskCore) -> None:
         return [(event.step, event.consumer) for event in trace.events]
 
     at_till, at_other = "till 10.0.0.7:4000", "other 10.0.0.7:4000"
-    reset = [(Step.SET_BACK, ""), (Step.SET_FORWARD, "")]
-    last = [(Step.FETCHED, at_other), (Step.COMMITTED, at_other), *reset]
-    back = [(Step.FETCHED, at_till), (Step.COMMITTED, at_till), (Step.SET_BACK, at_till), *last]
+    reset = [(TraceStep.SET_BACK, ""), (TraceStep.SET_FORWARD, "")]
+    last = [(TraceStep.FETCHED, at_other), (TraceStep.COMMITTED, at_other), *reset]
+    back = [
+        (TraceStep.FETCHED, at_till),
+        (TraceStep.COMMITTED, at_till),
+        (TraceStep.SET_BACK, at_till),
+        *last,
+    ]
     assert told("k0") == [*back[:2], *reset]
     assert told("k1") == told("k3") == back
     # What the group does not want is passed over, and nobody fetched it.
-    assert told("k2") == [one for one in back if one[0] is not Step.FETCHED]
+    assert told("k2") == [one for one in back if one[0] is not TraceStep.FETCHED]
     assert told("k4") == [back[0], *last]  # fetched, and not committed before it went back
     assert told("k5") == last
     (text,) = lines(fields_of(core.search().by_key("k1")))
@@ -225,11 +232,11 @@ def test_what_a_follower_tells_of_its_place_is_traced(core: DiskCore) -> None:
     follow(topic, "spark", {0: 0}, retain=True)
     core.wait(SECOND_NS)
     follow(topic, "spark", {0: 1}, retain=True)
-    assert steps(only(core.search().by_key("k"))) == [("spark", Step.COMMITTED)]
+    assert steps(only(core.search().by_key("k"))) == [("spark", TraceStep.COMMITTED)]
     core.wait(SECOND_NS)
     follow(topic, "spark", {0: 0}, retain=True)
     found = core.search().by_key("k")
-    assert steps(only(found)) == [("spark", Step.COMMITTED), ("spark", Step.SET_BACK)]
+    assert steps(only(found)) == [("spark", TraceStep.COMMITTED), ("spark", TraceStep.SET_BACK)]
     assert "+1.0 s  committed by its reader" in lines(fields_of(found))[0]
 
 
@@ -241,14 +248,16 @@ def test_messages_are_found_by_a_key_among_others(core: DiskCore) -> None:
     core.consumed("t")
     found = core.search("t").by_key("order-7")
     assert [trace.offset for trace in found.traces] == [7, 107, 207]
-    assert all(steps(trace)[-1] == ("c", Step.FINISHED) for trace in found.traces)
+    assert all(steps(trace)[-1] == ("c", TraceStep.FINISHED) for trace in found.traces)
     assert len(core.search().by_key("order-7").traces) == 4
     few = core.search("t").by_key("order-7", most=2)
     assert [trace.offset for trace in few.traces] == [7, 107]
     assert not few.complete
-    with pytest.raises(NotFound, match="no message with the key 'order-1000' is stored in the log"):
+    with pytest.raises(
+        TraceNotFound, match="no message with the key 'order-1000' is stored in the log"
+    ):
         core.search().by_key("order-1000")
-    with pytest.raises(NotFound, match="'order'"):
+    with pytest.raises(TraceNotFound, match="'order'"):
         core.search().by_key("order")  # a part of one is none
 
 
@@ -283,9 +292,9 @@ def test_a_delayed_message_is_found_by_its_id_before_its_time_and_after(core: Di
     core.consumed("t")
     trace = only(core.search().by_id(late))
     assert (trace.offset, trace.delayed, trace.properties.system) == (0, "", {"delayed": late})
-    assert steps(trace) == [("c", Step.DELIVERED), ("c", Step.FINISHED)]
+    assert steps(trace) == [("c", TraceStep.DELIVERED), ("c", TraceStep.FINISHED)]
     core.publish("other", b"x")
-    with pytest.raises(NotFound, match="it is a delayed one's that has gone"):
+    with pytest.raises(TraceNotFound, match="it is a delayed one's that has gone"):
         core.search("other").by_id(late)
 
 
@@ -312,14 +321,14 @@ def test_delayed_messages_are_found_by_their_key(core: DiskCore) -> None:
         assert told("k2") == [(ids[2], "t", -1, "done")]
         assert sorted(each[3] for each in told("k")) == ["", "done", "waiting", "waiting"]
     assert "it waits for its time" in lines(fields_of(core.search().by_key("k0")))[0]
-    with pytest.raises(NotFound, match="'k1'"):
+    with pytest.raises(TraceNotFound, match="'k1'"):
         core.search("other").by_key("k1")
     core.wait(5 * SECOND_NS)
     core.consumed("t")
     # Now it is the topic's, and that alone.
     (delivered,) = told("k1")
     assert delivered[1:] == ("t", 2, "")
-    assert steps(core.search().by_key("k1").traces[0])[-1] == ("c", Step.FINISHED)
+    assert steps(core.search().by_key("k1").traces[0])[-1] == ("c", TraceStep.FINISHED)
     assert sorted(each[2] for each in told("k")) == [-1, 0, 1, 2]
 
 
@@ -332,7 +341,7 @@ def test_only_what_was_stored_since_a_time_is_looked_at(core: DiskCore) -> None:
     assert len(search.by_key("k").traces) == 3
     since_ns = core.clock.now_ns - 3700 * SECOND_NS
     assert len(search.by_key("k", since_ns).traces) == 1
-    with pytest.raises(NotFound, match="since"):
+    with pytest.raises(TraceNotFound, match="since"):
         search.by_key("k", core.clock.now_ns)
 
 
@@ -362,13 +371,15 @@ def test_what_is_not_there_is_told_with_what_there_is(core: DiskCore) -> None:
     core.checkpoint()
     core.checkpoint()
     search = core.search()
-    with pytest.raises(NotFound, match=r"offset 0 of topic 't', and the message has gone.*begins"):
+    with pytest.raises(
+        TraceNotFound, match=r"offset 0 of topic 't', and the message has gone.*begins"
+    ):
         search.by_id(first)
-    with pytest.raises(NotFound, match=f"no message of this broker has the id {unknown}"):
+    with pytest.raises(TraceNotFound, match=f"no message of this broker has the id {unknown}"):
         search.by_id(unknown)
-    with pytest.raises(NotFound, match="is no message id"):
+    with pytest.raises(TraceNotFound, match="is no message id"):
         search.by_id("abc")
-    with pytest.raises(NotFound, match="there is no topic 'gone'"):
+    with pytest.raises(TraceNotFound, match="there is no topic 'gone'"):
         core.search("gone")
 
 
@@ -381,7 +392,11 @@ def test_what_a_broker_was_killed_with_came_again(core: DiskCore) -> None:
     core.restart()
     core.consumed("t")
     trace = only(core.search().by_id(client.got[0].id.decode()))
-    assert [step for _, step in steps(trace)] == [Step.DELIVERED, Step.DELIVERED, Step.FINISHED]
+    assert [step for _, step in steps(trace)] == [
+        TraceStep.DELIVERED,
+        TraceStep.DELIVERED,
+        TraceStep.FINISHED,
+    ]
     assert [event.attempt for event in trace.events] == [1, 2, 0]
     assert trace.starts_ns == [started_ns]
 

@@ -14,19 +14,19 @@ from martlet.broker.channel.channel import Channel
 from martlet.broker.errors import WritesRefused
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.broker.tracing import recorder as trail_module
-from martlet.broker.tracing.recorder import Happened, Piece, Step, Trail
-from martlet.log.record import BadRecord, Kind, payload
-from martlet.log.recovery import Report, scan
+from martlet.broker.tracing.recorder import TraceChunk, TraceEvent, TraceRecorder, TraceStep
+from martlet.log.record import BadRecord, RecordKind, payload
+from martlet.log.recovery import RecoveryReport, scan
 from martlet.properties.model import Properties
 
 MILLISECOND_NS = 10**6
 
 
-def pieces(core: Core) -> list[Piece]:
+def pieces(core: Core) -> list[TraceChunk]:
     """All that the log says of it."""
     core.broker.write_journal()
-    found = scan(core.broker.log.segments, 0, Report())
-    return [Piece(payload(h, record)) for h, record in found if h.kind == Kind.TRACE]
+    found = scan(core.broker.log.segments, 0, RecoveryReport())
+    return [TraceChunk(payload(h, record)) for h, record in found if h.kind == RecordKind.TRACE]
 
 
 def story(core: Core, offset: int, channel: str = "c") -> list[tuple[object, ...]]:
@@ -61,14 +61,14 @@ def test_what_happens_to_a_message_is_told_in_order() -> None:
     core.wait(100 * MILLISECOND_NS)
     second.finish()
     assert story(core, 0) == [
-        (Step.DELIVERED, "consumer 1", 1),
-        (Step.REQUEUED, "consumer 1", 1, 3000),
-        (Step.DELIVERED, "consumer 1", 2),
-        (Step.TIMED_OUT, "consumer 1", 2),
-        (Step.DELIVERED, "consumer 1", 3),
-        (Step.GIVEN_BACK, "consumer 1", 3),
-        (Step.DELIVERED, "consumer 2", 4),
-        (Step.FINISHED, "consumer 2", 0),
+        (TraceStep.DELIVERED, "consumer 1", 1),
+        (TraceStep.REQUEUED, "consumer 1", 1, 3000),
+        (TraceStep.DELIVERED, "consumer 1", 2),
+        (TraceStep.TIMED_OUT, "consumer 1", 2),
+        (TraceStep.DELIVERED, "consumer 1", 3),
+        (TraceStep.GIVEN_BACK, "consumer 1", 3),
+        (TraceStep.DELIVERED, "consumer 2", 4),
+        (TraceStep.FINISHED, "consumer 2", 0),
     ]
     times = [one.time_ns - began_ns for piece in pieces(core) for one in piece.of(0)]
     milliseconds = [time // MILLISECOND_NS for time in times]
@@ -94,7 +94,11 @@ def test_a_message_that_is_given_up_says_why_and_where_it_goes() -> None:
     client.requeue(0)
     core.broker.run()
     told = [one for piece in pieces(core) for one in piece.of(0) if one.channel == "c"]
-    assert [one.step for one in told] == [Step.DELIVERED, Step.REQUEUED, Step.GIVEN_UP]
+    assert [one.step for one in told] == [
+        TraceStep.DELIVERED,
+        TraceStep.REQUEUED,
+        TraceStep.GIVEN_UP,
+    ]
     assert told[2].reason == "max_attempts -> t.c.dead"
 
 
@@ -106,7 +110,7 @@ def test_a_run_of_messages_is_one_row_whatever_their_number() -> None:
     client.channel.finish_run(client.consumer, np.arange(10_000))
     (piece,) = pieces(core)
     assert len(piece.rows) == 2
-    assert [one.step for one in piece.of(9_999)] == [Step.DELIVERED, Step.FINISHED]
+    assert [one.step for one in piece.of(9_999)] == [TraceStep.DELIVERED, TraceStep.FINISHED]
     assert list(piece.of(10_000)) == []
 
 
@@ -182,7 +186,7 @@ def test_where_there_is_no_room_it_is_left_out_and_the_journal_goes_on() -> None
     while receipt.error is None:
         receipt = core.publish("t", b"x" * 100)
     append = partial(
-        core.broker.log.append_journal, Kind.TRACE, bytes(400), topic=1, stored_at_ns=0
+        core.broker.log.append_journal, RecordKind.TRACE, bytes(400), topic=1, stored_at_ns=0
     )
     with pytest.raises(WritesRefused):
         collections.deque(iter(partial(append, needed=False), None), maxlen=0)
@@ -198,39 +202,39 @@ def test_what_gathers_has_a_limit_and_the_loss_is_told(monkeypatch: pytest.Monke
     monkeypatch.setattr(trail_module, "MOST_PIECES", 3)
     core = Core()
     consumer = core.client("t").consumer
-    trail = Trail()
+    trail = TraceRecorder()
     for number in range(100):
-        trail.note(Step.DELIVERED, 2 * number, 2 * number + 1, number, consumer)
-    told = [Piece(each) for each in trail.take(7, "c")]
+        trail.note(TraceStep.DELIVERED, 2 * number, 2 * number + 1, number, consumer)
+    told = [TraceChunk(each) for each in trail.take(7, "c")]
     assert not trail
     assert [len(piece.rows) for piece in told] == [10, 10, 10]
     assert [piece.lost for piece in told] == [70, 0, 0]
     assert (told[0].channel, told[0].name) == (7, "c")
-    assert [one.step for one in told[2].of(198)] == [Step.DELIVERED]
+    assert [one.step for one in told[2].of(198)] == [TraceStep.DELIVERED]
 
 
 def test_any_events_are_told_as_they_were() -> None:
     random = Random(3)
     core = Core()
     consumers = [core.client("t").consumer for _ in range(4)]
-    trail = Trail()
-    wanted: list[list[Happened]] = [[] for _ in range(60)]
+    trail = TraceRecorder()
+    wanted: list[list[TraceEvent]] = [[] for _ in range(60)]
     time_ns = 5 * SECOND_NS
     for _ in range(400):
         time_ns += random.choice([0, 0, 1000, 300_000, 2 * MILLISECOND_NS])
         first = random.randrange(50)
         end = first + random.choice([1, 1, 1, 2, 10])
-        step = random.choice(list(Step))
+        step = random.choice(list(TraceStep))
         consumer = random.choice([None, *consumers])
         attempt, delay_ms = random.choice([0, 1, 2]), random.choice([0, 0, 7])
         reason = random.choice(["", "", "bad", "worse"])
         trail.note(step, first, end, time_ns, consumer, attempt, delay_ms * MILLISECOND_NS, reason)
         name = f"consumer {consumer.number}" if consumer else ""
         for offset in range(first, end):
-            wanted[offset].append(Happened(time_ns, "c", step, name, attempt, delay_ms, reason))
-    (piece,) = [Piece(each) for each in trail.take(1, "c")]
+            wanted[offset].append(TraceEvent(time_ns, "c", step, name, attempt, delay_ms, reason))
+    (piece,) = [TraceChunk(each) for each in trail.take(1, "c")]
 
-    def known(one: Happened) -> tuple[object, ...]:
+    def known(one: TraceEvent) -> tuple[object, ...]:
         return one.step, one.consumer, one.attempt, one.delay_ms, one.reason
 
     for offset, events in enumerate(wanted):
@@ -244,4 +248,4 @@ def test_any_events_are_told_as_they_were() -> None:
 def test_bytes_that_are_no_trail_are_said_to_be_none() -> None:
     for bad in (b"", b"x" * 30, b"\xff" * 64):
         with pytest.raises(BadRecord, match="trail"):
-            Piece(bad)
+            TraceChunk(bad)

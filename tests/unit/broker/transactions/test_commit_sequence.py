@@ -7,17 +7,17 @@ from tests.unit.broker.core import SECOND_NS, Core, bodies_of
 
 from martlet.broker.errors import LimitReached
 from martlet.broker.transactions.commit_sequence import (
-    InSeries,
-    Last,
-    SeriesTable,
+    CommitSequence,
+    CommitSequences,
+    LastCommit,
     digest_of,
     unpack,
 )
 from martlet.broker.transactions.state import (
     BadTransaction,
-    State,
     TransactionLimits,
-    TransactionRefused,
+    TransactionState,
+    TransitionRefused,
 )
 
 HOUR_NS = 3600 * SECOND_NS
@@ -28,11 +28,13 @@ def stored(core: Core, topic: str = "t") -> list[bytes]:
     return [] if found is None else bodies_of(core.broker, found)
 
 
-def stage(core: Core, id: str, number: int, *bodies: bytes, series: str = "job") -> State:
+def stage(
+    core: Core, id: str, number: int, *bodies: bytes, series: str = "job"
+) -> TransactionState:
     """Begin a transaction at a number, and add to it."""
     transactions = core.broker.transactions
-    state = transactions.begin(id, "", HOUR_NS, InSeries(series, number), is_disposable=True)
-    if state is State.OPEN:
+    state = transactions.begin(id, "", HOUR_NS, CommitSequence(series, number), is_disposable=True)
+    if state is TransactionState.OPEN:
         transactions.add(id, "b", 0, "t", list(bodies))
     return state
 
@@ -44,18 +46,18 @@ def core() -> Core:
 
 def test_a_number_is_committed_once(core: Core) -> None:
     transactions = core.broker.transactions
-    assert stage(core, "try 1", 0, b"zero") is State.OPEN
-    assert stage(core, "try 2", 0, b"ze", b"ro") is State.OPEN
+    assert stage(core, "try 1", 0, b"zero") is TransactionState.OPEN
+    assert stage(core, "try 2", 0, b"ze", b"ro") is TransactionState.OPEN
     first = transactions.commit("try 1", {"b": 1})
     assert not first.is_repeated
     # What the other try had added went with it.
     assert list(transactions.open) == []
-    again = transactions.commit("try 2", {"b": 2}, InSeries("job", 0))
+    again = transactions.commit("try 2", {"b": 2}, CommitSequence("job", 0))
     assert again.is_repeated
-    assert again.state is State.COMMITTED
-    assert stage(core, "try 3", 0) is State.COMMITTED
+    assert again.state is TransactionState.COMMITTED
+    assert stage(core, "try 3", 0) is TransactionState.COMMITTED
     assert stored(core) == [b"zero"]
-    assert transactions.commit("try 1").state is State.COMMITTED
+    assert transactions.commit("try 1").state is TransactionState.COMMITTED
 
 
 def test_what_comes_late_is_rolled_back_by_its_own_commit(core: Core) -> None:
@@ -68,9 +70,9 @@ def test_what_comes_late_is_rolled_back_by_its_own_commit(core: Core) -> None:
     assert list(transactions.open) == ["other", "next"]
     transactions.begin("none")
     transactions.rollback("none")
-    assert transactions.commit("none", None, InSeries("job", 3)).is_repeated
-    with pytest.raises(TransactionRefused, match="rolled-back, and cannot be committed"):
-        transactions.commit("none", None, InSeries("job", 8))
+    assert transactions.commit("none", None, CommitSequence("job", 3)).is_repeated
+    with pytest.raises(TransitionRefused, match="rolled-back, and cannot be committed"):
+        transactions.commit("none", None, CommitSequence("job", 8))
     transactions.commit("next")
     assert stored(core) == [b"seven", b"eight"]
 
@@ -86,15 +88,15 @@ def test_it_is_remembered_over_restarts_and_segments(power: bool) -> None:
         core.fill("x", 2)
         core.checkpoint()
         core.kill(power=power)
-        assert stage(core, "again", 4) is State.COMMITTED
+        assert stage(core, "again", 4) is TransactionState.COMMITTED
         last = core.broker.transactions.series.last("job")
         assert last is not None
         assert last.number == 4
         left = core.broker.transactions.open["b"]
-        assert (left.place, left.is_disposable) == (InSeries("job", 5), True)
+        assert (left.place, left.is_disposable) == (CommitSequence("job", 5), True)
     core.broker.transactions.commit("b", {"b": 1})
     core.stop()
-    assert stage(core, "again", 5) is State.COMMITTED
+    assert stage(core, "again", 5) is TransactionState.COMMITTED
     assert stored(core) == [b"four", b"left open"]
 
 
@@ -118,7 +120,7 @@ def test_what_nobody_commits_is_rolled_back_by_its_age(core: Core) -> None:
     transactions = core.broker.transactions
     told: list[tuple[str, str]] = []
     transactions.on_abandoned = lambda transaction, why: told.append((transaction.id, why))
-    place = InSeries("job", 1)
+    place = CommitSequence("job", 1)
     transactions.begin("t", "", HOUR_NS, place, is_disposable=True)
     transactions.add("t", "b", 0, "t", [b"one"])
     core.wait(HOUR_NS - 1)
@@ -142,12 +144,12 @@ def test_what_nobody_commits_is_rolled_back_by_its_age(core: Core) -> None:
 
 def test_what_is_prepared_is_not_given_up_for_its_age(core: Core) -> None:
     transactions = core.broker.transactions
-    transactions.begin("t", "", SECOND_NS, InSeries("job", 1), is_disposable=True)
+    transactions.begin("t", "", SECOND_NS, CommitSequence("job", 1), is_disposable=True)
     transactions.add("t", "b", 0, "t", [b"one"])
     transactions.prepare("t", {"b": 1})
     for _ in range(20):
         core.wait(60 * SECOND_NS)
-    assert transactions.state("t") is State.SET_ASIDE
+    assert transactions.state("t") is TransactionState.SET_ASIDE
     transactions.commit("t")
     assert stored(core) == [b"one"]
 
@@ -155,14 +157,14 @@ def test_what_is_prepared_is_not_given_up_for_its_age(core: Core) -> None:
 @pytest.mark.parametrize(
     ("place", "what"),
     [
-        (InSeries("", 1), "its name must be 1 to 255 printable"),
-        (InSeries("x" * 256, 1), "its name must be 1 to 255 printable"),
-        (InSeries("a\nb", 1), "its name must be 1 to 255 printable"),
-        (InSeries("x", -1), "it must be 0 to 9223372036854775807"),
-        (InSeries("x", 1 << 63), "it must be 0 to 9223372036854775807"),
+        (CommitSequence("", 1), "its name must be 1 to 255 printable"),
+        (CommitSequence("x" * 256, 1), "its name must be 1 to 255 printable"),
+        (CommitSequence("a\nb", 1), "its name must be 1 to 255 printable"),
+        (CommitSequence("x", -1), "it must be 0 to 9223372036854775807"),
+        (CommitSequence("x", 1 << 63), "it must be 0 to 9223372036854775807"),
     ],
 )
-def test_places_that_no_transaction_can_have(core: Core, place: InSeries, what: str) -> None:
+def test_places_that_no_transaction_can_have(core: Core, place: CommitSequence, what: str) -> None:
     with pytest.raises(BadTransaction, match=what):
         core.broker.transactions.begin("t", place=place)
     assert not core.broker.transactions.open
@@ -176,7 +178,7 @@ def test_a_series_in_use_is_not_forgotten_for_another() -> None:
         transactions.commit(name)
         core.wait(HOUR_NS)
     with pytest.raises(LimitReached, match=r"2 had a commit within.*raise --transaction-series"):
-        transactions.begin("c", place=InSeries("c", 1))
+        transactions.begin("c", place=CommitSequence("c", 1))
     stage(core, "a2", 2, b"x", series="a")
     transactions.commit("a2")
     core.wait(10 * HOUR_NS - 1)
@@ -188,13 +190,13 @@ def test_a_series_in_use_is_not_forgotten_for_another() -> None:
 
 
 def test_packing() -> None:
-    table = SeriesTable(10, 0)
-    table.reached(InSeries("a", 3), 1, 2)
-    table.reached(InSeries("b", 9), 3, 4)
-    table.reached(InSeries("a", 5), 6, 7)
+    table = CommitSequences(10, 0)
+    table.reached(CommitSequence("a", 3), 1, 2)
+    table.reached(CommitSequence("b", 9), 3, 4)
+    table.reached(CommitSequence("a", 5), 6, 7)
     assert list(unpack(table.pack())) == [
-        (digest_of("b"), Last(9, 3, 4)),
-        (digest_of("a"), Last(5, 6, 7)),
+        (digest_of("b"), LastCommit(9, 3, 4)),
+        (digest_of("a"), LastCommit(5, 6, 7)),
     ]
 
 
@@ -230,7 +232,7 @@ def test_delayed_messages_of_a_transaction_have_their_limits() -> None:
     transactions.add("d", "b", 0, "t", [b"x"] * 3, (), -1, four[:3])
     with pytest.raises(LimitReached, match="--max-delayed-messages is 2"):
         transactions.commit("d")
-    assert transactions.state("d") is State.OPEN
+    assert transactions.state("d") is TransactionState.OPEN
     core.kill()
     with pytest.raises(BadTransaction, match="--max-transaction-sends is 3"):
         core.broker.transactions.add("d", "b", 1, "t", [b"x"])
@@ -253,5 +255,5 @@ def test_what_a_try_has_left_goes_when_the_next_one_begins_once_it_was_silent(co
     core.wait(60 * SECOND_NS)
     stage(core, "try 6", 4, b"x")
     assert list(transactions.open) == ["other", "later", "none of theirs", "try 6"]
-    with pytest.raises(TransactionRefused, match="rolled-back"):
-        transactions.commit("try 5", {"b": 1}, InSeries("job", 3))
+    with pytest.raises(TransitionRefused, match="rolled-back"):
+        transactions.commit("try 5", {"b": 1}, CommitSequence("job", 3))

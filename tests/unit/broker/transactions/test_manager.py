@@ -14,15 +14,15 @@ from martlet.broker.retention.eviction import Eviction
 from martlet.broker.transactions.state import (
     TABLE,
     BadTransaction,
-    Event,
-    State,
+    TransactionEvent,
     TransactionLimits,
-    TransactionRefused,
+    TransactionState,
+    TransitionRefused,
     UnknownTransaction,
 )
 from martlet.properties.model import Properties
 
-S = State
+S = TransactionState
 
 
 class Producer:
@@ -118,11 +118,11 @@ def test_each_call_may_be_repeated(core: Core) -> None:
     assert transactions.commit("t") == first
     assert transactions.begin("t") is S.COMMITTED
     assert stored(core.broker, "orders") == [b"one"]
-    with pytest.raises(TransactionRefused, match="is committed, and cannot be rolled back"):
+    with pytest.raises(TransitionRefused, match="is committed, and cannot be rolled back"):
         transactions.rollback("t")
     transactions.begin("u")
     assert transactions.rollback("u") == transactions.rollback("u")
-    with pytest.raises(TransactionRefused, match="is rolled-back, and cannot be committed"):
+    with pytest.raises(TransitionRefused, match="is rolled-back, and cannot be committed"):
         transactions.commit("u")
 
 
@@ -143,9 +143,7 @@ def test_a_commit_takes_the_branches_that_it_names(core: Core) -> None:
     transactions.add("t", "task 1", 0, "orders", [b"a", b"b"])
     transactions.add("t", "task 1, tried in vain", 0, "orders", [b"a"])
     transactions.add("t", "task 2", 0, "orders", [b"c"])
-    with pytest.raises(
-        TransactionRefused, match="has 2 messages, and the commit says 3"
-    ) as refused:
+    with pytest.raises(TransitionRefused, match="has 2 messages, and the commit says 3") as refused:
         transactions.commit("t", {"task 1": 3, "task 2": 1})
     assert refused.value.is_incomplete
     transactions.commit("t", {"task 1": 2, "task 2": 1, "task 3": 0})
@@ -156,7 +154,7 @@ def test_a_commit_takes_the_branches_that_it_names(core: Core) -> None:
 def test_a_batch_that_is_missing_is_an_error(core: Core) -> None:
     transactions = core.broker.transactions
     transactions.begin("t")
-    with pytest.raises(TransactionRefused, match="has 0 batches, and batch 1 is added"):
+    with pytest.raises(TransitionRefused, match="has 0 batches, and batch 1 is added"):
         transactions.add("t", "b", 1, "orders", [b"one"])
 
 
@@ -297,7 +295,7 @@ def test_whoever_is_heard_of_is_not_asked(core: Core) -> None:
     core.wait(6 * SECOND_NS)
     assert transactions.state("t") is S.IN_DOUBT
     assert [each.id for each in transactions.take_due("billing")] == ["t"]
-    with pytest.raises(TransactionRefused, match="is in-doubt, and cannot be added to"):
+    with pytest.raises(TransitionRefused, match="is in-doubt, and cannot be added to"):
         producer.add("t", "orders", b"more")
     transactions.commit("t")
 
@@ -468,21 +466,23 @@ def test_several_queues_get_what_is_theirs(core: Core) -> None:
 
 
 def test_nothing_but_commit_and_nothing_after_it() -> None:
-    assert set(TABLE) == set(State)
+    assert set(TABLE) == set(TransactionState)
     for state, row in TABLE.items():
         for event, then in row.items():
-            assert (then is S.COMMITTED) == (event is Event.COMMIT or state is S.COMMITTED)
+            assert (then is S.COMMITTED) == (
+                event is TransactionEvent.COMMIT or state is S.COMMITTED
+            )
     assert set(TABLE[S.COMMITTED].values()) == {S.COMMITTED}
     reachable, ahead = set(), {S.OPEN}
     while ahead:
         reachable |= ahead
         ahead = {then for state in ahead for then in TABLE[state].values()} - reachable
-    assert reachable == set(State)
+    assert reachable == set(TransactionState)
     for state in reachable - {S.COMMITTED, S.ROLLED_BACK}:
-        assert {Event.COMMIT, Event.ROLLBACK} <= set(TABLE[state])
+        assert {TransactionEvent.COMMIT, TransactionEvent.ROLLBACK} <= set(TABLE[state])
     # What is asked about can be given up.
-    assert {s for s in reachable if Event.CHECK in TABLE[s]} == {
-        s for s in reachable if Event.GIVE_UP in TABLE[s]
+    assert {s for s in reachable if TransactionEvent.CHECK in TABLE[s]} == {
+        s for s in reachable if TransactionEvent.GIVE_UP in TABLE[s]
     }
 
 
@@ -563,12 +563,12 @@ def test_a_full_disk_that_drops_the_oldest_drops_no_part_of_a_transaction(core: 
     core.storage.capacity_bytes = core.storage.used_bytes + 4 * core.segment_bytes
     core.fill("filling", 12)
     producer.add("t", "orders", b"y")
-    with pytest.raises(TransactionRefused, match="messages of transaction 't' are lost") as refused:
+    with pytest.raises(TransitionRefused, match="messages of transaction 't' are lost") as refused:
         transactions.commit("t")
     assert refused.value.is_incomplete
     core.kill()
     transactions = core.broker.transactions
-    with pytest.raises(TransactionRefused, match="lost"):
+    with pytest.raises(TransitionRefused, match="lost"):
         transactions.commit("t")
     transactions.rollback("t")
     assert stored(core.broker, "orders") == []

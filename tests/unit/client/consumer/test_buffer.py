@@ -13,18 +13,18 @@ from tests.unit.client.scripted_broker import ScriptedBroker, message_frame
 from martlet.addresses import Address
 from martlet.broker.channel.started import notes_of
 from martlet.client import Batch, Identity, Message
-from martlet.client.consumer.acks import Answers
-from martlet.client.consumer.buffer import Delivery, Inbox
+from martlet.client.consumer.acks import AckBatcher
+from martlet.client.consumer.buffer import BufferedMessage, ReceiveBuffer
 from martlet.client.transport.connection import Connection
 from martlet.protocol.nsq.message_run import MessageRun
 
 
-class Walked(deque[Delivery]):
+class Walked(deque[BufferedMessage]):
     """Counts how many deliveries are looked at one after the other."""
 
     steps = 0
 
-    def __iter__(self) -> Iterator[Delivery]:
+    def __iter__(self) -> Iterator[BufferedMessage]:
         for each in super().__iter__():
             self.steps += 1
             yield each
@@ -36,15 +36,15 @@ def run_of(count: int) -> MessageRun:
 
 
 async def test_filling_a_batch_does_not_count_all_that_waits_at_each_arrival() -> None:
-    inbox = Inbox()
+    inbox = ReceiveBuffer()
     walked = inbox._deliveries = Walked()
     async with ScriptedBroker() as broker:
         connection = await Connection.open(Address.parse(broker.address), Identity())
-        answers = Answers(connection)
+        answers = AckBatcher(connection)
         filling = asyncio.create_task(inbox.fill(1000, 10))
         for _ in range(500):
             assert not filling.done()
-            inbox.put(Delivery(answers, run_of(2), time.monotonic() + 60))
+            inbox.put(BufferedMessage(answers, run_of(2), time.monotonic() + 60))
             await asyncio.sleep(0)
         await asyncio.wait_for(filling, 5)
         connection.abort()
@@ -52,13 +52,13 @@ async def test_filling_a_batch_does_not_count_all_that_waits_at_each_arrival() -
 
 
 async def test_what_waits_is_counted_whatever_is_done_with_it() -> None:
-    inbox = Inbox()
+    inbox = ReceiveBuffer()
     async with ScriptedBroker() as broker:
         connection = await Connection.open(Address.parse(broker.address), Identity())
-        one, other = Answers(connection), Answers(connection)
+        one, other = AckBatcher(connection), AckBatcher(connection)
 
-        def put(answers: Answers, count: int, seconds: float = 60) -> None:
-            inbox.put(Delivery(answers, run_of(count), time.monotonic() + seconds))
+        def put(answers: AckBatcher, count: int, seconds: float = 60) -> None:
+            inbox.put(BufferedMessage(answers, run_of(count), time.monotonic() + seconds))
 
         put(one, 10)
         put(one, 5)
@@ -85,7 +85,7 @@ async def test_what_waits_is_counted_whatever_is_done_with_it() -> None:
         connection.abort()
 
 
-class Told(Answers):
+class Told(AckBatcher):
     """Answers of a channel that counts failures; what is told as started is written down."""
 
     def __init__(self, connection: Connection) -> None:
@@ -101,14 +101,16 @@ class Told(Answers):
 
 
 @asynccontextmanager
-async def told_inbox() -> AsyncIterator[tuple[Inbox, Told]]:
+async def told_inbox() -> AsyncIterator[tuple[ReceiveBuffer, Told]]:
     async with ScriptedBroker() as broker:
         connection = await Connection.open(Address.parse(broker.address), Identity())
-        yield Inbox(), Told(connection)
+        yield ReceiveBuffer(), Told(connection)
         connection.abort()
 
 
-def put(inbox: Inbox, answers: Answers, *notes: str, first: int = 0, seconds: float = 60) -> None:
+def put(
+    inbox: ReceiveBuffer, answers: AckBatcher, *notes: str, first: int = 0, seconds: float = 60
+) -> None:
     """Deliver messages that are new (""), have failed before ("failed") or are suspects."""
     frames = [
         message_frame(b"b", number=first + n, attempts=2 if note else 1)
@@ -118,14 +120,14 @@ def put(inbox: Inbox, answers: Answers, *notes: str, first: int = 0, seconds: fl
     run.properties = {
         place: notes_of(1, is_suspect=note == "suspect") for place, note in enumerate(notes) if note
     }
-    inbox.put(Delivery(answers, run, time.monotonic() + seconds))
+    inbox.put(BufferedMessage(answers, run, time.monotonic() + seconds))
 
 
 def number_of(message: Message) -> int:
     return int(message.id, 16)
 
 
-async def take(inbox: Inbox) -> list[Message]:
+async def take(inbox: ReceiveBuffer) -> list[Message]:
     """All that becomes ready next."""
     while not inbox.refill():
         await inbox.arrival()

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.client.scripted_broker import Command, ScriptedBroker, eventually
 
 from martlet.client import Consumer, Message
-from martlet.client.consumer.handling.backoff import State
+from martlet.client.consumer.handling.backoff import BackoffState
 from martlet.client.consumer.watchdog import Sight, Watchdog
 from martlet.client.transport.dialer import Dialer
 from martlet.client.transport.discovery import Discovery
@@ -18,7 +18,7 @@ WELL = Sight(
     connected=2,
     ready=10,
     is_held_back=False,
-    backoff=State.OPEN,
+    backoff=BackoffState.OPEN,
     trial_at_s=0.0,
     waiting=0,
     progress=1,
@@ -34,8 +34,8 @@ def dog(after_s: float = 10) -> Watchdog:
     [
         ({"waiting": 3}, "3 wait here: handlers hang"),
         ({"ready": 0}, "nothing was asked for"),
-        ({"ready": 0, "backoff": State.TRIAL}, "nothing was asked for"),
-        ({"ready": 0, "backoff": State.BLOCKED, "trial_at_s": 5.0}, "its timer has not run"),
+        ({"ready": 0, "backoff": BackoffState.TRIAL}, "nothing was asked for"),
+        ({"ready": 0, "backoff": BackoffState.BLOCKED, "trial_at_s": 5.0}, "its timer has not run"),
     ],
 )
 def test_a_stall_is_told_when_it_has_lasted(sight: dict[str, Any], cause: str) -> None:
@@ -55,7 +55,7 @@ def test_a_stall_is_told_when_it_has_lasted(sight: dict[str, Any], cause: str) -
         {},
         {"ready": 0, "is_held_back": True},
         {"ready": 0, "connected": 0},
-        {"ready": 0, "backoff": State.BLOCKED, "trial_at_s": 1000.0},
+        {"ready": 0, "backoff": BackoffState.BLOCKED, "trial_at_s": 1000.0},
     ],
 )
 def test_what_is_idle_or_held_back_is_no_stall(sight: dict[str, Any]) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import pytest
 from tests.unit.client.scripted_broker import message_frame
 
-from martlet.client import Place, PulledBatch, PulledMessage
+from martlet.client import PulledBatch, PulledMessage, QueueId
 from martlet.client.group import started as starts
-from martlet.client.group.counters import Tally
+from martlet.client.group.counters import PullCounts
 from martlet.client.group.flow_limits import FlowLimits
-from martlet.client.group.queues.assigned_queue import HeldQueue
-from martlet.client.group.queues.ready_queues import Line
+from martlet.client.group.queues.assigned_queue import AssignedQueue
+from martlet.client.group.queues.ready_queues import ReadyQueues
 from martlet.protocol.nsq.message_run import MessageRun
 
 LIMIT_S = 5.0
@@ -38,10 +38,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 class Queue:
     """A queue of 300 messages that were fetched, and what its broker was told."""
 
-    def __init__(self, line: Line, failures: Sequence[Sequence[int]] | None = ()) -> None:
+    def __init__(self, line: ReadyQueues, failures: Sequence[Sequence[int]] | None = ()) -> None:
         self.said: list[tuple[list[tuple[int, int]], bool]] = []
         self.line = line
-        self.held = HeldQueue("t", Place("b:1", 0), 0, 0, FlowLimits(), line, Tally())
+        self.held = AssignedQueue("t", QueueId("b:1", 0), 0, 0, FlowLimits(), line, PullCounts())
         self.held.say_started = lambda runs, alone: self.said.append((list(runs), alone))
         self.held.learn(failures)
         frames = [message_frame(b"%03d" % offset, number=offset) for offset in range(300)]
@@ -61,7 +61,7 @@ class Queue:
 
 
 async def test_where_the_broker_does_not_want_to_know_nothing_is_said() -> None:
-    queue = Queue(Line(), None)
+    queue = Queue(ReadyQueues(), None)
     for _ in range(5):
         (await queue.take()).finish()
     (await queue.batch(5)).finish()
@@ -73,7 +73,7 @@ async def test_a_slow_message_is_said_alone_and_fast_ones_by_runs(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(starts, "TAKE_BACK_S", 100.0)
-    queue = Queue(Line())
+    queue = Queue(ReadyQueues())
     for offset in range(3):
         clock.now_s += 0.01
         message = await queue.take()
@@ -87,7 +87,7 @@ async def test_a_slow_message_is_said_alone_and_fast_ones_by_runs(
 
 
 async def test_what_other_handlers_are_at_work_on_is_said_too(clock: Clock) -> None:
-    queue = Queue(Line())
+    queue = Queue(ReadyQueues())
     first = await queue.take()
     clock.now_s += 0.01
     second = await queue.take()
@@ -100,7 +100,7 @@ async def test_what_other_handlers_are_at_work_on_is_said_too(clock: Clock) -> N
 
 
 async def test_what_is_done_or_not_started_is_taken_back(clock: Clock) -> None:
-    queue = Queue(Line())
+    queue = Queue(ReadyQueues())
     (await queue.take()).finish()
     message = await queue.take()
     assert queue.said[-1] == ([(1, 3)], False)
@@ -115,7 +115,7 @@ async def test_what_is_done_or_not_started_is_taken_back(clock: Clock) -> None:
 
 
 async def test_what_was_charged_is_handled_while_nothing_else_is(clock: Clock) -> None:
-    queue = Queue(Line(), [[2, 1, 0, False]])
+    queue = Queue(ReadyQueues(), [[2, 1, 0, False]])
     first = await queue.take()
     second = await queue.take()
     third = asyncio.create_task(queue.take())
@@ -138,7 +138,7 @@ async def test_what_was_charged_is_handled_while_nothing_else_is(clock: Clock) -
 async def test_a_queue_that_waits_for_its_time_or_goes_does_not_hold_up_others(
     clock: Clock,
 ) -> None:
-    line = Line()
+    line = ReadyQueues()
     waiting, other = Queue(line, [[0, 2, 50, False]]), Queue(line)
     async with asyncio.timeout(LIMIT_S):
         got = [await line.message(in_order=True)]
@@ -154,7 +154,7 @@ async def test_a_queue_that_waits_for_its_time_or_goes_does_not_hold_up_others(
 
 
 async def test_a_message_that_is_over_is_for_no_handler(clock: Clock) -> None:
-    line = Line()
+    line = ReadyQueues()
     given_up: list[tuple[PulledMessage, int]] = []
     line.on_lost_often = lambda message, count: given_up.append((message, count))
     queue = Queue(line, [[0, 3, 9000, True]])
@@ -169,7 +169,7 @@ async def test_a_message_that_is_over_is_for_no_handler(clock: Clock) -> None:
 async def test_batches_end_before_what_was_charged_which_is_a_batch_of_its_own(
     clock: Clock,
 ) -> None:
-    queue = Queue(Line(), [[3, 1, 0, False], [4, 1, 0, False], [9, 1, 0, False]])
+    queue = Queue(ReadyQueues(), [[3, 1, 0, False], [4, 1, 0, False], [9, 1, 0, False]])
     sizes = []
     for _ in range(6):
         batch = await queue.batch(5)
@@ -183,7 +183,7 @@ async def test_batches_end_before_what_was_charged_which_is_a_batch_of_its_own(
 
 
 async def test_batches_that_are_put_back_end_before_what_was_charged_too(clock: Clock) -> None:
-    queue = Queue(Line(), [[2, 1, 0, False]])
+    queue = Queue(ReadyQueues(), [[2, 1, 0, False]])
     (await queue.batch(2)).give_back()
     again = await queue.batch(10)
     assert again.offsets.tolist() == [0, 1]

@@ -16,32 +16,32 @@ from martlet.protocol.nsq.v2 import (
     Command,
     Finish,
     FinishRun,
-    Identify,
-    Limits,
+    IdentifyCommand,
     LineTooLong,
     Nop,
+    ParserState,
     ProtocolError,
-    Publish,
+    ProtocolLimits,
+    PublishCommand,
     Ready,
-    Requeue,
-    State,
+    RequeueCommand,
     Subscribe,
     Touch,
 )
 
-LIMITS = Limits(
+LIMITS = ProtocolLimits(
     max_rdy_count=2500, max_msg_size=1000, max_body_size=5000, max_req_timeout_ms=3_600_000
 )
 ID = b"0123456789abcdef"
 
 
-def decoder(state: State = State.INIT) -> Decoder:
+def decoder(state: ParserState = ParserState.INIT) -> Decoder:
     made = Decoder(LIMITS, is_valid_name)
     made.state = state
     return made
 
 
-def decode(data: bytes, state: State = State.INIT) -> list[Command]:
+def decode(data: bytes, state: ParserState = ParserState.INIT) -> list[Command]:
     """All commands of some bytes, which must be whole."""
     buffer = bytearray(data)
     made, at = [], 0
@@ -65,7 +65,7 @@ def mpub(*bodies: bytes, size: int | None = None, count: int | None = None) -> b
 
 
 def bodies_of(command: Command) -> list[bytes]:
-    assert isinstance(command, Publish)
+    assert isinstance(command, PublishCommand)
     if isinstance(command.bodies, list):
         return command.bodies
     return [row.tobytes() for row in command.bodies]
@@ -74,38 +74,54 @@ def bodies_of(command: Command) -> list[bytes]:
 @pytest.mark.parametrize(
     ("line", "state", "command"),
     [
-        (b"NOP\n", State.INIT, Nop()),
-        (b"NOP whatever\n", State.CLOSING, Nop()),
-        (b"CLS\n", State.SUBSCRIBED, Close()),
-        (b"RDY 2500\n", State.SUBSCRIBED, Ready(2500)),
-        (b"RDY 0\r\n", State.SUBSCRIBED, Ready(0)),
-        (b"RDY\n", State.SUBSCRIBED, Ready(1)),
-        (b"RDY \n", State.SUBSCRIBED, Ready(0)),
-        (b"RDY 007 x\n", State.SUBSCRIBED, Ready(7)),
-        (b"FIN " + ID + b"\n", State.SUBSCRIBED, Finish(ID)),
-        (b"FIN " + ID + b" x\r\n", State.CLOSING, Finish(ID)),
-        (b"FIN ~~~~~~~~~~~~~~~~\n", State.CLOSING, Finish(b"~" * 16)),
-        (b"TOUCH " + ID + b"\n", State.SUBSCRIBED, Touch(ID)),
-        (b"REQ " + ID + b" 0\n", State.SUBSCRIBED, Requeue(ID, 0)),
-        (b"REQ " + ID + b" \n", State.SUBSCRIBED, Requeue(ID, 0)),
-        (b"REQ " + ID + b" 3600001\n", State.CLOSING, Requeue(ID, 3_600_001)),
-        (b"SUB t c\n", State.INIT, Subscribe("t", "c")),
-        (b"SUB t#ephemeral c.d-e_f\n", State.INIT, Subscribe("t#ephemeral", "c.d-e_f")),
-        (b"IDENTIFY\n" + sized(b'{"Client_ID": "x"}'), State.INIT, Identify({"client_id": "x"})),
-        (b"IDENTIFY\n" + sized(b"null"), State.INIT, Identify({})),
-        (b"AUTH\n" + sized(b"secret"), State.INIT, Auth(b"secret")),
-        (b"PUB t\n" + sized(b"body"), State.INIT, Publish("PUB", "t", [b"body"], 1, None)),
-        (b"PUB t\r\n" + sized(b"\n"), State.CLOSING, Publish("PUB", "t", [b"\n"], 1, None)),
-        (b"DPUB t 50\n" + sized(b"body"), State.INIT, Publish("DPUB", "t", [b"body"], 1, 50)),
+        (b"NOP\n", ParserState.INIT, Nop()),
+        (b"NOP whatever\n", ParserState.CLOSING, Nop()),
+        (b"CLS\n", ParserState.SUBSCRIBED, Close()),
+        (b"RDY 2500\n", ParserState.SUBSCRIBED, Ready(2500)),
+        (b"RDY 0\r\n", ParserState.SUBSCRIBED, Ready(0)),
+        (b"RDY\n", ParserState.SUBSCRIBED, Ready(1)),
+        (b"RDY \n", ParserState.SUBSCRIBED, Ready(0)),
+        (b"RDY 007 x\n", ParserState.SUBSCRIBED, Ready(7)),
+        (b"FIN " + ID + b"\n", ParserState.SUBSCRIBED, Finish(ID)),
+        (b"FIN " + ID + b" x\r\n", ParserState.CLOSING, Finish(ID)),
+        (b"FIN ~~~~~~~~~~~~~~~~\n", ParserState.CLOSING, Finish(b"~" * 16)),
+        (b"TOUCH " + ID + b"\n", ParserState.SUBSCRIBED, Touch(ID)),
+        (b"REQ " + ID + b" 0\n", ParserState.SUBSCRIBED, RequeueCommand(ID, 0)),
+        (b"REQ " + ID + b" \n", ParserState.SUBSCRIBED, RequeueCommand(ID, 0)),
+        (b"REQ " + ID + b" 3600001\n", ParserState.CLOSING, RequeueCommand(ID, 3_600_001)),
+        (b"SUB t c\n", ParserState.INIT, Subscribe("t", "c")),
+        (b"SUB t#ephemeral c.d-e_f\n", ParserState.INIT, Subscribe("t#ephemeral", "c.d-e_f")),
+        (
+            b"IDENTIFY\n" + sized(b'{"Client_ID": "x"}'),
+            ParserState.INIT,
+            IdentifyCommand({"client_id": "x"}),
+        ),
+        (b"IDENTIFY\n" + sized(b"null"), ParserState.INIT, IdentifyCommand({})),
+        (b"AUTH\n" + sized(b"secret"), ParserState.INIT, Auth(b"secret")),
+        (
+            b"PUB t\n" + sized(b"body"),
+            ParserState.INIT,
+            PublishCommand("PUB", "t", [b"body"], 1, None),
+        ),
+        (
+            b"PUB t\r\n" + sized(b"\n"),
+            ParserState.CLOSING,
+            PublishCommand("PUB", "t", [b"\n"], 1, None),
+        ),
+        (
+            b"DPUB t 50\n" + sized(b"body"),
+            ParserState.INIT,
+            PublishCommand("DPUB", "t", [b"body"], 1, 50),
+        ),
     ],
 )
-def test_each_command(line: bytes, state: State, command: Command) -> None:
+def test_each_command(line: bytes, state: ParserState, command: Command) -> None:
     assert decode(line, state) == [command]
 
 
 def test_an_mpub_of_one_size_is_a_matrix_and_one_of_several_a_list() -> None:
     (command,) = decode(mpub(b"abc", b"def"))
-    assert isinstance(command, Publish)
+    assert isinstance(command, PublishCommand)
     assert not isinstance(command.bodies, list)
     assert bodies_of(command) == [b"abc", b"def"]
     assert (command.verb, command.topic, command.commands) == ("MPUB", "t", 1)
@@ -117,23 +133,25 @@ def test_an_mpub_of_one_size_is_a_matrix_and_one_of_several_a_list() -> None:
 
 def test_runs_are_one_command() -> None:
     fins = [b"FIN %016x\n" % n for n in range(100)]
-    (run,) = decode(b"".join(fins), State.SUBSCRIBED)
+    (run,) = decode(b"".join(fins), ParserState.SUBSCRIBED)
     assert isinstance(run, FinishRun)
     assert run.ids.tolist() == list(range(100))
     pubs = b"".join(b"PUB t\n" + sized(b"%03d" % n) for n in range(50))
     (command,) = decode(pubs)
-    assert isinstance(command, Publish)
+    assert isinstance(command, PublishCommand)
     assert command.commands == 50
     assert bodies_of(command) == [b"%03d" % n for n in range(50)]
 
 
 def test_runs_end_where_something_else_comes() -> None:
     fins = b"".join(b"FIN %016x\n" % n for n in range(10))
-    commands = decode(fins + b"RDY 5\n" + fins + b"FIN " + b"x" * 16 + b"\n", State.SUBSCRIBED)
+    commands = decode(
+        fins + b"RDY 5\n" + fins + b"FIN " + b"x" * 16 + b"\n", ParserState.SUBSCRIBED
+    )
     assert [type(command) for command in commands] == [FinishRun, Ready, FinishRun, Finish]
     pubs = b"".join(b"PUB t\n" + sized(b"%03d" % n) for n in range(5))
     commands = decode(pubs + b"PUB u\n" + sized(b"abc") + pubs + b"PUB t\n" + sized(b"longer"))
-    assert [(c.topic, len(c.bodies)) for c in commands if isinstance(c, Publish)] == [
+    assert [(c.topic, len(c.bodies)) for c in commands if isinstance(c, PublishCommand)] == [
         ("t", 5),
         ("u", 1),
         ("t", 5),
@@ -144,7 +162,7 @@ def test_runs_end_where_something_else_comes() -> None:
 def test_an_id_that_is_none_among_good_ones_costs_the_others_nothing() -> None:
     lines = [b"FIN %016x\n" % n for n in range(2000)]
     lines[1000] = b"FIN not-a-number-zzz\n"
-    commands = decode(b"".join(lines), State.SUBSCRIBED)
+    commands = decode(b"".join(lines), ParserState.SUBSCRIBED)
     assert [type(command) for command in commands] == [FinishRun, Finish, FinishRun]
     first, _, second = commands
     assert isinstance(first, FinishRun)
@@ -153,110 +171,118 @@ def test_an_id_that_is_none_among_good_ones_costs_the_others_nothing() -> None:
 
 
 FATAL = [
-    (b"\n", State.INIT, "E_INVALID invalid command "),
-    (b"nop\n", State.INIT, "E_INVALID invalid command nop"),
-    (b" NOP\n", State.INIT, "E_INVALID invalid command "),
-    (b"BOGUS a b\n", State.SUBSCRIBED, "E_INVALID invalid command BOGUS"),
-    (b"IDENTIFY\n", State.SUBSCRIBED, "E_INVALID cannot IDENTIFY in current state"),
-    (b"IDENTIFY\n" + sized(b""), State.INIT, "E_BAD_BODY IDENTIFY invalid body size 0"),
+    (b"\n", ParserState.INIT, "E_INVALID invalid command "),
+    (b"nop\n", ParserState.INIT, "E_INVALID invalid command nop"),
+    (b" NOP\n", ParserState.INIT, "E_INVALID invalid command "),
+    (b"BOGUS a b\n", ParserState.SUBSCRIBED, "E_INVALID invalid command BOGUS"),
+    (b"IDENTIFY\n", ParserState.SUBSCRIBED, "E_INVALID cannot IDENTIFY in current state"),
+    (b"IDENTIFY\n" + sized(b""), ParserState.INIT, "E_BAD_BODY IDENTIFY invalid body size 0"),
     (
         b"IDENTIFY\n" + struct.pack(">i", 5001),
-        State.INIT,
+        ParserState.INIT,
         "E_BAD_BODY IDENTIFY body too big 5001 > 5000",
     ),
     *(
-        (b"IDENTIFY\n" + sized(b), State.INIT, "E_BAD_BODY IDENTIFY failed to decode JSON body")
+        (
+            b"IDENTIFY\n" + sized(b),
+            ParserState.INIT,
+            "E_BAD_BODY IDENTIFY failed to decode JSON body",
+        )
         for b in (b"{", b"[]", b"1", b'"x"', b"{} x", b"[" * 4000)
     ),
-    (b"AUTH x\n", State.INIT, "E_INVALID AUTH invalid number of parameters"),
-    (b"AUTH\n" + struct.pack(">i", -1), State.INIT, "E_BAD_BODY AUTH invalid body size -1"),
-    (b"SUB t c\n", State.SUBSCRIBED, "E_INVALID cannot SUB in current state"),
-    (b"SUB t c\n", State.CLOSING, "E_INVALID cannot SUB in current state"),
-    (b"SUB t\n", State.INIT, "E_INVALID SUB insufficient number of parameters"),
-    (b"SUB $ c\n", State.INIT, 'E_BAD_TOPIC SUB topic name "$" is not valid'),
-    (b"SUB t $\n", State.INIT, 'E_BAD_CHANNEL SUB channel name "$" is not valid'),
-    (b"SUB  c\n", State.INIT, 'E_BAD_TOPIC SUB topic name "" is not valid'),
-    (b"SUB t c\xff\n", State.INIT, 'E_BAD_CHANNEL SUB channel name "c\\xff" is not valid'),
-    (b"PUB\n", State.INIT, "E_INVALID PUB insufficient number of parameters"),
-    (b"PUB bad$\n", State.INIT, 'E_BAD_TOPIC PUB topic name "bad$" is not valid'),
-    (b"PUB t\n" + sized(b""), State.INIT, "E_BAD_MESSAGE PUB invalid message body size 0"),
+    (b"AUTH x\n", ParserState.INIT, "E_INVALID AUTH invalid number of parameters"),
+    (b"AUTH\n" + struct.pack(">i", -1), ParserState.INIT, "E_BAD_BODY AUTH invalid body size -1"),
+    (b"SUB t c\n", ParserState.SUBSCRIBED, "E_INVALID cannot SUB in current state"),
+    (b"SUB t c\n", ParserState.CLOSING, "E_INVALID cannot SUB in current state"),
+    (b"SUB t\n", ParserState.INIT, "E_INVALID SUB insufficient number of parameters"),
+    (b"SUB $ c\n", ParserState.INIT, 'E_BAD_TOPIC SUB topic name "$" is not valid'),
+    (b"SUB t $\n", ParserState.INIT, 'E_BAD_CHANNEL SUB channel name "$" is not valid'),
+    (b"SUB  c\n", ParserState.INIT, 'E_BAD_TOPIC SUB topic name "" is not valid'),
+    (b"SUB t c\xff\n", ParserState.INIT, 'E_BAD_CHANNEL SUB channel name "c\\xff" is not valid'),
+    (b"PUB\n", ParserState.INIT, "E_INVALID PUB insufficient number of parameters"),
+    (b"PUB bad$\n", ParserState.INIT, 'E_BAD_TOPIC PUB topic name "bad$" is not valid'),
+    (b"PUB t\n" + sized(b""), ParserState.INIT, "E_BAD_MESSAGE PUB invalid message body size 0"),
     (
         b"PUB t\n" + struct.pack(">i", -(1 << 31)),
-        State.INIT,
+        ParserState.INIT,
         "E_BAD_MESSAGE PUB invalid message body size -2147483648",
     ),
     (
         b"PUB t\n" + struct.pack(">i", 1001),
-        State.INIT,
+        ParserState.INIT,
         "E_BAD_MESSAGE PUB message too big 1001 > 1000",
     ),
-    (b"MPUB\n", State.INIT, "E_INVALID MPUB insufficient number of parameters"),
-    (b"MPUB b$\n", State.INIT, 'E_BAD_TOPIC E_BAD_TOPIC MPUB topic name "b$" is not valid'),
-    (mpub(size=0), State.INIT, "E_BAD_BODY MPUB invalid body size 0"),
-    (mpub(size=5001), State.INIT, "E_BAD_BODY MPUB body too big 5001 > 5000"),
+    (b"MPUB\n", ParserState.INIT, "E_INVALID MPUB insufficient number of parameters"),
+    (b"MPUB b$\n", ParserState.INIT, 'E_BAD_TOPIC E_BAD_TOPIC MPUB topic name "b$" is not valid'),
+    (mpub(size=0), ParserState.INIT, "E_BAD_BODY MPUB invalid body size 0"),
+    (mpub(size=5001), ParserState.INIT, "E_BAD_BODY MPUB body too big 5001 > 5000"),
     (
         b"MPUB t\n" + sized(b"abc"),
-        State.INIT,
+        ParserState.INIT,
         "E_BAD_BODY MPUB failed to read message count",
     ),
-    (mpub(b"a", count=0), State.INIT, "E_BAD_BODY MPUB invalid message count 0"),
-    (mpub(b"a", count=-3), State.INIT, "E_BAD_BODY MPUB invalid message count -3"),
-    (mpub(b"a", count=1000), State.INIT, "E_BAD_BODY MPUB invalid message count 1000"),
-    (mpub(b"a", b""), State.INIT, "E_BAD_MESSAGE MPUB invalid message(1) body size 0"),
-    (mpub(b"", b""), State.INIT, "E_BAD_MESSAGE MPUB invalid message(0) body size 0"),
-    (mpub(b"x" * 1001), State.INIT, "E_BAD_MESSAGE MPUB message too big 1001 > 1000"),
+    (mpub(b"a", count=0), ParserState.INIT, "E_BAD_BODY MPUB invalid message count 0"),
+    (mpub(b"a", count=-3), ParserState.INIT, "E_BAD_BODY MPUB invalid message count -3"),
+    (mpub(b"a", count=1000), ParserState.INIT, "E_BAD_BODY MPUB invalid message count 1000"),
+    (mpub(b"a", b""), ParserState.INIT, "E_BAD_MESSAGE MPUB invalid message(1) body size 0"),
+    (mpub(b"", b""), ParserState.INIT, "E_BAD_MESSAGE MPUB invalid message(0) body size 0"),
+    (mpub(b"x" * 1001), ParserState.INIT, "E_BAD_MESSAGE MPUB message too big 1001 > 1000"),
     (
         mpub(b"a", b"x" * 1001),
-        State.INIT,
+        ParserState.INIT,
         "E_BAD_MESSAGE MPUB message too big 1001 > 1000",
     ),
     (
         mpub(b"x" * 1001, b"y" * 1001),
-        State.INIT,
+        ParserState.INIT,
         "E_BAD_MESSAGE MPUB message too big 1001 > 1000",
     ),
     (
         b"MPUB t\n" + sized(struct.pack(">ii", 1, 9) + b"abc"),
-        State.INIT,
+        ParserState.INIT,
         "E_BAD_MESSAGE MPUB failed to read message body",
     ),
     (
         mpub(b"a", count=2),
-        State.INIT,
+        ParserState.INIT,
         "E_BAD_MESSAGE MPUB failed to read message(1) body size",
     ),
-    (b"DPUB t\n", State.INIT, "E_INVALID DPUB insufficient number of parameters"),
-    (b"DPUB $ 1\n", State.INIT, 'E_BAD_TOPIC DPUB topic name "$" is not valid'),
-    (b"DPUB t abc\n", State.INIT, "E_INVALID DPUB could not parse timeout abc"),
-    (b"DPUB t -1\n", State.INIT, "E_INVALID DPUB could not parse timeout -1"),
+    (b"DPUB t\n", ParserState.INIT, "E_INVALID DPUB insufficient number of parameters"),
+    (b"DPUB $ 1\n", ParserState.INIT, 'E_BAD_TOPIC DPUB topic name "$" is not valid'),
+    (b"DPUB t abc\n", ParserState.INIT, "E_INVALID DPUB could not parse timeout abc"),
+    (b"DPUB t -1\n", ParserState.INIT, "E_INVALID DPUB could not parse timeout -1"),
     (
         b"DPUB t 3600001\n",
-        State.INIT,
+        ParserState.INIT,
         "E_INVALID DPUB timeout 3600001 out of range 0-3600000",
     ),
-    (b"DPUB t 1\n" + sized(b""), State.INIT, "E_BAD_MESSAGE DPUB invalid message body size 0"),
-    (b"RDY 1\n", State.INIT, "E_INVALID cannot RDY in current state"),
-    (b"RDY -1\n", State.SUBSCRIBED, "E_INVALID RDY could not parse count -1"),
-    (b"RDY 2501\n", State.SUBSCRIBED, "E_INVALID RDY count 2501 out of range 0-2500"),
-    (b"FIN " + ID + b"\n", State.INIT, "E_INVALID cannot FIN in current state"),
-    (b"FIN\n", State.SUBSCRIBED, "E_INVALID FIN insufficient number of params"),
-    (b"FIN short\n", State.SUBSCRIBED, "E_INVALID invalid message ID"),
-    (b"FIN " + ID + b"0\n", State.SUBSCRIBED, "E_INVALID invalid message ID"),
-    (b"REQ " + ID + b" 1\n", State.INIT, "E_INVALID cannot REQ in current state"),
-    (b"REQ " + ID + b"\n", State.SUBSCRIBED, "E_INVALID REQ insufficient number of params"),
-    (b"REQ short 1\n", State.SUBSCRIBED, "E_INVALID invalid message ID"),
-    (b"REQ " + ID + b" abc\n", State.SUBSCRIBED, "E_INVALID REQ could not parse timeout abc"),
-    (b"REQ " + ID + b" -1\n", State.SUBSCRIBED, "E_INVALID REQ could not parse timeout -1"),
-    (b"TOUCH\n", State.SUBSCRIBED, "E_INVALID TOUCH insufficient number of params"),
-    (b"TOUCH x\n", State.SUBSCRIBED, "E_INVALID invalid message ID"),
-    (b"TOUCH " + ID + b"\n", State.INIT, "E_INVALID cannot TOUCH in current state"),
-    (b"CLS\n", State.INIT, "E_INVALID cannot CLS in current state"),
-    (b"CLS\n", State.CLOSING, "E_INVALID cannot CLS in current state"),
+    (
+        b"DPUB t 1\n" + sized(b""),
+        ParserState.INIT,
+        "E_BAD_MESSAGE DPUB invalid message body size 0",
+    ),
+    (b"RDY 1\n", ParserState.INIT, "E_INVALID cannot RDY in current state"),
+    (b"RDY -1\n", ParserState.SUBSCRIBED, "E_INVALID RDY could not parse count -1"),
+    (b"RDY 2501\n", ParserState.SUBSCRIBED, "E_INVALID RDY count 2501 out of range 0-2500"),
+    (b"FIN " + ID + b"\n", ParserState.INIT, "E_INVALID cannot FIN in current state"),
+    (b"FIN\n", ParserState.SUBSCRIBED, "E_INVALID FIN insufficient number of params"),
+    (b"FIN short\n", ParserState.SUBSCRIBED, "E_INVALID invalid message ID"),
+    (b"FIN " + ID + b"0\n", ParserState.SUBSCRIBED, "E_INVALID invalid message ID"),
+    (b"REQ " + ID + b" 1\n", ParserState.INIT, "E_INVALID cannot REQ in current state"),
+    (b"REQ " + ID + b"\n", ParserState.SUBSCRIBED, "E_INVALID REQ insufficient number of params"),
+    (b"REQ short 1\n", ParserState.SUBSCRIBED, "E_INVALID invalid message ID"),
+    (b"REQ " + ID + b" abc\n", ParserState.SUBSCRIBED, "E_INVALID REQ could not parse timeout abc"),
+    (b"REQ " + ID + b" -1\n", ParserState.SUBSCRIBED, "E_INVALID REQ could not parse timeout -1"),
+    (b"TOUCH\n", ParserState.SUBSCRIBED, "E_INVALID TOUCH insufficient number of params"),
+    (b"TOUCH x\n", ParserState.SUBSCRIBED, "E_INVALID invalid message ID"),
+    (b"TOUCH " + ID + b"\n", ParserState.INIT, "E_INVALID cannot TOUCH in current state"),
+    (b"CLS\n", ParserState.INIT, "E_INVALID cannot CLS in current state"),
+    (b"CLS\n", ParserState.CLOSING, "E_INVALID cannot CLS in current state"),
 ]
 
 
 @pytest.mark.parametrize(("data", "state", "text"), FATAL)
-def test_mistakes_are_told_in_nsqds_words(data: bytes, state: State, text: str) -> None:
+def test_mistakes_are_told_in_nsqds_words(data: bytes, state: ParserState, text: str) -> None:
     with pytest.raises(ProtocolError) as raised:
         decode(data, state)
     assert str(raised.value) == text
@@ -326,7 +352,7 @@ def test_lines_of_any_length_are_not_remembered() -> None:
         buffer = bytearray(line + b"\n" + sized(b"x"))
         decoded = reader.decode(buffer, 0, len(buffer))
         assert decoded is not None
-        assert decoded[0] == Publish("PUB", "t", [b"x"], 1, None)
+        assert decoded[0] == PublishCommand("PUB", "t", [b"x"], 1, None)
     assert sum(map(len, reader._known_lines)) < 100_000
 
 

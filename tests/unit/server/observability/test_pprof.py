@@ -5,10 +5,10 @@ import time
 
 from tests.unit.server.pprof_reader import read_profile
 
-from martlet.server.observability.pprof import Place, Profile, ValueType, stack_of
+from martlet.server.observability.pprof import CodeLocation, Profile, ValueType, stack_of
 from martlet.server.observability.sampler import Sampler, awaited_stack, thread_stacks
 
-INNER, OUTER = Place("inner", "a.py", 300), Place("Class.outer", "b.py", 7)
+INNER, OUTER = CodeLocation("inner", "a.py", 300), CodeLocation("Class.outer", "b.py", 7)
 
 
 def test_a_profile_is_read_back_as_it_was() -> None:

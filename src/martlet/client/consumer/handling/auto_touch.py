@@ -5,7 +5,7 @@ touched; and whatever the touches, when ``--max-msg-timeout`` has passed.  So, f
 message timeout, all that is being worked on is touched: messages in handlers, those that were taken
 by iterating, and batches that are not answered.  What is quick is hardly ever met at work, so this
 costs next to nothing; and a message that has waited for long is touched when it is handed out
-(`Inbox.touch_at_s`).
+(`ReceiveBuffer.touch_at_s`).
 
 A batch, or a message taken by iterating, counts as being worked on as long as anybody holds it.
 """
@@ -19,9 +19,9 @@ from collections import deque
 from collections.abc import Iterable
 from weakref import ReferenceType, WeakKeyDictionary, WeakSet, ref
 
-from martlet.client.consumer.acks import Answers
+from martlet.client.consumer.acks import AckBatcher
 from martlet.client.consumer.batch import Batch
-from martlet.client.consumer.handling.handed_out import Lent
+from martlet.client.consumer.handling.handed_out import HandedOut
 from martlet.client.consumer.handling.worker import Worker
 from martlet.client.consumer.message import Message
 
@@ -32,7 +32,7 @@ MANY = 1000
 """Of so many batches, those that are done with are sought out."""
 
 
-class Toucher:
+class AutoTouch:
     """Touches what is being worked on, every so often while there is something.
 
     Args:
@@ -40,7 +40,7 @@ class Toucher:
         lent: what was taken by iterating.
     """
 
-    def __init__(self, is_on: bool, lent: Lent) -> None:
+    def __init__(self, is_on: bool, lent: HandedOut) -> None:
         self.is_on = is_on
         self._lent = lent
         self._lent_since_s: WeakKeyDictionary[Message, float] = WeakKeyDictionary()
@@ -138,7 +138,7 @@ class Toucher:
             if self._may_touch(answers, now_s - since_s, message):
                 answers.touch(message.id)
 
-    def _may_touch(self, answers: Answers, at_work_s: float, what: Message | Batch) -> bool:
+    def _may_touch(self, answers: AckBatcher, at_work_s: float, what: Message | Batch) -> bool:
         """Whether the broker would heed it; says once when it no longer does."""
         left_s = answers.max_message_timeout_s - at_work_s
         if left_s <= 0 and what not in self._overdue:

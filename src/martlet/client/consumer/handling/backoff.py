@@ -30,7 +30,7 @@ NOBODY_WAIT_S = 1.0
 """Where there is no connection to try a message at, it is tried so much later."""
 
 
-class State(Enum):
+class BackoffState(Enum):
     """What may flow."""
 
     OPEN = "open"
@@ -38,7 +38,7 @@ class State(Enum):
     TRIAL = "trial"
 
 
-class Event(Enum):
+class BackoffEvent(Enum):
     """What happened.  Those that end in a condition are told apart by the machine itself."""
 
     SUCCESS = auto()
@@ -56,7 +56,7 @@ class Event(Enum):
     """The same, without a connection."""
 
 
-class Action(Enum):
+class BackoffAction(Enum):
     """What is to be done."""
 
     NOTHING = auto()
@@ -71,39 +71,55 @@ class Action(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BackoffTransition:
     """What an event does: the change of the level, the state after it, and what is to be done."""
 
     level_change: int
-    state: State
-    action: Action
+    state: BackoffState
+    action: BackoffAction
 
 
-_STAY_OPEN = Step(0, State.OPEN, Action.NOTHING)
-_STAY_BLOCKED = Step(0, State.BLOCKED, Action.NOTHING)
-_STAY_IN_TRIAL = Step(0, State.TRIAL, Action.NOTHING)
+_STAY_OPEN = BackoffTransition(0, BackoffState.OPEN, BackoffAction.NOTHING)
+_STAY_BLOCKED = BackoffTransition(0, BackoffState.BLOCKED, BackoffAction.NOTHING)
+_STAY_IN_TRIAL = BackoffTransition(0, BackoffState.TRIAL, BackoffAction.NOTHING)
 
-TABLE: dict[tuple[State, Event], Step] = {
-    (State.OPEN, Event.SUCCESS): _STAY_OPEN,
-    (State.OPEN, Event.FAILURE): Step(+1, State.BLOCKED, Action.BLOCK),
-    (State.OPEN, Event.FAILURE_AT_LIMIT): _STAY_OPEN,  # Backing off is off.
-    (State.OPEN, Event.REQUEUE): _STAY_OPEN,
-    (State.OPEN, Event.ELAPSED): _STAY_OPEN,
-    (State.OPEN, Event.ELAPSED_ALONE): _STAY_OPEN,
-    (State.BLOCKED, Event.SUCCESS): _STAY_BLOCKED,
-    (State.BLOCKED, Event.SUCCESS_AT_LEVEL_1): _STAY_BLOCKED,
-    (State.BLOCKED, Event.FAILURE): _STAY_BLOCKED,
-    (State.BLOCKED, Event.FAILURE_AT_LIMIT): _STAY_BLOCKED,
-    (State.BLOCKED, Event.REQUEUE): _STAY_BLOCKED,
-    (State.BLOCKED, Event.ELAPSED): Step(0, State.TRIAL, Action.TRY),
-    (State.BLOCKED, Event.ELAPSED_ALONE): Step(0, State.BLOCKED, Action.WAIT),
-    (State.TRIAL, Event.SUCCESS): Step(-1, State.BLOCKED, Action.BLOCK),
-    (State.TRIAL, Event.SUCCESS_AT_LEVEL_1): Step(-1, State.OPEN, Action.RESUME),
-    (State.TRIAL, Event.FAILURE): Step(+1, State.BLOCKED, Action.BLOCK),
-    (State.TRIAL, Event.FAILURE_AT_LIMIT): Step(0, State.BLOCKED, Action.BLOCK),
-    (State.TRIAL, Event.REQUEUE): Step(0, State.BLOCKED, Action.BLOCK),
-    (State.TRIAL, Event.ELAPSED): _STAY_IN_TRIAL,
-    (State.TRIAL, Event.ELAPSED_ALONE): _STAY_IN_TRIAL,
+TABLE: dict[tuple[BackoffState, BackoffEvent], BackoffTransition] = {
+    (BackoffState.OPEN, BackoffEvent.SUCCESS): _STAY_OPEN,
+    (BackoffState.OPEN, BackoffEvent.FAILURE): BackoffTransition(
+        +1, BackoffState.BLOCKED, BackoffAction.BLOCK
+    ),
+    (BackoffState.OPEN, BackoffEvent.FAILURE_AT_LIMIT): _STAY_OPEN,  # Backing off is off.
+    (BackoffState.OPEN, BackoffEvent.REQUEUE): _STAY_OPEN,
+    (BackoffState.OPEN, BackoffEvent.ELAPSED): _STAY_OPEN,
+    (BackoffState.OPEN, BackoffEvent.ELAPSED_ALONE): _STAY_OPEN,
+    (BackoffState.BLOCKED, BackoffEvent.SUCCESS): _STAY_BLOCKED,
+    (BackoffState.BLOCKED, BackoffEvent.SUCCESS_AT_LEVEL_1): _STAY_BLOCKED,
+    (BackoffState.BLOCKED, BackoffEvent.FAILURE): _STAY_BLOCKED,
+    (BackoffState.BLOCKED, BackoffEvent.FAILURE_AT_LIMIT): _STAY_BLOCKED,
+    (BackoffState.BLOCKED, BackoffEvent.REQUEUE): _STAY_BLOCKED,
+    (BackoffState.BLOCKED, BackoffEvent.ELAPSED): BackoffTransition(
+        0, BackoffState.TRIAL, BackoffAction.TRY
+    ),
+    (BackoffState.BLOCKED, BackoffEvent.ELAPSED_ALONE): BackoffTransition(
+        0, BackoffState.BLOCKED, BackoffAction.WAIT
+    ),
+    (BackoffState.TRIAL, BackoffEvent.SUCCESS): BackoffTransition(
+        -1, BackoffState.BLOCKED, BackoffAction.BLOCK
+    ),
+    (BackoffState.TRIAL, BackoffEvent.SUCCESS_AT_LEVEL_1): BackoffTransition(
+        -1, BackoffState.OPEN, BackoffAction.RESUME
+    ),
+    (BackoffState.TRIAL, BackoffEvent.FAILURE): BackoffTransition(
+        +1, BackoffState.BLOCKED, BackoffAction.BLOCK
+    ),
+    (BackoffState.TRIAL, BackoffEvent.FAILURE_AT_LIMIT): BackoffTransition(
+        0, BackoffState.BLOCKED, BackoffAction.BLOCK
+    ),
+    (BackoffState.TRIAL, BackoffEvent.REQUEUE): BackoffTransition(
+        0, BackoffState.BLOCKED, BackoffAction.BLOCK
+    ),
+    (BackoffState.TRIAL, BackoffEvent.ELAPSED): _STAY_IN_TRIAL,
+    (BackoffState.TRIAL, BackoffEvent.ELAPSED_ALONE): _STAY_IN_TRIAL,
 }
 """Each state with each event; what is not here cannot be, since only OPEN has level 0."""
 
@@ -146,35 +162,35 @@ class FailureGate:
     Attributes:
         state: where it stands.
         level: how often the wait is doubled; 0 where it is open.
-        wait_s: what to set the timer to, after `Action.BLOCK` and `Action.WAIT`.
+        wait_s: what to set the timer to, after `BackoffAction.BLOCK` and `BackoffAction.WAIT`.
     """
 
     def __init__(self, settings: FailureBackoff, chance: Callable[[], float]) -> None:
-        self.state = State.OPEN
+        self.state = BackoffState.OPEN
         self.level = 0
         self.wait_s = 0.0
         self._settings = settings
         self._chance = chance
 
-    def feed(self, event: Event, *, is_connected: bool = True) -> Action:
+    def feed(self, event: BackoffEvent, *, is_connected: bool = True) -> BackoffAction:
         """This happened: go on, and tell what is to be done."""
         step = TABLE[self.state, self._told_apart(event, is_connected)]
         self.level += step.level_change
         self.state = step.state
-        if step.action is Action.BLOCK:
+        if step.action is BackoffAction.BLOCK:
             wait_s = self._settings.wait_s(self.level, self._chance)
             self.wait_s = min(wait_s, self._settings.max_s)
-        elif step.action is Action.WAIT:
+        elif step.action is BackoffAction.WAIT:
             self.wait_s = NOBODY_WAIT_S
         return step.action
 
-    def _told_apart(self, event: Event, is_connected: bool) -> Event:
-        if event is Event.SUCCESS and self.level == 1:
-            return Event.SUCCESS_AT_LEVEL_1
-        if event is Event.FAILURE and self.state is not State.BLOCKED:
+    def _told_apart(self, event: BackoffEvent, is_connected: bool) -> BackoffEvent:
+        if event is BackoffEvent.SUCCESS and self.level == 1:
+            return BackoffEvent.SUCCESS_AT_LEVEL_1
+        if event is BackoffEvent.FAILURE and self.state is not BackoffState.BLOCKED:
             next_s = self._settings.wait_s(self.level + 1, self._chance)
             if next_s > self._settings.max_s or not self._settings.max_s:
-                return Event.FAILURE_AT_LIMIT
-        if event is Event.ELAPSED and not is_connected:
-            return Event.ELAPSED_ALONE
+                return BackoffEvent.FAILURE_AT_LIMIT
+        if event is BackoffEvent.ELAPSED and not is_connected:
+            return BackoffEvent.ELAPSED_ALONE
         return event

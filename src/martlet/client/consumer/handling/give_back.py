@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from martlet.client.consumer.acks import Answers
-    from martlet.client.consumer.buffer import Inbox
+    from martlet.client.consumer.acks import AckBatcher
+    from martlet.client.consumer.buffer import ReceiveBuffer
 
-Late = list[tuple["Answers", NDArray[np.void]]]
+Late = list[tuple["AckBatcher", NDArray[np.void]]]
 """The ids of messages, by whom they are answered."""
 PART = 1 / 4
 """What is left of its time when a message is given back, at the most."""
@@ -31,7 +31,7 @@ def _none(_until_s: float) -> Late:
     return []
 
 
-class Returner:
+class UnstartedReturner:
     """Looks every so often for what has waited for too long.
 
     Args:
@@ -43,8 +43,8 @@ class Returner:
         returned_count: how many were given back since messages were asked for last.
     """
 
-    def __init__(self, inbox: Inbox) -> None:
-        self.hold: Callable[[Answers], None] = lambda _answers: None
+    def __init__(self, inbox: ReceiveBuffer) -> None:
+        self.hold: Callable[[AckBatcher], None] = lambda _answers: None
         self.go_on: Callable[[], None] = lambda: None
         self.besides: Callable[[float], Late] = _none
         self.returned_count = 0

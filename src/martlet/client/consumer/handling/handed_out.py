@@ -12,7 +12,7 @@ from weakref import ReferenceType, ref
 from martlet.client.consumer.message import Message
 
 
-class Lent:
+class HandedOut:
     """Remembers messages until they are answered.
 
     Args:

@@ -37,7 +37,7 @@ logger = logging.getLogger("martlet.client")
 
 _ENDED = "a process that handled messages has ended"
 
-Place = Literal["threads", "processes"]
+HandlerPlace = Literal["threads", "processes"]
 
 PlainHandler = Callable[[MessageView], object]
 """Handles a message in a thread or a process."""
@@ -64,7 +64,7 @@ class HandlerPool:
         ValueError: it is a coroutine function, or cannot be sent to a process.
     """
 
-    def __init__(self, handler: PlainHandler, place: Place, size: int) -> None:
+    def __init__(self, handler: PlainHandler, place: HandlerPlace, size: int) -> None:
         if inspect.iscoroutinefunction(handler):
             raise ValueError(f"{handler!r} is a coroutine function: those run on the event loop")
         if place == "processes":

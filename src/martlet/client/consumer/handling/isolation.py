@@ -16,7 +16,7 @@ _PAUSE_S = 0.01
 """How often it is seen whether the application has answered what it took."""
 
 
-class Solitude:
+class SuspectIsolation:
     """Says when a suspect may begin, and when others may again.
 
     Args:

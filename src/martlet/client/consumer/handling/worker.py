@@ -14,7 +14,7 @@ from inspect import isawaitable
 from types import CoroutineType
 from typing import Any
 
-from martlet.client.consumer.buffer import Inbox
+from martlet.client.consumer.buffer import ReceiveBuffer
 from martlet.client.consumer.handling.failure_policy import FailurePolicy, is_cancelled
 from martlet.client.consumer.message import Message
 
@@ -31,7 +31,7 @@ class Worker:
 
     __slots__ = ("_failures", "_handler", "_inbox", "message")
 
-    def __init__(self, inbox: Inbox, handler: Handler, failures: FailurePolicy) -> None:
+    def __init__(self, inbox: ReceiveBuffer, handler: Handler, failures: FailurePolicy) -> None:
         self.message: Message | None = None
         self._inbox = inbox
         self._handler = handler

@@ -7,14 +7,14 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal, cast
 
-from martlet.client.consumer.buffer import Inbox
-from martlet.client.consumer.handling.auto_touch import Toucher
+from martlet.client.consumer.buffer import ReceiveBuffer
+from martlet.client.consumer.handling.auto_touch import AutoTouch
 from martlet.client.consumer.handling.failure_policy import FailurePolicy
 from martlet.client.consumer.handling.worker import Handler, Worker
 from martlet.plural import counted
 
 if TYPE_CHECKING:
-    from martlet.client.consumer.handling.handler_pool import Place, PlainHandler
+    from martlet.client.consumer.handling.handler_pool import HandlerPlace, PlainHandler
 
 logger = logging.getLogger("martlet.client")
 
@@ -22,7 +22,7 @@ CANCEL_S = 0.25
 """How long a handler that is cancelled may take to end."""
 
 
-class Crew:
+class WorkerPool:
     """Has messages handled.
 
     Args:
@@ -34,7 +34,7 @@ class Crew:
         wrap: makes of a handler the one that is called.
     """
 
-    def __init__(self, inbox: Inbox, failures: FailurePolicy, toucher: Toucher) -> None:
+    def __init__(self, inbox: ReceiveBuffer, failures: FailurePolicy, toucher: AutoTouch) -> None:
         self._inbox = inbox
         self._failures = failures
         self._toucher = toucher
@@ -47,7 +47,7 @@ class Crew:
         return len(self._workers)
 
     async def run(
-        self, handler: Handler | PlainHandler, concurrency: int, on: Literal["loop"] | Place
+        self, handler: Handler | PlainHandler, concurrency: int, on: Literal["loop"] | HandlerPlace
     ) -> None:
         """Have messages handled until the inbox is closed.
 

@@ -25,9 +25,9 @@ from martlet.addresses import Address
 from martlet.client.errors import CallRefused, ClientError, ConnectionLost
 from martlet.client.group.assignment.planner import Planner
 from martlet.client.group.message import PulledMessage
-from martlet.client.group.queues.assigned_queue import HeldQueue, Hold
+from martlet.client.group.queues.assigned_queue import AssignedQueue, AssignmentState
 from martlet.client.group.queues.fetcher import ERROR_PAUSE_S, GONE
-from martlet.client.group.session import Outpost, Settings
+from martlet.client.group.session import BrokerSession, Settings
 from martlet.client.transport.connection import Connection
 from martlet.client.transport.dialer import Dialer
 
@@ -39,7 +39,7 @@ ASK_MS = 15_000
 """How long the broker may hold the question who has which queue; it is never above half a lease."""
 
 
-class Membership(Outpost):
+class BrokerMembership(BrokerSession):
     """Is a member of a group as long as it can.
 
     Args:
@@ -73,7 +73,7 @@ class Membership(Outpost):
         self._generation = 0
         self._since: dict[int, int] = {}
         """Of each queue, the generation in which it became ours."""
-        self._leaving: dict[HeldQueue, asyncio.Task[None]] = {}
+        self._leaving: dict[AssignedQueue, asyncio.Task[None]] = {}
         self._releasing: set[int] = set()
         """Of those, the queues that cannot stay any more."""
         self._errands: set[asyncio.Task[None]] = set()
@@ -187,7 +187,7 @@ class Membership(Outpost):
             for number, held in self.held.items()
             if number not in ours
             or ours[number]["since"] != self._since.get(number)
-            or held.hold is Hold.CLOSED
+            or held.hold is AssignmentState.CLOSED
         ]
         for held in gone:
             if held not in self._leaving:
@@ -221,11 +221,13 @@ class Membership(Outpost):
         await self.settings.watcher.assigned([held.place for held in taken])
         self._begin(connection, [self.held[number] for number in fresh if number in self.held])
 
-    def _prepare(self, held: HeldQueue) -> None:
+    def _prepare(self, held: AssignedQueue) -> None:
         """The broker is told what of a queue is started, where the group has a retry policy."""
         held.say_started = partial(self._say_started, held)
 
-    def _say_started(self, held: HeldQueue, runs: Sequence[tuple[int, int]], alone: bool) -> None:
+    def _say_started(
+        self, held: AssignedQueue, runs: Sequence[tuple[int, int]], alone: bool
+    ) -> None:
         """It is written before the handler begins; nobody waits for the answer."""
         connection, member = self.connection, self._member
         number = held.place.queue
@@ -237,14 +239,14 @@ class Membership(Outpost):
 
     # queues that go
 
-    def _stay(self, held: HeldQueue) -> None:
+    def _stay(self, held: AssignedQueue) -> None:
         """It is not to go, if it was to."""
         task = self._leaving.pop(held, None)
         if task is not None:
             task.cancel()
             held.stay()
 
-    async def _give_back(self, connection: Connection, held: HeldQueue) -> None:
+    async def _give_back(self, connection: Connection, held: AssignedQueue) -> None:
         """Let go of a queue once its handlers have ended."""
         if not await held.idle(self.settings.leave_timeout_s):
             logger.warning(
@@ -308,7 +310,7 @@ class Membership(Outpost):
         offsets = {
             number: held.next_commit
             for number, held in self.held.items()
-            if held.hold is not Hold.CLOSED and _has_moved(held)
+            if held.hold is not AssignmentState.CLOSED and _has_moved(held)
         }
         if not offsets:
             return
@@ -331,7 +333,7 @@ class Membership(Outpost):
             asked[int(number)].is_set_back = False
         self._heed_refusals(told.fields, asked)
 
-    def _carry_over(self, before: HeldQueue, held: HeldQueue) -> None:
+    def _carry_over(self, before: AssignedQueue, held: AssignedQueue) -> None:
         """Only offsets that rise are taken unasked.
 
         What was done is counted as committed: a commit of it may be on its way.
@@ -339,7 +341,7 @@ class Membership(Outpost):
         held.committed = before.committed
         held.is_set_back = held.fetch_offset < max(before.committed, before.next_commit)
 
-    def _heed_refusals(self, told: Mapping[str, Any], asked: Mapping[int, HeldQueue]) -> None:
+    def _heed_refusals(self, told: Mapping[str, Any], asked: Mapping[int, AssignedQueue]) -> None:
         """Offsets that were not taken: others have had these queues since."""
         for number, why in told.get("refused", {}).items():
             logger.warning(
@@ -351,7 +353,7 @@ class Membership(Outpost):
             if held is not None and why == "NOT_HELD":
                 held.close()
 
-    def _moved(self, held: HeldQueue) -> None:
+    def _moved(self, held: AssignedQueue) -> None:
         if not self.settings.auto_commit:
             return
         task = asyncio.get_running_loop().create_task(self._commit_soon())
@@ -418,6 +420,6 @@ def _reason(message: PulledMessage) -> str:
     return "rejected" if message.is_rejected else "max_attempts"
 
 
-def _has_moved(held: HeldQueue) -> bool:
+def _has_moved(held: AssignedQueue) -> bool:
     """Whether there is an offset to be committed."""
     return held.next_commit > held.committed or held.is_set_back

@@ -43,7 +43,7 @@ class RoomResolver(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class AllocationChoice:
     """How queues are shared out.
 
     Attributes:
@@ -63,7 +63,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class GroupView:
     """What a broker tells of the group.
 
     Attributes:
@@ -81,7 +81,7 @@ class Picture:
     roster: int
 
     @classmethod
-    def of(cls, told: Mapping[str, Any], address: str, taken: set[str]) -> Picture:
+    def of(cls, told: Mapping[str, Any], address: str, taken: set[str]) -> GroupView:
         """Read an answer to ``group.describe``."""
         broker = str(told["place"]["broker"])
         if broker in taken:
@@ -111,7 +111,11 @@ class Picture:
 
 
 def share_out(
-    topic: str, choice: Choice, live: Sequence[Picture], absent: Sequence[Picture], led: Set[str]
+    topic: str,
+    choice: AllocationChoice,
+    live: Sequence[GroupView],
+    absent: Sequence[GroupView],
+    led: Set[str],
 ) -> Assignment:
     """Which member is to have which queues, over all brokers.
 
@@ -137,7 +141,7 @@ def share_out(
     return allocate(choice.name, topic, queues, members)
 
 
-def _over_all(name: str, pictures: Sequence[Picture]) -> GroupMember:
+def _over_all(name: str, pictures: Sequence[GroupView]) -> GroupMember:
     """A member, with what it has and reaches at all brokers."""
     seen = [picture.members[name] for picture in pictures if name in picture.members]
     brokers = frozenset[str]().union(*(one.brokers or () for one in seen))
@@ -154,7 +158,10 @@ def _within(member: GroupMember, led: Set[str]) -> GroupMember:
 
 
 def _by_choice(
-    topic: str, choice: Choice, queues: Sequence[TopicQueue], members: Sequence[GroupMember]
+    topic: str,
+    choice: AllocationChoice,
+    queues: Sequence[TopicQueue],
+    members: Sequence[GroupMember],
 ) -> Assignment:
     """By a strategy or a resolver of the application's, which may raise anything."""
     rooms = choice.rooms
@@ -189,7 +196,11 @@ def _by_choice(
 
 
 def plan(
-    topic: str, choice: Choice, live: Sequence[Picture], absent: Sequence[Picture], led: Set[str]
+    topic: str,
+    choice: AllocationChoice,
+    live: Sequence[GroupView],
+    absent: Sequence[GroupView],
+    led: Set[str],
 ) -> dict[str, dict[str, list[int]]]:
     """What each broker that is led is to be told: the numbers of the queues of each member, by what
     it is called there.  The arguments are those of `share_out`.

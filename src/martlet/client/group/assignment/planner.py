@@ -25,10 +25,10 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from martlet.client.errors import CallRefused, ClientError
-from martlet.client.group.assignment.plan import Choice, Picture, plan
+from martlet.client.group.assignment.plan import AllocationChoice, GroupView, plan
 
 if TYPE_CHECKING:
-    from martlet.client.group.assignment.membership import Membership
+    from martlet.client.group.assignment.membership import BrokerMembership
 
 logger = logging.getLogger("martlet.client")
 
@@ -54,23 +54,23 @@ class Planner:
         name: what the consumer is called at all brokers.
     """
 
-    def __init__(self, topic: str, client_id: str, choice: Choice) -> None:
+    def __init__(self, topic: str, client_id: str, choice: AllocationChoice) -> None:
         self.name = f"{client_id}@{token_hex(8)}"
         self._topic = topic
         self._choice = choice
-        self._seen_s: dict[Membership, float] = {}
+        self._seen_s: dict[BrokerMembership, float] = {}
         """When it was a member there for the last time."""
-        self._told: dict[Membership, int] = {}
+        self._told: dict[BrokerMembership, int] = {}
         """At how many brokers we are, as the broker was told last."""
-        self._alone: set[Membership] = set()
+        self._alone: set[BrokerMembership] = set()
         """Where the broker knows no leaders."""
-        self._pictures: dict[Membership, Picture] = {}
+        self._pictures: dict[BrokerMembership, GroupView] = {}
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._has_failed = False
         self._is_closed = False
 
-    def met(self, post: Membership) -> None:
+    def met(self, post: BrokerMembership) -> None:
         """It has become a member there."""
         self._told.pop(post, None)
         self._alone.discard(post)
@@ -80,7 +80,7 @@ class Planner:
         self._seen_s[post] = asyncio.get_running_loop().time()
         self.wake()
 
-    def lost(self, post: Membership) -> None:
+    def lost(self, post: BrokerMembership) -> None:
         """It is no member there any more."""
         if post in self._seen_s:
             self._seen_s[post] = asyncio.get_running_loop().time()
@@ -120,7 +120,7 @@ class Planner:
                 )
                 self._has_failed = True
 
-    def _posts(self) -> list[Membership]:
+    def _posts(self) -> list[BrokerMembership]:
         """Where we are a member; who has gone for too long is forgotten."""
         now_s = asyncio.get_running_loop().time()
         for post, seen_s in list(self._seen_s.items()):
@@ -128,13 +128,13 @@ class Planner:
                 self._forget(post)
         return [post for post in self._seen_s if post.is_member]
 
-    def _forget(self, post: Membership) -> None:
+    def _forget(self, post: BrokerMembership) -> None:
         del self._seen_s[post]
         self._told.pop(post, None)
         self._alone.discard(post)
         self._pictures.pop(post, None)
 
-    async def _volunteer(self, posts: Sequence[Membership], is_again: bool) -> None:
+    async def _volunteer(self, posts: Sequence[BrokerMembership], is_again: bool) -> None:
         """Tell brokers at how many of them we are, where they do not know; or all of them, since
         one may have passed us over.
         """
@@ -154,17 +154,17 @@ class Planner:
             if answer is not None and post not in self._alone:
                 self._told[post] = count
 
-    async def _plan(self, posts: Sequence[Membership]) -> None:
+    async def _plan(self, posts: Sequence[BrokerMembership]) -> None:
         """Share the queues out, where we lead."""
         if all(post.roster is None for post in posts):
             return
         asked = sorted((p for p in posts if p not in self._alone), key=lambda p: str(p.address))
         told = await asyncio.gather(*(self._ask(p, p.describe_group()) for p in asked))
-        live: dict[Membership, Picture] = {}
+        live: dict[BrokerMembership, GroupView] = {}
         names: set[str] = set()
         for post, fields in zip(asked, told, strict=True):
             if fields is not None:
-                live[post] = Picture.of(fields, str(post.address), names)
+                live[post] = GroupView.of(fields, str(post.address), names)
         self._pictures |= live
         absent = [picture for post, picture in self._pictures.items() if post not in live]
         led = {picture.broker: p for p, picture in live.items() if p.roster is not None}
@@ -185,7 +185,7 @@ class Planner:
         )
 
     async def _ask(
-        self, post: Membership, call: Awaitable[Mapping[str, Any]]
+        self, post: BrokerMembership, call: Awaitable[Mapping[str, Any]]
     ) -> Mapping[str, Any] | None:
         """What a broker answers; None where it does not, and is asked again soon."""
         try:

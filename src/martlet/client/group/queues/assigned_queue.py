@@ -23,24 +23,24 @@ from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING
 
 from martlet.client.group.batch import PulledBatch
-from martlet.client.group.counters import Tally
+from martlet.client.group.counters import PullCounts
 from martlet.client.group.flow_limits import FlowLimits
-from martlet.client.group.message import PulledMessage, Stage
-from martlet.client.group.queues.fetched_chunk import Piece, joined
-from martlet.client.group.queues.offset_tracker import Progress
-from martlet.client.group.queues.queue_id import Place
-from martlet.client.group.started import Say, Starts
+from martlet.client.group.message import PulledMessage, PulledMessageState
+from martlet.client.group.queues.fetched_chunk import FetchedChunk, joined
+from martlet.client.group.queues.offset_tracker import OffsetTracker
+from martlet.client.group.queues.queue_id import QueueId
+from martlet.client.group.started import Say, StartedTracker
 from martlet.client.group.stats import QueueStats
 from martlet.protocol.nsq.message_run import FRAME_HEADER_BYTES, MessageRun
 
 if TYPE_CHECKING:
-    from martlet.client.group.queues.ready_queues import Line
+    from martlet.client.group.queues.ready_queues import ReadyQueues
 
 
 SHORT_WAIT_S = 0.001
 
 
-class Hold(Enum):
+class AssignmentState(Enum):
     """Whose the queue is."""
 
     OPEN = "open"
@@ -51,7 +51,7 @@ class Hold(Enum):
     """Not ours."""
 
 
-class HeldQueue:
+class AssignedQueue:
     """What is here of a queue.
 
     Args:
@@ -83,21 +83,21 @@ class HeldQueue:
     def __init__(
         self,
         topic: str,
-        place: Place,
+        place: QueueId,
         offset: int,
         id_base: int,
         limits: FlowLimits,
-        line: Line,
-        tally: Tally,
+        line: ReadyQueues,
+        tally: PullCounts,
     ) -> None:
         self.topic = topic
         self.place = place
         self.id_base = id_base
-        self.hold = Hold.OPEN
+        self.hold = AssignmentState.OPEN
         self.fetch_offset = self.committed = self.end_offset = offset
         self.count = self.size_bytes = self.at_work = 0
         self.is_set_back = self.is_paused = self.is_busy = self.is_in_line = False
-        self.starts: Starts | None = None
+        self.starts: StartedTracker | None = None
         self.say_started: Say | None = None
         self.on_settled: Callable[[], None] | None = None
         self._limits = limits
@@ -106,8 +106,8 @@ class HeldQueue:
         self._again: list[PulledMessage] = []
         """A heap of those that were handed out before."""
         self._ready: deque[PulledMessage] = deque()
-        self._pieces: deque[Piece] = deque()
-        self._progress = Progress()
+        self._pieces: deque[FetchedChunk] = deque()
+        self._progress = OffsetTracker()
         self._changed = asyncio.Event()
         self._newest = -1
         """The highest offset that was handed out by itself."""
@@ -118,7 +118,7 @@ class HeldQueue:
     def is_ready(self) -> bool:
         """Whether something of it can be handed out."""
         return (
-            self.hold is Hold.OPEN
+            self.hold is AssignmentState.OPEN
             and not self.is_paused
             and bool(self._ready or self._pieces or self._again)
         )
@@ -176,7 +176,7 @@ class HeldQueue:
         span = self.fetch_offset - self.next_commit
         messages = min(limits.max_messages - self.count, limits.fetch_messages)
         size_bytes = min(limits.max_bytes - self.size_bytes, limits.fetch_bytes)
-        if self.hold is not Hold.OPEN or self.is_paused or span >= limits.max_span:
+        if self.hold is not AssignmentState.OPEN or self.is_paused or span >= limits.max_span:
             return 0, 0
         if self.count and (
             messages < min(limits.fetch_messages, limits.max_messages) // 2
@@ -195,7 +195,7 @@ class HeldQueue:
     def put(self, run: MessageRun | None, next_offset: int) -> None:
         """These were fetched, and there is nothing else before that offset."""
         if run is not None:
-            self._pieces.append(Piece.of(run, self.id_base))
+            self._pieces.append(FetchedChunk.of(run, self.id_base))
             self.tally.received += run.count
             self.count += run.count
             self.size_bytes += len(run.raw)
@@ -210,7 +210,7 @@ class HeldQueue:
             self.starts = None
         elif self.say_started is not None:
             if self.starts is None:
-                self.starts = Starts(self.say_started)
+                self.starts = StartedTracker(self.say_started)
             self.starts.learn(failures)
 
     # what goes out
@@ -225,7 +225,7 @@ class HeldQueue:
             message = self._ready.popleft()
             self._newest = message.offset
             self._progress.begin(message.offset)
-        message._stage = Stage.OUT
+        message._stage = PulledMessageState.OUT
         message.attempts += 1
         self.at_work += 1
         self._line.at_work += 1
@@ -291,9 +291,9 @@ class HeldQueue:
 
     def batch_of(self, message: PulledMessage) -> PulledBatch:
         """A batch of one message that was taken."""
-        message._stage = Stage.DONE  # It is the batch that is to be finished now.
+        message._stage = PulledMessageState.DONE  # It is the batch that is to be finished now.
         self.start(message)
-        return PulledBatch(self, Piece.again([message]), (message.offset,))
+        return PulledBatch(self, FetchedChunk.again([message]), (message.offset,))
 
     def _before_charged(self, most: int) -> int:
         """How many messages are to be handed out before one that was charged, up to so many."""
@@ -325,11 +325,13 @@ class HeldQueue:
         if self._again:
             messages = [heappop(self._again) for _ in range(min(most, len(self._again)))]
             for message in messages:
-                message._stage = Stage.DONE  # It is the batch that is to be finished now.
+                message._stage = (
+                    PulledMessageState.DONE
+                )  # It is the batch that is to be finished now.
             keys = tuple(message.offset for message in messages)
-            return PulledBatch(self, Piece.again(messages), keys)
+            return PulledBatch(self, FetchedChunk.again(messages), keys)
         if self._ready:
-            self._pieces.appendleft(Piece.again(self._ready))
+            self._pieces.appendleft(FetchedChunk.again(self._ready))
             self._ready.clear()
         taken = [self._pieces.popleft()]
         count = taken[0].run.count
@@ -347,12 +349,12 @@ class HeldQueue:
 
     def finish(self, message: PulledMessage) -> None:
         """It is done."""
-        if message._stage is Stage.OUT:
+        if message._stage is PulledMessageState.OUT:
             self._end(message)
         elif message in self._again:
             self._again.remove(message)
             heapify(self._again)
-        message._stage = Stage.DONE
+        message._stage = PulledMessageState.DONE
         self._progress.end(message.offset)
         if self.starts is not None:
             self.starts.charged.pop(message.offset, None)
@@ -375,7 +377,7 @@ class HeldQueue:
 
     def put_off(self, message: PulledMessage) -> None:
         """Nobody is at work on it any more; it is not done, and waits for its time."""
-        message._stage = Stage.WAITING
+        message._stage = PulledMessageState.WAITING
         self.tally.requeued += 1
         self._end(message)
         self._changed.set()
@@ -384,9 +386,9 @@ class HeldQueue:
 
     def put_back(self, message: PulledMessage) -> None:
         """It is to be handed out again, before those that have higher offsets."""
-        if message._stage is Stage.DONE:
+        if message._stage is PulledMessageState.DONE:
             return  # Somebody has finished it while it waited.
-        if message._stage is Stage.OUT:
+        if message._stage is PulledMessageState.OUT:
             self.put_off(message)
         heappush(self._again, message)
         self.is_busy = False
@@ -439,7 +441,7 @@ class HeldQueue:
 
     def begin_leaving(self) -> None:
         """Hand out nothing more; what was not handed out is forgotten."""
-        self.hold = Hold.LEAVING
+        self.hold = AssignmentState.LEAVING
         self.fetch_offset = self._untouched
         self.count -= len(self._ready) + sum(piece.run.count for piece in self._pieces)
         self.size_bytes -= sum(len(each.body) + FRAME_HEADER_BYTES for each in self._ready)
@@ -450,20 +452,20 @@ class HeldQueue:
 
     def stay(self) -> None:
         """It is ours after all."""
-        self.hold = Hold.OPEN
+        self.hold = AssignmentState.OPEN
         self._changed.set()
         self._line.add(self)
 
     def close(self) -> None:
         """It is not ours any more."""
         self.begin_leaving()
-        self.hold = Hold.CLOSED
+        self.hold = AssignmentState.CLOSED
 
     async def idle(self, timeout_s: float) -> bool:
         """Wait until nobody is at work on it. Returns whether that is so within the time."""
         try:
             async with asyncio.timeout(timeout_s):
-                while self.at_work and self.hold is Hold.LEAVING:
+                while self.at_work and self.hold is AssignmentState.LEAVING:
                     await self.change()
         except TimeoutError:
             return False

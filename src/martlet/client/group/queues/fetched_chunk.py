@@ -16,7 +16,7 @@ _MASK = (1 << 64) - 1
 _HEAD = Struct(">IIqH16s")
 
 
-class Piece(NamedTuple):
+class FetchedChunk(NamedTuple):
     """Messages of one queue, in order.
 
     Attributes:
@@ -29,14 +29,14 @@ class Piece(NamedTuple):
     last: int
 
     @classmethod
-    def of(cls, run: MessageRun, id_base: int) -> Piece:
+    def of(cls, run: MessageRun, id_base: int) -> FetchedChunk:
         """A run of a queue, in which a message's id is its offset on that base."""
         ids = run.ids()
         first, last = (((int(bytes(ids[at]), 16) - id_base) & _MASK) for at in (0, -1))
         return cls(run, first, last)
 
     @classmethod
-    def again(cls, messages: Sequence[PulledMessage]) -> Piece:
+    def again(cls, messages: Sequence[PulledMessage]) -> FetchedChunk:
         """The same as a run, of messages that were made of one."""
         frames: list[bytes] = []
         ends: list[int] = []
@@ -57,19 +57,19 @@ class Piece(NamedTuple):
         ids = [int(id, 16) for id in self.run.ids().view("S16").tolist()]
         return [self.first + ((id - ids[0]) & _MASK) for id in ids]
 
-    def split(self, count: int) -> tuple[Piece, Piece]:
+    def split(self, count: int) -> tuple[FetchedChunk, FetchedChunk]:
         """The first so many, and the others."""
         offsets = self.offsets()
         head, rest = self.run.split(count)
         return (
-            Piece(head, self.first, offsets[count - 1]),
-            Piece(rest, offsets[count], self.last),
+            FetchedChunk(head, self.first, offsets[count - 1]),
+            FetchedChunk(rest, offsets[count], self.last),
         )
 
 
-def joined(pieces: Sequence[Piece]) -> Piece:
+def joined(pieces: Sequence[FetchedChunk]) -> FetchedChunk:
     """One piece of several that follow each other."""
     if len(pieces) == 1:
         return pieces[0]
     run = MessageRun.joined([piece.run for piece in pieces])
-    return Piece(run, pieces[0].first, pieces[-1].last)
+    return FetchedChunk(run, pieces[0].first, pieces[-1].last)

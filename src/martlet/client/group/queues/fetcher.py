@@ -20,7 +20,7 @@ from typing import Any
 
 from martlet.client.errors import CallRefused, ConnectionLost
 from martlet.client.group.flow_limits import FlowLimits
-from martlet.client.group.queues.assigned_queue import HeldQueue, Hold
+from martlet.client.group.queues.assigned_queue import AssignedQueue, AssignmentState
 from martlet.client.transport.connection import Connection
 from martlet.client.transport.property_frames import cut_messages
 from martlet.properties.model import BadProperties
@@ -53,14 +53,14 @@ class Fetcher:
     def __init__(
         self,
         connection: Connection,
-        held: HeldQueue,
+        held: AssignedQueue,
         method: str,
         fields: Mapping[str, Any],
         limits: FlowLimits,
     ) -> None:
         self.on_received: Callable[[MessageRun], object] = lambda _run: None
-        self.on_moved: Callable[[HeldQueue], object] = lambda _held: None
-        self.on_lost: Callable[[HeldQueue], object] = lambda _held: None
+        self.on_moved: Callable[[AssignedQueue], object] = lambda _held: None
+        self.on_lost: Callable[[AssignedQueue], object] = lambda _held: None
         self.on_gone: Callable[[CallRefused], object] = lambda _error: None
         self._connection = connection
         self._held = held
@@ -72,7 +72,7 @@ class Fetcher:
         """Fetch until the queue is closed, or the connection is lost."""
         held = self._held
         try:
-            while held.hold is not Hold.CLOSED:
+            while held.hold is not AssignmentState.CLOSED:
                 messages, size_bytes = held.room()
                 if not messages or not size_bytes:
                     await held.change()
@@ -99,7 +99,7 @@ class Fetcher:
             )
         except CallRefused as error:
             return await self._refused(error)
-        if held.hold is not Hold.OPEN or held.fetch_offset != asked:
+        if held.hold is not AssignmentState.OPEN or held.fetch_offset != asked:
             return True  # It is not wanted any more.
         status = fields["status"]
         if status == "NOT_HELD":

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from martlet.client.errors import ClientError
-from martlet.client.group.queues.queue_id import Place
+from martlet.client.group.queues.queue_id import QueueId
 
 _FORMAT, _VERSION = "martlet-offsets", 1
 LONGEST_BYTES = 16 << 20
@@ -42,7 +42,7 @@ class OffsetFile:
     def __init__(self, path: str | os.PathLike[str], topic: str) -> None:
         self.path = Path(path)
         self._topic = topic
-        self._offsets: dict[Place, int] = {}
+        self._offsets: dict[QueueId, int] = {}
         self._writing = threading.Lock()
         if not self.path.parent.is_dir():
             raise BadOffsetFile(f"{self.path}: there is no folder {self.path.parent}: make it")
@@ -53,7 +53,7 @@ class OffsetFile:
             return
         self._offsets = self._parsed(data)
 
-    def _parsed(self, data: bytes) -> dict[Place, int]:
+    def _parsed(self, data: bytes) -> dict[QueueId, int]:
         try:
             if len(data) > LONGEST_BYTES:
                 raise ValueError(f"it is longer than {LONGEST_BYTES} bytes")
@@ -62,7 +62,7 @@ class OffsetFile:
                 raise ValueError(f"its format is {told['format']!r} {told['version']!r}")
             topic, offsets = told["topic"], told["offsets"]
             found = {
-                Place(broker, int(number)): offset
+                QueueId(broker, int(number)): offset
                 for broker, queues in offsets.items()
                 for number, offset in queues.items()
             }
@@ -80,16 +80,16 @@ class OffsetFile:
             )
         return found
 
-    def get(self, place: Place) -> int | None:
+    def get(self, place: QueueId) -> int | None:
         """Where the consumer was in a queue; None where it never was."""
         return self._offsets.get(place)
 
-    def write(self, offsets: dict[Place, int]) -> None:
+    def write(self, offsets: dict[QueueId, int]) -> None:
         """Keep these, beside those of other queues, on the disk. Raises OSError."""
         with self._writing:
             self._write(offsets)
 
-    def _write(self, offsets: dict[Place, int]) -> None:
+    def _write(self, offsets: dict[QueueId, int]) -> None:
         self._offsets |= offsets
         brokers: dict[str, dict[str, int]] = {}
         for place in sorted(self._offsets):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 
-class Progress:
+class OffsetTracker:
     """Which offsets were begun and are not done."""
 
     __slots__ = ("_begun", "_ended")

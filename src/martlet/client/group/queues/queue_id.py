@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 
-class Place(NamedTuple):
+class QueueId(NamedTuple):
     """A queue, among all that a consumer may hold.
 
     Attributes:
@@ -21,7 +21,7 @@ class Place(NamedTuple):
         return f"queue {self.queue} at {self.broker}"
 
 
-def find_place(wanted: Place | tuple[str, int] | int, held: Iterable[Place]) -> Place:
+def find_place(wanted: QueueId | tuple[str, int] | int, held: Iterable[QueueId]) -> QueueId:
     """The one that is meant, a number alone being enough where it is no other broker's too.
 
     Raises:

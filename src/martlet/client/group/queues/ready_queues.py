@@ -12,15 +12,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from martlet.client.consumer.waiters import Takers
+from martlet.client.consumer.waiters import Waiters
 
 if TYPE_CHECKING:
     from martlet.client.group.batch import PulledBatch
     from martlet.client.group.message import PulledMessage
-    from martlet.client.group.queues.assigned_queue import HeldQueue
+    from martlet.client.group.queues.assigned_queue import AssignedQueue
 
 
-class Line(Takers):
+class ReadyQueues(Waiters):
     """The queues that have something."""
 
     def __init__(self) -> None:
@@ -29,13 +29,13 @@ class Line(Takers):
         """How many messages or batches are handed out, of all queues."""
         self.on_lost_often: Callable[[PulledMessage, int], object] = lambda _message, _count: None
         """Gets messages, with how many members were lost by them, that are to be dead letters."""
-        self._queues: deque[HeldQueue] = deque()
+        self._queues: deque[AssignedQueue] = deque()
         self._is_alone = False
         """Whether what is handed out was charged before."""
         self.is_held_back = False
         """Whether others wait until nothing is handed out."""
 
-    def add(self, held: HeldQueue) -> None:
+    def add(self, held: AssignedQueue) -> None:
         """There may be something of it to be handled."""
         if not held.is_in_line and held.is_ready:
             held.is_in_line = True
@@ -106,7 +106,7 @@ class Line(Takers):
                 return batch
         return None
 
-    def _batch_of(self, held: HeldQueue, most: int) -> PulledBatch | None:
+    def _batch_of(self, held: AssignedQueue, most: int) -> PulledBatch | None:
         """The next messages of a queue; None where the next one is withheld."""
         if not held.has_charged:
             return held.take_batch(most)
@@ -114,7 +114,7 @@ class Line(Takers):
         message = held.take()
         return None if held.withhold(message, alone=alone) else held.batch_of(message)
 
-    def _next(self, in_order: bool) -> HeldQueue | None:
+    def _next(self, in_order: bool) -> AssignedQueue | None:
         """The queue whose turn it is."""
         queues = self._queues
         if self._is_alone:
@@ -131,7 +131,7 @@ class Line(Takers):
             return held
         return None
 
-    def _back(self, held: HeldQueue, in_order: bool) -> None:
+    def _back(self, held: AssignedQueue, in_order: bool) -> None:
         """Let it wait for its next turn, if there is more of it; let the next one take its own."""
         if held.is_ready and not (in_order and held.is_busy):
             held.is_in_line = True

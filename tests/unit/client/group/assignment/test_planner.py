@@ -10,8 +10,8 @@ import pytest
 
 from martlet.addresses import Address
 from martlet.client.group.assignment import planner
-from martlet.client.group.assignment.membership import Membership
-from martlet.client.group.assignment.plan import Choice
+from martlet.client.group.assignment.membership import BrokerMembership
+from martlet.client.group.assignment.plan import AllocationChoice
 from martlet.client.group.assignment.planner import Planner
 
 
@@ -55,15 +55,15 @@ async def test_a_broker_that_is_found_anew_counts_once(
     """Its queues were planned twice, which the broker refused until it was forgotten."""
     monkeypatch.setattr(planner, "SETTLE_S", 0.0)
     before, anew, other = (Post(at, ["a", "b"]) for at in ("x:1", "x:1", "y:1"))
-    planning = Planner("t", "a", Choice(strategy))
+    planning = Planner("t", "a", AllocationChoice(strategy))
     try:
         async with asyncio.timeout(10):
             for post in (before, other):
-                planning.met(cast("Membership", post))
+                planning.met(cast("BrokerMembership", post))
             await before.planned.wait()
             before.is_member = False
-            planning.lost(cast("Membership", before))
-            planning.met(cast("Membership", anew))
+            planning.lost(cast("BrokerMembership", before))
+            planning.met(cast("BrokerMembership", anew))
             await anew.planned.wait()
     finally:
         await planning.close()

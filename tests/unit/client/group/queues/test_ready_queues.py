@@ -7,11 +7,11 @@ import asyncio
 import pytest
 from tests.unit.client.scripted_broker import message_frame
 
-from martlet.client import Place
-from martlet.client.group.counters import Tally
+from martlet.client import QueueId
+from martlet.client.group.counters import PullCounts
 from martlet.client.group.flow_limits import FlowLimits
-from martlet.client.group.queues.assigned_queue import HeldQueue
-from martlet.client.group.queues.ready_queues import Line
+from martlet.client.group.queues.assigned_queue import AssignedQueue
+from martlet.client.group.queues.ready_queues import ReadyQueues
 from martlet.protocol.nsq.message_run import MessageRun
 
 LIMIT_S = 5.0
@@ -40,9 +40,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def queue_in(line: Line, count: int = 1) -> HeldQueue:
+def queue_in(line: ReadyQueues, count: int = 1) -> AssignedQueue:
     """A queue with messages that were fetched."""
-    held = HeldQueue("t", Place("b:1", 0), 0, 0, FlowLimits(), line, Tally())
+    held = AssignedQueue("t", QueueId("b:1", 0), 0, 0, FlowLimits(), line, PullCounts())
     frames = [message_frame(b"%d" % offset, number=offset) for offset in range(count)]
     held.put(MessageRun.uniform(b"".join(frames), len(frames[0])), count)
     return held
@@ -54,7 +54,7 @@ async def test_a_turn_that_ends_while_it_is_looked_at_leaves_no_message_behind(
     """A process that was stopped for longer than a turn, just there, waited for a message that was
     in the line, and was not woken by later ones of the same queue.
     """
-    line = Line()
+    line = ReadyQueues()
     line.turn_ends_at_s = clock.now_s
     queue_in(line)
     clock.steps_s = [1.0]
@@ -67,7 +67,7 @@ async def test_a_turn_that_ends_while_it_is_looked_at_leaves_no_message_behind(
 async def test_a_wake_up_of_a_taker_that_is_cancelled_while_it_rests_is_for_another(
     clock: Clock,
 ) -> None:
-    line = Line()
+    line = ReadyQueues()
     line.turn_ends_at_s = clock.now_s
     takers = [asyncio.create_task(line.message()) for _ in range(2)]
     await asyncio.sleep(0)

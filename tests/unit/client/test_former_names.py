@@ -1,0 +1,17 @@
+"""What the package was imported by before is still there, and says how it is called now."""
+
+import pytest
+
+import martlet.client
+from martlet.client import PullCounts, QueueId
+
+
+@pytest.mark.parametrize(("former", "now"), [("Place", QueueId), ("Tally", PullCounts)])
+def test_a_former_name_is_the_same_class_and_warns(former: str, now: type) -> None:
+    with pytest.warns(DeprecationWarning, match=f"{former} is {now.__name__} now"):
+        assert getattr(martlet.client, former) is now
+
+
+def test_other_names_are_not_there() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Outpost'"):
+        getattr(martlet.client, "Outpost")  # noqa: B009 - it is not there
