@@ -18,7 +18,7 @@ from pathlib import Path
 
 from martlet.durations import parse_duration
 
-LONGEST_EXTRA_S = 60.0
+MAX_EXTRA_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def run_tool(path: Path, connections: int, seconds: float, arguments: list[str])
         command,
         capture_output=True,
         text=True,
-        timeout=seconds + LONGEST_EXTRA_S,
+        timeout=seconds + MAX_EXTRA_S,
         check=False,
         env={**os.environ, "GOMAXPROCS": str(connections)},
     )

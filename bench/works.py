@@ -23,9 +23,9 @@ from publish import AT_ONCE, BATCH, BODY
 from martlet.client import Producer
 from martlet.testing import BrokerProcess
 
-LONGEST_RUN_S = 600
+MAX_RUN_S = 600
 SETTLE_S = 10
-MOST_A_SECOND = 2_000_000
+MAX_PER_SECOND = 2_000_000
 """So many messages are stored for each second of bench_reader, which is to find enough of them."""
 READER_TOPIC = "bench-reader"
 
@@ -84,7 +84,7 @@ def consume(brokers: Sequence[BrokerProcess], given: Namespace) -> Contest:
 
     contestants: Contestants = {client: partial(run, client) for client in given.clients}
     if given.bench_reader:
-        stored = int(MOST_A_SECOND * given.tool_seconds)
+        stored = int(MAX_PER_SECOND * given.tool_seconds)
         counts = _connection_counts()
         channels = [f"{count}-{n}" for count in counts for n in range(given.repeat)]
         _store([broker], READER_TOPIC, channels, stored)
@@ -170,7 +170,7 @@ def _process(script: Any, arguments: list[str]) -> dict[str, float]:
     """Run the script of one client, and return what it prints."""
     command = [sys.executable, script.__file__, *arguments]
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, timeout=LONGEST_RUN_S, check=False
+        command, stdout=subprocess.PIPE, text=True, timeout=MAX_RUN_S, check=False
     )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended by {done.returncode}")

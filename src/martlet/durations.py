@@ -15,7 +15,7 @@ SECOND_NS = 1_000_000_000
 MINUTE_NS = 60 * SECOND_NS
 HOUR_NS = 60 * MINUTE_NS
 
-LONGEST_NS = 2**63 - 1
+MAX_NS = 2**63 - 1
 """The longest duration: 64 bits with a sign, about 292 years."""
 
 _UNITS_NS = {
@@ -59,7 +59,7 @@ def parse_duration(text: str) -> int:
             raise ValueError(f"{text!r} has the unknown unit {unit!r}; use ns, us, ms, s, m or h")
         total += _times(term, _UNITS_NS[unit])[0]
         place = term.end()
-    if total > LONGEST_NS:
+    if total > MAX_NS:
         raise ValueError(f"{text!r} is too long; the longest duration is about 2562047h")
     return -total if negative else total
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-LONGEST_NAME = 64
+MAX_NAME_LENGTH = 64
 EPHEMERAL = "#ephemeral"
 _VALID = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?", re.ASCII)
 
@@ -13,7 +13,7 @@ def is_valid_name(name: str) -> bool:
     """Whether a topic or a channel may be called that: 1 to 64 of ``.a-zA-Z0-9_-``, and the suffix
     ``#ephemeral`` for one that is not to be kept.
     """
-    return len(name) <= LONGEST_NAME and _VALID.fullmatch(name) is not None
+    return len(name) <= MAX_NAME_LENGTH and _VALID.fullmatch(name) is not None
 
 
 def is_system(name: str) -> bool:

@@ -22,7 +22,7 @@ from martlet.tools.dead_letter import body_of
 pytestmark = pytest.mark.crash
 
 SEGMENT_BYTES = 1 << 17
-MOST_BYTES = 8 * SEGMENT_BYTES
+MAX_BYTES = 8 * SEGMENT_BYTES
 INDEX_BYTES = 1 << 16
 """What indexes may grow by until the next segment is made, and all is counted."""
 BATCH = 50
@@ -34,7 +34,7 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BrokerPro
     with BrokerProcess(
         tmp_path / "data",
         f"--max-bytes-per-file={SEGMENT_BYTES}",
-        f"--max-disk-bytes={MOST_BYTES}",
+        f"--max-disk-bytes={MAX_BYTES}",
         "--min-free-bytes=0",
         "--disk-full-policy=drop-oldest",
         "--checkpoint-interval=50ms",
@@ -72,7 +72,7 @@ async def test_publishing_never_ends(broker: BrokerProcess) -> None:
             wire.send(mpub("t", bodies))
             await wire.ok()
             answered.extend(bodies)
-            assert taken_bytes(broker) <= MOST_BYTES + INDEX_BYTES
+            assert taken_bytes(broker) <= MAX_BYTES + INDEX_BYTES
 
     await http(broker.http_address, "/topic/create?topic=t", b"")
     await http(broker.http_address, "/channel/create?topic=t&channel=c", b"")
@@ -130,7 +130,7 @@ async def test_dead_letters_and_what_is_left_are_all_that_was_answered(
     kept = tmp_path / "kept"
     arguments = (
         f"--max-bytes-per-file={SEGMENT_BYTES}",
-        f"--max-disk-bytes={MOST_BYTES}",
+        f"--max-disk-bytes={MAX_BYTES}",
         "--min-free-bytes=0",
         "--disk-full-policy=dead-letter",
         f"--dead-letter-path={kept}",

@@ -37,7 +37,7 @@ from tests.interop.bystanders import others, undisturbed
 from tests.interop.memory import MIB, private_bytes
 from tests.interop.nsqd_process import NEEDS_NSQD
 
-from martlet.log.index import MOST_ROWS_IN_MEMORY
+from martlet.log.index import MAX_ROWS_IN_MEMORY
 from martlet.testing import Broker, BrokerProcess
 
 pytestmark = pytest.mark.interop
@@ -432,7 +432,7 @@ async def test_no_file_descriptor_for_an_index_stops_nobody_else(tmp_path: Path)
         await http(process.http_address, "/topic/create?topic=t", b"")
         await http(process.http_address, "/channel/create?topic=t&channel=c", b"")
         publisher = await Wire.open(address)
-        bodies = [b"%d" % number for number in range(MOST_ROWS_IN_MEMORY + 10)]
+        bodies = [b"%d" % number for number in range(MAX_ROWS_IN_MEMORY + 10)]
         publisher.send(b"".join(pub("t", body) for body in bodies[:10]))
         for _ in range(10):
             await publisher.ok()

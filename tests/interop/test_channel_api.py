@@ -113,7 +113,7 @@ async def test_a_long_body_is_cut_between_characters(reader: Reader) -> None:
 async def test_an_answer_has_a_limit(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     from martlet.server.http import channel_api
 
-    monkeypatch.setattr(channel_api, "MOST_ANSWER_BYTES", 10)
+    monkeypatch.setattr(channel_api, "MAX_ANSWER_BYTES", 10)
     await publish(reader, 4, start=1000)
     await reader.post("/channel/create", topic="t", channel="c")
     told = await peek(reader)

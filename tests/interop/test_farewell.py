@@ -98,7 +98,7 @@ async def flood(wire: Wire) -> None:
 
 
 async def test_who_goes_on_sending_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(farewell, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(farewell, "MAX_BYTES", 1 << 20)
     async with Broker() as broker:
         wire = await Wire.open(broker.tcp_address)
         wire.send(b"BAD\n")
@@ -119,7 +119,7 @@ async def test_who_does_not_hang_up_is_cut_off(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_no_more_than_some_may_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(farewell, "MOST_AT_ONCE", 3)
+    monkeypatch.setattr(farewell, "MAX_AT_ONCE", 3)
     async with Broker() as broker:
         wires = [await Wire.open(broker.tcp_address) for _ in range(5)]
         for wire in wires:

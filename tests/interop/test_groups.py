@@ -479,8 +479,8 @@ async def test_a_group_that_is_deleted_ends_what_waits_for_it(broker: Broker) ->
 async def test_members_and_waiting_fetches_have_limits(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership, "MOST_MEMBERS", 1)
-    monkeypatch.setattr(fetch_calls, "MOST_WAITING", 1)
+    monkeypatch.setattr(membership, "MAX_MEMBERS", 1)
+    monkeypatch.setattr(fetch_calls, "MAX_WAITING", 1)
     async with connected(broker) as connection:
         member = await Member(connection, "a").join()
         with pytest.raises(CallRefused, match="LIMIT_REACHED the group has 1 members"):

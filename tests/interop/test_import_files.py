@@ -99,7 +99,7 @@ def test_each_channel_gets_its_own_and_each_message_is_stored_once(
 
 @pytest.mark.parametrize(
     ("limit", "value"),
-    [("MOST_GROUPS", 3), ("MOST_GROUPS", 0), ("MOST_TRIED", 5), ("MOST_COMPARED_CHANNELS", 2)],
+    [("MAX_GROUPS", 3), ("MAX_GROUPS", 0), ("MAX_TRIED", 5), ("MAX_COMPARED_CHANNELS", 2)],
 )
 def test_beyond_a_limit_more_is_stored_and_nothing_is_lost(
     source: Path, data: Path, limit: str, value: int, monkeypatch: pytest.MonkeyPatch
@@ -115,7 +115,7 @@ def test_beyond_a_limit_more_is_stored_and_nothing_is_lost(
         write_queue(source, f"t:{name}", own, per_file=20)
     write_metadata(source, {"t": channels})
     outcome = imported(source, data, most_copies=150)
-    assert {"MOST_TRIED": "begin at attempt 1 again", "MOST_COMPARED_CHANNELS": "not compared"}.get(
+    assert {"MAX_TRIED": "begin at attempt 1 again", "MAX_COMPARED_CHANNELS": "not compared"}.get(
         limit, ""
     ) in "".join(outcome.entry.report)
     assert left_of(data, *(f"t:{name}" for name in channels)) == {

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
 from martlet.broker.channel.cursor import Cursor
-from martlet.broker.channel.ordering import MOST_PARKED
+from martlet.broker.channel.ordering import MAX_PARKED
 from martlet.properties.model import Properties
 
 TIMEOUT_NS = 5 * SECOND_NS
@@ -204,7 +204,7 @@ def test_parked_messages_have_a_limit_and_the_cursor_waits() -> None:
     ordered.core.wait(SECOND_NS)
     channel = ordered.core.channel("t")
     assert client.bodies == [b"0"]
-    assert channel.cursor.next == MOST_PARKED + 1
+    assert channel.cursor.next == MAX_PARKED + 1
     assert channel.depth == 3000
     for number in range(3000):
         client.finish(number)

@@ -32,7 +32,7 @@ from martlet.log.record import FRAME_HEADER_BYTES
 
 TIMEOUT_NS = 5 * SECOND_NS
 DELAYS_NS = (SECOND_NS // 2, SECOND_NS)
-MOST_FAILURES = 2
+MAX_FAILURES = 2
 DEAD = "t.c.dead"
 
 
@@ -66,7 +66,7 @@ class Retried:
         self.crashed = False
         self.core.channel("t")
         policy = ChannelPolicy(
-            max_attempts=MOST_FAILURES,
+            max_attempts=MAX_FAILURES,
             retry_delays_ms=tuple(delay_ns // 10**6 for delay_ns in DELAYS_NS),
         )
         self.core.broker.topic("t").configure_channel("c", policy)
@@ -116,7 +116,7 @@ class Retried:
             assert len(both) == len(set(both))
         for letter in self.letters():
             failures = int(letter.note("failures"))
-            assert failures >= MOST_FAILURES or letter.body in self.rejected
+            assert failures >= MAX_FAILURES or letter.body in self.rejected
 
     def _look(self) -> None:
         now_ns = self.core.clock.now_ns
@@ -124,7 +124,7 @@ class Retried:
             for number in range(self.seen[client], len(client.got)):
                 offset, attempts = client.offset(number), client.got[number].attempts
                 assert attempts == self.attempts.get(offset, 0) + 1
-                assert self.failures.get(offset, 0) < MOST_FAILURES or self.crashed
+                assert self.failures.get(offset, 0) < MAX_FAILURES or self.crashed
                 assert now_ns >= self.not_before_ns.get(offset, 0)
                 self.attempts[offset] = attempts
                 self.held[client].append(number)
@@ -192,7 +192,7 @@ class Retried:
         failures = self.failures[offset] = self.failures.get(offset, 0) + 1
         delay_ns = asked_ns or DELAYS_NS[min(failures, len(DELAYS_NS)) - 1]
         self.not_before_ns[offset] = self.core.clock.now_ns + delay_ns
-        if failures >= MOST_FAILURES:
+        if failures >= MAX_FAILURES:
             self.not_before_ns[offset] = 1 << 62
 
     def reject(self) -> None:
@@ -237,14 +237,14 @@ class Retried:
         for offset in line:
             before = self.failures.get(offset, 0)
             # What has failed for the last time may be with the dead letters already.
-            now = known[offset].failures if offset in known else MOST_FAILURES
+            now = known[offset].failures if offset in known else MAX_FAILURES
             assert now - before in (0, 1)
             if now == before:
                 self.not_before_ns.pop(offset, None)
                 continue
             charged.add(offset)
             self.failed(offset)
-            if lost and now == 1 < MOST_FAILURES:
+            if lost and now == 1 < MAX_FAILURES:
                 self.not_before_ns.pop(offset)
         return charged
 

@@ -27,9 +27,9 @@ EACH, PRODUCERS = 4, 3
 @pytest.fixture(autouse=True)
 def everything_small() -> Iterator[None]:
     with (
-        patch.object(room, "MOST_SENDS_EACH", EACH),
-        patch.object(room, "MOST_PRODUCERS", PRODUCERS),
-        patch.object(room, "_LEAST_SENDS", EACH * PRODUCERS),
+        patch.object(room, "MAX_SENDS_EACH", EACH),
+        patch.object(room, "MAX_PRODUCERS", PRODUCERS),
+        patch.object(room, "_MIN_SENDS", EACH * PRODUCERS),
         patch.object(room, "_ENTRY_BYTES", 200),
     ):
         yield

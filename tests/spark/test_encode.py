@@ -136,14 +136,14 @@ def test_blocks_are_as_large_as_they_are_to_be() -> None:
 
 
 def test_many_small_rows_are_cut_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode, "MOST_ROWS", 10)
+    monkeypatch.setattr(encode, "MAX_ROWS", 10)
     made = encoder(topic="one", block_bytes=1 << 20)
     blocks = [*made.add(values(*[b"x"] * 25)), *made.rest()]
     assert [block.message_count for block in blocks] == [10, 10, 5]
 
 
 def test_what_waits_for_many_topics_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode, "MOST_PENDING_BYTES", 300)
+    monkeypatch.setattr(encode, "MAX_PENDING_BYTES", 300)
     made = encoder(block_bytes=1000, queue_count=lambda topic: 1)
     blocks: list[MessageBlock] = []
     for number in range(60):

@@ -14,7 +14,7 @@ from martlet.pipeline.archive.store import Store
 from martlet.pipeline.html_page import HtmlTable, Plot
 from martlet.pipeline.job import carry_out
 from martlet.pipeline.report import JOB
-from martlet.pipeline.report.board import MOST_ROWS, FigureBoard
+from martlet.pipeline.report.board import MAX_ROWS, FigureBoard
 from martlet.pipeline.report.description import BadDescription, Description, Figure, parse
 from martlet.pipeline.report.query import aggregates, name_of, require_columns, sql_of
 from martlet.pipeline.report.render import page_of
@@ -103,10 +103,10 @@ def test_options_that_cannot_be_are_refused(wrong: dict[str, object], said: str)
 
 def test_a_board_keeps_the_newest_rows_alone() -> None:
     board = FigureBoard(["n"])
-    board.tell({"n": n, "value": 1} for n in range(MOST_ROWS + 3))
-    board.tell([{"n": MOST_ROWS, "value": 2}])
-    assert len(board.rows) == MOST_ROWS
-    assert [row["value"] for row in board.rows if row["n"] == MOST_ROWS] == [2]
+    board.tell({"n": n, "value": 1} for n in range(MAX_ROWS + 3))
+    board.tell([{"n": MAX_ROWS, "value": 2}])
+    assert len(board.rows) == MAX_ROWS
+    assert [row["value"] for row in board.rows if row["n"] == MAX_ROWS] == [2]
     board.tell([{"n": 1, "value": 3}], whole=True)
     assert board.rows == [{"n": 1, "value": 3}]
 

@@ -16,7 +16,7 @@ from martlet.apps import progress
 from martlet.broker.errors import WritesRefused
 from martlet.log.storage import FolderInUse
 from martlet.migration.findings import Findings
-from martlet.migration.importing import MOST_BATCH_BYTES, Importing, ImportResult, opened
+from martlet.migration.importing import MAX_BATCH_BYTES, Importing, ImportResult, opened
 from martlet.migration.nsqd_folder import NoNsqdFolder, NsqdFolder, held
 from martlet.migration.progress import ImportRefused
 from martlet.plural import counted
@@ -107,7 +107,7 @@ def _import(given: argparse.Namespace) -> ImportResult:
                 storage,
                 folder,
                 advance,
-                batch_bytes=min(MOST_BATCH_BYTES, given.max_bytes_per_file // 4),
+                batch_bytes=min(MAX_BATCH_BYTES, given.max_bytes_per_file // 4),
             ).run()
 
 

@@ -50,7 +50,7 @@ from martlet.plural import counted
 from martlet.properties.block import Block
 from martlet.properties.model import Properties
 
-_MOST_SHOWN = 120
+_MAX_SHOWN = 120
 """How many characters of a body or of JSON are shown to a person."""
 Fields = dict[str, Any]
 
@@ -349,7 +349,7 @@ def _line(row: Fields) -> str:
         text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
         if name == "body":
             text = json.dumps(value, ensure_ascii=False)
-        if len(text) > _MOST_SHOWN:
-            text = f"{text[:_MOST_SHOWN]}..."
+        if len(text) > _MAX_SHOWN:
+            text = f"{text[:_MAX_SHOWN]}..."
         parts.append(f"{name}={text}")
     return " ".join(parts)

@@ -18,13 +18,13 @@ from martlet.protocol.nsq.message_run import MessageRun
 
 HEARTBEAT = b"_heartbeat_"
 OK_FRAME = b"\x00\x00\x00\x06\x00\x00\x00\x00OK"
-MOST_OKS = 4096
+MAX_OKS = 4096
 """More answers than this are never waited for at once."""
 SPACE_BYTES = 1 << 20
 ANSWER_S = 30.0
 """How long a server may take to answer before the run is given up."""
 
-_OKS = OK_FRAME * MOST_OKS
+_OKS = OK_FRAME * MAX_OKS
 _TIME = struct.Struct("@ll")
 
 
@@ -49,7 +49,7 @@ class BenchConnection:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.set_patience(ANSWER_S)
         self._splitter = FrameSplitter(space_bytes=SPACE_BYTES)
-        self._answers = bytearray(len(OK_FRAME) * MOST_OKS)
+        self._answers = bytearray(len(OK_FRAME) * MAX_OKS)
         fields = {"client_id": "bench", "hostname": "bench", "user_agent": "martlet-bench"}
         try:
             self.send(commands.MAGIC + commands.identify({**fields, "feature_negotiation": False}))

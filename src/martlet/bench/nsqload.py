@@ -15,7 +15,7 @@ from martlet.bench.link import LoadFailed
 from martlet.bench.row import PingRow, Row
 from martlet.bench.target import Target
 
-_LONGEST_S = 120.0
+_MAX_S = 120.0
 
 
 def measure(path: str, target: Target, row: Row, seconds: float) -> list[float]:
@@ -27,7 +27,7 @@ def measure(path: str, target: Target, row: Row, seconds: float) -> list[float]:
     command = [path, *row.nsqload(target.host, target.port, seconds)]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds + _LONGEST_S, check=False
+            command, capture_output=True, text=True, timeout=seconds + _MAX_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LoadFailed(f"{path}: {error}") from error

@@ -39,7 +39,7 @@ from martlet.names import is_system, is_valid_name
 if TYPE_CHECKING:
     from martlet.broker.topic.partitioned import PartitionedChannel
 
-MOST_SCRATCH = 8
+MAX_SCRATCH = 8
 """How many batches are kept to be used again."""
 BIG_SCRATCH_BYTES = 1 << 22
 """A scratch buffer that has grown beyond this is not kept."""
@@ -282,7 +282,7 @@ class Broker:
 
     def take_scratch(self, batch: Batch) -> None:
         """It is not needed any more."""
-        if len(self._scratch) < MOST_SCRATCH and len(batch.scratch) <= BIG_SCRATCH_BYTES:
+        if len(self._scratch) < MAX_SCRATCH and len(batch.scratch) <= BIG_SCRATCH_BYTES:
             self._scratch.append(batch)
 
     def stored_at_ns(self) -> int:
@@ -323,7 +323,7 @@ class Broker:
         before = queue.end_offset
         receipt = queue.commit(self._scratch, deliver_at_ns)
         last = self._scratch[-1]
-        if len(self._scratch) > MOST_SCRATCH or len(last.scratch) > BIG_SCRATCH_BYTES:
+        if len(self._scratch) > MAX_SCRATCH or len(last.scratch) > BIG_SCRATCH_BYTES:
             self._scratch.pop()
         if receipt.error is None:
             self.stored_count += queue.end_offset - before

@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
     from martlet.broker.topic.topic import Topic
 
-MOST_SENDS_EACH = 64
+MAX_SENDS_EACH = 64
 """So many of the last sends of a producer are known."""
-MOST_PRODUCERS = 10_000
+MAX_PRODUCERS = 10_000
 """So many producers are known."""
-_LEAST_SENDS = 1024
+_MIN_SENDS = 1024
 _SEGMENT_BYTES_A_SEND = 2048
 """For so many bytes of a segment one send is known: its head tells each of them in 40."""
 _ENTRY_BYTES = 1 << 15
@@ -148,7 +148,7 @@ class ProducerState:
     @classmethod
     def beside(cls, segment_bytes: int) -> ProducerState:
         """With the limits for segments of that size."""
-        return cls(MOST_PRODUCERS, max(_LEAST_SENDS, segment_bytes // _SEGMENT_BYTES_A_SEND))
+        return cls(MAX_PRODUCERS, max(_MIN_SENDS, segment_bytes // _SEGMENT_BYTES_A_SEND))
 
     def __len__(self) -> int:
         return len(self._windows)
@@ -183,7 +183,7 @@ class ProducerState:
             if window is not None and sent.sequence <= window.floor:
                 raise TooOld(
                     f"send {sent.sequence} of producer {sent.producer.hex()} is too old: its last"
-                    f" {MOST_SENDS_EACH} sends are known, and of those up to {window.floor} it is"
+                    f" {MAX_SENDS_EACH} sends are known, and of those up to {window.floor} it is"
                     f" none; {_WAY_OUT}"
                 )
             return None
@@ -217,7 +217,7 @@ class ProducerState:
 
     def _trim(self, window: _Window) -> None:
         """Forget what is too much, of the producer that was heard last or of others."""
-        while len(window.sends) > MOST_SENDS_EACH:
+        while len(window.sends) > MAX_SENDS_EACH:
             oldest = min(window.sends)
             self._drop(window, oldest)
             window.floor = max(window.floor, oldest)

@@ -15,8 +15,8 @@ from martlet.names import is_valid_name
 from martlet.properties.model import BadProperties, Properties
 
 PolicyT = TypeVar("PolicyT", bound="Policy")
-MOST_TAGS = 256
-_LONGEST_MS = 400 * 24 * 3600 * 1000
+MAX_TAGS = 256
+_MAX_MS = 400 * 24 * 3600 * 1000
 FOR_EVER = -1
 """As `max_attempts`: a message comes again however often it fails."""
 
@@ -25,12 +25,12 @@ class BadPolicy(ValueError):
     """A policy that cannot be set; the text names the field, its limits and what was given."""
 
 
-def number(default: int | None, help: str, least: int = 0, most: int = _LONGEST_MS) -> Any:
+def number(default: int | None, help: str, least: int = 0, most: int = _MAX_MS) -> Any:
     """A field that is a whole number; None where the broker's own setting counts."""
     return field(default=default, metadata={"help": help, "least": least, "most": most})
 
 
-def numbers(help: str, least: int = 0, most: int = _LONGEST_MS, count: int = 64) -> Any:
+def numbers(help: str, least: int = 0, most: int = _MAX_MS, count: int = 64) -> Any:
     """A field that is a list of whole numbers."""
     limits = {"help": help, "least": least, "most": most, "count": count}
     return field(default=(), metadata=limits)
@@ -111,8 +111,8 @@ def _checked(name: str, value: object, limits: Mapping[str, Any]) -> object:
 
 
 def _tags(name: str, value: object) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or len(value) > MOST_TAGS:
-        raise BadPolicy(f"{name} must be a list of at most {MOST_TAGS} tags")
+    if not isinstance(value, list | tuple) or len(value) > MAX_TAGS:
+        raise BadPolicy(f"{name} must be a list of at most {MAX_TAGS} tags")
     for tag in value:
         if not isinstance(tag, str) or not tag:
             raise BadPolicy(f"{name}: {str(tag)[:80]!r} is no tag")

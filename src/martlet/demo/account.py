@@ -13,7 +13,7 @@ from martlet.plural import counted
 if TYPE_CHECKING:
     from rich.table import Table
 
-_MOST_NAMED = 10
+_MAX_NAMED = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +147,6 @@ class DemoTotals:
 
 
 def _named(rows: frozenset[int]) -> str:
-    first = ", ".join(map(str, sorted(rows)[:_MOST_NAMED]))
-    more = ", ..." if len(rows) > _MOST_NAMED else ""
+    first = ", ".join(map(str, sorted(rows)[:_MAX_NAMED]))
+    more = ", ..." if len(rows) > _MAX_NAMED else ""
     return f"{len(rows):,} flights (rows {first}{more})"

@@ -20,7 +20,7 @@ from martlet.demo.report import CarrierLine, Report
 _STOP_S = 20.0
 # For a job of a minute on two cores the best of compilers takes more time than it saves.
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_LONGEST_LINE_BYTES = 16 << 20
+_MAX_LINE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class Archiving:
                 stderr=log,
                 cwd=self._place.scratch,
                 env=self._environment(),
-                limit=_LONGEST_LINE_BYTES,
+                limit=_MAX_LINE_BYTES,
                 # A group of its own, with its Java: Ctrl-C is for the job, which ends them.
                 start_new_session=True,
             )

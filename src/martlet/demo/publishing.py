@@ -18,7 +18,7 @@ SLICE = 100
 """How many flights are published in one call."""
 CALLS = 32
 """How many calls may wait for their OK at once."""
-_LEAST_REST_S = 0.05
+_MIN_REST_S = 0.05
 
 
 class DemoPublishing:
@@ -63,7 +63,7 @@ class DemoPublishing:
         async with Producer(self._address) as producer, asyncio.TaskGroup() as group:
             for start in range(0, len(self._messages), SLICE):
                 wait_s = due_s - loop.time()
-                if wait_s > _LEAST_REST_S:
+                if wait_s > _MIN_REST_S:
                     await asyncio.sleep(wait_s)
                 for mark, lead in self._leads.items():
                     await mark.reach(start - lead)

@@ -8,7 +8,7 @@ be stacked, and neither end knows of them::
 
 What is written goes down at once, whole: nothing waits in a layer for more.  What comes up is
 handed on in pieces of the size that the protocol has room for.  A few bytes below may be very many
-above (a decompression bomb), so no more than `MOST_A_TURN_BYTES` are handed on before others have
+above (a decompression bomb), so no more than `MAX_BYTES_PER_TICK` are handed on before others have
 their turn, and nothing more is read below while the protocol has paused.
 """
 
@@ -22,7 +22,7 @@ from typing import Any, cast
 Piece = bytes | bytearray | memoryview
 
 SPACE_BYTES = 1 << 18
-MOST_A_TURN_BYTES = SPACE_BYTES
+MAX_BYTES_PER_TICK = SPACE_BYTES
 """As much as a connection without layers receives at once."""
 
 
@@ -183,7 +183,7 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
 
     def _pump(self) -> None:
         """Hand up what there is."""
-        left = MOST_A_TURN_BYTES
+        left = MAX_BYTES_PER_TICK
         while not self._paused and not self.is_closing():
             space = cast(memoryview, self._upper.get_buffer(-1))
             try:

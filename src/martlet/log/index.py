@@ -38,7 +38,7 @@ ENTRY = np.dtype(
 )
 assert ENTRY.itemsize == 40
 
-MOST_ROWS_IN_MEMORY = 4096
+MAX_ROWS_IN_MEMORY = 4096
 _ROWS_AT_ONCE = 1 << 16
 _KEPT_ROWS = 256
 """How many rows stay in memory when the rest is written to the file."""
@@ -125,7 +125,7 @@ class Index:
         always tell them again.
         """
         self._tail.append(entry)
-        if len(self._tail) % MOST_ROWS_IN_MEMORY == 0:
+        if len(self._tail) % MAX_ROWS_IN_MEMORY == 0:
             with suppress(OSError):
                 self.write_new()
 

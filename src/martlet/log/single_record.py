@@ -32,7 +32,7 @@ _FRAME_TYPE_MESSAGE = 2
 _BATCH = int(RecordKind.BATCH)
 _UNIFORM = int(RecordFlag.UNIFORM)
 _ID_MASK = (1 << 64) - 1
-LONGEST_BODY_BYTES = 1 << 15
+MAX_BODY_BYTES = 1 << 15
 """Longer ones have no room in the buffer: what they gain is little."""
 
 
@@ -47,7 +47,7 @@ class Lone:
     __slots__ = ("_buffer", "_view")
 
     def __init__(self) -> None:
-        self._buffer = bytearray(lone_length(LONGEST_BODY_BYTES))
+        self._buffer = bytearray(lone_length(MAX_BODY_BYTES))
         self._view = memoryview(self._buffer)
 
     def record(

@@ -68,7 +68,7 @@ _JOURNAL_KINDS = _HEAD_KINDS | {
 }
 _LOOKS = 3
 _NOTHING = Needed(1 << 63, ())
-_MOST_TOLD = 100
+_MAX_TOLD = 100
 """After so many places of damage the rest is only counted."""
 
 
@@ -106,7 +106,7 @@ class Verification:
     def add_damage(self, text: str) -> None:
         """Tell of a place of damage."""
         self.damage_count += 1
-        if self.damage_count <= _MOST_TOLD:
+        if self.damage_count <= _MAX_TOLD:
             self.damage.append(text)
 
 

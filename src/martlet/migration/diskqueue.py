@@ -43,7 +43,7 @@ _CHUNK = 1 << 16
 _SIZE = struct.Struct(">i")
 _ID = re.compile(rb"(?=[0-9a-f]{16})")
 _META = re.compile(rb"\s*(-?\d+)\n(-?\d+),(-?\d+)\n(-?\d+),(-?\d+)\n")
-_MOST_FAULTS = 20
+_MAX_FAULTS = 20
 """So many damaged places of a file are told one by one."""
 
 
@@ -193,10 +193,10 @@ class DiskQueue:
             yield DiskQueueChunk(file, number, places, sizes)
         file.close()
         if is_new and damaged:
-            for text in damaged[:_MOST_FAULTS]:
+            for text in damaged[:_MAX_FAULTS]:
                 findings.unreadable(f"{file.path.name}: {text}")
-            if len(damaged) > _MOST_FAULTS:
-                findings.unreadable(f"{file.path.name}: {len(damaged) - _MOST_FAULTS} places more")
+            if len(damaged) > _MAX_FAULTS:
+                findings.unreadable(f"{file.path.name}: {len(damaged) - _MAX_FAULTS} places more")
 
 
 class DiskQueueChunk:

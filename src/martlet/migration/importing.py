@@ -29,13 +29,13 @@ from martlet.broker.topic.topic import Topic
 from martlet.log.storage import DiskStorage, Storage
 from martlet.migration.diskqueue import DiskQueueChunk, Offsets, QueueFile
 from martlet.migration.findings import Findings
-from martlet.migration.layout import MOST_COPIES, MOST_TRIED, Group, Layout
+from martlet.migration.layout import MAX_COPIES, MAX_TRIED, Group, Layout
 from martlet.migration.nsqd_folder import NsqdFolder, NsqdTopic
 from martlet.migration.progress import ImportEntry, ImportProgress, ImportRefused
 from martlet.server.broker_identity import broker_identity, mark_unfinished
 from martlet.server.clock import Clock
 
-MOST_BATCH_BYTES = 1 << 19
+MAX_BATCH_BYTES = 1 << 19
 _CHECKPOINT_SEGMENTS = 10
 _INDEX_ROWS = 1 << 16
 
@@ -114,8 +114,8 @@ class Importing:
         folder: NsqdFolder,
         progress: Callable[[int], None] = lambda count: None,
         *,
-        most_copies: int = MOST_COPIES,
-        batch_bytes: int = MOST_BATCH_BYTES,
+        most_copies: int = MAX_COPIES,
+        batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
         self._broker = broker
         self._storage = storage
@@ -213,7 +213,7 @@ class Importing:
         if layout.untold_attempts:
             self._findings.doubt(
                 f"topic {source.name}: {layout.untold_attempts} messages begin at attempt 1 again:"
-                f" attempts are kept of {MOST_TRIED} messages"
+                f" attempts are kept of {MAX_TRIED} messages"
             )
 
     def _begun(self, source: NsqdTopic) -> Topic:

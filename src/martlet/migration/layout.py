@@ -36,12 +36,12 @@ from crc32c import crc32c
 from martlet.migration.diskqueue import HEAD_BYTES, DiskQueue, DiskQueueChunk
 from martlet.migration.findings import Findings
 
-MOST_COPIES = 1_000_000
+MAX_COPIES = 1_000_000
 """So many copies of messages, some 70 bytes each, are compared at once."""
-MOST_TRIED = 50_000
-MOST_GROUPS = 256
+MAX_TRIED = 50_000
+MAX_GROUPS = 256
 """Of a part; the smallest beyond them are stored once for each channel that has them."""
-MOST_COMPARED_CHANNELS = 63
+MAX_COMPARED_CHANNELS = 63
 """A topic with more channels than this has its messages stored once for each of them."""
 _SAMPLED = 64
 
@@ -117,12 +117,12 @@ class Layout:
         backlog: DiskQueue | None,
         findings: Findings,
         *,
-        most_copies: int = MOST_COPIES,
+        most_copies: int = MAX_COPIES,
     ) -> None:
         self._backlog = len(queues)
         """The number of the backlog, behind those of the channels."""
         self._queues = [*queues, *([] if backlog is None else [backlog])]
-        self._compares = len(queues) <= MOST_COMPARED_CHANNELS
+        self._compares = len(queues) <= MAX_COMPARED_CHANNELS
         self._findings = findings
         self.counts = [0] * len(self._queues)
         """How many copies each queue holds, the backlog last."""
@@ -155,7 +155,7 @@ class Layout:
         if which.any():
             tried = chunk.some(which)
             for key in zip(tried.ids().tolist(), body_crcs(tried).tolist(), strict=True):
-                if len(keys) < MOST_TRIED or key in keys:
+                if len(keys) < MAX_TRIED or key in keys:
                     keys.add(key)
                 else:
                     self.untold_attempts += 1
@@ -190,7 +190,7 @@ class Layout:
         if not self._compares:
             self._findings.note(
                 f"a topic has {len(channels)} channels with messages: each message is stored once"
-                f" for each of them, because more than {MOST_COMPARED_CHANNELS} are not compared"
+                f" for each of them, because more than {MAX_COMPARED_CHANNELS} are not compared"
             )
         for part in range(len(self._bounds) + 1):
             copies = [self._copies(number, part) for number in range(len(self._queues))]
@@ -261,8 +261,8 @@ def _by_mask(copies: Copies) -> list[tuple[int, Copies]]:
     bits = np.uint64(1) << copies["channel"][order].astype(np.uint64)
     masks = np.bitwise_or.reduceat(bits, np.flatnonzero(first)) if len(copies) else bits
     kinds, counts = np.unique(masks, return_counts=True)
-    if len(kinds) > MOST_GROUPS:
-        kinds = kinds[np.sort(np.argsort(-counts, kind="stable")[:MOST_GROUPS])]
+    if len(kinds) > MAX_GROUPS:
+        kinds = kinds[np.sort(np.argsort(-counts, kind="stable")[:MAX_GROUPS])]
     wide = np.isin(masks, kinds)[numbers]
     of_copy = np.where(wide, masks[numbers], bits)
     stored = np.empty(len(copies), np.bool_)

@@ -15,7 +15,7 @@ from martlet.options.transactions import TransactionOptions
 
 PAGE_BYTES = 4096
 _PREFER_NEAR = "topology-aware-consumption"
-LEAST_SEGMENTS = 4
+MIN_SEGMENTS = 4
 """A log writes one segment and keeps two in reserve; with one more there is something to let go."""
 
 
@@ -37,11 +37,11 @@ class BrokerOptions(
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = LEAST_SEGMENTS * self.segment_bytes
+        least = MIN_SEGMENTS * self.segment_bytes
         if 0 < self.max_disk_bytes < least:
             raise OptionError(
                 f"--max-disk-bytes is {self.max_disk_bytes}; it must be at least {least}, which is"
-                f" {LEAST_SEGMENTS} times --max-bytes-per-file, or 0 for no limit"
+                f" {MIN_SEGMENTS} times --max-bytes-per-file, or 0 for no limit"
             )
         if (self.disk_full_policy == "dead-letter") != bool(self.dead_letter_path):
             raise OptionError(

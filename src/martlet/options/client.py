@@ -16,7 +16,7 @@ from martlet.options.flag import Flag, FlagKind, OptionError, option
 from martlet.options.options import Options
 
 _OWN = " (default: Martlet's own)"
-_LONGEST_NS = 24 * HOUR_NS
+_MAX_NS = 24 * HOUR_NS
 _UNSET = -1
 
 
@@ -61,7 +61,7 @@ class ClientOptions(Options):
         FlagKind.DURATION,
         30 * SECOND_NS,
         "how often the broker is to send a heartbeat",
-        limits=(SECOND_NS, _LONGEST_NS),
+        limits=(SECOND_NS, _MAX_NS),
     )
     sample_rate: int = option(
         "sample_rate", FlagKind.INT, 0, "percentage of messages to get, 0 for all", limits=(0, 99)
@@ -78,21 +78,21 @@ class ClientOptions(Options):
         FlagKind.DURATION,
         25 * MILLISECOND_NS,
         "how long nsqd holds back what it gathered",
-        limits=(0, _LONGEST_NS),
+        limits=(0, _MAX_NS),
     )
     msg_timeout_ns: int = option(
         "msg_timeout",
         FlagKind.DURATION,
         0,
         "how long a message may take (default: the broker's)",
-        limits=(0, _LONGEST_NS),
+        limits=(0, _MAX_NS),
     )
     dial_timeout_ns: int = option(
         "dial_timeout",
         FlagKind.DURATION,
         5 * SECOND_NS,
         "how long one attempt to connect may take",
-        limits=(1, _LONGEST_NS),
+        limits=(1, _MAX_NS),
     )
     lookupd_poll_interval_ns: int = option(
         "lookupd_poll_interval",

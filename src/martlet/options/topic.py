@@ -8,7 +8,7 @@ from typing import Any
 from martlet.options.door import ChannelOptions, DoorOptions, TopicOptions, require_name
 from martlet.options.flag import FlagKind, option
 
-MOST_QUEUES = 1024
+MAX_QUEUES = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class TopicCreateOptions(TopicOptions):
         FlagKind.INT,
         1,
         "how many queues it has on each broker; a topic that is there gets more, and never fewer",
-        limits=(1, MOST_QUEUES),
+        limits=(1, MAX_QUEUES),
     )
 
 

@@ -20,16 +20,16 @@ from typing import Any, Literal
 import jinja2
 from markupsafe import Markup
 
-MOST_ROWS = 2000
+MAX_ROWS = 2000
 """Of a table; what is beyond is counted, not shown."""
-MOST_SERIES = 20
+MAX_SERIES = 20
 """Lines of one plot; what is beyond is left out, and that is said."""
 _INCHES = (9.0, 3.2)
 _ALONE = timedelta(minutes=30)
 """What is shown on either side of a time that is the only one."""
 _STYLE: Any = {"svg.fonttype": "none", "font.family": "sans-serif", "text.parse_math": False}
 _NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-_LONGEST_NAME = 32
+_MAX_NAME_LENGTH = 32
 """Characters; longer ones would leave no room for what is drawn."""
 _HIGHEST = 1e300
 """An axis has to reach beyond, and cannot where numbers end."""
@@ -94,7 +94,7 @@ class Page:
             sections=[
                 (type(section).__name__, section, _svg(section)) for section in self.sections
             ],
-            most_rows=MOST_ROWS,
+            most_rows=MAX_ROWS,
         )
 
     def write(self, path: Path) -> None:
@@ -128,7 +128,7 @@ def _svg(section: Section) -> Markup:
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         figure = Figure(figsize=_INCHES, layout="constrained")
         axes = figure.subplots()
-        shown = list(section.series.items())[:MOST_SERIES]
+        shown = list(section.series.items())[:MAX_SERIES]
         for number, (name, values) in enumerate(shown):
             heights = [_height(value) for value in values]
             name = _name(name)
@@ -174,7 +174,7 @@ def _height(value: float | None) -> float:
 def _name(name: str) -> str:
     """What stands at a line or bar; matplotlib leaves out what begins with an underscore."""
     text = "".join(c if c.isprintable() else " " for c in name)
-    text = text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 1]}…"
+    text = text if len(text) <= _MAX_NAME_LENGTH else f"{text[: _MAX_NAME_LENGTH - 1]}…"
     return f" {text}" if text.startswith("_") else text
 
 

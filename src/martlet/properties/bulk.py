@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from martlet.properties.block import BLOCK_HEAD_BYTES, Block, block_bytes, pack_block
 from martlet.properties.model import (
-    LONGEST_KEY_BYTES,
-    LONGEST_TAG_BYTES,
-    MOST_BYTES,
-    MOST_KEYS,
+    MAX_BYTES,
+    MAX_KEY_BYTES,
+    MAX_KEYS,
+    MAX_TAG_BYTES,
     Bytes,
     Field,
 )
@@ -30,7 +30,7 @@ Entry = tuple[int, bytes]
 _HEAD_BYTES = 4
 _FEW = 16
 """Up to so many messages are quicker one by one."""
-_MOST_FIELDS = 32
+_MAX_FIELDS = 32
 """Of a message; one that has more is left to the check of single entries."""
 
 
@@ -116,7 +116,7 @@ def read(data: Bytes, count: int) -> Packed | None:
     starts = np.zeros_like(ends)
     starts[1:] = ends[:-1]
     sizes = ends - starts
-    if int(sizes.min()) < 0 or int(sizes.max()) > MOST_BYTES:
+    if int(sizes.min()) < 0 or int(sizes.max()) > MAX_BYTES:
         return None
     raw: npt.NDArray[np.uint8] = np.frombuffer(block.entries, np.uint8)
     tags = _checked(raw, starts, ends)
@@ -132,7 +132,7 @@ def _checked(
     tags_at, tag_sizes = np.zeros_like(starts), np.zeros_like(starts)
     at = starts.copy()
     live = np.flatnonzero(at < ends)
-    for _ in range(_MOST_FIELDS):
+    for _ in range(_MAX_FIELDS):
         if not len(live):
             break
         heads = at[live]
@@ -147,8 +147,8 @@ def _checked(
             ((is_tag | is_key | is_order_key) & (names == 0) & (values > 0))
             | is_header & (names > 0)
         ) & (stops <= ends[live])
-        good &= ~((is_key | is_order_key) & (values > LONGEST_KEY_BYTES))
-        good &= ~(is_tag & ((values > LONGEST_TAG_BYTES) | (tag_sizes[live] > 0)))
+        good &= ~((is_key | is_order_key) & (values > MAX_KEY_BYTES))
+        good &= ~(is_tag & ((values > MAX_TAG_BYTES) | (tag_sizes[live] > 0)))
         if not good.all():
             return None
         key_counts[live] += is_key
@@ -158,7 +158,7 @@ def _checked(
             is_text[heads + byte] = False
         at[live] = stops
         live = live[stops < ends[live]]
-    if len(live) or int(key_counts.max()) > MOST_KEYS or (raw[is_text] >= 0x80).any():
+    if len(live) or int(key_counts.max()) > MAX_KEYS or (raw[is_text] >= 0x80).any():
         return None
     return _hashes(raw, tags_at, tag_sizes)
 

@@ -22,12 +22,12 @@ import numpy as np
 
 Bytes = bytes | bytearray | memoryview
 
-MOST_BYTES = 32 * 1024
+MAX_BYTES = 32 * 1024
 """Of one message's properties, packed."""
-LONGEST_NAME_BYTES = 255
-LONGEST_TAG_BYTES = 255
-LONGEST_KEY_BYTES = 1024
-MOST_KEYS = 64
+MAX_NAME_BYTES = 255
+MAX_TAG_BYTES = 255
+MAX_KEY_BYTES = 1024
+MAX_KEYS = 64
 PRODUCER_BYTES = 16
 """Of the id that a producer has chosen for itself."""
 SENT_BYTES = PRODUCER_BYTES + 12
@@ -128,9 +128,9 @@ class Properties:
             BadProperties: something is too long, or is no tag or name.
         """
         entry = b"".join([_packed(*each) for each in self._fields()])
-        if len(entry) > MOST_BYTES:
+        if len(entry) > MAX_BYTES:
             raise BadProperties(
-                f"the properties of one message take {len(entry)} bytes, the most is {MOST_BYTES}:"
+                f"the properties of one message take {len(entry)} bytes, the most is {MAX_BYTES}:"
                 " put large things into its body"
             )
         return entry
@@ -138,8 +138,8 @@ class Properties:
     def _fields(self) -> Iterable[tuple[Field, str, bytes]]:
         if self.tag:
             yield Field.TAG, "", _tag(self.tag)
-        if len(self.keys) > MOST_KEYS:
-            raise BadProperties(f"{len(self.keys)} keys, the most is {MOST_KEYS}")
+        if len(self.keys) > MAX_KEYS:
+            raise BadProperties(f"{len(self.keys)} keys, the most is {MAX_KEYS}")
         for key in self.keys:
             yield Field.KEY, "", _key("key", key)
         if self.order_key:
@@ -225,9 +225,9 @@ def without(entry: bytes, kind: Field) -> bytes:
 
 def check(entry: Bytes) -> None:
     """See that an entry is one that a client may send. Raises BadProperties."""
-    if len(entry) > MOST_BYTES:
+    if len(entry) > MAX_BYTES:
         raise BadProperties(
-            f"the properties of one message take {len(entry)} bytes, the most is {MOST_BYTES}"
+            f"the properties of one message take {len(entry)} bytes, the most is {MAX_BYTES}"
         )
     data, at, end, key_count = bytes(entry), 0, len(entry), 0
     try:
@@ -259,28 +259,28 @@ def check(entry: Bytes) -> None:
                 _key("order key", text)
             elif not name:
                 raise BadProperties(
-                    f"the header name {name!r} takes 0 bytes, between 1 and {LONGEST_NAME_BYTES}"
+                    f"the header name {name!r} takes 0 bytes, between 1 and {MAX_NAME_BYTES}"
                     " are allowed"
                 )
     except struct.error:
         raise BadProperties(_CUT) from None
     except UnicodeDecodeError as error:
         raise BadProperties(f"properties that are not UTF-8: {error}") from None
-    if key_count > MOST_KEYS:
-        raise BadProperties(f"{key_count} keys, the most is {MOST_KEYS}")
+    if key_count > MAX_KEYS:
+        raise BadProperties(f"{key_count} keys, the most is {MAX_KEYS}")
 
 
 def _packed(kind: Field, name: str, value: bytes) -> bytes:
     told = _utf8(f"the name {name!r}", name)
-    if len(told) > LONGEST_NAME_BYTES or (kind in (Field.HEADER, Field.SYSTEM) and not told):
+    if len(told) > MAX_NAME_BYTES or (kind in (Field.HEADER, Field.SYSTEM) and not told):
         raise BadProperties(
             f"the header name {name[:80]!r} takes {len(told)} bytes, between 1 and"
-            f" {LONGEST_NAME_BYTES} are allowed"
+            f" {MAX_NAME_BYTES} are allowed"
         )
-    if len(value) > MOST_BYTES:
+    if len(value) > MAX_BYTES:
         raise BadProperties(
             f"the header {name!r} takes {len(value)} bytes, the properties of one message may take"
-            f" {MOST_BYTES}"
+            f" {MAX_BYTES}"
         )
     return _FIELD.pack(kind, len(told), len(value)) + told + value
 
@@ -296,8 +296,8 @@ def _utf8(what: str, text: str) -> bytes:
 
 def _tag(tag: str) -> bytes:
     told = _utf8("the tag", tag)
-    if len(told) > LONGEST_TAG_BYTES:
-        raise BadProperties(f"a tag of {len(told)} bytes, the most is {LONGEST_TAG_BYTES}")
+    if len(told) > MAX_TAG_BYTES:
+        raise BadProperties(f"a tag of {len(told)} bytes, the most is {MAX_TAG_BYTES}")
     if "|" in tag or not tag.isprintable() or tag != tag.strip() or tag == "*":
         raise BadProperties(
             f"the tag {tag!r}: a tag is printable, without '|' or spaces around it, and not '*'"
@@ -307,9 +307,9 @@ def _tag(tag: str) -> bytes:
 
 def _key(what: str, key: str) -> bytes:
     told = _utf8(f"the {what}", key)
-    if not 0 < len(told) <= LONGEST_KEY_BYTES:
+    if not 0 < len(told) <= MAX_KEY_BYTES:
         raise BadProperties(
-            f"the {what} {key[:40]!r} takes {len(told)} bytes, between 1 and {LONGEST_KEY_BYTES}"
+            f"the {what} {key[:40]!r} takes {len(told)} bytes, between 1 and {MAX_KEY_BYTES}"
             " are allowed"
         )
     return told

@@ -23,8 +23,8 @@ from martlet.protocol.nsq.v2 import ProtocolError
 
 MAGIC = b"  V1"
 OK = b"OK"
-LONGEST_LINE_BYTES = 4096
-LONGEST_BODY_BYTES = 1 << 20
+MAX_LINE_BYTES = 4096
+MAX_BODY_BYTES = 1 << 20
 _SIZE = struct.Struct(">i")
 
 
@@ -88,10 +88,10 @@ class LookupDecoder:
                 return None
             self._greeted = True
             del buffer[: len(MAGIC)]
-        newline = buffer.find(b"\n", 0, LONGEST_LINE_BYTES)
+        newline = buffer.find(b"\n", 0, MAX_LINE_BYTES)
         if newline < 0:
-            if len(buffer) >= LONGEST_LINE_BYTES:
-                raise ProtocolError("E_INVALID", f"no newline in {LONGEST_LINE_BYTES} bytes")
+            if len(buffer) >= MAX_LINE_BYTES:
+                raise ProtocolError("E_INVALID", f"no newline in {MAX_LINE_BYTES} bytes")
             return None
         words = bytes(buffer[:newline]).decode("utf-8", "replace").strip().split(" ")
         if words[0] == "IDENTIFY":
@@ -125,8 +125,8 @@ class LookupDecoder:
         if len(buffer) < start:
             return None
         (size,) = _SIZE.unpack_from(buffer, body_at)
-        if not 0 <= size <= LONGEST_BODY_BYTES:
-            text = f"IDENTIFY body size {size} out of range 0-{LONGEST_BODY_BYTES}"
+        if not 0 <= size <= MAX_BODY_BYTES:
+            text = f"IDENTIFY body size {size} out of range 0-{MAX_BODY_BYTES}"
             raise ProtocolError("E_BAD_BODY", text)
         if len(buffer) < start + size:
             return None

@@ -23,7 +23,7 @@ _BACKLOG = 4096
 _HIGHEST_PORT = 65535
 _EVERYWHERE = frozenset({"", "0.0.0.0", "::"})
 _NO_IPV6 = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT})
-_LONGEST_PATH_BYTES = 107
+_MAX_PATH_BYTES = 107
 _OTHER_PORT = "give another port with --{flag}"
 _OTHER_PATH = "give another path with --{flag}"
 _WAYS_OUT: dict[int | None, str] = {
@@ -71,8 +71,8 @@ def listen(address: str, flag: str) -> socket.socket:
         else:
             ways_out = _WAYS_OUT_OF_PATHS
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            if len(os.fsencode(address)) > _LONGEST_PATH_BYTES:
-                most = f"the path of a Unix socket has {_LONGEST_PATH_BYTES} bytes at most"
+            if len(os.fsencode(address)) > _MAX_PATH_BYTES:
+                most = f"the path of a Unix socket has {_MAX_PATH_BYTES} bytes at most"
                 raise OSError(errno.ENAMETOOLONG, most)
             if not address.startswith("@"):
                 _remove_left_behind(address)

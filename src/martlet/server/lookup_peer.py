@@ -35,12 +35,12 @@ log = logging.getLogger(__name__)
 
 PING_S = 15.0
 _FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 4.0
+_MAX_PAUSE_S = 4.0
 """Consumers that ask a daemon which is back are told of nobody until brokers are."""
 _ANSWER_S = 5.0
 """How long a daemon may take to answer a command."""
 _COMMANDS_AT_ONCE = 256
-_LONGEST_ANSWER_BYTES = 1 << 20
+_MAX_ANSWER_BYTES = 1 << 20
 
 
 class LookupPeer:
@@ -94,7 +94,7 @@ class LookupPeer:
             except (OSError, ValueError, asyncio.IncompleteReadError) as error:
                 self._outage.failed(_reason(error))
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if not self._outage.is_on:
@@ -187,7 +187,7 @@ class LookupPeer:
                     if head == b"HTTP":
                         raise ValueError(unreachable.tcp_wanted(unreachable.LOOKUP_DAEMON))
                     size = int.from_bytes(head, signed=True)
-                    if not 0 <= size <= _LONGEST_ANSWER_BYTES:
+                    if not 0 <= size <= _MAX_ANSWER_BYTES:
                         raise ValueError(f"an answer of {size} bytes")
                     answer = await reader.readexactly(size)
                     if answer.startswith(b"E_"):
@@ -276,7 +276,7 @@ class LookupPeers:
                 ClientSession(timeout=timeout) as session,
                 session.get(f"http://{address}/channels", params={"topic": topic}) as response,
             ):
-                names = (await read_json(response, _LONGEST_ANSWER_BYTES))["channels"]
+                names = (await read_json(response, _MAX_ANSWER_BYTES))["channels"]
                 return [
                     name
                     for name in names

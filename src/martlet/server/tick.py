@@ -16,9 +16,9 @@ import os
 from collections.abc import Callable
 from time import monotonic_ns
 
-LONGEST_NS = 100_000
+MAX_NS = 100_000
 """The longest window; what comes so soon after the loop went to sleep opens it."""
-SHORTEST_NS = 10_000
+MIN_NS = 10_000
 """A shorter window is closed."""
 FEW = 4
 """So many connections that speak in one turn are better served one by one."""
@@ -69,8 +69,8 @@ class LoopTicks:
         self._heard_count += 1
         if not self._awake:
             self._awake = True
-            if self._clock() - self._since_ns < LONGEST_NS:
-                self._window_ns = LONGEST_NS
+            if self._clock() - self._since_ns < MAX_NS:
+                self._window_ns = MAX_NS
             self._call_soon(self._round)
 
     def _round(self) -> None:
@@ -90,7 +90,7 @@ class LoopTicks:
             self._give_way()
         else:
             half_ns = self._window_ns // 2
-            self._window_ns = half_ns if half_ns >= SHORTEST_NS else 0
+            self._window_ns = half_ns if half_ns >= MIN_NS else 0
             self._since_ns = self._clock()
             self._awake = False
             return

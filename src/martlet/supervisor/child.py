@@ -33,10 +33,10 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 30.0
+MAX_PAUSE_S = 30.0
 STEADY_S = 10.0
 """A process that was ready for so long has stayed up."""
-_LONGEST_LINE_BYTES = 64 * 1024
+_MAX_LINE_BYTES = 64 * 1024
 _LAST_WORDS_S = 1.0
 """How long what a process has written is waited for once it has ended."""
 
@@ -132,7 +132,7 @@ class Child:
                     f"{self.name} was started again {self._max_restarts} times and does not stay"
                     f" up (--max-restarts): it {ended}{self._last_words()}"
                 )
-            pause_s = min(FIRST_PAUSE_S * 2 ** min(failures - 1, 30), LONGEST_PAUSE_S)
+            pause_s = min(FIRST_PAUSE_S * 2 ** min(failures - 1, 30), MAX_PAUSE_S)
             log.error("%s %s; it is started again in %g s", self.name, ended, pause_s)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
@@ -172,9 +172,9 @@ class Child:
 
     async def _pass_on(self, output: asyncio.StreamReader) -> None:
         rest = b""
-        while data := await output.read(_LONGEST_LINE_BYTES):
+        while data := await output.read(_MAX_LINE_BYTES):
             *lines, rest = (rest + data).split(b"\n")
-            if len(rest) > _LONGEST_LINE_BYTES:
+            if len(rest) > _MAX_LINE_BYTES:
                 lines.append(rest)
                 rest = b""
             for line in lines:

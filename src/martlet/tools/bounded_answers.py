@@ -16,7 +16,7 @@ from typing import Any, cast
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
-MOST_ANSWERS = 100
+MAX_ANSWERS = 100
 """To one request, with the interim ones: a server that is slow may say 102 each second or so."""
 
 
@@ -39,12 +39,12 @@ class BoundedAnswers(ResponseHandler):
     def feed_data(self, data: Any, size: int = 0) -> None:
         """One more answer has come, at least its head."""
         self._answer_count += 1
-        if self._answer_count <= MOST_ANSWERS:
+        if self._answer_count <= MAX_ANSWERS:
             super().feed_data(data, size)
-        elif self._answer_count == MOST_ANSWERS + 1:
+        elif self._answer_count == MAX_ANSWERS + 1:
             self.abort()
             self.set_exception(
-                aiohttp.ClientPayloadError(f"more than {MOST_ANSWERS} answers to one request")
+                aiohttp.ClientPayloadError(f"more than {MAX_ANSWERS} answers to one request")
             )
 
 

@@ -13,7 +13,7 @@ from martlet import unreachable
 from martlet.http_answer import read_answer, read_json
 from martlet.options.door import DoorOptions
 
-_MOST_BYTES = 1 << 26
+_MAX_BYTES = 1 << 26
 CALL_PATH = "/call/"
 _NOT_NSQD = ("/channel/peek", "/channel/replay")
 _TOLD_IN_TEXT = (200, 500)
@@ -147,7 +147,7 @@ class BrokerHttpClients:
             ) as response:
                 status = response.status
                 if as_text and status in _TOLD_IN_TEXT:
-                    return (await read_answer(response, _MOST_BYTES)).decode(errors="replace")
+                    return (await read_answer(response, _MAX_BYTES)).decode(errors="replace")
                 # What only does something says nothing, as nsqd.
                 answer = None if response.content_length == 0 else await _json(response)
         except TimeoutError:
@@ -184,7 +184,7 @@ class BrokerHttpClients:
 
 
 async def _json(response: aiohttp.ClientResponse) -> Any:
-    return await read_json(response, _MOST_BYTES)
+    return await read_json(response, _MAX_BYTES)
 
 
 def _url(address: str) -> str:

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 MODES = ("round-robin", "hostpool", "epsilon-greedy")
 FIRST_DELAY_S = 30.0
-LONGEST_DELAY_S = 900.0
+MAX_DELAY_S = 900.0
 EPSILON = 0.1
 _LATEST_WEIGHS = 0.2
-_SHORTEST_S = 1e-4
+_MIN_S = 1e-4
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Host:
     name: str
     dead_until_s: float = 0.0
     delay_s: float = 0.0
-    seconds: float = _SHORTEST_S
+    seconds: float = _MIN_S
     """How long it takes, the latest weighing most."""
 
 
@@ -80,14 +80,14 @@ class HostPool:
         """One has done it, in so many seconds."""
         host = self._host(name)
         host.dead_until_s = host.delay_s = 0.0
-        host.seconds += (max(seconds, _SHORTEST_S) - host.seconds) * _LATEST_WEIGHS
+        host.seconds += (max(seconds, _MIN_S) - host.seconds) * _LATEST_WEIGHS
 
     def failed(self, name: str) -> None:
         """One has not: leave it alone for a while."""
         host = self._host(name)
         now_s = self._clock()
         if host.dead_until_s <= now_s:  # what fails at once fails once
-            host.delay_s = min(max(FIRST_DELAY_S, 2 * host.delay_s), LONGEST_DELAY_S)
+            host.delay_s = min(max(FIRST_DELAY_S, 2 * host.delay_s), MAX_DELAY_S)
             host.dead_until_s = now_s + host.delay_s
 
     def _host(self, name: str) -> _Host:

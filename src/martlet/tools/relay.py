@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0
 """How long a destination may take to store messages, connecting included."""
-_MOST_AT_ONCE = 2000
+_MAX_AT_ONCE = 2000
 _OWN_FAULT = ("E_BAD_MESSAGE", "E_BAD_BODY")
 """What is refused for itself, and not because the destination can not store anything."""
 
@@ -133,7 +133,7 @@ class Relay:
     async def _follow(self, topic: str, source: Consumer) -> None:
         to = self._options.destination_topic or topic
         async with source, asyncio.TaskGroup() as passing:
-            async for batch in source.batches(max_messages=_MOST_AT_ONCE):
+            async for batch in source.batches(max_messages=_MAX_AT_ONCE):
                 passing.create_task(self._pass(to, batch))
 
     async def _pass(self, topic: str, batch: Batch) -> None:

@@ -31,11 +31,11 @@ from martlet.tools.timing import Timings
 
 log = logging.getLogger(__name__)
 
-_MOST_DRAINED_BYTES = 1 << 20
+_MAX_DRAINED_BYTES = 1 << 20
 """So much of an answer is read for the connection's sake; of a longer one it is closed."""
 _DROPS_BODY = frozenset({301, 302, 303})
 """Redirects after which a POST is made a GET, as browsers do."""
-_MOST_TOLD = 200
+_MAX_TOLD = 200
 """So many characters of an error are logged: it may quote what came."""
 
 
@@ -65,7 +65,7 @@ async def _keep_the_message(
         to = response.headers.get("Location", "")
         response.release()
         raise _MessageDropped(
-            f"status {response.status} to {to!r:.{_MOST_TOLD}}, which would get no message: name"
+            f"status {response.status} to {to!r:.{_MAX_TOLD}}, which would get no message: name"
             " the URL that takes it, or answer 307 or 308"
         )
     return response
@@ -176,7 +176,7 @@ class ToHttp:
         try:
             async with self._session.request(method, target, data=data) as response:
                 status = response.status
-                await response.content.read(_MOST_DRAINED_BYTES)
+                await response.content.read(_MAX_DRAINED_BYTES)
         except _MessageDropped as error:
             raise NotTaken(f"{method} {url}: {error}") from None
         except TimeoutError:
@@ -187,7 +187,7 @@ class ToHttp:
             raise _Unreachable(url, unreachable.reason(error.os_error, "server")) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             reason = str(error) or type(error).__name__
-            raise NotTaken(f"{method} {url}: {reason:.{_MOST_TOLD}}") from None
+            raise NotTaken(f"{method} {url}: {reason:.{_MAX_TOLD}}") from None
         self._outages[url].over()
         if not 200 <= status < 300:
             raise NotTaken(f"{method} {url}: status {status}")

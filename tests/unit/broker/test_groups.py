@@ -58,7 +58,7 @@ def test_what_is_due_comes_behind_all_others_and_for_the_group_alone() -> None:
 def test_a_long_way_without_a_wanted_message_is_gone_in_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fetch_module, "MOST_LOOKED", 3)
+    monkeypatch.setattr(fetch_module, "MAX_LOOKED", 3)
     core = Core()
     topic = core.broker.topic("t")
     channel = begin_group(topic, "g", "first", 0, 0, {"tags": ["red"]})

@@ -99,11 +99,11 @@ def test_the_head_of_a_segment_tells_of_sends_whose_segment_has_gone() -> None:
 
 def test_sends_may_come_in_any_order_within_the_window_and_none_behind_it() -> None:
     core = Core(segment_bytes=1 << 20)
-    last = 2 * room.MOST_SENDS_EACH
+    last = 2 * room.MAX_SENDS_EACH
     for number in range(last, 0, -2):
         send(core, Sent(A, number, 1), b"%d" % number)
-    assert core.broker.producers.send_count == room.MOST_SENDS_EACH
-    for number in range(last - 1, room.MOST_SENDS_EACH, -2):
+    assert core.broker.producers.send_count == room.MAX_SENDS_EACH
+    for number in range(last - 1, room.MAX_SENDS_EACH, -2):
         send(core, Sent(A, number, 1), b"%d" % number)
     with pytest.raises(TooOld, match=r"send 3 of producer 6161.* is too old"):
         send(core, Sent(A, 3, 1), b"3")

@@ -18,7 +18,7 @@ from martlet.broker.errors import NotFound, NotInFlight, QueuesRefused, WritesRe
 from martlet.broker.policy import ChannelPolicy
 from martlet.broker.retention.evicted_files import file_name
 from martlet.broker.topic.partitioned import PartitionedChannel
-from martlet.broker.topic.queue_log import MOST_QUEUES
+from martlet.broker.topic.queue_log import MAX_QUEUES
 from martlet.log.record import RecordKind
 
 
@@ -373,7 +373,7 @@ def test_a_topic_never_gets_fewer_queues_and_none_has_too_many() -> None:
     core = four()
     with pytest.raises(QueuesRefused, match="'t' has 4 queues and can not have 3"):
         core.broker.set_queues("t", 3)
-    for count in (0, -1, MOST_QUEUES + 1):
+    for count in (0, -1, MAX_QUEUES + 1):
         with pytest.raises(QueuesRefused, match=f"1 to 1024 queues, not {count}"):
             core.broker.set_queues("other", count)
     assert "other" not in core.broker.topics
@@ -476,7 +476,7 @@ def test_a_channel_is_set_back_at_each_queue() -> None:
 def test_a_queue_that_never_got_anything_costs_a_client_nothing() -> None:
     """It stays in the line there, and is not lined up again by each answer."""
     core = Core(segment_bytes=1 << 20)
-    core.broker.set_queues("t", MOST_QUEUES)
+    core.broker.set_queues("t", MAX_QUEUES)
     client = Client(core).ready(2)
     for _ in range(10):
         publish(core.broker, "t", 7, b"x")

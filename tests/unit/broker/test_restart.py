@@ -11,7 +11,7 @@ from tests.unit.broker.core import SECOND_NS, Core
 from martlet.broker.broker import Broker
 from martlet.broker.channel.rewind import replay
 from martlet.broker.errors import WritesRefused
-from martlet.broker.retention.checkpoint import MOST_SYNCED, begin_checkpoint, end_checkpoint
+from martlet.broker.retention.checkpoint import MAX_SYNCED, begin_checkpoint, end_checkpoint
 from martlet.log.record import FRAME_HEADER_BYTES, HEADER_BYTES, RecordKind, read_header
 from martlet.log.recovery import RecoveryReport, scan
 
@@ -725,15 +725,15 @@ def test_records_of_the_log_name_their_run() -> None:
 def test_a_checkpoint_of_many_topics_waits_for_few_of_their_indexes() -> None:
     """A stop took seconds, a second for each few hundred topics; the others come from the log."""
     core = Core(segment_bytes=1 << 20)
-    for number in range(4 * MOST_SYNCED):
+    for number in range(4 * MAX_SYNCED):
         core.publish(f"t{number}", b"%d" % number)
     job = begin_checkpoint(core.broker)
-    assert len(job.names) == MOST_SYNCED
+    assert len(job.names) == MAX_SYNCED
     job.flush.run()
     job.save()
     end_checkpoint(core.broker, job)
     core.kill(power=True)
-    for number in range(4 * MOST_SYNCED):
+    for number in range(4 * MAX_SYNCED):
         assert core.client(f"t{number}").ready(1).bodies == [b"%d" % number]
     assert core.lost == []
     for _ in range(4):

@@ -13,7 +13,7 @@ from martlet.testing import SimulatedStorage
 
 @pytest.fixture(autouse=True)
 def few_rows_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "MOST_ROWS_IN_MEMORY", 16)
+    monkeypatch.setattr(index_module, "MAX_ROWS_IN_MEMORY", 16)
     monkeypatch.setattr(index_module, "_KEPT_ROWS", 4)
 
 

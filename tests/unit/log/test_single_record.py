@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 
 from martlet.log.batch import Batch
 from martlet.log.record import RecordKind, seal
-from martlet.log.single_record import LONGEST_BODY_BYTES, Lone, lone_length
+from martlet.log.single_record import MAX_BODY_BYTES, Lone, lone_length
 
 U32 = st.integers(0, (1 << 32) - 1)
 U62 = st.integers(0, (1 << 62) - 1)
 IDS = st.integers(0, (1 << 65) - 1)
-BODIES = st.binary(min_size=1, max_size=600) | st.integers(1, LONGEST_BODY_BYTES).map(bytes)
+BODIES = st.binary(min_size=1, max_size=600) | st.integers(1, MAX_BODY_BYTES).map(bytes)
 
 
 @given(bodies=st.lists(BODIES, min_size=1, max_size=3), id=IDS, place=U62, topic=U32, now_ns=U62)

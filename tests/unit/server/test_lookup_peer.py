@@ -16,7 +16,7 @@ from martlet.testing import Broker
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(lookup_peer, "_FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(lookup_peer, "_LONGEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(lookup_peer, "_MAX_PAUSE_S", 0.001)
     caplog.set_level(logging.INFO)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from martlet.server.tick import FEW, LONGEST_NS, SHORTEST_NS, LoopTicks
+from martlet.server.tick import FEW, MAX_NS, MIN_NS, LoopTicks
 
 
 class World:
@@ -59,7 +59,7 @@ def awake_world() -> World:
     world = World()
     world.turns.heard()
     world.round()
-    world.now_ns += LONGEST_NS // 2
+    world.now_ns += MAX_NS // 2
     world.turns.heard()
     world.round()
     assert world.ended == 2
@@ -70,14 +70,14 @@ def test_bytes_soon_after_it_slept_keep_it_awake_for_a_while() -> None:
     """Each turn begins the while anew."""
     world = awake_world()
     for _ in range(5):
-        world.now_ns += LONGEST_NS - 1
+        world.now_ns += MAX_NS - 1
         world.round()
         assert not world.asleep
         world.turns.heard()
         world.round()
     assert world.ended == 7
     assert world.gave_way == 5
-    world.now_ns += LONGEST_NS
+    world.now_ns += MAX_NS
     world.round()
     assert world.asleep
     assert world.ended == 7
@@ -96,10 +96,10 @@ def test_an_idle_loop_sleeps_and_stays_asleep() -> None:
         spent_ns.append(looked_ns)
         if len(spent_ns) > 1 and spent_ns[-1] == spent_ns[-2] == 0:
             break
-        world.now_ns += 50 * LONGEST_NS
+        world.now_ns += 50 * MAX_NS
         world.turns.heard()
         world.round()
-    assert spent_ns[0] >= LONGEST_NS > spent_ns[1] > SHORTEST_NS
+    assert spent_ns[0] >= MAX_NS > spent_ns[1] > MIN_NS
     assert spent_ns == sorted(spent_ns, reverse=True)
     assert len(spent_ns) < 10
 
@@ -122,7 +122,7 @@ def test_a_turn_that_fails_is_the_last_of_none() -> None:
         world.round()
     world.failing = False
     while not world.asleep:
-        world.now_ns += LONGEST_NS
+        world.now_ns += MAX_NS
         world.round()
     ended = world.ended
     world.turns.heard()

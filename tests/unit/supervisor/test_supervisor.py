@@ -196,7 +196,7 @@ async def test_a_pause_before_a_restart_ends_with_a_stop(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(child_module, "FIRST_PAUSE_S", 1000)
-    monkeypatch.setattr(child_module, "LONGEST_PAUSE_S", 1000)
+    monkeypatch.setattr(child_module, "MAX_PAUSE_S", 1000)
     supervisor = stage.supervisor([stage.child("one", FALLS)])
     running = asyncio.create_task(supervisor.run())
     await stage.until("all ready")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
-from martlet.tools.host_pool import FIRST_DELAY_S, LONGEST_DELAY_S, HostPool
+from martlet.tools.host_pool import FIRST_DELAY_S, MAX_DELAY_S, HostPool
 
 
 class Clock:
@@ -34,7 +34,7 @@ def test_one_that_failed_is_left_alone_for_longer_each_time() -> None:
         assert len(pool.order()) == 2
         clock.now_s += 1
         assert {pool.pick() for _ in range(6)} == {"a", "b", "c"}
-        delay_s = min(2 * delay_s, LONGEST_DELAY_S)
+        delay_s = min(2 * delay_s, MAX_DELAY_S)
     pool.succeeded("b", 0.1)
     pool.failed("b")
     clock.now_s += FIRST_DELAY_S

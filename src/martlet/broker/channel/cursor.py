@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 _ATTEMPTS_AT = 16
 """Where the attempts stand in a frame."""
-MOST_ATTEMPTS = 0xFFFF
+MAX_ATTEMPTS = 0xFFFF
 _SCHEDULE_ROWS = 4096
 _NOTHING = memoryview(b"")
-MOST_LOOKED = 1024
+MAX_LOOKED = 1024
 """So many batches are searched at a time for messages that a filter lets through."""
-MOST_GRANT_BYTES = 1 << 19
+MAX_GRANT_BYTES = 1 << 19
 """A grant ends with the batch that passes this, so that one consumer never gets all at once."""
 
 
@@ -130,7 +130,7 @@ class Cursor:
         window = self.window
         parts: list[memoryview | bytes] = []
         taken = taken_bytes = 0
-        while taken < most and window.next < limit and taken_bytes < MOST_GRANT_BYTES:
+        while taken < most and window.next < limit and taken_bytes < MAX_GRANT_BYTES:
             entry = self._entry
             first = window.next
             if entry is None or not entry.first_offset <= first < entry.end_offset:
@@ -162,12 +162,12 @@ class Cursor:
         window = self.window
         parts: list[memoryview | bytes] = []
         taken = taken_bytes = looked = 0
-        while taken < most and window.next < limit and taken_bytes < MOST_GRANT_BYTES:
+        while taken < most and window.next < limit and taken_bytes < MAX_GRANT_BYTES:
             entry = self._entry
             first = window.next
             if entry is None or not entry.first_offset <= first < entry.end_offset:
                 looked += 1
-                if looked > MOST_LOOKED:
+                if looked > MAX_LOOKED:
                     break
                 if not self._move(first, limit):
                     continue
@@ -303,7 +303,7 @@ class Cursor:
             self.on_lost(offset, offset + 1, str(error))
             return None
         frame = bytearray(self.frame_of(entry, payload_end, record, offset))
-        told = min(attempts, MOST_ATTEMPTS)
+        told = min(attempts, MAX_ATTEMPTS)
         frame[_ATTEMPTS_AT : _ATTEMPTS_AT + 2] = told.to_bytes(2, "big")
         return frame
 

@@ -22,29 +22,29 @@ import numpy.typing as npt
 _FRACTION_BITS = 5
 _SHIFT = 52 - _FRACTION_BITS
 _BIAS = 1023
-_SHORTEST_NS = 1 << 10
-_LONGEST_NS = 1 << 52
+_MIN_NS = 1 << 10
+_MAX_NS = 1 << 52
 """Seven weeks; what takes longer counts as this."""
 
 Counts = npt.NDArray[np.int64]
 
 
 def _codes(values_ns: npt.NDArray[np.int64]) -> Counts:
-    clipped = np.clip(values_ns, _SHORTEST_NS, _LONGEST_NS).astype(np.float64)
+    clipped = np.clip(values_ns, _MIN_NS, _MAX_NS).astype(np.float64)
     return clipped.view(np.int64) >> _SHIFT
 
 
 def _code(value_ns: int) -> int:
     """The same of one value."""
-    value_ns = min(max(value_ns, _SHORTEST_NS), _LONGEST_NS)
+    value_ns = min(max(value_ns, _MIN_NS), _MAX_NS)
     exponent = value_ns.bit_length() - 1
     fraction = value_ns >> (exponent - _FRACTION_BITS)
     # The fraction's leading bit, which a float leaves out, is one too many of the exponent.
     return ((_BIAS + exponent - 1) << _FRACTION_BITS) + fraction
 
 
-_FIRST = int(_codes(np.array([_SHORTEST_NS]))[0])
-_BUCKETS = int(_codes(np.array([_LONGEST_NS]))[0]) - _FIRST + 1
+_FIRST = int(_codes(np.array([_MIN_NS]))[0])
+_BUCKETS = int(_codes(np.array([_MAX_NS]))[0]) - _FIRST + 1
 
 
 class Latency:

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from martlet.broker.channel.consumer import ChannelConsumer
     from martlet.broker.channel.delivery import Delivery
 
-MOST_PARKED = 1000
+MAX_PARKED = 1000
 """So many messages wait for others of their keys before the cursor does."""
-_MOST_AT_ONCE = 1000
+_MAX_AT_ONCE = 1000
 """So many messages are looked at before others have their turn."""
 _ANY = b"\0"
 """The key of all messages, by queue."""
@@ -93,7 +93,7 @@ class Ordering:
             self._begin()
         channel = self._channel
         self._take_in_ready()
-        for _ in range(_MOST_AT_ONCE):
+        for _ in range(_MAX_AT_ONCE):
             consumer = self._taker()
             if consumer is None:
                 return
@@ -155,7 +155,7 @@ class Ordering:
         channel = self._channel
         if not self._by_key and self._keys:
             return False
-        if self.parked_count >= MOST_PARKED:
+        if self.parked_count >= MAX_PARKED:
             return False
         cursor = channel.cursor
         limit = channel.limit()

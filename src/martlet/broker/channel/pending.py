@@ -20,7 +20,7 @@ from martlet.broker.channel.started import StartedMessages
 
 OwnerT = TypeVar("OwnerT")
 _RISING_AT_ONCE = 1 << 8
-MOST_ERROR_BYTES = 1 << 20
+MAX_ERROR_BYTES = 1 << 20
 """Of one channel: what consumers said of more failures than that is not kept."""
 
 
@@ -195,7 +195,7 @@ class PendingMessages(Generic[OwnerT]):
         """What was said when a message failed first, and last."""
         self._forget_errors(offset)
         length = len(first) + len(last)
-        if self._errors_length + length <= MOST_ERROR_BYTES:
+        if self._errors_length + length <= MAX_ERROR_BYTES:
             self.errors[offset] = (first, last)
             self._errors_length += length
 

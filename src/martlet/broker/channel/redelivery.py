@@ -16,7 +16,7 @@ from martlet.broker.channel.consumer import NOBODY, ChannelConsumer
 from martlet.broker.channel.delivery import ChannelContext, Delivery, Source, Waiting
 from martlet.broker.channel.pending import PendingMessage
 from martlet.broker.channel.retry import Cause, RetryPolicy
-from martlet.broker.dead_letters.dead_letter import LONGEST_ERROR
+from martlet.broker.dead_letters.dead_letter import MAX_ERROR_LENGTH
 from martlet.broker.errors import NotInFlight
 from martlet.broker.offset_ranges import apart_from
 from martlet.broker.policy import ChannelPolicy
@@ -324,7 +324,7 @@ class Redelivery(Delivery):
 
     def _note_error(self, offset: int, error: str) -> None:
         if error:
-            self.cursor.stragglers.note_error(offset, error[:LONGEST_ERROR])
+            self.cursor.stragglers.note_error(offset, error[:MAX_ERROR_LENGTH])
 
     @abstractmethod
     def _bury(self, offset: int, attempts: int, failures: int, reason: DeadLetterReason) -> None:

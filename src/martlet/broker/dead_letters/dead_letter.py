@@ -28,7 +28,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from martlet.broker.policy import BadPolicy
-from martlet.names import EPHEMERAL, LONGEST_NAME, is_ephemeral
+from martlet.names import EPHEMERAL, MAX_NAME_LENGTH, is_ephemeral
 from martlet.properties.model import BadProperties, Properties
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 CHANNEL = "dead-letters"
 """The channel of a dead-letter topic that holds what is yet to be dealt with."""
-LONGEST_ERROR = 1000
+MAX_ERROR_LENGTH = 1000
 """Characters of an error that are kept."""
 _SUFFIX = ".dead"
 _PREFIX = "dead_"
@@ -66,11 +66,11 @@ def default_name(topic: str, channel: str) -> str:
     """
     plain = f"{topic}.{channel}{_SUFFIX}"
     ephemeral = is_ephemeral(topic) or is_ephemeral(channel)
-    if "." not in topic and not ephemeral and len(plain) <= LONGEST_NAME:
+    if "." not in topic and not ephemeral and len(plain) <= MAX_NAME_LENGTH:
         return plain
     digest = sha256(f"{topic}:{channel}".encode()).hexdigest()[:8]
     told = f"{topic.removesuffix(EPHEMERAL)}.{channel.removesuffix(EPHEMERAL)}"
-    return f"{told[: LONGEST_NAME - len(_SUFFIX) - 9]}.{digest}{_SUFFIX}"
+    return f"{told[: MAX_NAME_LENGTH - len(_SUFFIX) - 9]}.{digest}{_SUFFIX}"
 
 
 def check_dead_letter_topic(name: str, topic: str) -> None:

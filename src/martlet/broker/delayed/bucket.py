@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 
 PROPERTY = "delayed"
 """Names the property that tells the id that a message had while it was delayed."""
-MOST_ROWS = 1024
-MOST_BYTES = 1 << 20
+MAX_ROWS = 1024
+MAX_BYTES = 1 << 20
 """So many are forwarded at once, then others have their turn."""
 _AGAIN_NS = 1_000_000_000
 _MORE_BYTES = 128
@@ -257,7 +257,7 @@ class Bucket(Topic):
         """Do what is due. Returns when to look again."""
         upcoming = self._upcoming
         upcoming.look(now_ns)
-        keys = upcoming.take(now_ns, MOST_ROWS)
+        keys = upcoming.take(now_ns, MAX_ROWS)
         if keys and not self._forward(keys):
             return now_ns + _AGAIN_NS
         next_ns = upcoming.next_ns
@@ -320,7 +320,7 @@ class Bucket(Topic):
         # What was cancelled may have left the index.
         rows = [by_first[first] for _, first in keys if first in by_first]
         ends = np.cumsum([row[3] for row in rows])
-        count = int(np.searchsorted(ends, MOST_BYTES)) + 1
+        count = int(np.searchsorted(ends, MAX_BYTES)) + 1
         self._put_back([IndexEntry._make(row) for row in rows[count:]])
         return [IndexEntry._make(row) for row in rows[:count]]
 

@@ -3,7 +3,7 @@
 Each waits in a bucket (`martlet.broker.delayed.bucket`) of its topic, and is the topic's when its
 time comes: a channel that is made meanwhile gets it too.  A message deferred as NSQ does it, by
 DPUB, belongs to the channels that were there; those are stragglers of each of them
-(`straggler.py`), which takes memory, so only as many as `MOST_IN_CHANNELS`, and the others wait in
+(`straggler.py`), which takes memory, so only as many as `MAX_IN_CHANNELS`, and the others wait in
 buckets.
 """
 
@@ -31,7 +31,7 @@ HOUR_NS = 60 * MINUTE_NS
 DAY_NS = 24 * HOUR_NS
 WIDTHS_NS = ((HOUR_NS, 10 * MINUTE_NS), (DAY_NS, HOUR_NS))
 """Delays up to the first go into buckets as wide as the second; longer ones into those of a day."""
-MOST_IN_CHANNELS = 100_000
+MAX_IN_CHANNELS = 100_000
 """So many deferred messages may be stragglers, each in as many channels as its topic has."""
 _COUNTED_AGAIN = 1000
 _PIECE_ROWS = 1 << 15
@@ -117,7 +117,7 @@ class DelayedMessages:
             taken += self._unseen.get(topic, 0)
             channels = topic.channels.values()
             taken += sum(channel.cursor.stragglers.waiting_count for channel in channels)
-        return min(_COUNTED_AGAIN, MOST_IN_CHANNELS - taken)
+        return min(_COUNTED_AGAIN, MAX_IN_CHANNELS - taken)
 
     def publish(
         self,

@@ -28,16 +28,16 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from martlet.log.index import Index, Rows
 
-LEAST_ROWS = 1 << 15
+MIN_ROWS = 1 << 15
 """A slice holds this many rows, where there are so many, or a part of all if that is more."""
-MOST_LOOKS = 64
+MAX_LOOKS = 64
 """How often a row is looked at, about."""
 AHEAD_NS = 60 * 10**9
 """A slice goes no further than this."""
 _BEFORE_NS = AHEAD_NS // 2
 """A look begins so long before what it is to find is due."""
 _PIECE_ROWS = 1 << 15
-MOST_FRESH = 1 << 14
+MAX_FRESH = 1 << 14
 """So many rows are in the heap at most; there each takes a hundred bytes and more."""
 _NEVER = 1 << 62
 _BEFORE_ALL = (-1, -1)
@@ -79,7 +79,7 @@ class DueQueue:
         """A row has come. Returns when to look, or to take, because of it."""
         if (due_ns, first_offset) <= self._horizon:
             heappush(self._fresh, (due_ns, first_offset))
-            if len(self._fresh) > MOST_FRESH:
+            if len(self._fresh) > MAX_FRESH:
                 self.put_back(self._fresh)
                 self._fresh = []
             return due_ns
@@ -103,7 +103,7 @@ class DueQueue:
     @property
     def _most(self) -> int:
         rows = self._index.end_row - self._index.first_row
-        return max(LEAST_ROWS, rows // MOST_LOOKS)
+        return max(MIN_ROWS, rows // MAX_LOOKS)
 
     @property
     def _is_full(self) -> bool:

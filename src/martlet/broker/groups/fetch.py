@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from martlet.broker.channel.cursor import MOST_LOOKED, Cursor, frame_ends
+from martlet.broker.channel.cursor import MAX_LOOKED, Cursor, frame_ends
 from martlet.broker.channel.tag_filter import runs
 from martlet.log.record import properties_of
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from martlet.log.commit_log import CommitLog
     from martlet.log.index import IndexEntry
 
-MOST_FETCH_BYTES = 8 << 20
-MOST_FETCH_MESSAGES = 10_000
+MAX_FETCH_BYTES = 8 << 20
+MAX_FETCH_MESSAGES = 10_000
 """So much may be asked for at once."""
 
 
@@ -96,7 +96,7 @@ class Fetch(Cursor):
         parts: list[memoryview | bytes] = []
         runs: list[tuple[int, int]] = []
         count = size = looked = 0
-        while count < most and size < most_bytes and looked < MOST_LOOKED:
+        while count < most and size < most_bytes and looked < MAX_LOOKED:
             limit = source.limit_of(self)
             if self.next >= limit:
                 return Fetched(parts, count, self.next, True, runs)

@@ -44,7 +44,7 @@ from martlet.broker.groups.member import GroupConsumer, Holding
 if TYPE_CHECKING:
     from martlet.broker.schedule import Schedule
 
-MOST_MEMBERS = 1000
+MAX_MEMBERS = 1000
 """Of one group."""
 CUSTOM = "custom:"
 """What the name of a strategy begins with that only members know."""
@@ -133,8 +133,8 @@ class Membership:
             TooMany: there are as many as may be.
             Conflict: the others share their queues by another strategy.
         """
-        if len(self.members) >= MOST_MEMBERS:
-            raise TooMany(f"the group has {MOST_MEMBERS} members, and that is the limit")
+        if len(self.members) >= MAX_MEMBERS:
+            raise TooMany(f"the group has {MAX_MEMBERS} members, and that is the limit")
         if self.members and strategy != self.strategy:
             raise Conflict(
                 f"the group's members share their queues by {self.strategy!r}, and not by"

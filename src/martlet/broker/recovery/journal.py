@@ -73,13 +73,13 @@ _ERRORS = struct.Struct("<QII")
 _FULL = 1
 _CHARGED = 2
 _NUMBER_MASK = 0xFFFF_FFFF
-_MOST_PASSED = 1000
+_MAX_PASSED = 1000
 _CHANGED = np.dtype(
     [("offset", "<u8"), ("due_ns", "<i8"), ("attempts", "<u4"), ("told_failures", "<u4")]
 )
 _COUNT = struct.Struct("<Q")
 _CHARGES = np.dtype([("offset", "<u8"), ("due_ns", "<i8"), ("failures", "<u4"), ("is_over", "<u4")])
-_MOST_U32 = (1 << 32) - 1
+_MAX_U32 = (1 << 32) - 1
 _SUSPECT = 1 << 31
 
 SEPARATOR = b"\0"
@@ -105,7 +105,7 @@ def unpack_topology(entry: bytes) -> Description:
 
 def pack_passed(damaged: Iterable[LogDamage]) -> bytes:
     """The note of a start: what of the log it has passed over, the last places of very many."""
-    stretches = [(damage.start, damage.end) for damage in damaged][-_MOST_PASSED:]
+    stretches = [(damage.start, damage.end) for damage in damaged][-_MAX_PASSED:]
     return json.dumps(stretches, separators=(",", ":")).encode() if stretches else b""
 
 
@@ -127,7 +127,7 @@ def pack_cursor(channel: int, cursor: Cursor, scheduled_end: int, *, full: bool)
         (
             offset,
             s.due_ns if s.owner is None else 0,
-            min(s.attempts, _MOST_U32),
+            min(s.attempts, _MAX_U32),
             min(s.failures + 1, _SUSPECT - 1) | _SUSPECT * s.is_suspect,
         )
         for offset in sorted(offsets)
@@ -158,7 +158,7 @@ def pack_cursor(channel: int, cursor: Cursor, scheduled_end: int, *, full: bool)
 
 def _pack_charges(charges: CrashCharges) -> bytes:
     rows = [
-        (offset, charge.due_ns, min(charge.failures, _MOST_U32), charge.is_over)
+        (offset, charge.due_ns, min(charge.failures, _MAX_U32), charge.is_over)
         for offset, charge in charges.by_offset.items()
     ]
     return _COUNT.pack(len(rows)) + np.array(rows, _CHARGES).tobytes()

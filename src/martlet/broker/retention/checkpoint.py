@@ -29,9 +29,9 @@ _DROP_ROWS = 1 << 14
 """An index file is begun anew when so many of its rows, and half of all, are not needed."""
 _WRITTEN_AT_ONCE = 8
 _ROWS_AT_ONCE = 1 << 16
-MOST_MORE_SPARES = 16
+MAX_MORE_SPARES = 16
 """How many segments a busy broker keeps to be written again, beside the usual ones."""
-MOST_SYNCED = 64
+MAX_SYNCED = 64
 """How many index files one checkpoint makes durable: flushes, and a stop, wait for that.
 
 Those of which that was not done may be lost in a power cut; a start finds that out, and makes them
@@ -248,7 +248,7 @@ def _write_indexes(broker: Broker) -> list[str]:
         index = topic.queue.index
         if not topic.ephemeral:
             index.write()
-            if not index.synced and len(names) < MOST_SYNCED:
+            if not index.synced and len(names) < MAX_SYNCED:
                 names.append(index.name)
                 index.synced = True
     return names
@@ -294,7 +294,7 @@ def allow_spares(broker: Broker) -> None:
     of its pages are in memory.
     """
     log = broker.log
-    log.storage.allow_spares(min(log.begun_count, MOST_MORE_SPARES))
+    log.storage.allow_spares(min(log.begun_count, MAX_MORE_SPARES))
     log.begun_count //= 2
 
 

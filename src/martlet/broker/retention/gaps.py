@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from martlet.log.commit_log import CommitLog
     from martlet.log.index import IndexEntry
 
-MOST_HOLES = 1000
+MAX_HOLES = 1000
 """What lies before so many is not told of."""
 _ROWS_AT_ONCE = 1 << 16
 _FLAGS = slice(14, 16)
@@ -56,7 +56,7 @@ def holes(log: CommitLog, queue: QueueLog) -> tuple[int, list[Stretch]]:
                 break
             before, behind = index.row(first + at), index.row(first + at + 1)
             together = _is_one_stretch(log, places, breaks, before, behind)
-            if not together or len(found) == MOST_HOLES:
+            if not together or len(found) == MAX_HOLES:
                 stop = at + 1
                 break
             found.append((before.end_offset, behind.first_offset))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 16
 """Of stragglers a sixteenth of the bound goes beside what must, since to find them takes long."""
-_LEAST_SPAN = 1024
+_MIN_SPAN = 1024
 
 
 def keep_within(topic: Topic, max_count: int) -> None:
@@ -48,7 +48,7 @@ def _bound_channel(channel: Channel, max_count: int) -> None:
         end = cursor.next + excess
         cursor.skip_to(end, source.deferred_from(end) if cursor.deferred_ahead else 0)
     window = cursor.window
-    if window.next - window.floor > max(_LEAST_SPAN, max_count):
+    if window.next - window.floor > max(_MIN_SPAN, max_count):
         channel.spread()
     _drop(channel, stragglers.waiting_count - max_count, max_count, ready=False)
     dropped = before - channel.depth - stragglers.waiting_count

@@ -17,7 +17,7 @@ from martlet.broker.channel.subscriber import Share
 from martlet.broker.errors import QueuesRefused
 from martlet.broker.recovery.topic_description import channel_op
 from martlet.broker.topic.partitioned import PartitionedChannel
-from martlet.broker.topic.queue_log import ID_MASK, MOST_QUEUES, OFFSET_BITS, QueueLog
+from martlet.broker.topic.queue_log import ID_MASK, MAX_QUEUES, OFFSET_BITS, QueueLog
 from martlet.broker.topic.topic import Topic, join
 from martlet.log.index import Index
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 def check_count(count: int) -> None:
     """Raise QueuesRefused where no topic can have so many queues."""
-    if not 1 <= count <= MOST_QUEUES:
-        raise QueuesRefused(f"a topic has 1 to {MOST_QUEUES} queues, not {count}")
+    if not 1 <= count <= MAX_QUEUES:
+        raise QueuesRefused(f"a topic has 1 to {MAX_QUEUES} queues, not {count}")
 
 
 def grow(broker: Broker, topic: Topic, count: int) -> None:

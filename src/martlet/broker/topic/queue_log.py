@@ -28,10 +28,10 @@ ID_MASK = (1 << 64) - 1
 OFFSET_BITS = 54
 """So much of an id's distance from number 0's `id_base` is the offset; above it is the queue."""
 OFFSET_MASK = (1 << OFFSET_BITS) - 1
-MOST_QUEUES = 1 << (64 - OFFSET_BITS)
+MAX_QUEUES = 1 << (64 - OFFSET_BITS)
 """Of one topic."""
 _ROWS_AT_ONCE = 1 << 16
-MOST_BATCH_BYTES = 1 << 20
+MAX_BATCH_BYTES = 1 << 20
 """A batch that has grown this large is appended at once."""
 
 

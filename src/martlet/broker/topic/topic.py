@@ -31,7 +31,7 @@ from martlet.broker.recovery.topic_description import channel_op, told
 from martlet.broker.topic.ephemeral_limit import keep_within
 from martlet.broker.topic.masked_source import MaskedSource
 from martlet.broker.topic.partitioned import PartitionedChannel, PartitionedTopic
-from martlet.broker.topic.queue_log import MOST_BATCH_BYTES, QueueLog, Receipt
+from martlet.broker.topic.queue_log import MAX_BATCH_BYTES, QueueLog, Receipt
 from martlet.broker.topic.topic_queue import SingleQueueTopic
 from martlet.broker.tracing.recorder import TraceRecorder, traced
 from martlet.log.commit_log import CommitLog
@@ -222,7 +222,7 @@ class Topic(SingleQueueTopic):
         """
         queue = self.queue
         batch = queue.batch
-        if batch is None or deliver_at_ns or batch.end > MOST_BATCH_BYTES:
+        if batch is None or deliver_at_ns or batch.end > MAX_BATCH_BYTES:
             batch = self._around.staged(self)
         if properties:
             batch.tell(batch.count, properties)

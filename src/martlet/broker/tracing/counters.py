@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from martlet.broker.topic.topic import Topic
     from martlet.log.commit_log import CommitLog
 
-MOST_AT_ONCE = 1024
+MAX_AT_ONCE = 1024
 """So many channels stand in one record."""
 _HEAD = struct.Struct("<II")
 _CHANNEL = struct.Struct("<IIII")
@@ -130,7 +130,7 @@ def pack_accounts(channels: Iterable[Channel]) -> Iterator[bytes]:
             continue
         head = _CHANNEL.pack(channel.queue.topic, channel.id, len(counts), 0)
         parts.append(head + struct.pack(f"<{len(counts)}Q", *counts))
-        if len(parts) == MOST_AT_ONCE:
+        if len(parts) == MAX_AT_ONCE:
             yield _HEAD.pack(len(parts), 0) + b"".join(parts)
             parts = []
     if parts:

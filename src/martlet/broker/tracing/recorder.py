@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from martlet.broker.groups.member import GroupConsumer
     from martlet.broker.policy import TopicPolicy
 
-MOST_EVENTS = 1 << 14
+MAX_EVENTS = 1 << 14
 """So many gather in one piece; a piece more is begun then."""
-MOST_PIECES = 8
+MAX_PIECES = 8
 """So many pieces wait to be written; then the oldest is given up."""
 BUCKET_NS = 1_000_000
 """Steps that are no further apart may become one row."""
@@ -63,9 +63,9 @@ ROW = np.dtype(
     ]
 )
 _SEVERAL = 0xFFFF
-_MOST_NAMES = 0xFFFE
-_MOST_U32 = (1 << 32) - 1
-_LONGEST_REASON = 200
+_MAX_NAMES = 0xFFFE
+_MAX_U32 = (1 << 32) - 1
+_MAX_REASON_LENGTH = 200
 
 
 def traced(topic: str, policy: TopicPolicy, usually: bool) -> bool:
@@ -126,7 +126,7 @@ class TraceRecorder:
         """The same has happened to all messages of a run of offsets."""
         events = self._events
         events.append((step, first, end, time_ns, consumer, attempt, delay_ns, reason))
-        if len(events) >= MOST_EVENTS:
+        if len(events) >= MAX_EVENTS:
             self._end_piece()
 
     def note_run(
@@ -146,7 +146,7 @@ class TraceRecorder:
     def _end_piece(self) -> None:
         self._pieces.append(_packed(self._events))
         self._events = []
-        if len(self._pieces) > MOST_PIECES:
+        if len(self._pieces) > MAX_PIECES:
             self._lost += _HEAD.unpack_from(self._pieces.pop(0))[1]
 
     def take(self, channel: int, name: str) -> Iterator[bytes]:
@@ -168,13 +168,13 @@ class _TraceTable:
     def number(self, text: str) -> int:
         if not text:
             return 0
-        text = text[:_LONGEST_REASON]
+        text = text[:_MAX_REASON_LENGTH]
         number = self._numbers.setdefault(text, len(self._numbers) + 1)
-        return number if number <= _MOST_NAMES else 0
+        return number if number <= _MAX_NAMES else 0
 
     @property
     def texts(self) -> list[str]:
-        return list(self._numbers)[:_MOST_NAMES]
+        return list(self._numbers)[:_MAX_NAMES]
 
 
 def _packed(events: list[tuple[Any, ...]]) -> bytes:
@@ -192,7 +192,7 @@ def _packed(events: list[tuple[Any, ...]]) -> bytes:
         (
             np.array(steps, np.int64),
             np.minimum(np.array(attempts, np.int64), 0xFFFF),
-            np.minimum(np.array(delays, np.int64) // 1_000_000, _MOST_U32),
+            np.minimum(np.array(delays, np.int64) // 1_000_000, _MAX_U32),
             np.fromiter(map(reasons.number, texts), np.int64, len(texts)),
             (time_ns - first_ns) // BUCKET_NS,
         )
@@ -207,9 +207,9 @@ def _packed(events: list[tuple[Any, ...]]) -> bytes:
     starts = np.concatenate(([0], np.flatnonzero(~goes_on) + 1))
     rows = np.zeros(len(starts), ROW)
     rows["first"] = begins[starts]
-    rows["count"] = np.minimum(np.add.reduceat(counts, starts), _MOST_U32)
+    rows["count"] = np.minimum(np.add.reduceat(counts, starts), _MAX_U32)
     earliest_ns = np.minimum.reduceat(time_ns, starts)
-    rows["time_us"] = np.minimum((earliest_ns - first_ns) // 1000, _MOST_U32)
+    rows["time_us"] = np.minimum((earliest_ns - first_ns) // 1000, _MAX_U32)
     rows["step"], rows["attempt"], rows["delay_ms"], rows["reason"] = keys[:4, starts]
     several = np.minimum.reduceat(holder, starts) != np.maximum.reduceat(holder, starts)
     rows["consumer"] = np.where(several, _SEVERAL, holder[starts])

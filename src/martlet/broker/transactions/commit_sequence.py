@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 from martlet.broker.errors import LimitReached
 
-LONGEST_NAME = 255
-MOST_NUMBER = (1 << 63) - 1
+MAX_NAME_LENGTH = 255
+MAX_NUMBER = (1 << 63) - 1
 _ROW = struct.Struct("<16sqqQ")
 
 

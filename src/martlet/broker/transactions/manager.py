@@ -32,7 +32,7 @@ from martlet.broker.transactions.commit_sequence import CommitSequence, CommitSe
 from martlet.broker.transactions.half_messages import HalfMessageStore
 from martlet.broker.transactions.outcomes import EndedTransaction, EndedTransactions
 from martlet.broker.transactions.state import (
-    LONGEST_BRANCH,
+    MAX_BRANCH_LENGTH,
     BadTransaction,
     HalfBatch,
     OpenTransaction,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from martlet.log.checkpoint_file import JournalEntry
 
 
-_LEAST_TOLD = 1024
+_MIN_TOLD = 1024
 _SEGMENT_BYTES_EACH = 1024
 """For so many bytes of a segment one transaction may be open, one batch of half messages held, and
 one outcome remembered, since its head tells all of them.
@@ -83,13 +83,13 @@ class Transactions:
         self._broker = broker
         self.limits = limits
         self.open: dict[str, OpenTransaction] = {}
-        most_told = max(_LEAST_TOLD, broker.log.segment_bytes // _SEGMENT_BYTES_EACH)
+        most_told = max(_MIN_TOLD, broker.log.segment_bytes // _SEGMENT_BYTES_EACH)
         self._most_open = min(limits.most_open, most_told)
         self._most_held = most_told
         self.outcomes = EndedTransactions(
             min(limits.most_outcomes, most_told), limits.remembered_ns
         )
-        most_series = min(limits.most_series, max(_LEAST_TOLD, most_told // 4))
+        most_series = min(limits.most_series, max(_MIN_TOLD, most_told // 4))
         self.series = CommitSequences(most_series, limits.remembered_ns)
         self.messages = HalfMessageStore(broker)
         self.on_set_aside: Callable[[OpenTransaction, str], None] = lambda transaction, why: None
@@ -221,8 +221,8 @@ class Transactions:
         """
         transaction = self.find(id)
         state = after(id, transaction.state, TransactionEvent.ADD)
-        if not 0 < len(branch) <= LONGEST_BRANCH:
-            raise BadTransaction(f"a branch's name has 1 to {LONGEST_BRANCH} characters")
+        if not 0 < len(branch) <= MAX_BRANCH_LENGTH:
+            raise BadTransaction(f"a branch's name has 1 to {MAX_BRANCH_LENGTH} characters")
         batches = transaction.branches[branch].batches if branch in transaction.branches else []
         if number < len(batches):
             return batches[number], self._broker.log.position

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from martlet.broker.topic.queue_log import ID_MASK, MOST_BATCH_BYTES
+from martlet.broker.topic.queue_log import ID_MASK, MAX_BATCH_BYTES
 from martlet.log.atomic_batches import BatchSlot
 from martlet.log.index import IndexEntry
 from martlet.log.record import FRAME_HEADER_BYTES, record_length
@@ -117,7 +117,7 @@ def _pieces(wanted: Sequence[PendingCopy]) -> Iterator[_Piece]:
         some: list[StoredHalf] = []
         size_bytes = 0
         for stored in all_stored:
-            if some and size_bytes + len(stored.frames) > MOST_BATCH_BYTES:
+            if some and size_bytes + len(stored.frames) > MAX_BATCH_BYTES:
                 piece = _piece(topic, deliver_at_ns, offsets[topic], some)
                 yield piece
                 offsets[topic] += piece.count

@@ -31,12 +31,12 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from martlet.broker.errors import BrokerError, NotFound
-from martlet.broker.transactions.commit_sequence import LONGEST_NAME, MOST_NUMBER, CommitSequence
+from martlet.broker.transactions.commit_sequence import MAX_NAME_LENGTH, MAX_NUMBER, CommitSequence
 from martlet.plural import counted
 
-LONGEST_ID = 255
-LONGEST_GROUP = 255
-LONGEST_BRANCH = 64
+MAX_ID_LENGTH = 255
+MAX_GROUP_LENGTH = 255
+MAX_BRANCH_LENGTH = 64
 _SECOND_NS = 10**9
 LEFT_AFTER_NS = 60 * _SECOND_NS
 """How long a try at a number of a series is silent before the next one takes it for dead."""
@@ -419,13 +419,13 @@ class TransactionLimits:
 def check_begun(transaction: OpenTransaction) -> None:
     """See that a transaction may begin like that. Raises BadTransaction."""
     id, group, place = transaction.id, transaction.group, transaction.place
-    if not 0 < len(id) <= LONGEST_ID or not id.isprintable():
+    if not 0 < len(id) <= MAX_ID_LENGTH or not id.isprintable():
         raise BadTransaction(
-            f"the transaction id {id[:80]!r}: it must be 1 to {LONGEST_ID} printable characters"
+            f"the transaction id {id[:80]!r}: it must be 1 to {MAX_ID_LENGTH} printable characters"
         )
-    if len(group) > LONGEST_GROUP or not group.isprintable():
+    if len(group) > MAX_GROUP_LENGTH or not group.isprintable():
         raise BadTransaction(
-            f"the group {group[:80]!r}: it must be up to {LONGEST_GROUP} printable characters"
+            f"the group {group[:80]!r}: it must be up to {MAX_GROUP_LENGTH} printable characters"
         )
     if place is not None:
         check_place(place)
@@ -433,10 +433,10 @@ def check_begun(transaction: OpenTransaction) -> None:
 
 def check_place(place: CommitSequence) -> None:
     """See that a transaction may have a place. Raises BadTransaction."""
-    if not 0 < len(place.name) <= LONGEST_NAME or not place.name.isprintable():
+    if not 0 < len(place.name) <= MAX_NAME_LENGTH or not place.name.isprintable():
         raise BadTransaction(
-            f"the series {place.name[:80]!r}: its name must be 1 to {LONGEST_NAME} printable"
+            f"the series {place.name[:80]!r}: its name must be 1 to {MAX_NAME_LENGTH} printable"
             " characters"
         )
-    if not 0 <= place.number <= MOST_NUMBER:
-        raise BadTransaction(f"number {place.number} of a series: it must be 0 to {MOST_NUMBER}")
+    if not 0 <= place.number <= MAX_NUMBER:
+        raise BadTransaction(f"number {place.number} of a series: it must be 0 to {MAX_NUMBER}")

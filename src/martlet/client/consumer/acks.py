@@ -25,7 +25,7 @@ def _ignore_settled() -> None:
     """Nobody waits for room."""
 
 
-_MOST_IDS = 5000
+_MAX_IDS = 5000
 """Given back in one call."""
 
 
@@ -175,8 +175,8 @@ class AckBatcher:
             return
         self.requeued += len(ids)
         told = [id.decode() for id in ids.tolist()]
-        for start in range(0, len(told), _MOST_IDS):
-            some = told[start : start + _MOST_IDS]
+        for start in range(0, len(told), _MAX_IDS):
+            some = told[start : start + _MAX_IDS]
             call = self._connection.unanswered("message.give_back", ids=some, started=is_started)
             self._write(call)
 

@@ -37,7 +37,7 @@ from martlet.client.consumer.waiters import TURN_S, Waiters
 from martlet.properties.model import Properties
 from martlet.protocol.nsq.message_run import MessageRun
 
-_LONGEST_RUN = 1024
+_MAX_RUN_LENGTH = 1024
 """So many messages are told of as started at once."""
 _PATIENCE = 1 / 8
 """Such a part of a message's time a suspect waits, and others for one that was taken one by one."""
@@ -188,7 +188,7 @@ class ReceiveBuffer(Waiters):
         took_s = time.monotonic() - self._run_began_s
         size = self._run_size
         size = 2 * size if took_s < TURN_S else max(1, int(size * TURN_S / took_s))
-        self._run_size = size = min(size, _LONGEST_RUN)
+        self._run_size = size = min(size, _MAX_RUN_LENGTH)
         if max_attempts == 1:
             return 1
         count = 0

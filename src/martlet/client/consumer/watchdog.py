@@ -22,7 +22,7 @@ from martlet.client.safe_callback import guarded
 
 logger = logging.getLogger("martlet.client")
 
-LONGEST_PAUSE_S = 1.0
+MAX_PAUSE_S = 1.0
 LATE_S = 1.0
 """When the loop is held up for longer than this, it is said."""
 QUIET_S = 60.0
@@ -126,7 +126,7 @@ class Watchdog:
         return ""
 
     def _pause(self, now_s: float) -> None:
-        pause_s = min(LONGEST_PAUSE_S, self._after_s / 4)
+        pause_s = min(MAX_PAUSE_S, self._after_s / 4)
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(pause_s, self._tick, now_s + pause_s)
 

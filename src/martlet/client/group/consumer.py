@@ -34,7 +34,7 @@ Strategy = Literal[
 """How queues are shared out among the members: see `martlet.allocation`."""
 
 
-LONGEST_STRATEGY = 80
+MAX_STRATEGY_LENGTH = 80
 """Of the name of a strategy, for brokers."""
 
 
@@ -226,4 +226,4 @@ def _chosen(strategy: str | AllocationStrategy, rooms: RoomResolver | None) -> A
     if isinstance(strategy, str):
         return AllocationChoice(strategy, None, rooms)
     name = getattr(strategy, "__name__", type(strategy).__name__)
-    return AllocationChoice(f"custom:{name}"[:LONGEST_STRATEGY], strategy, rooms)
+    return AllocationChoice(f"custom:{name}"[:MAX_STRATEGY_LENGTH], strategy, rooms)

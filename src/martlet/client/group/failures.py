@@ -26,7 +26,7 @@ RETRY = Backoff(first_s=1.0, max_s=60.0, jitter=0.25)
 """How long a message waits that failed: some nine minutes in all, with `MAX_ATTEMPTS`."""
 MAX_ATTEMPTS = 16
 """RocketMQ's."""
-LONGEST_ERROR = 1000
+MAX_ERROR_LENGTH = 1000
 """Characters of what a handler raised that are kept."""
 
 OnGivingUp = Callable[[PulledMessage], Awaitable[object] | object]
@@ -68,7 +68,7 @@ class PullFailures:
                 message.attempts -= 1
             self._put_off(message, error.delay_ms)
             return
-        said = told(error)[:LONGEST_ERROR]
+        said = told(error)[:MAX_ERROR_LENGTH]
         message.errors = (message.errors[0] or said, said)
         message.is_rejected = isinstance(error, Reject)
         if message.is_rejected or 0 < self._max_attempts <= message.attempts:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 MIB = 1 << 20
 FETCH_MESSAGES = 256
-MOST_FETCH_MESSAGES = 10_000
-MOST_FETCH_BYTES = 8 * MIB
+MAX_FETCH_MESSAGES = 10_000
+MAX_FETCH_BYTES = 8 * MIB
 """A broker answers no more at once."""
 
 
@@ -41,8 +41,8 @@ class FlowLimits:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: 1 is the least")
         for name, most in (
-            ("fetch_messages", MOST_FETCH_MESSAGES),
-            ("fetch_bytes", MOST_FETCH_BYTES),
+            ("fetch_messages", MAX_FETCH_MESSAGES),
+            ("fetch_bytes", MAX_FETCH_BYTES),
         ):
             if getattr(self, name) > most:
                 raise ValueError(f"{name}={getattr(self, name)}: {most} is the most")

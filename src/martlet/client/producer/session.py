@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from martlet.client.producer.in_flight import InFlightQueue
     from martlet.client.producer.send_batch import SendBatch
 
-MOST_UNANSWERED = 64
+MAX_UNANSWERED = 64
 
 
 class ProducerSession:
@@ -65,7 +65,7 @@ class ProducerSession:
     def has_room(self) -> bool:
         """Whether one more may be given a number."""
         oldest = next(iter(self.unanswered), self._sequence + 1)
-        return not self.again and self._sequence + 1 - oldest < MOST_UNANSWERED
+        return not self.again and self._sequence + 1 - oldest < MAX_UNANSWERED
 
     def take(self, parcel: SendBatch) -> int:
         """Give a parcel the next number."""

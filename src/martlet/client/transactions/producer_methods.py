@@ -14,7 +14,7 @@ from martlet.client.transactions.check_back import Check, CheckBackListener
 from martlet.client.transactions.session import PinnedSession, at_home
 from martlet.client.transactions.transaction import Transaction
 
-_MOST_TRIES = 1000
+_MAX_TRIES = 1000
 
 
 class ProducerTransactions(ABC):
@@ -115,7 +115,7 @@ class ProducerTransactions(ABC):
     def _fresh_id(self, pinned: PinnedSession, broker: str) -> str:
         """A random id, whose broker is the one with the least to do."""
         link = None if broker else pinned.lightest()
-        tried = (secrets.token_hex(16) for _ in range(_MOST_TRIES))
+        tried = (secrets.token_hex(16) for _ in range(_MAX_TRIES))
         if link is None:
             return next(tried)
         links = self._pool.links

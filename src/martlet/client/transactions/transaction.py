@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("martlet.client")
 
-_MOST_MESSAGES = 1000
-_MOST_BYTES = 1 << 20
+_MAX_MESSAGES = 1000
+_MAX_BYTES = 1 << 20
 """Of one SEND, unless a single message is larger."""
 _ROLLBACK_S = 5.0
 """How long a block that failed waits at most until its transaction is rolled back."""
@@ -164,7 +164,7 @@ class Transaction:
         for body in bodies:
             futures.append(self._add((topic, order_key, queue), body, entry))
             count += 1
-            if len(futures) >= 2 * _MOST_MESSAGES:
+            if len(futures) >= 2 * _MAX_MESSAGES:
                 await _all(futures)
                 futures.clear()
         await _all(futures)
@@ -211,9 +211,9 @@ class Transaction:
         waiting = self._waiting
         some = [waiting.popleft()]
         size_bytes = len(some[0].body)
-        while waiting and len(some) < _MOST_MESSAGES and waiting[0].place == some[0].place:
+        while waiting and len(some) < _MAX_MESSAGES and waiting[0].place == some[0].place:
             size_bytes += len(waiting[0].body) + len(waiting[0].entry)
-            if size_bytes > _MOST_BYTES:
+            if size_bytes > _MAX_BYTES:
                 break
             some.append(waiting.popleft())
         return some

@@ -19,7 +19,7 @@ from martlet.protocol.nsq import commands
 from martlet.protocol.nsq.frames import BadFrame
 
 _HEAD = Struct(">II")
-_MOST_NUMBERS = 1 << 32
+_MAX_NUMBERS = 1 << 32
 
 
 class Answer(NamedTuple):
@@ -53,7 +53,7 @@ class Calls:
             CallRefused: the broker did not do it.
             ConnectionLost: it did not answer; it may have done it or not.
         """
-        number = next(self._numbers) % _MOST_NUMBERS
+        number = next(self._numbers) % _MAX_NUMBERS
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         try:
@@ -64,7 +64,7 @@ class Calls:
 
     def unanswered(self, method: str, fields: Mapping[str, Any]) -> bytes:
         """A call whose answer nobody waits for, to be written with other commands."""
-        return commands.call(next(self._numbers) % _MOST_NUMBERS, method, fields)
+        return commands.call(next(self._numbers) % _MAX_NUMBERS, method, fields)
 
     def answered(self, data: bytes) -> None:
         """An answer came. Raises BadFrame where it is none."""

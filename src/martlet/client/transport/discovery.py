@@ -27,11 +27,11 @@ logger = logging.getLogger("martlet.client")
 
 JITTER = 0.3
 """The part of the time between two looks that is left to chance."""
-SHORTEST_PAUSE_S = 0.25
+MIN_PAUSE_S = 0.25
 """However often connections are lost, the daemons are not asked more often than so."""
 ANSWER_S = 5.0
-LONGEST_ANSWER_BYTES = 1 << 22
-MOST_BROKERS = 1000
+MAX_ANSWER_BYTES = 1 << 22
+MAX_BROKERS = 1000
 """What one daemon tells beyond so many is not heeded."""
 DEFAULT_PORT = 4161
 _NO_SUCH_PATH = "NOT_FOUND"
@@ -99,10 +99,10 @@ class Discovery:
             wanted.clear()
             self._answers[url] = await self._ask(url)
             self._tell()
-            await asyncio.sleep(SHORTEST_PAUSE_S)
+            await asyncio.sleep(MIN_PAUSE_S)
             pause_s = self._poll_s * (1 + JITTER * (random.random() - 1))
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, pause_s - SHORTEST_PAUSE_S)):
+                async with asyncio.timeout(max(0.0, pause_s - MIN_PAUSE_S)):
                     await wanted.wait()
 
     def _tell(self) -> None:
@@ -136,17 +136,17 @@ class Discovery:
             return _Answer([], False)
         self._outages[url].over()
         found: dict[Address, None] = {}
-        for producer in producers[:MOST_BROKERS]:
+        for producer in producers[:MAX_BROKERS]:
             try:
                 found[_address(producer)] = None
             except _UNREADABLE as error:
                 logger.warning("the lookup daemon at %s tells of no broker: %r", url, error)
-        if len(producers) > MOST_BROKERS:
+        if len(producers) > MAX_BROKERS:
             logger.warning(
                 "the lookup daemon at %s tells of %d brokers; the first %d are heeded",
                 url,
                 len(producers),
-                MOST_BROKERS,
+                MAX_BROKERS,
             )
         return _Answer(list(found), len(found) == len(producers))
 
@@ -209,7 +209,7 @@ async def _get(
                     raise OSError(unreachable.not_that_server(unreachable.LOOKUP_DAEMON, path))
                 return {}
             response.raise_for_status()
-            known: dict[str, Any] = await read_json(response, LONGEST_ANSWER_BYTES)
+            known: dict[str, Any] = await read_json(response, MAX_ANSWER_BYTES)
             # Older ones wrap what they know.
             wrapped: dict[str, Any] = known.get("data", known)
             return wrapped
@@ -224,7 +224,7 @@ async def _get(
 async def _has_no_such_path(response: aiohttp.ClientResponse) -> bool:
     """Whether an answer 404 is no lookup daemon's: such a daemon names what it does not know."""
     try:
-        told = await read_json(response, LONGEST_ANSWER_BYTES)
+        told = await read_json(response, MAX_ANSWER_BYTES)
     except ValueError:
         return True
     return not isinstance(told, dict) or told.get("message") == _NO_SUCH_PATH

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _BATCH_ROWS = 64 << 10
-_MOST_FOLDERS_AT_ONCE = 256
+_MAX_FOLDERS_AT_ONCE = 256
 """Whose files are joined before they are committed together."""
 
 
@@ -158,8 +158,8 @@ class Compaction:
     def run(self, spark: SparkSession, folders: Sequence[str], run: str | None) -> Compacted:
         """Join the small files of these folders."""
         files = into = 0
-        for first in range(0, len(folders), _MOST_FOLDERS_AT_ONCE):
-            done = self._run(spark, folders[first : first + _MOST_FOLDERS_AT_ONCE], run)
+        for first in range(0, len(folders), _MAX_FOLDERS_AT_ONCE):
+            done = self._run(spark, folders[first : first + _MAX_FOLDERS_AT_ONCE], run)
             files += sum(len(swap.inputs) for swap in done)
             into += sum(len(swap.outputs) for swap in done)
         return Compacted(files, into)

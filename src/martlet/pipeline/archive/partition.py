@@ -23,7 +23,7 @@ _HOUR_US = 3_600_000_000
 _TIME = ("date", "hour")
 _ESCAPED = frozenset(map(chr, range(1, 32))) | set("\"#%'*/:=?\\{[]^\x7f")
 """The characters that Hive and Spark write as %XX."""
-MOST_FOLDERS = 1000
+MAX_FOLDERS = 1000
 """In one task: each has a file open, with some hundred KB of memory."""
 
 
@@ -84,9 +84,9 @@ class Partitioning:
             first = int(hours.min())
             codes = codes * (int(hours.max()) - first + 1) + (hours - first)
         for number, part in enumerate(_groups(rows, codes)):
-            if number == MOST_FOLDERS:
+            if number == MAX_FOLDERS:
                 raise TooManyFoldersError(
-                    f"partitions by {', '.join(self.names)} make more than {MOST_FOLDERS} folders"
+                    f"partitions by {', '.join(self.names)} make more than {MAX_FOLDERS} folders"
                     " in one task: partition by columns with fewer values"
                 )
             yield self._values(part, topic), part

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from martlet.pipeline.archive.manifest import Manifest, Written
-from martlet.pipeline.archive.partition import MOST_FOLDERS, TooManyFoldersError, folder_of
+from martlet.pipeline.archive.partition import MAX_FOLDERS, TooManyFoldersError, folder_of
 from martlet.pipeline.archive.position import Stretch
 from martlet.pipeline.archive.rows import Shape, encodings
 from martlet.pipeline.archive.store import Store
@@ -139,9 +139,9 @@ class Files:
         folder = folder_of(partition)
         file = self._open.get(folder)
         if file is None:
-            if len(self._open) == MOST_FOLDERS:
+            if len(self._open) == MAX_FOLDERS:
                 raise TooManyFoldersError(
-                    f"partitions by {', '.join(partition)} make more than {MOST_FOLDERS} folders in"
+                    f"partitions by {', '.join(partition)} make more than {MAX_FOLDERS} folders in"
                     f" one task, {folder} being one: partition by columns with fewer values"
                 )
             unique = uuid.uuid4().hex

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from martlet.pipeline.audit.finding import CountLine
     from martlet.pipeline.audit.result import Audit
 
-MOST_TOPICS = 50
+MAX_TOPICS = 50
 """So many topics have plots, those with most messages; the tables have all."""
 _COLUMNS = (
     "topic", "channel", "hour", "published", "delivered", "finished", "retried", "dead", "lost",
@@ -47,10 +47,10 @@ def _sections(audit: Audit) -> Iterator[Section]:
     for line in audit.lines:
         sizes[line.topic] = sizes.get(line.topic, 0) + line.counts.get("published", 0)
     topics = sorted(sizes, key=lambda topic: -sizes[topic])
-    for topic in topics[:MOST_TOPICS]:
+    for topic in topics[:MAX_TOPICS]:
         yield from _plots(topic, [line for line in audit.lines if line.topic == topic])
-    if len(topics) > MOST_TOPICS:
-        yield Text(f"{len(topics) - MOST_TOPICS} smaller topics have no plots here.")
+    if len(topics) > MAX_TOPICS:
+        yield Text(f"{len(topics) - MAX_TOPICS} smaller topics have no plots here.")
     rows = audit.rows()
     hours = [[row[name] or ("earlier" if name == "hour" else row[name]) for name in _COLUMNS]
              for row in rows]  # fmt: skip

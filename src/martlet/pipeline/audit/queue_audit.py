@@ -33,7 +33,7 @@ from martlet.pipeline.audit.facts import Fact, FactKind
 from martlet.pipeline.audit.finding import EARLIER, CountLine, Finding
 from martlet.pipeline.audit.journal import HOUR_NS
 
-_MOST_STRETCHES = 100
+_MAX_STRETCHES = 100
 """So many stretches of one loss are named; all are counted."""
 
 
@@ -345,7 +345,7 @@ class QueueAudit:
         self.findings.append(
             Finding(
                 kind, self._extent.broker, self.topic, self.queue, "",
-                stretches[:_MOST_STRETCHES], count, unfinished or {}, places, text,
+                stretches[:_MAX_STRETCHES], count, unfinished or {}, places, text,
             )
         )  # fmt: skip
 

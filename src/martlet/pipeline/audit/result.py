@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from martlet.pipeline.html_page import Page
 
 _SHOWN = ("published", "delivered", "finished", "retried", "dead", "lost", "doubled")
-_MOST_FINDINGS = 50
+_MAX_FINDINGS = 50
 """So many are told on a terminal; JSON has all."""
-_MOST_PLACES = 3
+_MAX_PLACES = 3
 _QUANTILES = (0.5, 0.99)
 
 
@@ -151,9 +151,9 @@ class Audit:
         return "\n".join(lines)
 
     def _told_findings(self) -> list[str]:
-        lines = [self.describe(finding) for finding in self.findings[:_MOST_FINDINGS]]
-        if len(self.findings) > _MOST_FINDINGS:
-            lines.append(f"... and {len(self.findings) - _MOST_FINDINGS} more findings")
+        lines = [self.describe(finding) for finding in self.findings[:_MAX_FINDINGS]]
+        if len(self.findings) > _MAX_FINDINGS:
+            lines.append(f"... and {len(self.findings) - _MAX_FINDINGS} more findings")
         return ["", *lines] if lines else []
 
     def describe(self, finding: Finding) -> str:
@@ -325,10 +325,10 @@ def describe(finding: Finding) -> str:
     lines += [
         f"  {place.file}, position {place.start} to {place.end}"
         f" (byte {place.start - place.base} of the file): {place.reason}"
-        for place in finding.places[:_MOST_PLACES]
+        for place in finding.places[:_MAX_PLACES]
     ]
-    if len(finding.places) > _MOST_PLACES:
-        lines.append(f"  and {len(finding.places) - _MOST_PLACES} places more")
+    if len(finding.places) > _MAX_PLACES:
+        lines.append(f"  and {len(finding.places) - _MAX_PLACES} places more")
     return "\n".join(lines)
 
 

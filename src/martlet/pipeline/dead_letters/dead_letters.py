@@ -19,7 +19,7 @@ from martlet.spark.read.options import ReadOptions
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_MOST_GROUPS = 1000
+_MAX_GROUPS = 1000
 """What is beyond is counted, and not shown."""
 _PAST = {"redrive": "brought back", "drop": "dropped"}
 
@@ -109,7 +109,7 @@ def _groups(chosen: DataFrame, options: DeadLetterJobOptions) -> list[dict[str, 
             F.min("id").alias("example"),
         )
     rows: list[dict[str, Any]] = (
-        grouped.orderBy(F.col("count").desc(), "example").limit(_MOST_GROUPS).toArrow().to_pylist()
+        grouped.orderBy(F.col("count").desc(), "example").limit(_MAX_GROUPS).toArrow().to_pylist()
     )
     return rows
 
@@ -124,8 +124,8 @@ def _work(options: DeadLetterJobOptions, run: Run) -> int:
         for row in found.groups:
             table.add_row(*map(_cell, row.values()))
         run.console.print(table)
-    if len(found.groups) == _MOST_GROUPS:
-        run.say(f"these are the {_MOST_GROUPS:,} largest groups; --by=reason,topic makes fewer")
+    if len(found.groups) == _MAX_GROUPS:
+        run.say(f"these are the {_MAX_GROUPS:,} largest groups; --by=reason,topic makes fewer")
     if options.action == "list" or options.dry_run:
         verb = f" would be {_PAST[options.action]}" if options.dry_run else ""
         run.say(f"{counted(found.count, 'dead letter', form=',')}{verb}")

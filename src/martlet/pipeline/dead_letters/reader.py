@@ -67,10 +67,10 @@ _ARROW = pa.schema(
 )
 IN_FLIGHT = "in_flight"
 _PAGE = 1000
-_MOST_BODY_BYTES = 8 << 20
+_MAX_BODY_BYTES = 8 << 20
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _NUMBER = re.compile(r"\b(?:0x)?[0-9a-fA-F]*\d[0-9a-fA-F]*\b")
-_LONGEST_KIND = 120
+_MAX_KIND_LENGTH = 120
 
 
 class Keeper(NamedTuple):
@@ -114,7 +114,7 @@ def _pages(keeper: Keeper) -> Iterator[pa.RecordBatch]:
     fields = {
         "dead_letter_topic": keeper.topic,
         "limit": _PAGE,
-        "max_body_bytes": _MOST_BODY_BYTES,
+        "max_body_bytes": _MAX_BODY_BYTES,
     }
     try:
         while place is not None:
@@ -170,4 +170,4 @@ def _time(told: object) -> datetime | None:
 def kind_of(error: str) -> str:
     """What errors that are alike have in common: without numbers, and what stands in quotes."""
     line = error.strip().partition("\n")[0]
-    return _NUMBER.sub("#", _QUOTED.sub("'...'", line))[:_LONGEST_KIND]
+    return _NUMBER.sub("#", _QUOTED.sub("'...'", line))[:_MAX_KIND_LENGTH]

@@ -16,7 +16,7 @@ from typing import Any
 from martlet.pipeline.archive.store import Store
 from martlet.pipeline.report.query import START
 
-MOST_ROWS = 5000
+MAX_ROWS = 5000
 """Of one figure."""
 _FILE = "board.json"
 Row = dict[str, Any]
@@ -74,7 +74,7 @@ class FigureBoard:
                 key = tuple(json.dumps(row.get(name), default=_written) for name in self._keys)
             self._rows[key or (f"{number:020}",)] = row
         ordered = sorted(self._rows.items(), key=lambda item: (_age(item[1]), item[0]))
-        self._rows = dict(ordered[-MOST_ROWS:])
+        self._rows = dict(ordered[-MAX_ROWS:])
 
     def _recall(self, kept: bytes) -> None:
         """Take in what was kept; what cannot be read is shown no more, and counts all the same."""

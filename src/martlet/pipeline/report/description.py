@@ -37,7 +37,7 @@ from typing import Any, Literal
 from martlet.names import is_valid_name
 
 Mode = Literal["append", "update", "complete"]
-MOST_FIGURES = 50
+MAX_FIGURES = 50
 _DEFAULT_WATERMARK = "1 minute"
 _DEFAULT_TIME = "timestamp"
 
@@ -118,8 +118,8 @@ def parse(text: str) -> Description:
     _refuse_unknown("the description", given, Description, but="figures")
     if not isinstance(figures, dict) or not figures:
         raise BadDescription("the description has no figures; [figures.sales] begins one")
-    if len(figures) > MOST_FIGURES:
-        raise BadDescription(f"{len(figures)} figures are more than {MOST_FIGURES}")
+    if len(figures) > MAX_FIGURES:
+        raise BadDescription(f"{len(figures)} figures are more than {MAX_FIGURES}")
     return Description(
         figures=tuple(_figure(name, entry) for name, entry in figures.items()),
         title=_text("title", given.get("title", "Report")),

@@ -16,7 +16,7 @@ _SKETCH_LOG2 = 14
 them, so something stands before each."""
 _TOP_TRACKED = 100
 """How many more values than asked for a top list keeps an eye on, at least."""
-_MOST_TRACKED = 1_000_000
+_MAX_TRACKED = 1_000_000
 _NO_NAME = re.compile(r"\W+")
 
 
@@ -56,7 +56,7 @@ def aggregates(figure: Figure) -> list[tuple[str, str]]:
         sketch = f"hll_sketch_agg(concat('=', CAST({of} AS STRING)), {_SKETCH_LOG2})"
         found.append((f"{name_of(of)}_distinct", f"hll_sketch_estimate({sketch})"))
     for of, most in figure.top.items():
-        tracked = min(_MOST_TRACKED, max(_TOP_TRACKED, 10 * most))
+        tracked = min(_MAX_TRACKED, max(_TOP_TRACKED, 10 * most))
         found.append((f"{name_of(of)}_top", f"approx_top_k({of}, {most}, {tracked})"))
     return found + list(figure.values.items())
 

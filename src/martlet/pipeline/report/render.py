@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table as ConsoleTable
 
 from martlet.pipeline.html_page import HtmlTable, Page, Plot, Section
-from martlet.pipeline.report.board import MOST_ROWS, Row
+from martlet.pipeline.report.board import MAX_ROWS, Row
 from martlet.pipeline.report.description import Description, Figure
 from martlet.pipeline.report.query import END, START, aggregates, name_of
 
@@ -102,7 +102,7 @@ def _label(value: object) -> str:
 
 
 def _many(rows: Sequence[Row]) -> str:
-    return f"more than {MOST_ROWS:,}" if len(rows) >= MOST_ROWS else f"{len(rows):,}"
+    return f"more than {MAX_ROWS:,}" if len(rows) >= MAX_ROWS else f"{len(rows):,}"
 
 
 def _number(value: object) -> float | None:

@@ -22,7 +22,7 @@ from martlet.options.live_report import LiveReportOptions
 from martlet.pipeline.archive.store import Store
 from martlet.pipeline.fields import with_fields
 from martlet.pipeline.job import OK, Job, JobFailed, Run, cause, session, told_as
-from martlet.pipeline.report.board import MOST_ROWS, FigureBoard, Row
+from martlet.pipeline.report.board import MAX_ROWS, FigureBoard, Row
 from martlet.pipeline.report.description import (
     BadDescription,
     Description,
@@ -244,7 +244,7 @@ class LiveReport:
         whole = figure.mode == "complete"
         if START in batch.columns and not whole:
             batch = batch.orderBy(batch[START].desc())
-        rows = batch.limit(MOST_ROWS).toArrow().to_pylist()
+        rows = batch.limit(MAX_ROWS).toArrow().to_pylist()
         if not (rows or whole):
             return  # Spark ends windows by a batch of nothing
         board.tell(rows, whole=whole, batch=number)

@@ -24,11 +24,11 @@ from crc32c import crc32c
 
 from martlet.protocol.compression.corrupt import Corrupt
 
-MOST_BYTES = 1 << 16
+MAX_BYTES = 1 << 16
 _BEGIN = b"\xff\x06\x00\x00sNaPpY"
 _HEAD_BYTES = 4
 _SUM_BYTES = 4
-_LONGEST_BLOCK = 76_490
+_MAX_BLOCK_LENGTH = 76_490
 """What 64 KiB may become at worst: 32 + n + n / 6."""
 _SMALLEST = 64
 """Less than this is sent as it is."""
@@ -69,8 +69,8 @@ class Snappy:
         if not self._has_begun:
             self._has_begun = True
             parts.append(_BEGIN)
-        for start in range(0, len(view), MOST_BYTES):
-            block = view[start : start + MOST_BYTES]
+        for start in range(0, len(view), MAX_BYTES):
+            block = view[start : start + MAX_BYTES]
             size = len(block)
             kind, content = _PLAIN, block
             if size >= _SMALLEST:
@@ -143,7 +143,7 @@ class Snappy:
             low = high = len(_BEGIN) - _HEAD_BYTES
         else:
             low = _SUM_BYTES
-            high = low + (_LONGEST_BLOCK if kind == _COMPRESSED else MOST_BYTES)
+            high = low + (_MAX_BLOCK_LENGTH if kind == _COMPRESSED else MAX_BYTES)
         if not low <= length <= high:
             raise Corrupt(
                 f"snappy: corrupt input: a chunk of type {kind:#04x} has {length} bytes,"
@@ -156,7 +156,7 @@ class Snappy:
         with memoryview(self._wire) as wire, wire[start + _SUM_BYTES : stop] as content:
             try:
                 size = len(content) if kind == _PLAIN else self._length(content)
-                if size > MOST_BYTES:
+                if size > MAX_BYTES:
                     raise Corrupt(f"snappy: corrupt input: a chunk of {size} bytes")
                 fits = size <= len(space)
                 block = space[:size] if fits else memoryview(bytearray(size))

@@ -20,7 +20,7 @@ import re
 from dataclasses import dataclass, field
 
 PERMISSIONS = ("subscribe", "publish")
-_MOST_KNOWN = 1024
+_MAX_KNOWN = 1024
 _CLASSES = {
     "alnum": "0-9A-Za-z",
     "alpha": "A-Za-z",
@@ -69,7 +69,7 @@ class Authorizations:
         known = self._known.get((topic, channel))
         if known is None:
             known = any(rule.allows(topic, channel) for rule in self.rules)
-            if len(self._known) >= _MOST_KNOWN:
+            if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
             self._known[topic, channel] = known
         return known

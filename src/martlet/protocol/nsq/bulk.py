@@ -20,8 +20,8 @@ Bytes = npt.NDArray[np.uint8]
 Ids = npt.NDArray[np.uint64]
 
 FINISH_BYTES = 21
-MOST_FINISHES = 4096
-MOST_PUBLISHES = 256
+MAX_FINISHES = 4096
+MAX_PUBLISHES = 256
 """So far a run is looked for: a short one would cost as much as all that has been received, and a
 buffer full of short ones would hold up everybody.
 """
@@ -43,7 +43,7 @@ def finish_run(buffer: bytearray, at: int, end: int) -> Ids | None:
         unhexlify(buffer[at + 4 : at + 20] + buffer[second + 4 : second + 20])
     except binascii.Error:
         return None  # Or each line of a long row of wrong ones would pay for all behind it.
-    rows = min((end - at) // FINISH_BYTES, MOST_FINISHES)
+    rows = min((end - at) // FINISH_BYTES, MAX_FINISHES)
     heads: npt.NDArray[np.uint32] = np.ndarray((rows,), "<u4", buffer, at, (FINISH_BYTES,))
     tails: Bytes = np.ndarray((rows,), np.uint8, buffer, at + FINISH_BYTES - 1, (FINISH_BYTES,))
     good = (heads == _FINISH_WORD) & (tails == _NEWLINE)
@@ -81,7 +81,7 @@ def publish_run(buffer: bytearray, at: int, end: int, head_bytes: int, size: int
     line and the size) of the first: ``uint8[count, size]``, a view of the buffer.
     """
     stride = head_bytes + size
-    rows = min((end - at) // stride, MOST_PUBLISHES)
+    rows = min((end - at) // stride, MAX_PUBLISHES)
     if buffer[at + stride : at + stride + head_bytes] != buffer[at : at + head_bytes]:
         rows = 1
     heads: Bytes = np.ndarray((rows, head_bytes), np.uint8, buffer, at, (stride, 1))

@@ -20,7 +20,7 @@ from martlet.protocol.nsq.bulk import (
 from martlet.protocol.nsq.v2 import (
     ALLOWED,
     EXTENSIONS,
-    LONGEST_LINE_BYTES,
+    MAX_LINE_BYTES,
     Auth,
     Call,
     Close,
@@ -43,7 +43,7 @@ from martlet.protocol.nsq.v2 import (
     quoted,
 )
 
-LONGEST_LONE_BYTES = 1 << 14
+MAX_LONE_BYTES = 1 << 14
 """A longer body gains nothing by being recognised as a lone one."""
 FEW = 4
 """Shorter runs than this are quicker one by one."""
@@ -51,15 +51,15 @@ FEW = 4
 _SIZE = struct.Struct(">i")
 _CLOSE = Close()
 _NOP = Nop()
-_MOST_KNOWN_LINES = 1024
-_LONGEST_KNOWN_LINE_BYTES = 128
+_MAX_KNOWN_LINES = 1024
+_MAX_KNOWN_LINE_BYTES = 128
 """Longer ones name more than a topic: a client could have much remembered."""
 _F = ord("F")
 _P = ord("P")
 _FINISH_LINE_BYTES = 20
 _FINISHING = ALLOWED[b"FIN"]
 _WITH_BODY = frozenset({b"IDENTIFY", b"AUTH", b"PUB", b"MPUB", b"DPUB", b"SEND", b"CALL"})
-_LONGEST_METHOD = 64
+_MAX_METHOD_LENGTH = 64
 
 
 class Decoder:
@@ -84,7 +84,7 @@ class Decoder:
         self.admit: Callable[[str, str], None] | None = None
         """Asked whether a client may publish (verb, topic) before the body is waited for."""
         self.wanted_bytes = 0
-        self.longest_lone = min(limits.max_msg_size, LONGEST_LONE_BYTES)
+        self.longest_lone = min(limits.max_msg_size, MAX_LONE_BYTES)
         self._is_valid_name = is_valid_name
         self._known_lines: dict[bytes, tuple[str, str]] = {}
 
@@ -94,10 +94,10 @@ class Decoder:
             ids = finish_run(buffer, at, end)
             if ids is not None:
                 return FinishRun(ids), at + 21 * len(ids)
-        newline = buffer.find(b"\n", at, min(end, at + LONGEST_LINE_BYTES))
+        newline = buffer.find(b"\n", at, min(end, at + MAX_LINE_BYTES))
         if newline < 0:
-            if end - at >= LONGEST_LINE_BYTES:
-                raise LineTooLong(f"no newline in {LONGEST_LINE_BYTES} bytes")
+            if end - at >= MAX_LINE_BYTES:
+                raise LineTooLong(f"no newline in {MAX_LINE_BYTES} bytes")
             self.wanted_bytes = 0
             return None
         length = newline - at
@@ -131,7 +131,7 @@ class Decoder:
         """
         if buffer[0] != _P:
             return None
-        newline = buffer.find(b"\n", 0, _LONGEST_KNOWN_LINE_BYTES)
+        newline = buffer.find(b"\n", 0, _MAX_KNOWN_LINE_BYTES)
         known = self._known_lines.get(bytes(buffer[:newline])) if newline > 0 else None
         if known is None or known[0] != "PUB":
             return None
@@ -203,8 +203,8 @@ class Decoder:
             return self._deferred(words, topic, buffer, at, body_at, end)
         if verb == "SEND":
             return self._send(topic, buffer, at, body_at, end)
-        if len(line) <= _LONGEST_KNOWN_LINE_BYTES:
-            if len(self._known_lines) >= _MOST_KNOWN_LINES:
+        if len(line) <= _MAX_KNOWN_LINE_BYTES:
+            if len(self._known_lines) >= _MAX_KNOWN_LINES:
                 self._known_lines.clear()
             self._known_lines[line] = (verb, topic)
         return self._publish(verb, topic, buffer, at, body_at, end)
@@ -311,7 +311,7 @@ class Decoder:
     ) -> tuple[Command, int] | None:
         _at_least(words, 3, "CALL insufficient number of parameters")
         number = _number(words[1], "CALL could not parse number")
-        if number > 0xFFFF_FFFF or len(words[2]) > _LONGEST_METHOD:
+        if number > 0xFFFF_FFFF or len(words[2]) > _MAX_METHOD_LENGTH:
             raise ProtocolError("E_INVALID", "CALL number or method out of range")
         body = self._body("CALL", "", self.limits.max_body_size, buffer, at, body_at, end)
         if body is None:

@@ -14,7 +14,7 @@ from martlet.options import BrokerOptions
 from martlet.protocol.nsq.v2 import EXTENSION_VERSION, ProtocolError
 
 _MILLISECOND_NS = 1_000_000
-_SHORTEST_MS = 1000
+_MIN_MS = 1000
 _SMALLEST_OUTPUT_BUFFER = 64
 _DEFAULT_OUTPUT_BUFFER = 16 * 1024
 _DEFAULT_DEFLATE_LEVEL = 6
@@ -130,7 +130,7 @@ def negotiate(
     timeout_ms = int(str(told["msg_timeout"]))
     if timeout_ms:
         longest_ms = options.max_msg_timeout_ns // _MILLISECOND_NS
-        _within(timeout_ms, _SHORTEST_MS, longest_ms, "msg timeout")
+        _within(timeout_ms, _MIN_MS, longest_ms, "msg timeout")
         identity.msg_timeout_ns = timeout_ms * _MILLISECOND_NS
     if not told["feature_negotiation"]:
         return Agreement(b"OK")
@@ -189,7 +189,7 @@ def _take_times(told: dict[str, object], identity: ClientIdentity, options: Brok
         identity.heartbeat_interval_ns = 0
     elif heartbeat_ms:
         longest_ms = options.max_heartbeat_interval_ns // _MILLISECOND_NS
-        _within(heartbeat_ms, _SHORTEST_MS, longest_ms, "heartbeat interval")
+        _within(heartbeat_ms, _MIN_MS, longest_ms, "heartbeat interval")
         identity.heartbeat_interval_ns = heartbeat_ms * _MILLISECOND_NS
     buffer_ms = int(str(told["output_buffer_timeout"]))
     if buffer_ms == -1:

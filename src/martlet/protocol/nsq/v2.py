@@ -48,7 +48,7 @@ MAGIC = b"  V2"
 HEARTBEAT = b"_heartbeat_"
 NSQD_VERSION = "1.3.0"
 """The version of nsqd whose behaviour this is; clients and dashboards compare it."""
-LONGEST_LINE_BYTES = 16 * 1024
+MAX_LINE_BYTES = 16 * 1024
 """Including the newline."""
 
 _FRAME = struct.Struct(">II")

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from martlet.server.server import Server
 
 DEFAULT_MESSAGES = 100
-MOST_MESSAGES = 1000
+MAX_MESSAGES = 1000
 DEFAULT_BODY_BYTES = 1 << 10
-MOST_ANSWER_BYTES = 8 << 20
+MAX_ANSWER_BYTES = 8 << 20
 """No more of all bodies together is told at once."""
 
 
@@ -64,10 +64,10 @@ class ChannelApi:
         except NotFound:
             raise HttpError(404, "CHANNEL_NOT_FOUND") from None
         most = request.number("limit", DEFAULT_MESSAGES)
-        if not 1 <= most <= MOST_MESSAGES:
-            raise HttpError(400, f"INVALID_ARG_LIMIT: {most} is not between 1 and {MOST_MESSAGES}")
+        if not 1 <= most <= MAX_MESSAGES:
+            raise HttpError(400, f"INVALID_ARG_LIMIT: {most} is not between 1 and {MAX_MESSAGES}")
         start = request.number("offset", 0)
-        most_bytes = min(request.number("max_body_bytes", DEFAULT_BODY_BYTES), MOST_ANSWER_BYTES)
+        most_bytes = min(request.number("max_body_bytes", DEFAULT_BODY_BYTES), MAX_ANSWER_BYTES)
         found = peek(channel, start, most + 1, _states(request))
         messages: list[dict[str, Any]] = []
         frames = PeekedFrames(channel.cursor)
@@ -75,7 +75,7 @@ class ChannelApi:
         for peeked in found[:most]:
             message = _message(channel, peeked, frames, most_bytes)
             told_bytes += min(message["body_bytes"] or 0, most_bytes)
-            if messages and told_bytes > MOST_ANSWER_BYTES:
+            if messages and told_bytes > MAX_ANSWER_BYTES:
                 break
             messages.append(message)
         more = found[len(messages) :]

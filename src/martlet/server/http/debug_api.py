@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from martlet.server.http.server import Routes
 
 _DEFAULT_S = 30
-_LONGEST_S = 300
+_MAX_S = 300
 _HEAP_TYPES = (ValueType("inuse_objects", "count"), ValueType("inuse_space", "bytes"))
 _KINDS = {
     "profile": "where processor time goes: ?seconds=30, at most 300",
@@ -94,8 +94,8 @@ class DebugApi:
         """Where processor time goes in the next seconds."""
         seconds = _number(request, "seconds")
         seconds = seconds if seconds > 0 else _DEFAULT_S
-        if seconds > _LONGEST_S:
-            raise HttpError(400, f"seconds is {seconds}; at most {_LONGEST_S}\n", plain=True)
+        if seconds > _MAX_S:
+            raise HttpError(400, f"seconds is {seconds}; at most {_MAX_S}\n", plain=True)
         if self._profiling:
             raise HttpError(
                 500,

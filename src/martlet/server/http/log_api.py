@@ -55,15 +55,15 @@ if TYPE_CHECKING:
     from martlet.server.server import Server
 
 MIB = 1 << 20
-MOST_INDEX_ROWS = MIB // ENTRY.itemsize
+MAX_INDEX_ROWS = MIB // ENTRY.itemsize
 """The most that one answer of the index holds; ask again from its last row's end."""
 DEFAULT_BATCHES_BYTES = 8 * MIB
-MOST_BATCHES_BYTES = 64 * MIB
+MAX_BATCHES_BYTES = 64 * MIB
 _PIECE_BYTES = 256 * 1024
 """How much is handed to the socket at a time, so that a slow reader holds little."""
 _ROWS_AT_A_TIME = 1024
-MOST_PLACES = 1000
-_MOST_PLACES_BYTES = 1 << 20
+MAX_PLACES = 1000
+_MAX_PLACES_BYTES = 1 << 20
 _PLACES_AT_A_TIME = 64
 _REACH_ROWS = 1 << 16
 _OCTETS = "application/octet-stream"
@@ -149,14 +149,14 @@ class LogApi:
         """Rows of the batches that hold any offset from ``start`` up to ``end``."""
         index = self._queue(request).index
         start, end = request.number("start"), request.number("end")
-        rows = _rows(index, start, end, MOST_INDEX_ROWS)
+        rows = _rows(index, start, end, MAX_INDEX_ROWS)
         return web.Response(body=rows.tobytes(), content_type=_OCTETS)
 
     async def indexes(self, request: Request) -> object:
         """The same of many queues: at each request, what takes longest is the request."""
-        body = await request.read(_MOST_PLACES_BYTES, "BODY_TOO_BIG")
+        body = await request.read(_MAX_PLACES_BYTES, "BODY_TOO_BIG")
         pieces: list[bytes] = []
-        left = MOST_INDEX_ROWS
+        left = MAX_INDEX_ROWS
         for number, (topic, queue, topic_id, start, end) in enumerate(_places(body), 1):
             index = self._part_of(topic, queue, topic_id).queue.index
             rows = _rows(index, start, end, left)
@@ -196,7 +196,7 @@ class LogApi:
         most_bytes = request.number("max_bytes", DEFAULT_BATCHES_BYTES)
         if offset >= queue.end_offset:
             return web.Response(status=204)
-        most_bytes = min(most_bytes, MOST_BATCHES_BYTES)
+        most_bytes = min(most_bytes, MAX_BATCHES_BYTES)
         if request.query.get("bodies") == "false":
             pieces = self._heads(queue, offset, most_bytes)
         else:
@@ -327,8 +327,8 @@ def _places(body: bytes) -> list[_Asked]:
         raise HttpError(
             400, "INVALID_BODY: it must be a JSON list of [topic, queue, topic_id, start, end]"
         ) from None
-    if len(wanted) > MOST_PLACES:
-        raise HttpError(400, f"TOO_MANY_PLACES: {len(wanted)}, and {MOST_PLACES} at most")
+    if len(wanted) > MAX_PLACES:
+        raise HttpError(400, f"TOO_MANY_PLACES: {len(wanted)}, and {MAX_PLACES} at most")
     if any(min(place[1:]) < 0 or max(place[1:]) >= 1 << 63 for place in wanted):
         raise HttpError(400, "INVALID_BODY: a number is negative, or too large")
     return wanted

@@ -18,7 +18,7 @@ from martlet import __version__
 from martlet.broker.errors import NotFound, QueuesRefused, WritesRefused
 from martlet.broker.topic.expand import check_count
 from martlet.durations import MILLISECOND_NS, SECOND_NS
-from martlet.log.single_record import LONGEST_BODY_BYTES
+from martlet.log.single_record import MAX_BODY_BYTES
 from martlet.names import is_valid_name
 from martlet.options import BrokerOptions, LogLevel, OptionError
 from martlet.protocol.nsq.v2 import NSQD_VERSION
@@ -185,7 +185,7 @@ class NsqApi:
         """
         server = self._server
         server.turns.heard()
-        too_long = len(body) > LONGEST_BODY_BYTES
+        too_long = len(body) > MAX_BODY_BYTES
         if too_long or server.turns.crowded or not server.answers_at_once:
             return False
         try:

@@ -23,7 +23,7 @@ from martlet.server.listening_socket import shown_peer
 
 log = logging.getLogger(__name__)
 
-_MOST_LEFT_BYTES = 256 << 10
+_MAX_LEFT_BYTES = 256 << 10
 """nsqd too reads so much of a body that it has refused."""
 _NUMBER = re.compile(r"[0-9]{1,19}")
 SERVER = {"Server": f"martlet/{__version__}"}
@@ -150,7 +150,7 @@ class Request:
         if request.content.at_eof():
             return False
         expects = "Expect" in request.headers
-        return expects or not 0 < self.content_length <= _MOST_LEFT_BYTES
+        return expects or not 0 < self.content_length <= _MAX_LEFT_BYTES
 
     async def read(self, limit_bytes: int, too_large: str) -> bytes:
         """The whole body.

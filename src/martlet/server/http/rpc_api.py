@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from martlet.server.nsq.connection import Connection
     from martlet.server.server import Server
 
-MOST_BODY_BYTES = 1 << 20
+MAX_BODY_BYTES = 1 << 20
 FIELDS_HEADER = "X-Martlet-Fields"
 _STATUS = {
     "NOT_FOUND": 404,
@@ -70,7 +70,7 @@ class CallApi:
     async def call(self, request: Request) -> object:
         """Call the method that the path names."""
         method = request.path.rpartition("/")[2]
-        body = await request.read(MOST_BODY_BYTES, "BODY_TOO_BIG")
+        body = await request.read(MAX_BODY_BYTES, "BODY_TOO_BIG")
         try:
             fields = json.loads(body) if body else {}
         except (ValueError, RecursionError):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _USUAL_BYTES = 8 * _MIB
-_MOST_BYTES = 64 * _MIB
+_MAX_BYTES = 64 * _MIB
 _PIECE_BYTES = 256 * 1024
 """How much is handed to the socket at a time, so that a slow reader holds little."""
 _OCTETS = "application/octet-stream"
@@ -60,7 +60,7 @@ class SegmentApi:
         """Bytes of a segment, up to its end or the log's."""
         log = self._server.broker.log
         base, at = request.number("base"), request.number("at", 0)
-        most_bytes = min(request.number("max_bytes", _USUAL_BYTES), _MOST_BYTES)
+        most_bytes = min(request.number("max_bytes", _USUAL_BYTES), _MAX_BYTES)
         segment = next((each for each in log.segments if each.base == base), None)
         if segment is None:
             raise HttpError(404, f"SEGMENT_NOT_FOUND: no segment begins at position {base}")

@@ -52,8 +52,8 @@ _UNTOLD = frozenset({"/pub", "/mpub"})
 """Paths that are asked too often for a log line each."""
 _PLAIN = frozenset({"/ping"})
 """Paths whose answers do not name NSQ's content type."""
-_LONGEST_LINE_BYTES = 1 << 16
-_MOST_HEADERS = 1 << 10
+_MAX_LINE_BYTES = 1 << 16
+_MAX_HEADERS = 1 << 10
 _OK = ReadyText("OK")
 
 
@@ -114,9 +114,9 @@ class HttpServer:
             self._handle,
             access_log=None,
             lingering_time=_LINGER_S,
-            max_line_size=_LONGEST_LINE_BYTES,
-            max_field_size=_LONGEST_LINE_BYTES,
-            max_headers=_MOST_HEADERS,
+            max_line_size=_MAX_LINE_BYTES,
+            max_field_size=_MAX_LINE_BYTES,
+            max_headers=_MAX_HEADERS,
             auto_decompress=False,  # a message is stored as it comes
         )
         self._listener: asyncio.Server | None = None

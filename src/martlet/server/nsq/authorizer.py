@@ -25,7 +25,7 @@ from martlet.protocol.nsq.v2 import ProtocolError, quoted
 if TYPE_CHECKING:
     import aiohttp
 
-MOST_ANSWER_BYTES = 1 << 20
+MAX_ANSWER_BYTES = 1 << 20
 """A longer answer of an auth server is refused."""
 _ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
 
@@ -106,7 +106,7 @@ class AuthServers:
             url = f"{url}{'&' if '?' in url else '?'}{urlencode(question)}"
             asked = session.get(URL(url, encoded=True))
         async with asked as response:
-            return response.status, await http_answer.read_answer(response, MOST_ANSWER_BYTES)
+            return response.status, await http_answer.read_answer(response, MAX_ANSWER_BYTES)
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:

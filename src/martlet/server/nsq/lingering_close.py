@@ -21,9 +21,9 @@ from martlet.layer.layer import Layer
 
 LINGER_S = 5.0
 """How long a client may take to read its last words."""
-MOST_BYTES = 32 << 20
+MAX_BYTES = 32 << 20
 """So much of what it still sends is thrown away."""
-MOST_AT_ONCE = 256
+MAX_AT_ONCE = 256
 """So many clients may take their time; who is let go beyond that is closed at once."""
 _WASTE = bytearray(256 * 1024)
 _leaving: set[_Drain] = set()
@@ -35,7 +35,7 @@ class _Drain(asyncio.BufferedProtocol):
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._owner = transport.get_protocol()
-        self._left_bytes = MOST_BYTES
+        self._left_bytes = MAX_BYTES
         self._end = asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
         _leaving.add(self)
 
@@ -64,7 +64,7 @@ def take_leave(transport: asyncio.Transport) -> None:
     bottom = transport.bottom if isinstance(transport, Layer) else transport
     if bottom.is_closing() or isinstance(bottom.get_protocol(), _Drain):
         return
-    if not bottom.can_write_eof() or len(_leaving) >= MOST_AT_ONCE:
+    if not bottom.can_write_eof() or len(_leaving) >= MAX_AT_ONCE:
         transport.close()
         return
     # What is paused may change its protocol, whichever kind that is.

@@ -20,7 +20,7 @@ from collections.abc import Callable
 LIMIT_BYTES = 1 << 20
 """When so much waits to be sent, the queue is full until a quarter of it is left."""
 
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """A consumer's answers are heard though its queue is full; what it calls beside that may not make
 so much wait.
 """
@@ -107,7 +107,7 @@ class OutputQueue:
 
     def check(self) -> None:
         """Let go of a client that asks for more and more and reads nothing."""
-        if self._transport.get_write_buffer_size() > MOST_BYTES:
+        if self._transport.get_write_buffer_size() > MAX_BYTES:
             self._on_stuck()
 
     async def drained(self) -> None:

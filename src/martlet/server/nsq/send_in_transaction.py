@@ -35,7 +35,7 @@ _OPTIONS = (
     "queue",
     "transaction",
 )
-_MOST_TIMES = 10_000
+_MAX_TIMES = 10_000
 
 
 class Added(DeferredReply):
@@ -104,7 +104,7 @@ def _times(connection: Connection, arguments: CallArguments, count: int) -> list
     base_ns = now_ns if name == "delay_ms" else 0
     latest_ns = now_ns + connection.server.options.max_delay_ns
     times: list[tuple[int, int]] = []
-    for each in arguments.sequence(name, most=_MOST_TIMES):
+    for each in arguments.sequence(name, most=_MAX_TIMES):
         match each:
             case [int(time_ms), int(some)] if time_ms >= 0 and 0 < some <= count:
                 at_ns = base_ns + time_ms * MILLISECOND_NS

@@ -58,7 +58,7 @@ they were not sent.
 """
 
 
-MOST_REFUSALS = 100
+MAX_REFUSALS = 100
 """So many refused answers of one client are logged within a second, the others only counted."""
 
 
@@ -256,12 +256,12 @@ class EventLog:
             self._tell_untold(address)
             self._refusals[address] = refusals = _Refusals(now_ns + SECOND_NS)
         refusals.count += 1
-        return refusals.count > MOST_REFUSALS
+        return refusals.count > MAX_REFUSALS
 
     def _tell_untold(self, address: str) -> None:
         refusals = self._refusals.pop(address, None)
-        if refusals is not None and refusals.count > MOST_REFUSALS:
-            untold = refusals.count - MOST_REFUSALS
+        if refusals is not None and refusals.count > MAX_REFUSALS:
+            untold = refusals.count - MAX_REFUSALS
             self._log.error("[%s] - %d more lines like these, not logged each", address, untold)
 
     def unreadable(self, address: str, error: Exception) -> None:

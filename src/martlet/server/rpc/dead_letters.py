@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from martlet.server.rpc.registry import Answer, Caller, Methods
     from martlet.server.server import Server
 
-_MOST_LOOKED_AT = 5000
+_MAX_LOOKED_AT = 5000
 """In one call."""
 _AT_ONCE = 50
 """So many are read before others have their turn."""
-_MOST_SHOWN = 1000
-_MOST_ANSWER_BYTES = 8 << 20
+_MAX_SHOWN = 1000
+_MAX_ANSWER_BYTES = 8 << 20
 _WHOSE = ("topic", "channel", "dead_letter_topic")
 _WHICH = ("ids", "reason", "error", "since_ms", "until_ms")
 _PAGE = ("queue", "offset")
@@ -87,8 +87,8 @@ class DeadLetterCalls:
     async def show(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Dead letters, the oldest first."""
         arguments.only(*_WHOSE, *_WHICH, *_PAGE, "limit", "max_body_bytes")
-        most = arguments.number("limit", 100, least=1, most=_MOST_SHOWN)
-        most_bytes = arguments.number("max_body_bytes", 1024, most=_MOST_ANSWER_BYTES)
+        most = arguments.number("limit", 100, least=1, most=_MAX_SHOWN)
+        most_bytes = arguments.number("max_body_bytes", 1024, most=_MAX_ANSWER_BYTES)
         walk = _Walk(self._keepers(caller, arguments), arguments)
         selection, _ = self._selection(arguments)
         messages: list[dict[str, Any]] = []
@@ -98,7 +98,7 @@ class DeadLetterCalls:
                 if not selection.wants(letter):
                     continue
                 told_bytes += min(len(letter.body), most_bytes)
-                if len(messages) == most or (messages and told_bytes > _MOST_ANSWER_BYTES):
+                if len(messages) == most or (messages and told_bytes > _MAX_ANSWER_BYTES):
                     next = {"queue": letter.keeper.queue.number, "offset": letter.offset}
                     return {"messages": messages, "next": next}
                 messages.append(_told(letter, most_bytes))
@@ -271,7 +271,7 @@ class _Walk:
         """Some more of them; what is done with them before the next is done at once."""
         if self._looked_at:
             await asyncio.sleep(0)
-        if self.next is None or self._looked_at >= _MOST_LOOKED_AT:
+        if self.next is None or self._looked_at >= _MAX_LOOKED_AT:
             raise StopAsyncIteration
         queue, offset = self.next["queue"], self.next["offset"]
         found, following = letters(self._keepers[queue], offset, _AT_ONCE)
@@ -308,7 +308,7 @@ async def _counted(topic: Topic) -> dict[str, Any]:
     looked_at = 0
     for keeper in keepers:
         offset: int | None = 0
-        while offset is not None and looked_at < _MOST_LOOKED_AT:
+        while offset is not None and looked_at < _MAX_LOOKED_AT:
             found, offset = letters(keeper, offset, _AT_ONCE)
             looked_at += len(found)
             for letter in found:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from martlet.server.rpc.registry import Answer, Caller, Methods
     from martlet.server.server import Server
 
-MOST_LISTED = 1000
-MOST_CANCELLED = 10_000
+MAX_LISTED = 1000
+MAX_CANCELLED = 10_000
 _ID = re.compile(r"[0-9a-f]{16}")
 _FROM = re.compile(r"(\d{1,19})-(\d{1,10})-(\d{1,19})")
 
@@ -45,7 +45,7 @@ class DelayCalls:
         topic = arguments.topic(self._server.broker)
         caller.may(topic.name)
         behind = _place(arguments.text("from", ""))
-        most = arguments.number("limit", 100, least=1, most=MOST_LISTED)
+        most = arguments.number("limit", 100, least=1, most=MAX_LISTED)
         found: list[tuple[ListingPosition, Delayed]] = []
         for some in delays.look(topic, behind, most):
             if some is not None:
@@ -70,7 +70,7 @@ class DelayCalls:
         topic = arguments.topic(broker)
         caller.may(topic.name)
         if "ids" in arguments:
-            ids = arguments.sequence("ids", most=MOST_CANCELLED)
+            ids = arguments.sequence("ids", most=MAX_CANCELLED)
         else:
             ids = [arguments.text("id")]
         wanted: list[str] = []

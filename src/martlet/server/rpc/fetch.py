@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 from martlet.broker.channel.rewind import offset_at
 from martlet.broker.errors import NotAMember, NotFound, OutOfReach
 from martlet.broker.groups.fetch import (
-    MOST_FETCH_BYTES,
-    MOST_FETCH_MESSAGES,
+    MAX_FETCH_BYTES,
+    MAX_FETCH_MESSAGES,
     Fetch,
     Fetched,
     Status,
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from martlet.server.rpc.registry import Answer, Caller, Methods
     from martlet.server.server import Server
 
-LONGEST_WAIT_MS = 300_000
-MOST_WAITING = 10_000
+MAX_WAIT_MS = 300_000
+MAX_WAITING = 10_000
 """Fetches that wait for messages of one queue."""
 _NAMES = ("topic", "queue", "offset", "max_messages", "max_bytes", "wait_ms")
 
@@ -90,9 +90,9 @@ class FetchCalls:
     ) -> Answer:
         part = part_of(arguments.topic(self._server.broker), arguments)
         asked = offset = arguments.number("offset")
-        most = arguments.number("max_messages", 32, least=1, most=MOST_FETCH_MESSAGES)
-        most_bytes = arguments.number("max_bytes", 1 << 20, least=1, most=MOST_FETCH_BYTES)
-        wait_ms = arguments.number("wait_ms", 15_000, most=LONGEST_WAIT_MS)
+        most = arguments.number("max_messages", 32, least=1, most=MAX_FETCH_MESSAGES)
+        most_bytes = arguments.number("max_bytes", 1 << 20, least=1, most=MAX_FETCH_BYTES)
+        wait_ms = arguments.number("wait_ms", 15_000, most=MAX_WAIT_MS)
         if member is not None:
             wait_ms = min(wait_ms, patience_ms(member))
         poll = LongPoll(self._server.loop, wait_ms)
@@ -199,10 +199,10 @@ def _enter(
     member: GroupConsumer | None,
 ) -> None:
     """Have a poll told of whatever may end its wait. Raises CallError."""
-    if len(part.awaiting) >= MOST_WAITING:
+    if len(part.awaiting) >= MAX_WAITING:
         raise CallError(
             "LIMIT_REACHED",
-            f"{MOST_WAITING} fetches wait for messages of topic {part.name!r}, queue"
+            f"{MAX_WAITING} fetches wait for messages of topic {part.name!r}, queue"
             f" {part.number}, and that is the limit; try again later",
         )
     poll.is_waiting = True

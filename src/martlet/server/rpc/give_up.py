@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from martlet.broker.dead_letters.dead_letter import (
     CHANNEL,
-    LONGEST_ERROR,
+    MAX_ERROR_LENGTH,
     DeadLetterInfo,
     DeadLetterReason,
     buried,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from martlet.server.server import Server
 
 _REASONS = (DeadLetterReason.MAX_ATTEMPTS, DeadLetterReason.REJECTED, DeadLetterReason.DISCONNECTED)
-_MOST_ERROR = 100 * LONGEST_ERROR
+_MAX_ERROR = 100 * MAX_ERROR_LENGTH
 """No client has to count: what is longer than what is kept is cut."""
 _STORED_AT = 8
 """Where the time stands in a frame."""
@@ -63,11 +63,11 @@ class BurialCalls:
         offset = arguments.number("offset")
         if offset >= part.limit:
             raise CallError("OUT_OF_REACH", f"offset {offset} is above the end, {part.limit}")
-        told = [arguments.remark(name, most=_MOST_ERROR) for name in ("first_error", "last_error")]
+        told = [arguments.remark(name, most=_MAX_ERROR) for name in ("first_error", "last_error")]
         death = DeadLetterInfo(
             DeadLetterReason(arguments.choice("reason", _REASONS)),
             arguments.number("attempts", least=1),
-            (told[0][:LONGEST_ERROR], told[1][:LONGEST_ERROR]),
+            (told[0][:MAX_ERROR_LENGTH], told[1][:MAX_ERROR_LENGTH]),
             broker.clock(),
         )
         frame = channel.cursor.frame(offset, 1)

@@ -36,13 +36,13 @@ from typing import TYPE_CHECKING, Any
 from martlet.allocation import STRATEGIES
 from martlet.broker.errors import Conflict, NotAMember, OutOfReach
 from martlet.broker.groups.member import GroupConsumer
-from martlet.broker.groups.membership import CUSTOM, MOST_MEMBERS, AllocatedTopic
+from martlet.broker.groups.membership import CUSTOM, MAX_MEMBERS, AllocatedTopic
 from martlet.broker.groups.offset_reset import STARTS, begin_group, reset_group
 from martlet.broker.policy import BadPolicy
 from martlet.plural import counted
 from martlet.server.durability import written_down
 from martlet.server.rpc.arguments import CallArguments, CallError
-from martlet.server.rpc.fetch import LONGEST_WAIT_MS, group_of, patience_ms
+from martlet.server.rpc.fetch import MAX_WAIT_MS, group_of, patience_ms
 from martlet.server.rpc.long_poll import LongPoll
 from martlet.server.rpc.started import failures_of
 
@@ -55,9 +55,9 @@ if TYPE_CHECKING:
 
 _MILLISECOND_NS = 1_000_000
 DEFAULT_LEASE_MS = 120_000
-LONGEST_LEASE_MS = 3_600_000
-LONGEST_STRATEGY = 80
-LONGEST_NAME = 300
+MAX_LEASE_MS = 3_600_000
+MAX_STRATEGY_LENGTH = 80
+MAX_NAME_LENGTH = 300
 
 
 class GroupCalls:
@@ -90,10 +90,10 @@ class GroupCalls:
             "start_offset", "lease_ms", "wanted_tags",
         )  # fmt: skip
         client_id = arguments.text("client_id", most=255)
-        strategy = arguments.text("strategy", "sticky", most=LONGEST_STRATEGY)
+        strategy = arguments.text("strategy", "sticky", most=MAX_STRATEGY_LENGTH)
         if not strategy.startswith(CUSTOM):
             strategy = arguments.choice("strategy", list(STRATEGIES), "sticky")
-        lease_ms = arguments.number("lease_ms", DEFAULT_LEASE_MS, least=1000, most=LONGEST_LEASE_MS)
+        lease_ms = arguments.number("lease_ms", DEFAULT_LEASE_MS, least=1000, most=MAX_LEASE_MS)
         room = arguments.text("room", "", most=255)
         queues = _numbers(arguments, "queues")
         topic, channel = await self._begin(caller, arguments)
@@ -168,7 +168,7 @@ class GroupCalls:
         arguments.only("topic", "group", "member", "generation", "wait_ms")
         topic, members, member = self._member(caller, arguments)
         known = arguments.number("generation")
-        wait_ms = arguments.number("wait_ms", 15_000, most=LONGEST_WAIT_MS)
+        wait_ms = arguments.number("wait_ms", 15_000, most=MAX_WAIT_MS)
         poll = LongPoll(self._server.loop, min(wait_ms, patience_ms(member)))
         member.watchers[poll.ring] = None
         try:
@@ -186,7 +186,7 @@ class GroupCalls:
         """Be ready to lead, or not any more."""
         arguments.only("topic", "group", "member", "name", "brokers")
         _, members, member = self._member(caller, arguments)
-        name = arguments.text("name", most=LONGEST_NAME)
+        name = arguments.text("name", most=MAX_NAME_LENGTH)
         members.volunteer(member, name, arguments.number("brokers"))
         return None
 
@@ -194,7 +194,7 @@ class GroupCalls:
         """Share the queues out, as the leader."""
         arguments.only("topic", "group", "member", "roster", "count", "members")
         topic, members, member = self._member(caller, arguments)
-        told = arguments.mapping("members", most=MOST_MEMBERS)
+        told = arguments.mapping("members", most=MAX_MEMBERS)
         queues = {id: _numbers(CallArguments(told), id) for id in told}
         roster, count = arguments.number("roster"), arguments.number("count")
         members.plan(member, roster, count, queues)

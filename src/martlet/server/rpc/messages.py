@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from martlet.broker.channel.retry import DELAY_LEVELS_MS, MILLISECOND_NS, level_ms
-from martlet.broker.dead_letters.dead_letter import LONGEST_ERROR, DeadLetterReason
+from martlet.broker.dead_letters.dead_letter import MAX_ERROR_LENGTH, DeadLetterReason
 from martlet.broker.errors import NotInFlight
 from martlet.server.rpc.arguments import CallError
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from martlet.server.rpc.registry import Answer, Caller, Methods
     from martlet.server.server import Server
 
-_MOST_IDS = 10_000
+_MAX_IDS = 10_000
 _REASONS = (DeadLetterReason.REJECTED, DeadLetterReason.GIVEN_UP)
-_MOST_ERROR = 100 * LONGEST_ERROR
+_MAX_ERROR = 100 * MAX_ERROR_LENGTH
 """No client has to count: what is longer than what is kept is cut."""
 
 
@@ -58,7 +58,7 @@ class MessageCalls:
         """Have a message delivered again."""
         arguments.only("id", "delay_ms", "otherwise_ms", "level", "error")
         channel, consumer = _subscription(caller)
-        error = arguments.remark("error", most=_MOST_ERROR)
+        error = arguments.remark("error", most=_MAX_ERROR)
         if "level" in arguments:
             if "delay_ms" in arguments:
                 raise CallError("BAD_ARGUMENT", "give 'delay_ms' or 'level', not both")
@@ -86,7 +86,7 @@ class MessageCalls:
         """Have a message go to the dead-letter topic."""
         arguments.only("id", "reason", "error")
         channel, consumer = _subscription(caller)
-        error = arguments.remark("error", most=_MOST_ERROR)
+        error = arguments.remark("error", most=_MAX_ERROR)
         reason = DeadLetterReason(arguments.choice("reason", _REASONS, DeadLetterReason.REJECTED))
         _reject(channel, consumer, arguments, reason, error)
         return None
@@ -95,7 +95,7 @@ class MessageCalls:
         """Have messages delivered to others. Answers how many were in flight."""
         arguments.only("ids", "started")
         channel, consumer = _subscription(caller)
-        offsets = [_offset(channel, id) for id in arguments.sequence("ids", most=_MOST_IDS)]
+        offsets = [_offset(channel, id) for id in arguments.sequence("ids", most=_MAX_IDS)]
         is_started = arguments.flag("started")
         return {"count": channel.give_back(consumer, offsets, is_started=is_started)}
 

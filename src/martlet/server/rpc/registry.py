@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from martlet.server.nsq.connection import Connection
     from martlet.server.server import Server
 
-MOST_CALLS = 1000
+MAX_CALLS = 1000
 """Of one connection that wait for their answer."""
 Told = tuple[Mapping[str, object], bytes]
 """The fields of an answer, and its bytes."""
@@ -150,8 +150,8 @@ def call(connection: Connection, command: v2.Call) -> None:
             answer(_whole(begun))
         return
     calls = connection.calls
-    if len(calls) >= MOST_CALLS:
-        text = f"{MOST_CALLS} calls wait for their answers already; wait for some of them"
+    if len(calls) >= MAX_CALLS:
+        text = f"{MAX_CALLS} calls wait for their answers already; wait for some of them"
         _refuse(connection, command, "LIMIT_REACHED", text)
         return
     task = connection.server.loop.create_task(_answer(connection, command))

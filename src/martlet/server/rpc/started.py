@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from martlet.broker.groups.crash_charges import MAX_RUNS, MAX_STARTED, StartedRange
-from martlet.broker.groups.fetch import MOST_FETCH_MESSAGES
+from martlet.broker.groups.fetch import MAX_FETCH_MESSAGES
 from martlet.server.rpc.arguments import CallError
 from martlet.server.rpc.fetch import group_of
 
@@ -64,9 +64,9 @@ def _run(told: object) -> tuple[int, int]:
     if not isinstance(told, list) or len(told) != 2 or any(type(each) is not int for each in told):
         raise CallError("BAD_ARGUMENT", f"'runs': {str(told)[:40]} is no [first, end]")
     first, end = told
-    if not 0 <= first < end <= first + MOST_FETCH_MESSAGES:
+    if not 0 <= first < end <= first + MAX_FETCH_MESSAGES:
         raise CallError(
             "BAD_ARGUMENT",
-            f"'runs': {str(told)[:80]} must be 1 to {MOST_FETCH_MESSAGES} offsets, from 0 on",
+            f"'runs': {str(told)[:80]} must be 1 to {MAX_FETCH_MESSAGES} offsets, from 0 on",
         )
     return first, end

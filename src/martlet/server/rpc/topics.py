@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from martlet.broker.channel.requested_policy import wished
 from martlet.broker.groups.group_queue import check_kind
 from martlet.broker.policy import BadPolicy, PolicyT
-from martlet.broker.topic.queue_log import ID_MASK, MOST_QUEUES
+from martlet.broker.topic.queue_log import ID_MASK, MAX_QUEUES
 from martlet.server.durability import written_down
 from martlet.server.rpc.arguments import CallArguments, CallError
 
@@ -41,7 +41,7 @@ class TopicCalls:
         caller.may(name)
         broker = self._server.broker
         if "queues" in arguments:
-            broker.set_queues(name, arguments.number("queues", least=1, most=MOST_QUEUES))
+            broker.set_queues(name, arguments.number("queues", least=1, most=MAX_QUEUES))
         else:
             broker.topic(name)
         await written_down(self._server)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from martlet.server.server import Server
 
 USUAL_LIMIT_MS = 10_000
-LONGEST_LIMIT_MS = 600_000
+MAX_LIMIT_MS = 600_000
 MOST = 1000
 
 
@@ -45,7 +45,7 @@ class TraceCalls:
         topic = arguments.topic(self._server.broker).name if "topic" in arguments else ""
         if topic:
             caller.may(topic)
-        limit_ms = arguments.number("limit_ms", USUAL_LIMIT_MS, least=1, most=LONGEST_LIMIT_MS)
+        limit_ms = arguments.number("limit_ms", USUAL_LIMIT_MS, least=1, most=MAX_LIMIT_MS)
         since_ns = arguments.number("since_ns", 0)
         most = arguments.number("most", 20, least=1, most=MOST)
         id, key = arguments.text("id", ""), arguments.text("key", "")

@@ -32,7 +32,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from martlet.broker.transactions.commit_sequence import LONGEST_NAME, MOST_NUMBER, CommitSequence
+from martlet.broker.transactions.commit_sequence import MAX_NAME_LENGTH, MAX_NUMBER, CommitSequence
 from martlet.broker.transactions.half_topic import frames_of
 from martlet.broker.transactions.state import (
     BadTransaction,
@@ -54,14 +54,14 @@ if TYPE_CHECKING:
     from martlet.server.rpc.registry import Answer, Caller, Methods
     from martlet.server.server import Server
 
-_LONGEST_ID = 255
-_MOST_BRANCHES = 10_000
-_MOST_CHECKS = 100
-_LONGEST_WAIT_MS = 60_000
-_LONGEST_CHECK_AFTER_MS = 400 * 24 * 3600 * 1000
-_MOST_LISTED = 1000
-_MOST_SHOWN = 1000
-_MOST_ANSWER_BYTES = 8 << 20
+_MAX_ID_LENGTH = 255
+_MAX_BRANCHES = 10_000
+_MAX_CHECKS = 100
+_MAX_WAIT_MS = 60_000
+_MAX_CHECK_AFTER_MS = 400 * 24 * 3600 * 1000
+_MAX_LISTED = 1000
+_MAX_SHOWN = 1000
+_MAX_ANSWER_BYTES = 8 << 20
 
 
 def refused(error: Exception) -> Exception:
@@ -97,7 +97,7 @@ def begin(transactions: Transactions, id: str, arguments: CallArguments) -> Tran
     arguments.only("group", "check_after_ms", "series", "series_number", "disposable")
     check_after_ns = None
     if "check_after_ms" in arguments:
-        after_ms = arguments.number("check_after_ms", least=1, most=_LONGEST_CHECK_AFTER_MS)
+        after_ms = arguments.number("check_after_ms", least=1, most=_MAX_CHECK_AFTER_MS)
         check_after_ns = after_ms * MILLISECOND_NS
     group, disposable = arguments.text("group", "", most=255), arguments.flag("disposable")
     return transactions.begin(id, group, check_after_ns, place_of(arguments), disposable)
@@ -107,8 +107,8 @@ def place_of(arguments: CallArguments) -> CommitSequence | None:
     """The place in a series, where there is one. Raises CallError."""
     if "series" not in arguments and "series_number" not in arguments:
         return None
-    name = arguments.text("series", most=LONGEST_NAME)
-    return CommitSequence(name, arguments.number("series_number", most=MOST_NUMBER))
+    name = arguments.text("series", most=MAX_NAME_LENGTH)
+    return CommitSequence(name, arguments.number("series_number", most=MAX_NUMBER))
 
 
 class TransactionCalls:
@@ -150,7 +150,7 @@ class TransactionCalls:
 
     def _id(self, caller: Caller, arguments: CallArguments) -> str:
         """Which transaction; the caller must be one who may publish what is in it."""
-        id = arguments.text("id", most=_LONGEST_ID)
+        id = arguments.text("id", most=_MAX_ID_LENGTH)
         transaction = self._transactions.open.get(id)
         if transaction is not None:
             for topic in transaction.topics if caller.connection is not None else ():
@@ -161,7 +161,7 @@ class TransactionCalls:
 
     async def begin(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Begin."""
-        id = arguments.text("id", most=_LONGEST_ID)
+        id = arguments.text("id", most=_MAX_ID_LENGTH)
         state = begin(self._transactions, id, arguments.without("id"))
         await written_down(self._server)
         return {"state": state}
@@ -197,8 +197,8 @@ class TransactionCalls:
         group = arguments.text("group", most=255)
         if not group:
             raise CallError("BAD_ARGUMENT", "'group' is empty: there is nobody to be asked for it")
-        most = arguments.number("most", _MOST_CHECKS, least=1, most=_MOST_CHECKS)
-        wait_ms = arguments.number("wait_ms", 30_000, most=_LONGEST_WAIT_MS)
+        most = arguments.number("most", _MAX_CHECKS, least=1, most=_MAX_CHECKS)
+        wait_ms = arguments.number("wait_ms", 30_000, most=_MAX_WAIT_MS)
         deadline_s = self._server.loop.time() + wait_ms / 1000
         while True:
             if caller.is_gone:
@@ -234,7 +234,7 @@ class TransactionCalls:
     def series(self, caller: Caller, arguments: CallArguments) -> Answer:
         """How far a series has come; null where nothing of it is known."""
         arguments.only("series")
-        last = self._transactions.series.last(arguments.text("series", most=LONGEST_NAME))
+        last = self._transactions.series.last(arguments.text("series", most=MAX_NAME_LENGTH))
         if last is None:
             return {"series_number": None}
         return {"series_number": last.number, "committed_at_ms": last.at_ns // MILLISECOND_NS}
@@ -245,7 +245,7 @@ class TransactionCalls:
         states = [state.value for state in TransactionState]
         state = arguments.choice("state", states) if "state" in arguments else None
         group = arguments.text("group") if "group" in arguments else None
-        limit = arguments.number("limit", 100, least=1, most=_MOST_LISTED)
+        limit = arguments.number("limit", 100, least=1, most=_MAX_LISTED)
         wanted = [
             transaction
             for transaction in self._transactions.open.values()
@@ -264,8 +264,8 @@ class TransactionCalls:
         """One of them, with its messages."""
         arguments.only("id", "limit", "max_body_bytes")
         id = self._id(caller, arguments)
-        limit = arguments.number("limit", 100, most=_MOST_SHOWN)
-        most_bytes = arguments.number("max_body_bytes", 1024, most=_MOST_ANSWER_BYTES)
+        limit = arguments.number("limit", 100, most=_MAX_SHOWN)
+        most_bytes = arguments.number("max_body_bytes", 1024, most=_MAX_ANSWER_BYTES)
         transaction = self._transactions.open.get(id)
         if transaction is None:
             state = self._transactions.state(id)
@@ -291,7 +291,7 @@ class TransactionCalls:
             for number, frame in enumerate(frames_of(stored)):
                 body = bytes(frame[FRAME_HEADER_BYTES:])
                 told_bytes += min(len(body), most_bytes)
-                if len(messages) >= limit or told_bytes > _MOST_ANSWER_BYTES:
+                if len(messages) >= limit or told_bytes > _MAX_ANSWER_BYTES:
                     return messages
                 messages.append(
                     {
@@ -321,7 +321,7 @@ def _may_see(caller: Caller, transaction: OpenTransaction) -> bool:
 def _branches(arguments: CallArguments) -> Mapping[str, int] | None:
     if "branches" not in arguments:
         return None
-    branches = arguments.mapping("branches", most=_MOST_BRANCHES)
+    branches = arguments.mapping("branches", most=_MAX_BRANCHES)
     counts = CallArguments(branches)
     return {name: counts.number(name) for name in branches}
 

@@ -30,7 +30,7 @@ _LOOKUP_INTERVAL_S = 2.0
 """How often lookup daemons are asked for brokers that are new."""
 _WAIT_S = 2.0
 """How long one look waits for a broker before it goes on without it."""
-_MOST_THREADS = 32
+_MAX_THREADS = 32
 _MAX_TOPICS_NAMED = 20
 Seen = dict[QueueKey, QueueRange]
 
@@ -67,7 +67,7 @@ class QueryBrokers:
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(_MOST_THREADS, "martlet-look")
+        return ThreadPoolExecutor(_MAX_THREADS, "martlet-look")
 
     def _watch(self, address: str) -> BackgroundPoll[Listing]:
         def ask(endpoint: Endpoint, patient: bool) -> Listing:

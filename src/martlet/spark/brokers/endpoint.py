@@ -27,10 +27,10 @@ from martlet.spark.brokers.addresses import SparkTls, with_port
 _LOG = logging.getLogger(__name__)
 _ANSWER_TIMEOUT_S = 30.0
 _FIRST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 2.0
+_MAX_PAUSE_S = 2.0
 _BUSY = (502, 503, 504)
 _BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
-_LONGEST_NAMED = 4000
+_MAX_NAMED_LENGTH = 4000
 """Characters of topics that are named; above that all are asked for, as URLs have limits too."""
 _PLACES_AT_ONCE = 1000
 _FULL_INDEX_BYTES = (1 << 20) - ENTRY.itemsize
@@ -159,7 +159,7 @@ class Endpoint:
             NotABroker: something else answers there.
         """
         named = ",".join(topics)
-        wanted: Parameters = {"names": named} if 0 < len(named) <= _LONGEST_NAMED else {}
+        wanted: Parameters = {"names": named} if 0 < len(named) <= _MAX_NAMED_LENGTH else {}
         try:
             _, body = self._ask("GET", "/log/topics", wanted, patient=patient)
             found = json.loads(body)
@@ -346,7 +346,7 @@ class Endpoint:
                     self.timeout_ms / 1000,
                 )
             time.sleep(min(pause_s * random.uniform(0.5, 1), left_s))
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+            pause_s = min(pause_s * 2, _MAX_PAUSE_S)
 
     def _tried(self, method: str, target: str, body: bytes | None) -> tuple[int, bytes] | str:
         """The status and body of an answer, or what has kept it. Raises BrokerRefused."""

@@ -41,7 +41,7 @@ Int64s = npt.NDArray[np.int64]
 
 LOG_APPEND_TIME = 1
 """Kafka's timestampType of a time that the broker gave, which is what a frame holds."""
-MOST_BYTES = 2**31 - 1
+MAX_BYTES = 2**31 - 1
 """Arrow's binary arrays are cut by int32: no chunk may span more bytes than this."""
 
 _TIMESTAMP_AT = 8

@@ -38,7 +38,7 @@ LATEST = -1
 
 _RELATIVE = re.compile(r"(earliest|latest)(?:\s*([+-])\s*(\d+))?", re.IGNORECASE)
 _NOW = re.compile(r"now(?:\s*-\s*(\S+))?", re.IGNORECASE)
-_MOST_DIGITS = 20
+_MAX_DIGITS = 20
 _PLACES = "earliest, latest-1000, now-1h, 2026-11-22T08:00:00Z"
 
 
@@ -170,7 +170,7 @@ def _instant_ns(text: str) -> int:
 def parse_timestamp(name: str, text: str) -> Bound:
     """Read an option that is a time. Raises ValueError."""
     text = text.strip()
-    if text.isdecimal() and len(text) <= _MOST_DIGITS:
+    if text.isdecimal() and len(text) <= _MAX_DIGITS:
         return Bound(BoundOffset(time_ns=int(text) * 1_000_000))
     place = _place(text)
     if place is not None and place.end is None:

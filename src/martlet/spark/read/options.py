@@ -80,12 +80,12 @@ NAMES = (
 VIEWS = ("messages", "batches")
 _DEFAULT_SPLIT_BYTES = {"batch": 128 << 20, "stream": 64 << 20}
 """A micro-batch of 500,000 messages is two tasks then, so that two processors have one each."""
-_LEAST_SPLIT_BYTES = 64 << 10
-_MOST_SPLIT_BYTES = 4 << 30
+_MIN_SPLIT_BYTES = 64 << 10
+_MAX_SPLIT_BYTES = 4 << 30
 _DEFAULT_TIMEOUT_MS = {"batch": 60_000, "stream": 300_000}
 _DEFAULT_MAX_DELAY = "1m"
-_MOST_MS = 2**31
-_MOST_PARTITIONS = 1_000_000
+_MAX_MS = 2**31
+_MAX_PARTITIONS = 1_000_000
 _STREAMS_ONLY = (
     "maxOffsetsPerTrigger",
     "maxBytesPerTrigger",
@@ -190,16 +190,16 @@ class ReadOptions:
                 options,
                 "splitBytes",
                 _DEFAULT_SPLIT_BYTES[kind],
-                _LEAST_SPLIT_BYTES,
-                _MOST_SPLIT_BYTES,
+                _MIN_SPLIT_BYTES,
+                _MAX_SPLIT_BYTES,
                 parse_size,
             ),
-            min_partitions=number(options, "minPartitions", 1, 1, _MOST_PARTITIONS),
+            min_partitions=number(options, "minPartitions", 1, 1, _MAX_PARTITIONS),
             view=_view(options.get("view", VIEWS[0])),
             group=_channel_name(options, "group"),
             retain=boolean(options, "retain", False),
             channel=_channel_name(options, "channel"),
-            timeout_ms=number(options, "timeoutMs", _DEFAULT_TIMEOUT_MS[kind], 0, _MOST_MS),
+            timeout_ms=number(options, "timeoutMs", _DEFAULT_TIMEOUT_MS[kind], 0, _MAX_MS),
             tls=tls(options),
         )
 

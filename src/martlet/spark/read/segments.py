@@ -19,7 +19,7 @@ import numpy as np
 
 from martlet.log.index import Rows
 from martlet.log.record import BadRecord
-from martlet.spark.read.decode import MOST_BYTES, LogChunk, chunk_of
+from martlet.spark.read.decode import MAX_BYTES, LogChunk, chunk_of
 
 
 class SegmentGone(Exception):
@@ -98,9 +98,7 @@ class SegmentFiles:
         for run_end in run_ends:
             while first < run_end:
                 segment = self.segment(int(positions[first]))
-                last_byte = min(
-                    segment.base + len(segment.data), int(positions[first]) + MOST_BYTES
-                )
+                last_byte = min(segment.base + len(segment.data), int(positions[first]) + MAX_BYTES)
                 full = int(sums[first] - lengths[first]) + chunk_bytes
                 end = first + min(
                     int(np.searchsorted(sums[first:run_end], full, "right")),

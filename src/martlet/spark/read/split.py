@@ -25,7 +25,7 @@ from martlet.spark.read.options import ReadOptions
 
 _SMALL = 32
 """Splits below this part of `splitBytes` share a task, as many of them as fill it four times."""
-_MOST_SMALL = 128
+_MAX_SMALL = 128
 """And no more than so many: each costs about 1 ms."""
 _FEW_ROWS = 64
 """So many rows of the index a task is told, and needs not ask for."""
@@ -104,7 +104,7 @@ def plan(
             for first, last in pairwise(edges)
         ]
     small_bytes = split_bytes // _SMALL
-    most = max(1, min(_MOST_SMALL, len(splits) // options.min_partitions))
+    most = max(1, min(_MAX_SMALL, len(splits) // options.min_partitions))
     return list(_tasks(splits, small_bytes, most))
 
 

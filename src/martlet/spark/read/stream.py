@@ -43,7 +43,7 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _LOOK_INTERVAL_S = 0.1
 """An idle query asks for the latest offset 77 times a second; the brokers are asked 10 times."""
-_LONGEST_LOOK_INTERVAL_S = 1.0
+_MAX_LOOK_INTERVAL_S = 1.0
 _LOOK_SHARE = 0.1
 """No more than this part of a processor goes into looking, as it would with thousands of topics."""
 
@@ -237,7 +237,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             began_s = time.process_time()
             self._seen = self._brokers.look(patient=patient)
             wanted_s = (time.process_time() - began_s) / _LOOK_SHARE
-            self._look_interval_s = min(max(_LOOK_INTERVAL_S, wanted_s), _LONGEST_LOOK_INTERVAL_S)
+            self._look_interval_s = min(max(_LOOK_INTERVAL_S, wanted_s), _MAX_LOOK_INTERVAL_S)
             self._seen_at_s = time.monotonic()
         return self._seen
 

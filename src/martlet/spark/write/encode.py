@@ -37,12 +37,12 @@ _ROW_BYTES = 16
 """What a message with properties takes beside its body and its entry."""
 _TIME_BYTES = 32
 """What the time of a message may take."""
-MOST_ROWS = 50_000
+MAX_ROWS = 50_000
 """Of one block: what is not done for all of them at once must not take long."""
-MOST_PENDING_BYTES = 64 << 20
+MAX_PENDING_BYTES = 64 << 20
 """Of all places together; then the largest is sent before its block is full."""
 _ANY = -1
-_MOST_QUEUES = 1 << 16
+_MAX_QUEUES = 1 << 16
 """More than any topic has."""
 _MS_US = 1000
 
@@ -153,7 +153,7 @@ class Encoder:
             self._pending_bytes += size_bytes
             if pending.size_bytes >= self._block_bytes:
                 yield from self._full(place, pending)
-        while self._pending_bytes > MOST_PENDING_BYTES:
+        while self._pending_bytes > MAX_PENDING_BYTES:
             place = max(self._pending, key=lambda place: self._pending[place].size_bytes)
             yield from self._all(place)
 
@@ -235,7 +235,7 @@ class Encoder:
             exact: Int64s = told.fill_null(_ANY).to_numpy(zero_copy_only=False).astype(np.int64)
             if int(exact.min()) < 0 and (exact[np.asarray(told.is_valid())] < 0).any():
                 raise ValueError(f"column 'partition' has {int(exact.min())}: queues count from 0")
-            if int(exact.max()) >= _MOST_QUEUES:
+            if int(exact.max()) >= _MAX_QUEUES:
                 raise ValueError(
                     f"column 'partition' has {int(exact.max())}: no topic has so many queues"
                 )
@@ -276,9 +276,9 @@ class Encoder:
         rows = _joined(pending.rows)
         ends = np.cumsum(rows.sizes)
         first, before = 0, 0
-        while int(ends[-1]) - before >= self._block_bytes or len(ends) - first > MOST_ROWS:
+        while int(ends[-1]) - before >= self._block_bytes or len(ends) - first > MAX_ROWS:
             stop = int(np.searchsorted(ends, before + self._block_bytes, "right"))
-            stop = min(max(stop, first + 1), first + MOST_ROWS)
+            stop = min(max(stop, first + 1), first + MAX_ROWS)
             yield self._block(place, rows.slice(first, stop))
             first, before = stop, int(ends[stop - 1])
             if first == len(ends):
@@ -291,7 +291,7 @@ class Encoder:
 
     def _all(self, place: RowDestination) -> Iterator[MessageBlock]:
         pending = self._pending[place]
-        if len(pending.rows) > 1 or len(pending.rows[0].bodies) > MOST_ROWS:
+        if len(pending.rows) > 1 or len(pending.rows[0].bodies) > MAX_ROWS:
             yield from self._full(place, pending)
         if place in self._pending:
             self._pending_bytes -= pending.size_bytes

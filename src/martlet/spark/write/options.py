@@ -51,8 +51,8 @@ _NAMES = (
 _SPARKS = frozenset({"checkpointlocation", "queryname"})
 """What Spark itself reads, and hands on."""
 _DAY_MS = 24 * 3600 * 1000
-_LONGEST_APPLICATION_ID = 255
-_MOST_NUMBER = 2**63 - 1
+_MAX_APPLICATION_ID_LENGTH = 255
+_MAX_NUMBER = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class WriteOptions:
             addresses=addresses,
             topic=_topic(options),
             application_id=_application_id(options),
-            batch_id=number(options, "batchId", None, 0, _MOST_NUMBER),
+            batch_id=number(options, "batchId", None, 0, _MAX_NUMBER),
             block_bytes=number(options, "blockBytes", 1 << 20, 1024, 1 << 30),
             delay_step_ms=number(options, "delayStepMs", 1, 1, _DAY_MS),
             abandon_after_ms=number(options, "abandonAfterMs", _DAY_MS, 1000, 400 * _DAY_MS),
@@ -156,9 +156,9 @@ def _topic(options: Mapping[str, str]) -> str | None:
 
 def _application_id(options: Mapping[str, str]) -> str | None:
     id = options.get("applicationId")
-    if id is not None and not (0 < len(id) <= _LONGEST_APPLICATION_ID and id.isprintable()):
+    if id is not None and not (0 < len(id) <= _MAX_APPLICATION_ID_LENGTH and id.isprintable()):
         raise ValueError(
-            f"option applicationId: {id[:80]!r} is not 1 to {_LONGEST_APPLICATION_ID} printable"
+            f"option applicationId: {id[:80]!r} is not 1 to {_MAX_APPLICATION_ID_LENGTH} printable"
             " characters"
         )
     return id

@@ -25,7 +25,7 @@ from martlet.spark.brokers.endpoint import not_http
 
 _ANSWER_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 2.0
+_MAX_PAUSE_S = 2.0
 
 
 class NoDoor(Exception):
@@ -66,7 +66,7 @@ def tcp_address(address: str, tls: SparkTls | None, timeout_ms: int) -> str:
                 " see option timeoutMs"
             )
         time.sleep(min(pause_s, left_s))
-        pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+        pause_s = min(pause_s * 2, _MAX_PAUSE_S)
 
 
 def _asked(address: str, tls: SparkTls | None) -> str:

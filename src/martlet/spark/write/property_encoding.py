@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from martlet.properties.model import (
-    LONGEST_KEY_BYTES,
-    LONGEST_NAME_BYTES,
-    MOST_BYTES,
-    MOST_KEYS,
+    MAX_BYTES,
+    MAX_KEY_BYTES,
+    MAX_KEYS,
+    MAX_NAME_BYTES,
     BadProperties,
     Field,
     Properties,
@@ -29,7 +29,7 @@ from martlet.properties.model import (
 
 Int64s = npt.NDArray[np.int64]
 _HEAD = np.dtype([("kind", "u1"), ("name", "u1"), ("value", "<u2")])
-_MOST_VALUE_BYTES = 0xFFFF
+_MAX_VALUE_BYTES = 0xFFFF
 
 
 def as_binary(array: pa.Array) -> pa.Array:
@@ -82,9 +82,9 @@ def entries_of(batch: pa.RecordBatch) -> pa.Array | None:
         *columns, b"", null_handling="replace", null_replacement=b""
     )
     longest = int(sizes_of(entries).max())
-    if longest > MOST_BYTES:
+    if longest > MAX_BYTES:
         raise BadProperties(
-            f"tag, key, keys and headers of a row take {longest} bytes, the most is {MOST_BYTES}:"
+            f"tag, key, keys and headers of a row take {longest} bytes, the most is {MAX_BYTES}:"
             " put large things into value"
         )
     return entries if longest else None
@@ -141,8 +141,8 @@ def _key(what: str, keys: pa.Array) -> pa.Array:
     except pa.ArrowInvalid:
         raise BadProperties(f"a {what} that is not UTF-8: encode it, as base64(...) does") from None
     longest = int(sizes_of(keys).max(initial=0))
-    if longest > LONGEST_KEY_BYTES:
-        raise BadProperties(f"a {what} of {longest} bytes, the most is {LONGEST_KEY_BYTES}")
+    if longest > MAX_KEY_BYTES:
+        raise BadProperties(f"a {what} of {longest} bytes, the most is {MAX_KEY_BYTES}")
     return keys
 
 
@@ -176,8 +176,8 @@ def _counts(lists: pa.Array) -> Int64s:
 
 def _keys(lists: pa.Array) -> pa.Array:
     counts = _counts(lists)
-    if int(counts.max()) > MOST_KEYS:
-        raise BadProperties(f"keys has {int(counts.max())} of a row, the most is {MOST_KEYS}")
+    if int(counts.max()) > MAX_KEYS:
+        raise BadProperties(f"keys has {int(counts.max())} of a row, the most is {MAX_KEYS}")
     each = as_binary(pc.list_flatten(lists))
     if each.null_count or (len(each) and not int(sizes_of(each).min())):
         raise BadProperties("keys has a key that is null or empty: filter(keys, k -> k <> '')")
@@ -193,10 +193,10 @@ def _headers(lists: pa.Array) -> pa.Array:
         raise BadProperties("headers has an element that is null")
     names, values = (as_binary(pc.struct_field(each, name)) for name in ("key", "value"))
     sizes = sizes_of(names)
-    if len(each) and not 0 < int(sizes.min()) <= int(sizes.max()) <= LONGEST_NAME_BYTES:
+    if len(each) and not 0 < int(sizes.min()) <= int(sizes.max()) <= MAX_NAME_BYTES:
         raise BadProperties(
             f"a header's name takes {int(sizes.max()) if sizes.min() else 0} bytes, between 1 and"
-            f" {LONGEST_NAME_BYTES} are allowed"
+            f" {MAX_NAME_BYTES} are allowed"
         )
     try:
         values.cast(pa.string())
@@ -204,10 +204,10 @@ def _headers(lists: pa.Array) -> pa.Array:
         raise BadProperties(
             "a header's value that is not UTF-8: encode it, as base64(...) does"
         ) from None
-    if int(sizes_of(values).max(initial=0)) > _MOST_VALUE_BYTES:
+    if int(sizes_of(values).max(initial=0)) > _MAX_VALUE_BYTES:
         raise BadProperties(
             f"a header's value takes {int(sizes_of(values).max())} bytes, the properties of one"
-            f" message may take {MOST_BYTES}"
+            f" message may take {MAX_BYTES}"
         )
     return _cut_again(_fields(Field.HEADER, values.fill_null(b""), names), counts)
 

@@ -84,7 +84,7 @@ def test_lone_messages_behind_a_slow_one_do_not_pile_up(monkeypatch: pytest.Monk
 
 def test_a_channel_whose_index_cannot_be_read_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who publishes does not notice, and delivery goes on by itself."""
-    monkeypatch.setattr(index_module, "MOST_ROWS_IN_MEMORY", 4)
+    monkeypatch.setattr(index_module, "MAX_ROWS_IN_MEMORY", 4)
     monkeypatch.setattr(index_module, "_KEPT_ROWS", 1)
     told: list[tuple[str, str, OSError]] = []
     core = Core(segment_bytes=1 << 20, on_put_off=lambda *what: told.append(what))

@@ -7,7 +7,7 @@ from tests.unit.broker.core import SECOND_NS, Core
 from tests.unit.broker.filled_index import filled
 
 from martlet.broker.channel.finish_ages import BOUNDS_NS, FinishAges
-from martlet.log.index import MOST_ROWS_IN_MEMORY
+from martlet.log.index import MAX_ROWS_IN_MEMORY
 from martlet.testing import SimulatedClock
 
 MILLISECOND_NS = 1_000_000
@@ -25,7 +25,7 @@ def test_each_message_is_in_its_bucket(most: int, way: str) -> None:
     """The index is partly in its file, partly in memory."""
     clock = SimulatedClock()
     random = default_rng(most)
-    rows = MOST_ROWS_IN_MEMORY + 900
+    rows = MAX_ROWS_IN_MEMORY + 900
     counts = random.integers(1, most + 1, rows).tolist()
     ages_ns = np.sort(np.exp(random.uniform(11, 31, rows)).astype(np.int64))[::-1]
     index = filled(counts, (clock() - ages_ns).tolist())

@@ -337,7 +337,7 @@ def test_a_number_given_anew_after_a_power_cut_is_no_forwarded_one() -> None:
 def test_more_deferred_ones_than_channels_may_hold_wait_on_disk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(delays, "MOST_IN_CHANNELS", 5)
+    monkeypatch.setattr(delays, "MAX_IN_CHANNELS", 5)
     monkeypatch.setattr(delays, "_COUNTED_AGAIN", 2)
     core = Core()
     client = core.client("t", timeout_ns=LONG_NS).ready(100)
@@ -359,9 +359,9 @@ def test_more_deferred_ones_than_channels_may_hold_wait_on_disk(
 def test_very_many_are_taken_a_slice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     from martlet.broker.delayed import bucket
 
-    monkeypatch.setattr(upcoming, "LEAST_ROWS", 20)
+    monkeypatch.setattr(upcoming, "MIN_ROWS", 20)
     monkeypatch.setattr(upcoming, "_PIECE_ROWS", 7)
-    monkeypatch.setattr(bucket, "MOST_ROWS", 3)
+    monkeypatch.setattr(bucket, "MAX_ROWS", 3)
     core = Core(segment_bytes=1 << 16)
     client = core.client("t", timeout_ns=LONG_NS).ready(10**6)
     expected = []
@@ -383,8 +383,8 @@ def test_what_a_full_disk_puts_off_for_long_takes_no_more_memory(
 ) -> None:
     from martlet.broker.delayed import bucket
 
-    monkeypatch.setattr(upcoming, "LEAST_ROWS", 20)
-    monkeypatch.setattr(bucket, "MOST_ROWS", 7)
+    monkeypatch.setattr(upcoming, "MIN_ROWS", 20)
+    monkeypatch.setattr(bucket, "MAX_ROWS", 7)
     core = Core(segment_bytes=1 << 16)
     client = core.client("t", timeout_ns=LONG_NS).ready(1000)
     for number in range(200):
@@ -406,7 +406,7 @@ def test_what_a_full_disk_puts_off_for_long_takes_no_more_memory(
 def test_many_that_come_when_they_are_nearly_due_keep_their_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(upcoming, "MOST_FRESH", 10)
+    monkeypatch.setattr(upcoming, "MAX_FRESH", 10)
     core = Core(segment_bytes=1 << 16)
     client = core.client("t", timeout_ns=LONG_NS).ready(1000)
     delay(core, "t", b"-1", delay_ns=20 * SECOND_NS)

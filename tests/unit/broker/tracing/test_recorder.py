@@ -198,8 +198,8 @@ def test_where_there_is_no_room_it_is_left_out_and_the_journal_goes_on() -> None
 
 
 def test_what_gathers_has_a_limit_and_the_loss_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trail_module, "MOST_EVENTS", 10)
-    monkeypatch.setattr(trail_module, "MOST_PIECES", 3)
+    monkeypatch.setattr(trail_module, "MAX_EVENTS", 10)
+    monkeypatch.setattr(trail_module, "MAX_PIECES", 3)
     core = Core()
     consumer = core.client("t").consumer
     trail = TraceRecorder()

@@ -2,13 +2,13 @@
 
 import pytest
 
-from martlet.protocol.nsq.bulk import MOST_FINISHES, MOST_PUBLISHES, finish_run, publish_run
+from martlet.protocol.nsq.bulk import MAX_FINISHES, MAX_PUBLISHES, finish_run, publish_run
 
 GOOD = b"FIN 0123456789abcdef\n"
 BAD = b"FIN zzzzzzzzzzzzzzzz\n"
 
 
-@pytest.mark.parametrize("count", [2, 15, 16, 17, 80, 81, 500, MOST_FINISHES - 1])
+@pytest.mark.parametrize("count", [2, 15, 16, 17, 80, 81, 500, MAX_FINISHES - 1])
 def test_a_run_of_finishes_ends_before_the_first_that_is_none(count: int) -> None:
     buffer = bytearray(GOOD * count + BAD * 3 + GOOD * 3)
     ids = finish_run(buffer, 0, len(buffer))
@@ -17,16 +17,16 @@ def test_a_run_of_finishes_ends_before_the_first_that_is_none(count: int) -> Non
 
 
 def test_a_run_of_finishes_is_looked_for_so_far_and_no_farther() -> None:
-    buffer = bytearray(GOOD * (3 * MOST_FINISHES))
+    buffer = bytearray(GOOD * (3 * MAX_FINISHES))
     ids = finish_run(buffer, 0, len(buffer))
     assert ids is not None
-    assert len(ids) == MOST_FINISHES
+    assert len(ids) == MAX_FINISHES
 
 
 def test_a_run_of_publishes_is_looked_for_so_far_and_no_farther() -> None:
     one = b"PUB t\n\0\0\0\1x"
-    buffer = bytearray(one * (3 * MOST_PUBLISHES))
-    assert len(publish_run(buffer, 0, len(buffer), len(one) - 1, 1)) == MOST_PUBLISHES
+    buffer = bytearray(one * (3 * MAX_PUBLISHES))
+    assert len(publish_run(buffer, 0, len(buffer), len(one) - 1, 1)) == MAX_PUBLISHES
 
 
 def test_a_wrong_id_in_front_is_no_run_whatever_comes_behind_it() -> None:

@@ -10,7 +10,7 @@ import pytest
 from martlet.names import is_valid_name
 from martlet.protocol.nsq.decoder import Decoder
 from martlet.protocol.nsq.v2 import (
-    LONGEST_LINE_BYTES,
+    MAX_LINE_BYTES,
     Auth,
     Close,
     Command,
@@ -299,10 +299,10 @@ def test_a_fin_among_many_in_the_wrong_state_is_refused_too() -> None:
 
 def test_a_line_without_an_end_is_not_waited_for() -> None:
     reader = decoder()
-    line = bytearray(b"NOP" + b" " * LONGEST_LINE_BYTES)
-    assert reader.decode(line, 0, LONGEST_LINE_BYTES - 1) is None
+    line = bytearray(b"NOP" + b" " * MAX_LINE_BYTES)
+    assert reader.decode(line, 0, MAX_LINE_BYTES - 1) is None
     with pytest.raises(LineTooLong):
-        reader.decode(line, 0, LONGEST_LINE_BYTES)
+        reader.decode(line, 0, MAX_LINE_BYTES)
 
 
 @pytest.mark.parametrize(

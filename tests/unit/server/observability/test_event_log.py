@@ -10,7 +10,7 @@ import pytest
 from martlet.broker.recovery.restore import restore
 from martlet.durations import SECOND_NS
 from martlet.protocol.nsq.v2 import ProtocolError
-from martlet.server.observability.event_log import MOST_REFUSALS, EventLog
+from martlet.server.observability.event_log import MAX_REFUSALS, EventLog
 from martlet.testing import SimulatedClock, SimulatedStorage
 
 LATE = ProtocolError("E_FIN_FAILED", "FIN 0 failed ID not in flight", fatal=False)
@@ -32,14 +32,14 @@ def test_of_late_answers_a_hundred_a_second_of_each_client_are_logged(
     events: EventLog, clock: SimulatedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A line costs ten times as much as the refusal: thousands of them held up everybody."""
-    for _ in range(3 * MOST_REFUSALS):
+    for _ in range(3 * MAX_REFUSALS):
         events.refused(ONE, LATE)
     events.refused(OTHER, LATE)
-    told = [f"[{ONE}] - {LATE}"] * MOST_REFUSALS + [f"[{OTHER}] - {LATE}"]
+    told = [f"[{ONE}] - {LATE}"] * MAX_REFUSALS + [f"[{OTHER}] - {LATE}"]
     assert caplog.messages == told
     clock.advance(SECOND_NS)
     events.refused(ONE, LATE)
-    untold = f"[{ONE}] - {2 * MOST_REFUSALS} more lines like these, not logged each"
+    untold = f"[{ONE}] - {2 * MAX_REFUSALS} more lines like these, not logged each"
     told += [untold, f"[{ONE}] - {LATE}"]
     assert caplog.messages == told
 
@@ -47,7 +47,7 @@ def test_of_late_answers_a_hundred_a_second_of_each_client_are_logged(
 def test_what_was_not_logged_is_counted_when_the_client_goes(
     events: EventLog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for _ in range(MOST_REFUSALS + 1):
+    for _ in range(MAX_REFUSALS + 1):
         events.refused(ONE, LATE)
     events.closed(ONE, None)
     assert caplog.messages[-1] == f"[{ONE}] - 1 more lines like these, not logged each"
@@ -58,7 +58,7 @@ def test_what_was_not_logged_is_counted_when_the_client_goes(
 def test_the_error_that_ends_a_connection_is_always_logged(
     events: EventLog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for _ in range(2 * MOST_REFUSALS):
+    for _ in range(2 * MAX_REFUSALS):
         events.refused(ONE, LATE)
     fatal = ProtocolError("E_INVALID", "invalid command BAD")
     events.refused(ONE, fatal)

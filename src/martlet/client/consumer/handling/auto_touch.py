@@ -27,7 +27,7 @@ from martlet.client.consumer.message import Message
 
 logger = logging.getLogger("martlet.client")
 
-SHORTEST_PAUSE_S = 0.02
+MIN_PAUSE_S = 0.02
 MANY = 1000
 """Of so many batches, those that are done with are sought out."""
 
@@ -55,7 +55,7 @@ class AutoTouch:
 
     def connected(self, message_timeout_s: float) -> None:
         """A broker gives messages so much time."""
-        pause_s = max(SHORTEST_PAUSE_S, message_timeout_s / 4)
+        pause_s = max(MIN_PAUSE_S, message_timeout_s / 4)
         if pause_s < self._pause_s:
             self._pause_s = pause_s
             self._begin_again()

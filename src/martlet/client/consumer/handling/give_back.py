@@ -24,7 +24,7 @@ Late = list[tuple["AckBatcher", NDArray[np.void]]]
 """The ids of messages, by whom they are answered."""
 PART = 1 / 4
 """What is left of its time when a message is given back, at the most."""
-_SHORTEST_PAUSE_S = 0.01
+_MIN_PAUSE_S = 0.01
 
 
 def _none(_until_s: float) -> Late:
@@ -69,7 +69,7 @@ class UnstartedReturner:
             self._timer.cancel()
 
     def _look_later(self) -> None:
-        pause_s = max(_SHORTEST_PAUSE_S, self._left_s / 2)
+        pause_s = max(_MIN_PAUSE_S, self._left_s / 2)
         self._timer = asyncio.get_running_loop().call_later(pause_s, self._look)
 
     def _look(self) -> None:

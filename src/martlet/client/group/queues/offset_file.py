@@ -20,7 +20,7 @@ from martlet.client.errors import ClientError
 from martlet.client.group.queues.queue_id import QueueId
 
 _FORMAT, _VERSION = "martlet-offsets", 1
-LONGEST_BYTES = 16 << 20
+MAX_BYTES = 16 << 20
 
 
 class BadOffsetFile(ClientError, ValueError):
@@ -48,15 +48,15 @@ class OffsetFile:
             raise BadOffsetFile(f"{self.path}: there is no folder {self.path.parent}: make it")
         try:
             with self.path.open("rb") as file:
-                data = file.read(LONGEST_BYTES + 1)
+                data = file.read(MAX_BYTES + 1)
         except FileNotFoundError:
             return
         self._offsets = self._parsed(data)
 
     def _parsed(self, data: bytes) -> dict[QueueId, int]:
         try:
-            if len(data) > LONGEST_BYTES:
-                raise ValueError(f"it is longer than {LONGEST_BYTES} bytes")
+            if len(data) > MAX_BYTES:
+                raise ValueError(f"it is longer than {MAX_BYTES} bytes")
             told: dict[str, Any] = json.loads(data)
             if told["format"] != _FORMAT or told["version"] != _VERSION:
                 raise ValueError(f"its format is {told['format']!r} {told['version']!r}")
