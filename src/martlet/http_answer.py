@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 
-async def read_answer(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+async def read_answer(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     """The whole body, whether its size is announced or not.
 
     Raises:
@@ -20,14 +20,14 @@ async def read_answer(response: aiohttp.ClientResponse, most_bytes: int) -> byte
     body = bytearray()
     async for piece in response.content.iter_any():
         body += piece
-        if len(body) > most_bytes:
-            raise ValueError(f"an answer of more than {most_bytes} bytes")
+        if len(body) > max_bytes:
+            raise ValueError(f"an answer of more than {max_bytes} bytes")
     return bytes(body)
 
 
-async def read_json(response: aiohttp.ClientResponse, most_bytes: int) -> Any:
+async def read_json(response: aiohttp.ClientResponse, max_bytes: int) -> Any:
     """What the body says; raises as `read_answer`, and ValueError where it is no JSON."""
-    body = await read_answer(response, most_bytes)
+    body = await read_answer(response, max_bytes)
     try:
         return json.loads(body)
     except RecursionError:

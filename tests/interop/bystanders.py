@@ -14,7 +14,7 @@ from martlet.testing import BrokerProcess
 
 
 @asynccontextmanager
-async def others(process: BrokerProcess, longest_s: float = 3.0) -> AsyncIterator[None]:
+async def others(process: BrokerProcess, max_s: float = 3.0) -> AsyncIterator[None]:
     """Two clients that do all right meanwhile, and complain where anything is slow or lost."""
     producer = await Wire.open(process.tcp_address)
     consumer = await Wire.subscribed(process.tcp_address, "others", "c#ephemeral")
@@ -28,7 +28,7 @@ async def others(process: BrokerProcess, longest_s: float = 3.0) -> AsyncIterato
             got = await consumer.message()
             assert got.body == body
             consumer.send(b"FIN %b\n" % got.id)
-            assert time.monotonic() - began_s < longest_s
+            assert time.monotonic() - began_s < max_s
             await asyncio.sleep(0.01)
 
     task = asyncio.create_task(go_on())

@@ -445,8 +445,8 @@ async def test_no_file_descriptor_for_an_index_stops_nobody_else(tmp_path: Path)
         other = await Wire.subscribed(address, "other", "c", msg_timeout=1000)
         other.send(b"RDY 1\n")
         limit = psutil.Process(process.process_id).num_fds()
-        _, most = resource.prlimit(process.process_id, resource.RLIMIT_NOFILE)
-        resource.prlimit(process.process_id, resource.RLIMIT_NOFILE, (limit, most))
+        _, max_count = resource.prlimit(process.process_id, resource.RLIMIT_NOFILE)
+        resource.prlimit(process.process_id, resource.RLIMIT_NOFILE, (limit, max_count))
         publisher.send(mpub("other", [b"again"]))
         await publisher.ok()
         for attempts in (1, 2, 3, 4):
@@ -455,7 +455,7 @@ async def test_no_file_descriptor_for_an_index_stops_nobody_else(tmp_path: Path)
         for command in (pub("t", b"x"), mpub("t", [b"y", b"z"]), pub("other", b"x")):
             publisher.send(command)
             await publisher.ok()
-        resource.prlimit(process.process_id, resource.RLIMIT_NOFILE, (limit + 50, most))
+        resource.prlimit(process.process_id, resource.RLIMIT_NOFILE, (limit + 50, max_count))
         # A fresh one may have its turn first, and time out in its turn.
         again = await old.message()
         for _ in range(4):

@@ -235,12 +235,12 @@ async def test_what_is_worked_on_for_long_is_not_delivered_again(start: Start) -
 
 async def test_no_more_is_in_flight_than_asked_for(start: Start) -> None:
     broker = start()
-    at_work = most = handled = 0
+    at_work = max_count = handled = 0
 
     async def handle(_message: Message) -> None:
-        nonlocal at_work, most, handled
+        nonlocal at_work, max_count, handled
         at_work += 1
-        most = max(most, consumer.counts.received - handled)
+        max_count = max(max_count, consumer.counts.received - handled)
         await asyncio.sleep(0.001)
         at_work -= 1
         handled += 1
@@ -252,7 +252,7 @@ async def test_no_more_is_in_flight_than_asked_for(start: Start) -> None:
     async with Consumer("t", "c", broker.tcp_address, max_in_flight=10) as consumer:
         await consumer.run(handle, concurrency=5)
     # A finish that is written lets the broker send the next before the handler is counted.
-    assert 5 <= most <= 15
+    assert 5 <= max_count <= 15
 
 
 async def test_heartbeats_keep_an_idle_connection(start: Start) -> None:

@@ -35,10 +35,10 @@ async def broker() -> AsyncIterator[Broker]:
         yield broker
 
 
-def configure(broker: Broker, *delays_ms: int, most: int = 0) -> None:
+def configure(broker: Broker, *delays_ms: int, max_attempts: int = 0) -> None:
     topic = broker.server.broker.topic("t")
     topic.channel("c")
-    policy = ChannelPolicy(max_attempts=most, retry_delays_ms=delays_ms)
+    policy = ChannelPolicy(max_attempts=max_attempts, retry_delays_ms=delays_ms)
     topic.configure_channel("c", policy)
 
 
@@ -58,7 +58,7 @@ async def publish(broker: Broker, *bodies: bytes) -> None:
 
 
 async def test_the_channels_delays_count_and_the_errors_are_kept(broker: Broker) -> None:
-    configure(broker, 1, 2, most=3)
+    configure(broker, 1, 2, max_attempts=3)
     await publish(broker, b"bad")
     seen: list[int] = []
 
@@ -160,7 +160,7 @@ async def test_a_handler_may_reject_a_message(broker: Broker, on: str) -> None:
 
 
 async def test_what_was_not_answered_is_given_back_without_a_delay(broker: Broker) -> None:
-    configure(broker, 3_600_000, most=5)
+    configure(broker, 3_600_000, max_attempts=5)
     await publish(broker, b"1", b"2", b"3")
     async with Consumer("t", "c", broker.tcp_address) as consumer:
         for _ in range(3):
@@ -175,7 +175,7 @@ async def test_what_was_not_answered_is_given_back_without_a_delay(broker: Broke
 async def test_many_that_fail_at_once_are_all_told(broker: Broker) -> None:
     """More than the calls of one connection that may wait for an answer."""
     count = 2000
-    configure(broker, most=1)
+    configure(broker, max_attempts=1)
     await publish(broker, *[b"%d" % number for number in range(count)])
     async with Consumer("t", "c", broker.tcp_address, max_in_flight=count) as consumer:
         for _ in range(count):
@@ -187,7 +187,7 @@ async def test_many_that_fail_at_once_are_all_told(broker: Broker) -> None:
 
 
 async def test_without_await(broker: Broker) -> None:
-    configure(broker, 1, most=2)
+    configure(broker, 1, max_attempts=2)
     await publish(broker, b"later", b"rejected")
 
     def consume() -> None:

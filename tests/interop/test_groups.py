@@ -354,8 +354,8 @@ async def test_a_fetch_keeps_to_its_bytes_and_gives_one_at_least(broker: Broker)
     async with connected(broker) as connection:
         member = await Member(connection, "a").join()
         await connection.ask(commands.publish_many("t", sent))
-        for most_bytes, count in ((1, 1), (1034, 1), (2067, 1), (2068, 2), (5000, 4)):
-            fields, got = await member.fetch(0, 3, max_bytes=most_bytes)
+        for max_bytes, count in ((1, 1), (1034, 1), (2067, 1), (2068, 2), (5000, 4)):
+            fields, got = await member.fetch(0, 3, max_bytes=max_bytes)
             assert (got, fields["next_offset"]) == (sent[3 : 3 + count], 3 + count)
         for wrong in ({"max_bytes": 0}, {"max_messages": 10_001}, {"wait_ms": -1}, {"no": 1}):
             with pytest.raises(CallRefused, match="BAD_ARGUMENT"):

@@ -49,12 +49,12 @@ def data(tmp_path: Path) -> Path:
 
 
 def imported(
-    source: Path, data: Path, *, most_copies: int = 10**6, bad: bool = False
+    source: Path, data: Path, *, max_copies: int = 10**6, bad: bool = False
 ) -> ImportResult:
     findings = Findings()
     with opened(data, SEGMENT_BYTES, 0, findings) as (broker, storage):
         folder = NsqdFolder(source, findings, with_bad=bad)
-        outcome = Importing(broker, storage, folder, most_copies=most_copies).run()
+        outcome = Importing(broker, storage, folder, max_copies=max_copies).run()
     assert martlet(["log", "verify", str(data)]) == 0
     return outcome
 
@@ -65,7 +65,7 @@ def sorted_bodies(messages: list[Message]) -> list[bytes]:
 
 @pytest.mark.parametrize("most_copies", [100, 10**6])
 def test_each_channel_gets_its_own_and_each_message_is_stored_once(
-    source: Path, data: Path, most_copies: int
+    source: Path, data: Path, max_copies: int
 ) -> None:
     chance = random.Random(7)
     everything = [message(n, chance.randrange(10, 300)) for n in range(900)]
@@ -77,7 +77,7 @@ def test_each_channel_gets_its_own_and_each_message_is_stored_once(
         write_queue(source, f"t:{name}", own, per_file=70)
     write_queue(source, "t", backlog, per_file=33)
     write_metadata(source, {"t": [*channels, "empty"]}, paused=["t:b"])
-    outcome = imported(source, data, most_copies=most_copies)
+    outcome = imported(source, data, max_copies=max_copies)
     assert outcome.entry.complete
     assert outcome.entry.report == []
     union = {m for own in channels.values() for m in own}
@@ -114,7 +114,7 @@ def test_beyond_a_limit_more_is_stored_and_nothing_is_lost(
     for name, own in channels.items():
         write_queue(source, f"t:{name}", own, per_file=20)
     write_metadata(source, {"t": channels})
-    outcome = imported(source, data, most_copies=150)
+    outcome = imported(source, data, max_copies=150)
     assert {"MAX_TRIED": "begin at attempt 1 again", "MAX_COMPARED_CHANNELS": "not compared"}.get(
         limit, ""
     ) in "".join(outcome.entry.report)

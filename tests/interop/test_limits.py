@@ -154,19 +154,19 @@ async def test_a_data_folder_takes_no_more_than_it_may(tmp_path: Path) -> None:
 
 
 async def test_messages_of_no_bytes_and_of_all_that_may_be(tmp_path: Path) -> None:
-    most = 100_000
-    with BrokerProcess(tmp_path, QUIET, f"--max-msg-size={most}") as broker:
-        bodies = [bytes([number]) * most for number in range(20)]
+    max_count = 100_000
+    with BrokerProcess(tmp_path, QUIET, f"--max-msg-size={max_count}") as broker:
+        bodies = [bytes([number]) * max_count for number in range(20)]
         await answered(broker, *(pub("t", body) for body in bodies), mpub("t", bodies))
         await http(broker.http_address, "/pub?topic=t", bodies[0])
         for verb, command in {"PUB": b"PUB t\n", "DPUB": b"DPUB t 0\n"}.items():
             error = await refused(broker, command + u32(0))
             assert error == f"E_BAD_MESSAGE {verb} invalid message body size 0"
-            error = await refused(broker, command + u32(most + 1))
-            assert error == f"E_BAD_MESSAGE {verb} message too big {most + 1} > {most}"
+            error = await refused(broker, command + u32(max_count + 1))
+            assert error == f"E_BAD_MESSAGE {verb} message too big {max_count + 1} > {max_count}"
         error = await refused(broker, mpub("t", [b"x", b""]))
         assert error == "E_BAD_MESSAGE MPUB invalid message(1) body size 0"
-        for body, why in ((b"", "400 MSG_EMPTY"), (b"x" * (most + 1), "413 MSG_TOO_BIG")):
+        for body, why in ((b"", "400 MSG_EMPTY"), (b"x" * (max_count + 1), "413 MSG_TOO_BIG")):
             with pytest.raises(HttpRefused, match=why):
                 await http(broker.http_address, "/pub?topic=t", body)
         got = await drain(broker.tcp_address, broker.http_address, "t", "c", rdy=3)

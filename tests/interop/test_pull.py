@@ -589,17 +589,17 @@ async def test_a_slow_handler_of_large_messages_has_few_of_them_here(broker: Bro
     put(broker, [body] * 8)
     for _ in range(12):
         put(broker, [body] * 8)
-    most = 0
+    max_count = 0
     async with member(broker, max_bytes=1_000_000, fetch_bytes=300_000) as consumer:
         held = consumer._all_held()[0]
         count = 0
         async for _ in consumer:
             await asyncio.sleep(0.002)  # Time for more to come.
-            most = max(most, held.size_bytes)
+            max_count = max(max_count, held.size_bytes)
             count += 1
             if count == 104:
                 break
-    assert 500_000 < most <= 1_100_000
+    assert 500_000 < max_count <= 1_100_000
 
 
 async def test_a_span_of_offsets_holds_up_fetching(broker: Broker) -> None:

@@ -99,15 +99,17 @@ class ReplayRules(ConsumerRules):
         told = offset_at(real, time_ns)
         assert all((row.stored_at_ns >= time_ns) == (row.first_offset >= told) for row in rows)
 
-    @rule(pick=picks, share=shares, most=st.sampled_from([1, 3, 1000]), states=st.sets(kinds))
-    def peek_at_a_channel(self, pick: int, share: int, most: int, states: set[PeekState]) -> None:
+    @rule(pick=picks, share=shares, max_value=st.sampled_from([1, 3, 1000]), states=st.sets(kinds))
+    def peek_at_a_channel(
+        self, pick: int, share: int, max_count: int, states: set[PeekState]
+    ) -> None:
         """Every message that is not finished is seen where it is, and nothing changes by that."""
         channel = self.pick_channel(pick)
         if channel is None or channel.topic.has_holes:
             return
         start = len(channel.topic.messages) * share // 100
         real = self.real_channel(channel)
-        seen = peek(real, start, most, states)
+        seen = peek(real, start, max_count, states)
         frames = PeekedFrames(real.cursor)
         limit = channel.topic.limit
         expected = [
@@ -116,7 +118,7 @@ class ReplayRules(ConsumerRules):
             if offset >= start and (message.place is not Place.FRESH or offset < limit)
             if STATES.get(message.place) in states
         ]
-        assert [(one.offset, one.state, one.attempts) for one in seen] == expected[:most]
+        assert [(one.offset, one.state, one.attempts) for one in seen] == expected[:max_count]
         for one in seen:
             message = channel.messages[one.offset]
             owner = message.owner

@@ -77,9 +77,9 @@ def test_sticky_is_even_and_moves_no_more_than_it_must(
     assert sizes[-1] - sizes[0] <= 1
     size, rest = divmod(grown, len(after))
     had = sorted((len(first.get(id, [])) for id in after), reverse=True)
-    most_kept = sum(min(h, size + (at < rest)) for at, h in enumerate(had))
+    max_kept = sum(min(h, size + (at < rest)) for at, h in enumerate(had))
     kept = sum(len(set(then[id]) & set(first.get(id, []))) for id in after)
-    assert kept == most_kept
+    assert kept == max_kept
 
 
 def test_by_config_gives_what_is_named_and_each_queue_once() -> None:

@@ -55,11 +55,11 @@ class Program:
         known = self.client.channel.cursor.stragglers.by_offset.get(offset)
         return known is not None and known.is_suspect
 
-    def begin(self, most: int) -> bool:
+    def begin(self, max_count: int) -> bool:
         """Begin with a run of what waits. Returns whether that ends the program."""
         self.look()
         begun: list[int] = []
-        while self.line and not self.is_alone and most > len(begun):
+        while self.line and not self.is_alone and max_count > len(begun):
             if len(self.at_work) == self.concurrency:
                 break
             if self.says_started and self.is_suspect(self.line[0]):
@@ -152,8 +152,8 @@ class Lives:
     def wait(self) -> None:
         for program in self.programs:
             program.touch()
-        longest_ns = TIMEOUT_NS - 1 if self.says_started else SECOND_NS // 10
-        self.core.wait(self.random.choice([SECOND_NS // 10, longest_ns]))
+        max_ns = TIMEOUT_NS - 1 if self.says_started else SECOND_NS // 10
+        self.core.wait(self.random.choice([SECOND_NS // 10, max_ns]))
 
     def give_back(self) -> None:
         if self.says_started and self.programs:

@@ -80,14 +80,18 @@ class Grouped:
     def parts(self) -> list[Channel]:
         return self.topic.channels["g"].parts
 
-    def ahead(self, part: Channel, offset: int, most: int = 1 << 30) -> tuple[list[bytes], int]:
+    def ahead(
+        self, part: Channel, offset: int, max_count: int = 1 << 30
+    ) -> tuple[list[bytes], int]:
         """The bodies that can be fetched from an offset on, and where the next one would be."""
         fetch = Fetch(self.core.broker.log, part.queue, offset, part.id)
         bodies: list[bytes] = []
-        while len(bodies) < most:
-            found = fetch.read_on(part.source, most - len(bodies), self.random.choice([1, 99, 999]))
+        while len(bodies) < max_count:
+            found = fetch.read_on(
+                part.source, max_count - len(bodies), self.random.choice([1, 99, 999])
+            )
             bodies += [message.body for part in found.parts for message in parse(bytes(part))]
-            assert found.count <= most
+            assert found.count <= max_count
             if found.is_end:
                 break
         return bodies, fetch.next
@@ -149,9 +153,9 @@ class Grouped:
         part = self.random.choice(self.parts)
         number = part.queue.number
         offset = self.places.setdefault(number, 0)
-        most = self.random.choice([1, 2, 5, 100])
-        bodies, self.places[number] = self.ahead(part, offset, most)
-        assert len(bodies) <= most
+        max_count = self.random.choice([1, 2, 5, 100])
+        bodies, self.places[number] = self.ahead(part, offset, max_count)
+        assert len(bodies) <= max_count
         kept = self.fetched.setdefault(number, {})
         for at, body in enumerate(bodies):
             kept[self.places[number] * 1000 + at] = body
@@ -305,8 +309,8 @@ class Grouped:
             known = self.known.get(part.queue.number, [])
             sure = next((at for at, (position, _) in enumerate(known) if position <= durable), None)
             if sure is not None:
-                least = min(offset for _, offset in known[: sure + 1])
-                assert part.cursor.next >= least, "it goes back behind what was written down"
+                min_value = min(offset for _, offset in known[: sure + 1])
+                assert part.cursor.next >= min_value, "it goes back behind what was written down"
             self._written_down(part)
         self.begin()
 

@@ -325,8 +325,8 @@ def test_it_is_even_over_all_brokers_and_sticky_moves_only_what_must(
         had = {id: len(set(first.get(id, [])) & set(every)) for id in others}
         size, rest = divmod(len(every), len(others))
         ranked = sorted(had.values(), reverse=True)
-        most_kept = sum(min(h, size + (at < rest)) for at, h in enumerate(ranked))
-        assert sum(len(set(after[id]) & set(first.get(id, []))) for id in others) == most_kept
+        max_kept = sum(min(h, size + (at < rest)) for at, h in enumerate(ranked))
+        assert sum(len(set(after[id]) & set(first.get(id, []))) for id in others) == max_kept
 
 
 @given(everything, groups, st.data())

@@ -100,9 +100,9 @@ async def check(data: st.DataObject) -> None:
         elif action == "finish late":
             finish_late(data, begun, done)
         elif action == "batch" and held.is_ready:
-            most = data.draw(st.integers(1, 5))
-            batch = held.take_batch(most)
-            assert batch.count <= most
+            max_count = data.draw(st.integers(1, 5))
+            batch = held.take_batch(max_count)
+            assert batch.count <= max_count
             assert [int(body) for body in batch.bodies] == batch.offsets.tolist()
             assert batch.offsets.tolist() == sorted(set(batch.offsets.tolist()))
             told = [batch.piece.run.properties.get(at, b"") for at in range(batch.count)]

@@ -76,7 +76,7 @@ class TransactionMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.core = Core(transactions=TransactionLimits(check_every_ns=SECOND_NS, most_checks=2))
+        self.core = Core(transactions=TransactionLimits(check_every_ns=SECOND_NS, max_checks=2))
         self.core.storage.__class__ = Fuse
         self.known: dict[str, Known] = {}
         self.durable: dict[str, Known] = {}
@@ -313,8 +313,8 @@ class TransactionMachine(RuleBasedStateMachine):
             batches = known.branches.get(name, [])
             there = len(branches[name].batches) if name in branches else 0
             if durable is not None and durable.outcome is None:
-                least = [b for b in durable.branches.get(name, []) if b in batches]
-                assert there >= len(least), "what was durable is lost"
+                min_value = [b for b in durable.branches.get(name, []) if b in batches]
+                assert there >= len(min_value), "what was durable is lost"
             if may_lack:
                 # One that was refused may be there: the producer adds it again.
                 known.branches[name] = batches[:there]

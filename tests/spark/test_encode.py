@@ -127,7 +127,7 @@ def values(*bodies: bytes, **more: Any) -> pa.RecordBatch:
 
 
 def test_blocks_are_as_large_as_they_are_to_be() -> None:
-    made = encoder(topic="one", block_bytes=100, most_message_bytes=1000)
+    made = encoder(topic="one", block_bytes=100, max_message_bytes=1000)
     sizes = [4, 30, 300, 1, 90, 96, 97]
     blocks = [*made.add(values(*(bytes([65]) * size for size in sizes)))]
     blocks += made.rest()

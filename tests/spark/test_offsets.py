@@ -23,15 +23,15 @@ def test_nested_and_back() -> None:
     assert flatten(offsets) == flat
 
 
-@given(sizes=SIZES, most=st.integers(1, 2000))
-def test_a_step_takes_as_many_as_it_may_and_no_more(sizes: list[int], most: int) -> None:
+@given(sizes=SIZES, max_value=st.integers(1, 2000))
+def test_a_step_takes_as_many_as_it_may_and_no_more(sizes: list[int], max_count: int) -> None:
     start = dict.fromkeys(KEYS, 5)
     end = {key: 5 + size for key, size in zip(KEYS, sizes, strict=True)}
-    reached = step(start, end, most)
+    reached = step(start, end, max_count)
     taken = {key: reached[key] - start[key] for key in KEYS}
-    assert sum(taken.values()) == min(most, sum(sizes))
+    assert sum(taken.values()) == min(max_count, sum(sizes))
     assert all(0 <= taken[key] <= end[key] - start[key] for key in KEYS)
-    if most >= len(KEYS):
+    if max_count >= len(KEYS):
         assert all(taken[key] for key in KEYS if end[key] > start[key])
 
 
@@ -45,8 +45,8 @@ def test_a_step_of_less_than_one_message_a_queue_lets_them_take_turns() -> None:
 def test_bytes_are_shared_out_by_whole_batches() -> None:
     """Batches of 10 messages and 100 bytes; one queue has much, one little, one nothing."""
 
-    def reach(key: QueueKey, start: int, end: int, most: int) -> tuple[int, int]:
-        count = min(max(1, most // 100), -(-(end - start) // 10))
+    def reach(key: QueueKey, start: int, end: int, max_count: int) -> tuple[int, int]:
+        count = min(max(1, max_count // 100), -(-(end - start) // 10))
         return min(end, start + 10 * count), 100 * count
 
     start = dict.fromkeys(KEYS[:3], 0)

@@ -526,5 +526,7 @@ def test_a_shared_task_gives_its_messages_in_few_batches_and_asks_for_no_index(
     (task,) = stream.partitions(start, stream.latestOffset(start, ALL))
     del door.requests[:]
     (batch,) = stream.read(task)
-    assert batch.column("offset").to_pylist() == [n for most in range(20) for n in range(most)]
+    assert batch.column("offset").to_pylist() == [
+        n for max_count in range(20) for n in range(max_count)
+    ]
     assert set(door.requests) == (set() if is_here else {"/log/batches"})

@@ -57,16 +57,16 @@ class Broker:
         log: opened and recovered.
         clock: nanoseconds since 1970, never going back.
         random: for ids and sampling.
-        most_consumers: of one channel; 0 for no limit.
+        max_consumers: of one channel; 0 for no limit.
         prefers_near: whether consumers in the broker's zone, then its region, are preferred.
-        most_topics: as many may be made; those that are there stay. 0 for no limit.
-        most_channels: the same for the channels of one topic.
+        max_topics: as many may be made; those that are there stay. 0 for no limit.
+        max_channels: the same for the channels of one topic.
         max_timeout_ns: how long TOUCH may keep a message in flight.
         latency_window_ns: over how long latencies are measured; 0 for not at all.
         retention: how much history of a topic is kept whose policy says nothing of it.
         watermarks: how full the disk may be before history is spared less.
         transactions: the limits of transactions, where they are not the usual ones.
-        most_delayed: so many delayed messages may wait; 0 for no limit.
+        max_delayed: so many delayed messages may wait; 0 for no limit.
         max_ephemeral: so many messages wait in an ephemeral topic or channel; the oldest go.
         traces: whether the log says what has become of messages whose topic's policy says nothing
             of that.
@@ -82,16 +82,16 @@ class Broker:
         clock: Callable[[], int],
         random: Random,
         *,
-        most_consumers: int = 0,
+        max_consumers: int = 0,
         prefers_near: bool = False,
-        most_topics: int = 0,
-        most_channels: int = 0,
+        max_topics: int = 0,
+        max_channels: int = 0,
         max_timeout_ns: int = 15 * 60 * 10**9,
         latency_window_ns: int = 0,
         retention: Retention = NO_RETENTION,
         watermarks: Watermarks = WATERMARKS,
         transactions: TransactionLimits | None = None,
-        most_delayed: int = 0,
+        max_delayed: int = 0,
         max_ephemeral: int = 10_000,
         traces: bool = False,
         on_put_off: Callable[[str, str, OSError], None] = lambda *_: None,
@@ -100,10 +100,10 @@ class Broker:
         self.log = log
         self.clock = clock
         self.random = random
-        self.most_consumers = most_consumers
+        self.max_consumers = max_consumers
         self.prefers_near = prefers_near
-        self.most_topics = most_topics
-        self.most_channels = most_channels
+        self.max_topics = max_topics
+        self.max_channels = max_channels
         self.max_timeout_ns = max_timeout_ns
         self.latency_window_ns = latency_window_ns
         self.retention = retention
@@ -146,7 +146,7 @@ class Broker:
         self.moved = MovedCursors(log, clock, self.by_id)
         self._last_stored_ns = 0
         self.transactions = Transactions(self, transactions or TransactionLimits())
-        self.delays = DelayedMessages(self, most_delayed)
+        self.delays = DelayedMessages(self, max_delayed)
         log.on_roll = self.begin_segment
 
     # health
@@ -171,10 +171,10 @@ class Broker:
         if topic is None:
             if not is_valid_name(name):
                 raise InvalidName(f"topic name {name!r} is not valid")
-            if self.most_topics and len(self.topics) >= self.most_topics:
+            if self.max_topics and len(self.topics) >= self.max_topics:
                 raise LimitReached(
                     f"topic {name!r} would be one too many: there are {len(self.topics)}, and"
-                    f" --max-topics is {self.most_topics}; delete one that is not needed"
+                    f" --max-topics is {self.max_topics}; delete one that is not needed"
                 )
             id = self.next_id()
             index = Index(self.log.storage, id, 0)

@@ -128,15 +128,15 @@ class ProducerState:
     """The sends that are known.
 
     Args:
-        most_producers, most_sends: so many are known; of who has been silent longest, all is
+        max_producers, max_sends: so many are known; of who has been silent longest, all is
             forgotten.
     """
 
-    def __init__(self, most_producers: int, most_sends: int) -> None:
+    def __init__(self, max_producers: int, max_sends: int) -> None:
         self.topics: Mapping[int, Topic] = {}
         """The topics that there are, hidden ones too, by their numbers."""
-        self._most_producers = most_producers
-        self._most_sends = most_sends
+        self._max_producers = max_producers
+        self._max_sends = max_sends
         self._windows: dict[bytes, _Window] = {}
         """Who was heard last stands last."""
         self._count = 0
@@ -177,8 +177,8 @@ class ProducerState:
             if doubted and first_tried_ns and first_tried_ns <= doubted + _LATE_NS:
                 raise TooOld(
                     f"send {sent.sequence} of producer {sent.producer.hex()} was tried before, and"
-                    f" that producer was forgotten: {self._most_producers} producers and"
-                    f" {self._most_sends} sends are known; {_WAY_OUT}"
+                    f" that producer was forgotten: {self._max_producers} producers and"
+                    f" {self._max_sends} sends are known; {_WAY_OUT}"
                 )
             if window is not None and sent.sequence <= window.floor:
                 raise TooOld(
@@ -221,8 +221,8 @@ class ProducerState:
             oldest = min(window.sends)
             self._drop(window, oldest)
             window.floor = max(window.floor, oldest)
-        while len(self._windows) > self._most_producers or (
-            self._count > self._most_sends and len(self._windows) > 1
+        while len(self._windows) > self._max_producers or (
+            self._count > self._max_sends and len(self._windows) > 1
         ):
             self._forget()
 

@@ -25,14 +25,14 @@ class BadPolicy(ValueError):
     """A policy that cannot be set; the text names the field, its limits and what was given."""
 
 
-def number(default: int | None, help: str, least: int = 0, most: int = _MAX_MS) -> Any:
+def number(default: int | None, help: str, min_value: int = 0, max_value: int = _MAX_MS) -> Any:
     """A field that is a whole number; None where the broker's own setting counts."""
-    return field(default=default, metadata={"help": help, "least": least, "most": most})
+    return field(default=default, metadata={"help": help, "least": min_value, "most": max_value})
 
 
-def numbers(help: str, least: int = 0, most: int = _MAX_MS, count: int = 64) -> Any:
+def numbers(help: str, min_value: int = 0, max_value: int = _MAX_MS, count: int = 64) -> Any:
     """A field that is a list of whole numbers."""
-    limits = {"help": help, "least": least, "most": most, "count": count}
+    limits = {"help": help, "least": min_value, "most": max_value, "count": count}
     return field(default=(), metadata=limits)
 
 
@@ -142,7 +142,7 @@ class TopicPolicy(Policy):
     retention_bytes: int | None = number(
         None,
         "of those, how many bytes are kept at most, the newest; 0 for no such limit",
-        most=1 << 60,
+        max_value=1 << 60,
     )
     trace: str = choice(
         "default",
@@ -194,8 +194,8 @@ class ChannelPolicy(Policy):
     lock_ms: int = number(
         60_000,
         "how long a queue stays with a consumer that does not go on, where order is queue",
-        least=1,
-        most=3_600_000,
+        min_value=1,
+        max_value=3_600_000,
     )
     from_consumers: tuple[str, ...] = internal()
     """The fields that a consumer has set by its wish; the others are an operator's, or default."""

@@ -95,9 +95,9 @@ class NeedCounter:
             self.end_row = end
             yield
 
-    def row_within(self, most_bytes: int) -> int:
+    def row_within(self, max_bytes: int) -> int:
         """The first row from which on all that is counted takes no more than so many bytes."""
-        over = sum(self.bytes_by_base.values()) - most_bytes
+        over = sum(self.bytes_by_base.values()) - max_bytes
         row = self.first_row
         while over > 0 and row < self.end_row:
             lengths = self._index.array(row, min(row + _ROWS_AT_ONCE, self.end_row))["length"]

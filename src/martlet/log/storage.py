@@ -185,7 +185,7 @@ class DiskStorage:
     Args:
         folder: made where it does not exist.
         keep_free_bytes: what must stay free on the disk when a segment is made.
-        most_bytes: what the folder's files may take when a segment is made; 0 for no limit.
+        max_bytes: what the folder's files may take when a segment is made; 0 for no limit.
         spares: how many segments to keep for reuse; more than that give their room back.
 
     Raises:
@@ -193,7 +193,7 @@ class DiskStorage:
     """
 
     def __init__(
-        self, folder: Path, *, keep_free_bytes: int = 0, most_bytes: int = 0, spares: int = 2
+        self, folder: Path, *, keep_free_bytes: int = 0, max_bytes: int = 0, spares: int = 2
     ) -> None:
         self.folder = folder
         self._log = folder / "log"
@@ -201,8 +201,8 @@ class DiskStorage:
         (folder / "index").mkdir(exist_ok=True)
         self._lock = self._take_lock(folder / "martlet.lock")
         self._keep_free_bytes = keep_free_bytes
-        self._most_bytes = most_bytes
-        self._usual_spares = self._most_spares = spares
+        self._max_bytes = max_bytes
+        self._usual_spares = self._max_spares = spares
         # Files beside the log are written in another thread, and may take a spare's room.
         self._spares_lock = threading.Lock()
         self._spares = sorted(self._log.glob("*.spare"))
@@ -299,13 +299,13 @@ class DiskStorage:
                 f"no room for a segment of {capacity} bytes in {self.folder}: {free} bytes are"
                 f" free and {self._keep_free_bytes} must stay free (--min-free-bytes)",
             )
-        if self._most_bytes:
+        if self._max_bytes:
             used = self._used_bytes()
-            if used + capacity > self._most_bytes:
+            if used + capacity > self._max_bytes:
                 raise StorageFull(
                     errno.EDQUOT,
                     f"no room for a segment of {capacity} bytes in {self.folder}: its files take"
-                    f" {used} bytes and may take {self._most_bytes} (--max-disk-bytes)",
+                    f" {used} bytes and may take {self._max_bytes} (--max-disk-bytes)",
                 )
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
@@ -337,7 +337,7 @@ class DiskStorage:
         assert isinstance(segment, DiskSegment)
         unseen = segment.close()
         with self._spares_lock:
-            if unseen and len(self._spares) < self._most_spares:
+            if unseen and len(self._spares) < self._max_spares:
                 spare = self._spare_path()
                 os.rename(segment.path, spare)
                 self._spares.append(spare)
@@ -352,15 +352,15 @@ class DiskStorage:
     def allow_spares(self, more: int) -> None:
         """Unlink those that are too many, the longest unused first."""
         with self._spares_lock:
-            self._most_spares = self._usual_spares + more
-            while len(self._spares) > self._most_spares:
+            self._max_spares = self._usual_spares + more
+            while len(self._spares) > self._max_spares:
                 self._spares.pop(0).unlink()
 
     def fill(self) -> DiskUsage:
-        """Of `most_bytes` where that is set; else of the file system, as df shows it."""
+        """Of `max_bytes` where that is set; else of the file system, as df shows it."""
         spares = sum(self.spare_sizes())
-        if self._most_bytes:
-            return DiskUsage(max(0, self._used_bytes() - spares), self._most_bytes)
+        if self._max_bytes:
+            return DiskUsage(max(0, self._used_bytes() - spares), self._max_bytes)
         disk = os.statvfs(self._log)
         used = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
         return DiskUsage(max(0, used - spares), used + disk.f_bavail * disk.f_frsize)

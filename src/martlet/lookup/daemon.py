@@ -78,9 +78,9 @@ class Lookup:
 
     def opened(self, connection: LookupConnection) -> bool:
         """A broker has connected. False where it is one too many."""
-        most = self.options.max_connections
+        max_count = self.options.max_connections
         self._connections.add(connection)
-        return not most or len(self._connections) <= most
+        return not max_count or len(self._connections) <= max_count
 
     def closed(self, connection: LookupConnection) -> None:
         """A broker has gone."""

@@ -103,7 +103,7 @@ class Importing:
         broker, storage: where to.
         folder: where from; it must stay held.
         progress: told of bytes read, twice for each byte.
-        most_copies: of messages that are compared at once.
+        max_copies: of messages that are compared at once.
         batch_bytes: of messages that are appended at once.
     """
 
@@ -114,7 +114,7 @@ class Importing:
         folder: NsqdFolder,
         progress: Callable[[int], None] = lambda count: None,
         *,
-        most_copies: int = MAX_COPIES,
+        max_copies: int = MAX_COPIES,
         batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
         self._broker = broker
@@ -122,7 +122,7 @@ class Importing:
         self._folder = folder
         self._findings = folder.findings
         self._progress = progress
-        self._most_copies = most_copies
+        self._max_copies = max_copies
         self._batch_bytes = batch_bytes
         self._checkpointed = broker.log.position
 
@@ -176,7 +176,7 @@ class Importing:
         names = sorted(source.channels)
         queues = {name: q for name in names if (q := source.channels[name].queue) is not None}
         layout = Layout(
-            list(queues.values()), source.queue, self._findings, most_copies=self._most_copies
+            list(queues.values()), source.queue, self._findings, max_copies=self._max_copies
         )
         self._progress(sum(queue.unread_bytes for queue in source.queues()))
         self._compare_counts(source, layout)
@@ -315,11 +315,11 @@ class _Writer:
         self._written()
 
 
-def _pieces(chunk: DiskQueueChunk, most_bytes: int) -> Iterator[DiskQueueChunk]:
+def _pieces(chunk: DiskQueueChunk, max_bytes: int) -> Iterator[DiskQueueChunk]:
     """A chunk in pieces of about so many bytes."""
     if not len(chunk):
         return
-    numbers = (np.cumsum(chunk.sizes) - 1) // most_bytes
+    numbers = (np.cumsum(chunk.sizes) - 1) // max_bytes
     edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(chunk)]
     for first, end in pairwise(edges):
         yield chunk.some(slice(first, end))

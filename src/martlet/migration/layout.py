@@ -108,7 +108,7 @@ class Layout:
         queues: of the channels, by name; those without files are left out.
         backlog: the topic's own queue.
         findings: what cannot be read, and whose attempts are lost.
-        most_copies: how many are compared at once.
+        max_copies: how many are compared at once.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Layout:
         backlog: DiskQueue | None,
         findings: Findings,
         *,
-        most_copies: int = MAX_COPIES,
+        max_copies: int = MAX_COPIES,
     ) -> None:
         self._backlog = len(queues)
         """The number of the backlog, behind those of the channels."""
@@ -126,29 +126,29 @@ class Layout:
         self._findings = findings
         self.counts = [0] * len(self._queues)
         """How many copies each queue holds, the backlog last."""
-        self._bounds = self._look(most_copies)
+        self._bounds = self._look(max_copies)
         self.tried = self._find_tried()
 
-    def _look(self, most_copies: int) -> Ids:
+    def _look(self, max_copies: int) -> Ids:
         """Read every queue once. Returns where its parts begin, but for the first."""
         samples: list[Ids] = []
         keys: set[Key] = set()
         self.untold_attempts = 0
         for number, queue in enumerate(self._queues):
             for file_number, file in enumerate(queue.files):
-                least, most = (1 << 64) - 1, 0
+                lowest, highest = (1 << 64) - 1, 0
                 for chunk in queue.chunks_of(file_number, self._findings):
                     ids = chunk.ids()
-                    least, most = min(least, int(ids.min())), max(most, int(ids.max()))
+                    lowest, highest = min(lowest, int(ids.min())), max(highest, int(ids.max()))
                     samples.append(ids[::_SAMPLED])
                     self.counts[number] += len(chunk)
                     self._note_tried(chunk, keys)
-                file.first_id, file.last_id = least, most
+                file.first_id, file.last_id = lowest, highest
         self._tried_keys = keys
-        if sum(self.counts) <= most_copies:
+        if sum(self.counts) <= max_copies:
             return np.empty(0, np.uint64)
         sampled = np.sort(np.concatenate(samples))
-        return np.unique(sampled[:: max(1, most_copies // _SAMPLED)][1:])
+        return np.unique(sampled[:: max(1, max_copies // _SAMPLED)][1:])
 
     def _note_tried(self, chunk: DiskQueueChunk, keys: set[Key]) -> None:
         which = chunk.attempts() > 0

@@ -37,11 +37,11 @@ class BrokerOptions(
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = MIN_SEGMENTS * self.segment_bytes
-        if 0 < self.max_disk_bytes < least:
+        min_value = MIN_SEGMENTS * self.segment_bytes
+        if 0 < self.max_disk_bytes < min_value:
             raise OptionError(
-                f"--max-disk-bytes is {self.max_disk_bytes}; it must be at least {least}, which is"
-                f" {MIN_SEGMENTS} times --max-bytes-per-file, or 0 for no limit"
+                f"--max-disk-bytes is {self.max_disk_bytes}; it must be at least {min_value},"
+                f" which is {MIN_SEGMENTS} times --max-bytes-per-file, or 0 for no limit"
             )
         if (self.disk_full_policy == "dead-letter") != bool(self.dead_letter_path):
             raise OptionError(

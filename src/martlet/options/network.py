@@ -61,10 +61,11 @@ class NetworkOptions(Options):
         config_key="nsqlookupd_tcp_addresses",
     )
     http_client_connect_timeout_ns: int = connect_timeout(
-        "how long a connection to another server over HTTP may take to open (0: no limit)", least=0
+        "how long a connection to another server over HTTP may take to open (0: no limit)",
+        min_value=0,
     )
     http_client_request_timeout_ns: int = request_timeout(
-        "how long a request to another server over HTTP may take (0: no limit)", least=0
+        "how long a request to another server over HTTP may take (0: no limit)", min_value=0
     )
     topology_region: str = option(
         "topology-region",

@@ -94,7 +94,7 @@ class Page:
             sections=[
                 (type(section).__name__, section, _svg(section)) for section in self.sections
             ],
-            most_rows=MAX_ROWS,
+            max_rows=MAX_ROWS,
         )
 
     def write(self, path: Path) -> None:
@@ -231,15 +231,15 @@ p.bad { padding: .5rem .8rem } svg { max-width: 100%; height: auto }
 <h2>{{ section.title }}</h2>
 <table>
 <tr>{% for name in section.columns %}<th>{{ name }}</th>{% endfor %}</tr>
-{% for row in section.rows[:most_rows] %}
+{% for row in section.rows[:max_rows] %}
 <tr{% if loop.index0 in section.bad %} class="bad"{% endif %}>
 {%- for value in row %}
 <td{% if value is a_number %} class="number"{% endif %}>{{ value | cell }}</td>
 {%- endfor %}</tr>
 {% endfor %}
 </table>
-{% if section.rows | length > most_rows %}
-<p class="sub">{{ section.rows | length - most_rows }} more rows are not shown.</p>
+{% if section.rows | length > max_rows %}
+<p class="sub">{{ section.rows | length - max_rows }} more rows are not shown.</p>
 {% endif %}
 {% endif %}
 {% endfor %}

@@ -51,7 +51,7 @@ def open_folder(path: Path, options: BrokerOptions, log: logging.Logger) -> tupl
         storage = DiskStorage(
             path,
             keep_free_bytes=options.min_free_bytes,
-            most_bytes=options.max_disk_bytes,
+            max_bytes=options.max_disk_bytes,
             spares=options.segment_spare + 1,
         )
         if is_new:

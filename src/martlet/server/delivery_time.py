@@ -28,13 +28,13 @@ def deliver_at_ns(arguments: CallArguments, server: Server) -> int:
 
     Raises CallError.
     """
-    at_ms = arguments.number("deliver_at_ms", 0, most=LATEST_MS)
+    at_ms = arguments.number("deliver_at_ms", 0, max_value=LATEST_MS)
     at_ns, now_ns = at_ms * MILLISECOND_NS, server.broker.clock()
-    most_ns = server.options.max_delay_ns
-    if at_ns > now_ns + most_ns:
+    max_ns = server.options.max_delay_ns
+    if at_ns > now_ns + max_ns:
         raise CallError(
             "BAD_ARGUMENT",
             f"'deliver_at_ms' is {(at_ns - now_ns) // 10**9} s from now; the longest delay is"
-            f" {most_ns // 10**9} s (--max-delay)",
+            f" {max_ns // 10**9} s (--max-delay)",
         )
     return at_ns if at_ns > now_ns else 0

@@ -72,8 +72,8 @@ def listen(address: str, flag: str) -> socket.socket:
             ways_out = _WAYS_OUT_OF_PATHS
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             if len(os.fsencode(address)) > _MAX_PATH_BYTES:
-                most = f"the path of a Unix socket has {_MAX_PATH_BYTES} bytes at most"
-                raise OSError(errno.ENAMETOOLONG, most)
+                max_count = f"the path of a Unix socket has {_MAX_PATH_BYTES} bytes at most"
+                raise OSError(errno.ENAMETOOLONG, max_count)
             if not address.startswith("@"):
                 _remove_left_behind(address)
             sock.bind(address.replace("@", "\0", 1) if address.startswith("@") else address)

@@ -167,16 +167,16 @@ class Server:
                 self.clock,
                 random.SystemRandom(),
                 segment_bytes=options.segment_bytes,
-                most_consumers=options.max_channel_consumers,
+                max_consumers=options.max_channel_consumers,
                 prefers_near=options.prefers_near,
-                most_topics=options.max_topics,
-                most_channels=options.max_channels_per_topic,
+                max_topics=options.max_topics,
+                max_channels=options.max_channels_per_topic,
                 max_timeout_ns=options.max_msg_timeout_ns,
                 latency_window_ns=options.latency_window_ns,
                 retention=Retention.asked(options.retention_ns, options.retention_bytes),
                 transactions=transaction_limits(options),
                 watermarks=Watermarks(options.disk_clean_percent, options.disk_force_percent),
-                most_delayed=options.max_delayed_messages,
+                max_delayed=options.max_delayed_messages,
                 max_ephemeral=options.mem_queue_size,
                 traces=options.trace,
                 on_lost=self._lost,
@@ -314,11 +314,11 @@ class Server:
 
     def opened(self, connection: Connection) -> None:
         """A client has connected."""
-        most = self.options.max_connections
+        max_count = self.options.max_connections
         self.connections.add(connection)
-        if most and len(self.connections) > most:
+        if max_count and len(self.connections) > max_count:
             self.log.warning(
-                "TCP: refusing %s: --max-connections is %d", connection.remote_address, most
+                "TCP: refusing %s: --max-connections is %d", connection.remote_address, max_count
             )
             connection.abort()
         else:

@@ -33,8 +33,8 @@ def number(
     options: Mapping[str, str],
     name: str,
     default: T,
-    least: int,
-    most: int,
+    min_value: int,
+    max_value: int,
     parse: Callable[[str], int] = int,
 ) -> int | T:
     """A whole number within limits; with another `parse` than int, a size. Raises ValueError."""
@@ -46,8 +46,8 @@ def number(
     except ValueError as error:
         what = "a whole number" if parse is int else "a size such as 1048576 or 64MiB"
         raise ValueError(f"option {name}: {text!r} is not {what}") from error
-    if not least <= found <= most:
-        raise ValueError(f"option {name}: {found} is not between {least} and {most}")
+    if not min_value <= found <= max_value:
+        raise ValueError(f"option {name}: {found} is not between {min_value} and {max_value}")
     return found
 
 

@@ -263,7 +263,7 @@ class SimulatedStorage:
         self.keep_free_bytes = keep_free_bytes
         self.flush_error: OSError | None = None
         self.write_error: OSError | None = None
-        self._usual_spares = self._most_spares = spares
+        self._usual_spares = self._max_spares = spares
         self._segments: dict[int, SimulatedSegment] = {}
         self._spares: list[SimulatedSegment] = []
         self._files: dict[str, _File] = {}
@@ -378,14 +378,14 @@ class SimulatedStorage:
         assert gone is segment, f"another segment is at {segment.base}"
         unseen = gone.let_go()
         self._retired.append(gone)
-        if unseen and len(self._spares) < self._most_spares:
+        if unseen and len(self._spares) < self._max_spares:
             self._spares.append(gone)
 
     def allow_spares(self, more: int) -> None:
         """Keep up to so many spares more than usual."""
         self.check_alive()
-        self._most_spares = self._usual_spares + more
-        del self._spares[: max(0, len(self._spares) - self._most_spares)]
+        self._max_spares = self._usual_spares + more
+        del self._spares[: max(0, len(self._spares) - self._max_spares)]
 
     def fill(self) -> DiskUsage:
         """How full the disk is, spares aside."""

@@ -58,8 +58,8 @@ class DeadLetterTool:
         left: dict[str, int] = {}
         async with BrokerHttpClients(options) as doors:
             async for url, page in self._ask(doors, options.topic, "show", fields):
-                most = left.setdefault(url, options.limit or _ALL)
-                messages = page["messages"][:most]
+                max_count = left.setdefault(url, options.limit or _ALL)
+                messages = page["messages"][:max_count]
                 left[url] -= len(messages)
                 if not left[url]:
                     page["next"] = None

@@ -90,9 +90,9 @@ class PublishTool:
             if not rate:
                 yield bodies
                 continue
-            most = max(1, rate // 10)
-            for at in range(0, len(bodies), most):
-                some = bodies[at : at + most]
+            max_count = max(1, rate // 10)
+            for at in range(0, len(bodies), max_count):
+                some = bodies[at : at + max_count]
                 await asyncio.sleep(max(0.0, began_s + sent / rate - self._clock()))
                 sent += len(some)
                 yield some

@@ -20,10 +20,10 @@ def group(core: Core, topic: str = "t", name: str = "g") -> Channel:
     return begin_group(core.broker.topic(topic), name, "first", 0, 0, {})
 
 
-def fetched(core: Core, channel: Channel, offset: int, most_bytes: int = 1 << 20) -> Fetched:
+def fetched(core: Core, channel: Channel, offset: int, max_bytes: int = 1 << 20) -> Fetched:
     fetch = Fetch(core.broker.log, channel.queue, offset, channel.id)
     fetch.on_lost = channel.cursor.on_lost
-    return fetch.read_on(channel.source, 1000, most_bytes, channel.wanted)
+    return fetch.read_on(channel.source, 1000, max_bytes, channel.wanted)
 
 
 def bodies(found: Fetched) -> list[bytes]:

@@ -14,7 +14,7 @@ S = TransactionState
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_properties_count_as_bytes_of_a_transaction(restarted: bool) -> None:
-    core = Core(segment_bytes=1 << 16, transactions=TransactionLimits(most_bytes=10_000))
+    core = Core(segment_bytes=1 << 16, transactions=TransactionLimits(max_bytes=10_000))
     entry = Properties(headers={"much": "x" * 4000}).pack()
     core.broker.transactions.begin("t")
     for number in range(2):
@@ -70,7 +70,7 @@ def test_one_that_has_ended_is_not_kept_until_it_would_have_been_asked_about(gro
 
 
 def test_who_was_heard_of_before_a_restart_is_asked_as_often_as_anybody() -> None:
-    limits = TransactionLimits(check_every_ns=SECOND_NS, most_checks=3)
+    limits = TransactionLimits(check_every_ns=SECOND_NS, max_checks=3)
     core = Core(transactions=limits)
     core.broker.transactions.begin("t", "g")
     for _ in range(3):

@@ -105,13 +105,13 @@ async def test_a_handler_whose_task_was_cancelled_by_others_leaves_the_worker_al
 
 
 async def test_as_many_handlers_as_asked_for_are_at_work() -> None:
-    at_work = most = 0
+    at_work = max_count = 0
     go = asyncio.Event()
 
     async def handle(_message: Message) -> None:
-        nonlocal at_work, most
+        nonlocal at_work, max_count
         at_work += 1
-        most = max(most, at_work)
+        max_count = max(max_count, at_work)
         await go.wait()
         at_work -= 1
 
@@ -125,7 +125,7 @@ async def test_as_many_handlers_as_asked_for_are_at_work() -> None:
         await broker.until(lambda: len(broker.named("FIN")) == 10)
         consumer.stop()
         await running
-    assert most == 3
+    assert max_count == 3
 
 
 async def test_a_slow_handler_does_not_hold_up_the_messages_behind_it() -> None:

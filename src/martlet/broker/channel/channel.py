@@ -64,7 +64,7 @@ class Channel(Redelivery):
         source: Source,
         waiting: dict[Waiting, None],
         *,
-        most_consumers: int = 0,
+        max_consumers: int = 0,
         max_timeout_ns: int,
     ) -> None:
         super().__init__(around, cursor, source, waiting, max_timeout_ns)
@@ -89,7 +89,7 @@ class Channel(Redelivery):
         """Offsets of its topic that do not concern it."""
         self.group: GroupQueue | None = None
         """Where it is a group, whose members fetch."""
-        self._most_consumers = most_consumers
+        self._max_consumers = max_consumers
         self._last_number = 0
 
     def configure(self, policy: ChannelPolicy) -> None:
@@ -195,9 +195,9 @@ class Channel(Redelivery):
                 f"{self.name!r} of topic {self.topic!r} is a group, whose members join it and"
                 " fetch; subscribe to a channel of another name"
             )
-        if self._most_consumers and len(self.consumers) >= self._most_consumers:
+        if self._max_consumers and len(self.consumers) >= self._max_consumers:
             raise TooMany(
-                f"consumers for {self.topic}:{self.name} exceeds limit of {self._most_consumers}"
+                f"consumers for {self.topic}:{self.name} exceeds limit of {self._max_consumers}"
             )
         return self._last_number + 1
 

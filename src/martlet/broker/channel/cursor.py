@@ -120,9 +120,9 @@ class Cursor:
         self.deferred_ahead += end - first
 
     def take(
-        self, holder: int, most: int, limit: int, *, with_properties: bool = False
+        self, holder: int, max_count: int, limit: int, *, with_properties: bool = False
     ) -> tuple[list[memoryview | bytes], int]:
-        """Grant up to `most` messages below offset `limit` to a holder.
+        """Grant up to `max_count` messages below offset `limit` to a holder.
 
         Returns their frames, as slices of the log, and how many they are.  Where they have
         properties that are wanted, those come in a frame of their own before them.
@@ -130,7 +130,7 @@ class Cursor:
         window = self.window
         parts: list[memoryview | bytes] = []
         taken = taken_bytes = 0
-        while taken < most and window.next < limit and taken_bytes < MAX_GRANT_BYTES:
+        while taken < max_count and window.next < limit and taken_bytes < MAX_GRANT_BYTES:
             entry = self._entry
             first = window.next
             if entry is None or not entry.first_offset <= first < entry.end_offset:
@@ -139,7 +139,7 @@ class Cursor:
                 entry = self._entry
                 assert entry is not None
             begin = first - entry.first_offset
-            end = min(entry.count, begin + most - taken)
+            end = min(entry.count, begin + max_count - taken)
             part = self._slice(entry, begin, end)
             if with_properties:
                 self._tell(entry, begin, end, parts)
@@ -153,7 +153,7 @@ class Cursor:
         return parts, taken
 
     def take_matching(
-        self, holder: int, most: int, limit: int, wanted: TagFilter, *, with_properties: bool
+        self, holder: int, max_count: int, limit: int, wanted: TagFilter, *, with_properties: bool
     ) -> tuple[list[memoryview | bytes], int]:
         """The same of messages that a filter lets through; it goes over the others.
 
@@ -162,7 +162,7 @@ class Cursor:
         window = self.window
         parts: list[memoryview | bytes] = []
         taken = taken_bytes = looked = 0
-        while taken < most and window.next < limit and taken_bytes < MAX_GRANT_BYTES:
+        while taken < max_count and window.next < limit and taken_bytes < MAX_GRANT_BYTES:
             entry = self._entry
             first = window.next
             if entry is None or not entry.first_offset <= first < entry.end_offset:
@@ -175,7 +175,7 @@ class Cursor:
                 assert entry is not None
             base = entry.first_offset
             numbers = wanted.numbers(properties_of(self._record), first - base, entry.count)
-            for begin, end in runs(numbers[: most - taken]):
+            for begin, end in runs(numbers[: max_count - taken]):
                 if base + begin > window.next:
                     self._skip(base + begin)
                 if with_properties:
@@ -184,9 +184,9 @@ class Cursor:
                 parts.append(part)
                 taken_bytes += len(part)
                 window.grant(holder, base + end)
-            if len(numbers) <= most - taken and window.next < entry.end_offset:
+            if len(numbers) <= max_count - taken and window.next < entry.end_offset:
                 self._skip(entry.end_offset)
-            taken += min(len(numbers), most - taken)
+            taken += min(len(numbers), max_count - taken)
         entry = self._entry
         if entry is not None and window.next >= entry.end_offset:
             self._let_record_go()

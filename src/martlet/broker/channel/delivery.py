@@ -261,7 +261,7 @@ class Delivery(ABC):
         self._lend(consumer, offset, 1)
         consumer.client.send_messages((frame,))
 
-    def _grant(self, consumer: ChannelConsumer, most: int, limit: int) -> bool:
+    def _grant(self, consumer: ChannelConsumer, max_count: int, limit: int) -> bool:
         """Deliver fresh messages. False where a filter has let none of very many through."""
         cursor = self.cursor
         window = cursor.window
@@ -271,14 +271,14 @@ class Delivery(ABC):
                 self._changed()
             return True
         if consumer.sample_rate:
-            most = 1
+            max_count = 1
         first = window.next
         told = consumer.with_properties
         if self.wanted is None:
-            parts, taken = cursor.take(consumer.number, most, limit, with_properties=told)
+            parts, taken = cursor.take(consumer.number, max_count, limit, with_properties=told)
         else:
             parts, taken = cursor.take_matching(
-                consumer.number, most, limit, self.wanted, with_properties=told
+                consumer.number, max_count, limit, self.wanted, with_properties=told
             )
         if not self.dirty:
             self._changed()

@@ -68,7 +68,9 @@ class Peeked:
     failures: int = 0
 
 
-def peek(channel: Channel, start: int, most: int, states: Collection[PeekState]) -> list[Peeked]:
+def peek(
+    channel: Channel, start: int, max_count: int, states: Collection[PeekState]
+) -> list[Peeked]:
     """The first messages in some states from an offset on, by offset."""
     found: list[Iterator[Peeked]] = []
     if PeekState.IN_FLIGHT in states:
@@ -77,7 +79,7 @@ def peek(channel: Channel, start: int, most: int, states: Collection[PeekState])
         found.append(_stragglers(channel, start, states))
     if PeekState.WAITING in states:
         found.append(_waiting(channel, start))
-    return list(islice(merge(*found, key=lambda peeked: peeked.offset), most))
+    return list(islice(merge(*found, key=lambda peeked: peeked.offset), max_count))
 
 
 def _in_window(channel: Channel, start: int) -> Iterator[Peeked]:

@@ -108,15 +108,15 @@ class DeadLetterSelection:
         )
 
 
-def letters(keeper: Channel, start: int, most: int) -> tuple[list[DeadLetter], int | None]:
+def letters(keeper: Channel, start: int, max_count: int) -> tuple[list[DeadLetter], int | None]:
     """The first dead letters from an offset on, and the offset of the next one, if there is one.
 
     What can not be read is left out.
     """
-    found = peek(keeper, start, most + 1, list(PeekState))
+    found = peek(keeper, start, max_count + 1, list(PeekState))
     frames = PeekedFrames(keeper.cursor)
     told = []
-    for peeked in found[:most]:
+    for peeked in found[:max_count]:
         read = frames.read(peeked.offset)
         if read is None or (peeked.state is PeekState.IN_FLIGHT and peeked.owner is None):
             continue  # On its way elsewhere already.
@@ -136,7 +136,7 @@ def letters(keeper: Channel, start: int, most: int) -> tuple[list[DeadLetter], i
                 properties,
             )
         )
-    return told, found[most].offset if len(found) > most else None
+    return told, found[max_count].offset if len(found) > max_count else None
 
 
 def way_back(broker: Broker, letter: DeadLetter) -> tuple[Topic, Channel]:

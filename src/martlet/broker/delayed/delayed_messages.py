@@ -56,12 +56,12 @@ class DelayedMessages:
 
     Args:
         broker: whose.
-        most: so many may wait; 0 for no limit.
+        max_count: so many may wait; 0 for no limit.
     """
 
-    def __init__(self, broker: Broker, most: int) -> None:
+    def __init__(self, broker: Broker, max_count: int) -> None:
         self._broker = broker
-        self.most = most
+        self.max_count = max_count
         self.pending_count = 0
         """How many wait for their time."""
         self._buckets: dict[int, dict[tuple[int, int], Bucket]] = {}
@@ -144,14 +144,14 @@ class DelayedMessages:
             LimitReached: too many wait already.
             WritesRefused: a new bucket could not be written down.
         """
-        if self.most and self.pending_count + count > self.most:
+        if self.max_count and self.pending_count + count > self.max_count:
             raise LimitReached(
                 f"{self.pending_count} delayed messages wait already, and --max-delayed-messages is"
-                f" {self.most}; wait until some are due, or cancel some"
+                f" {self.max_count}; wait until some are due, or cancel some"
             )
         broker = self._broker
         delay_ns = deliver_at_ns - broker.clock()
-        width_ns = next((width for most, width in WIDTHS_NS if delay_ns <= most), DAY_NS)
+        width_ns = next((width for max_count, width in WIDTHS_NS if delay_ns <= max_count), DAY_NS)
         start_ns = deliver_at_ns - deliver_at_ns % width_ns
         end_ns = start_ns + width_ns
         bucket = self._buckets.get(topic.id, {}).get((start_ns, end_ns))
@@ -175,10 +175,10 @@ class DelayedMessages:
     # what is there
 
     def look(
-        self, topic: Topic, behind: ListingPosition | None, most: int
+        self, topic: Topic, behind: ListingPosition | None, max_count: int
     ) -> Iterator[list[tuple[ListingPosition, Delayed]] | None]:
-        """List messages of a topic by when they are due, from a place on; at least `most` where
-        there are so many, since a batch is listed whole.
+        """List messages of a topic by when they are due, from a place on; at least `max_count`
+        where there are so many, since a batch is listed whole.
 
         In turns, since there may be very many: yields None while it looks, and at last the list,
         with the place of each.
@@ -188,13 +188,13 @@ class DelayedMessages:
             index = bucket.queue.index
             row = index.find(bucket.lowest_needed)
             while row < index.end_row:
-                keys = sorted([*keys, *_first(bucket, row, behind, most)])[:most]
+                keys = sorted([*keys, *_first(bucket, row, behind, max_count)])[:max_count]
                 row += _PIECE_ROWS
                 yield None
         found: list[tuple[ListingPosition, Delayed]] = []
         for key in keys:
             bucket_there = self._broker.by_id.get(key.bucket)
-            if len(found) < most and isinstance(bucket_there, Bucket):
+            if len(found) < max_count and isinstance(bucket_there, Bucket):
                 found += [(key, each) for each in bucket_there.delayed(key.first_offset)]
         yield found
 
@@ -244,7 +244,7 @@ class DelayedMessages:
 
 
 def _first(
-    bucket: Bucket, row: int, behind: ListingPosition | None, most: int
+    bucket: Bucket, row: int, behind: ListingPosition | None, max_count: int
 ) -> list[ListingPosition]:
     """The first of a bucket's rows, from one row on, by when they are due, behind a place."""
     rows = bucket.queue.index.array(row, row + _PIECE_ROWS)
@@ -257,6 +257,6 @@ def _first(
         found = ListingPosition(due_ns, bucket.id, first)
         if behind is None or found > behind:
             places.append(found)
-        if len(places) >= most:
+        if len(places) >= max_count:
             break
     return places

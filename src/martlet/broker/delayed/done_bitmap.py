@@ -77,11 +77,13 @@ class DoneBitmap:
         marked[:known] = self._marked[offsets[:known]]
         return marked
 
-    def unmarked(self, first: int, end: int, most: int | None = None) -> Offsets:
-        """Those of the offsets from `first` up to `end` that are not, `most` at most; rising."""
+    def unmarked(self, first: int, end: int, max_count: int | None = None) -> Offsets:
+        """Those of the offsets from `first` up to `end` that are not, `max_count` at most;
+        rising.
+        """
         first = max(first, self.front)
         parts: list[Offsets] = []
-        left = end if most is None else most
+        left = end if max_count is None else max_count
         for start in range(first, min(end, self.end), _PIECE):
             stop = min(end, self.end, start + _PIECE)
             parts.append(np.flatnonzero(~self._marked[start:stop])[:left] + start)

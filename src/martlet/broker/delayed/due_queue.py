@@ -101,24 +101,24 @@ class DueQueue:
         return min(times, default=None)
 
     @property
-    def _most(self) -> int:
+    def _max_count(self) -> int:
         rows = self._index.end_row - self._index.first_row
         return max(MIN_ROWS, rows // MAX_LOOKS)
 
     @property
     def _is_full(self) -> bool:
-        return len(self._due) > self._most // 2
+        return len(self._due) > self._max_count // 2
 
     def look(self, now_ns: int) -> None:
         """Look through a piece of the index, if it is time for that."""
         if self._looking is None:
             if self._is_full or self._beyond_ns - _BEFORE_NS > now_ns:
                 return
-            self._looking = self._look(now_ns + AHEAD_NS, self._most)
+            self._looking = self._look(now_ns + AHEAD_NS, self._max_count)
         if next(self._looking, self) is self:
             self._looking = None
 
-    def _look(self, until_ns: int, most: int) -> Iterator[None]:
+    def _look(self, until_ns: int, max_count: int) -> Iterator[None]:
         """Find the next slice: what is due after the horizon and up to a time."""
         due: npt.NDArray[np.int64] = np.zeros(0, np.int64)
         first: npt.NDArray[np.int64] = np.zeros(0, np.int64)
@@ -139,15 +139,15 @@ class DueQueue:
                 beyond_ns = min(beyond_ns, int(behind.min()))
             due = np.concatenate([due, times[inside]])
             first = np.concatenate([first, firsts[inside]])
-            if len(due) > 2 * most:
-                due, first, left_ns = _earliest(due, first, most)
+            if len(due) > 2 * max_count:
+                due, first, left_ns = _earliest(due, first, max_count)
                 beyond_ns = min(beyond_ns, left_ns)
                 # What comes is behind in the index, so of one time it is later.
                 new_horizon = (int(due[-1]), int(first[-1]))
             if row < self._index.end_row:
                 yield
-        if len(due) > most:
-            due, first, left_ns = _earliest(due, first, most)
+        if len(due) > max_count:
+            due, first, left_ns = _earliest(due, first, max_count)
             beyond_ns = min(beyond_ns, left_ns)
             new_horizon = (int(due[-1]), int(first[-1]))
         else:
@@ -158,15 +158,15 @@ class DueQueue:
         self._horizon = max(self._horizon, new_horizon)
         self._beyond_ns = beyond_ns
 
-    def take(self, now_ns: int, most: int) -> list[Key]:
+    def take(self, now_ns: int, max_count: int) -> list[Key]:
         """The rows that are due, the earliest first; they are not here any more."""
         taken: list[Key] = []
-        end = min(int(np.searchsorted(self._due, now_ns, "right")), most)
+        end = min(int(np.searchsorted(self._due, now_ns, "right")), max_count)
         if end:
             taken = list(zip(self._due[:end].tolist(), self._first[:end].tolist(), strict=True))
             self._due, self._first = self._due[end:], self._first[end:]
         if self._fresh and self._fresh[0][0] <= now_ns:
-            while self._fresh and self._fresh[0][0] <= now_ns and len(taken) < 2 * most:
+            while self._fresh and self._fresh[0][0] <= now_ns and len(taken) < 2 * max_count:
                 taken.append(heappop(self._fresh))
             taken.sort()
         return taken
@@ -186,8 +186,8 @@ class DueQueue:
 
 
 def _earliest(
-    due: npt.NDArray[np.int64], first: npt.NDArray[np.int64], most: int
+    due: npt.NDArray[np.int64], first: npt.NDArray[np.int64], max_count: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int]:
     """The first of some rows by time, in order, and the time of the first one left out."""
     order = np.argsort(due, kind="stable")
-    return due[order[:most]], first[order[:most]], int(due[order[most]])
+    return due[order[:max_count]], first[order[:max_count]], int(due[order[max_count]])

@@ -87,7 +87,7 @@ class Fetch(Cursor):
         self.own_mark = -own
 
     def read_on(
-        self, source: Source, most: int, most_bytes: int, wanted: TagFilter | None = None
+        self, source: Source, max_count: int, max_bytes: int, wanted: TagFilter | None = None
     ) -> Fetched:
         """Read up to so many messages and bytes, but one message at least, however large.
 
@@ -96,7 +96,7 @@ class Fetch(Cursor):
         parts: list[memoryview | bytes] = []
         runs: list[tuple[int, int]] = []
         count = size = looked = 0
-        while count < most and size < most_bytes and looked < MAX_LOOKED:
+        while count < max_count and size < max_bytes and looked < MAX_LOOKED:
             limit = source.limit_of(self)
             if self.next >= limit:
                 return Fetched(parts, count, self.next, True, runs)
@@ -110,8 +110,8 @@ class Fetch(Cursor):
             assert entry is not None
             base = entry.first_offset
             for begin, end in self._stretches(entry, wanted):
-                stop = min(end, begin + most - count)
-                stop = self._fitting(entry, begin, stop, most_bytes - size)
+                stop = min(end, begin + max_count - count)
+                stop = self._fitting(entry, begin, stop, max_bytes - size)
                 if stop == begin and count:
                     return Fetched(parts, count, self.next, False, runs)
                 stop = max(stop, begin + 1)
@@ -121,7 +121,7 @@ class Fetch(Cursor):
                 count += stop - begin
                 runs.append((base + begin, base + stop))
                 self._skip(base + stop)
-                if stop < end or count >= most or size >= most_bytes:
+                if stop < end or count >= max_count or size >= max_bytes:
                     return Fetched(parts, count, self.next, False, runs)
             if self.next < entry.end_offset:
                 self._skip(entry.end_offset)

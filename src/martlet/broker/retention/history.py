@@ -66,11 +66,11 @@ class Retention(NamedTuple):
 
     def of(self, policy: TopicPolicy) -> Retention:
         """The same for a topic whose policy may say otherwise."""
-        time_ms, most_bytes = policy.retention_ms, policy.retention_bytes
-        wanted = self.bytes if most_bytes is None else most_bytes
+        time_ms, max_bytes = policy.retention_ms, policy.retention_bytes
+        wanted = self.bytes if max_bytes is None else max_bytes
         if time_ms is not None:
             return Retention(time_ms * _MILLISECOND_NS, wanted)
-        return Retention(self.time_ns or (USUAL_TIME_NS if most_bytes else 0), wanted)
+        return Retention(self.time_ns or (USUAL_TIME_NS if max_bytes else 0), wanted)
 
     def shared(self, queues: int) -> Retention:
         """What each of some queues keeps of it: an equal share of the bytes, by its own end."""

@@ -47,8 +47,8 @@ class TopicContext(ChannelContext, Protocol):
     """What a topic needs of the house around it."""
 
     log: CommitLog
-    most_consumers: int
-    most_channels: int
+    max_consumers: int
+    max_channels: int
     max_timeout_ns: int
     latency_window_ns: int
     max_ephemeral: int
@@ -295,12 +295,12 @@ class Topic(SingleQueueTopic):
         if channel is None:
             if not is_valid_name(name):
                 raise InvalidName(f"channel name {name!r} is not valid")
-            most = self._around.most_channels
-            if most and len(self.channels) >= most:
+            max_count = self._around.max_channels
+            if max_count and len(self.channels) >= max_count:
                 raise LimitReached(
                     f"channel {name!r} would be one too many: topic {self.name!r} has"
-                    f" {len(self.channels)}, and --max-channels-per-topic is {most}; delete one"
-                    " that is not needed"
+                    f" {len(self.channels)}, and --max-channels-per-topic is {max_count};"
+                    " delete one that is not needed"
                 )
             starts = {0: start} if isinstance(start, int) else start or {}
             id = self._around.next_id()
@@ -373,7 +373,7 @@ class Topic(SingleQueueTopic):
             cursor,
             MaskedSource(self, voids) if voids else self,
             self.awaiting,
-            most_consumers=around.most_consumers,
+            max_consumers=around.max_consumers,
             max_timeout_ns=around.max_timeout_ns,
         )
         if around.latency_window_ns:

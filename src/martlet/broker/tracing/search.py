@@ -107,7 +107,7 @@ class Search:
         traces = [self._located(topic, offset) for topic, offset in places]
         return self._completed(traces)
 
-    def by_key(self, key: str, since_ns: int = 0, most: int = 20) -> TraceResult:
+    def by_key(self, key: str, since_ns: int = 0, max_count: int = 20) -> TraceResult:
         """The messages with a key, of those stored since a time, also those that are delayed.
         Raises TraceNotFound.
         """
@@ -130,7 +130,7 @@ class Search:
                 if header.topic in buckets:
                     self._tell_delayed(trace, *buckets[header.topic])
                 traces[header.topic, offset] = trace
-            if len(traces) > most:
+            if len(traces) > max_count:
                 self._complete = False
                 break
         if not traces:
@@ -145,7 +145,7 @@ class Search:
         # What became of a delayed message says which one it was.
         new = {told for trace in traces.values() for told in trace.properties.system.values()}
         some = [one for one in traces.values() if not one.delayed or one.id not in new]
-        return self._completed(some[:most])
+        return self._completed(some[:max_count])
 
     # the journal
 

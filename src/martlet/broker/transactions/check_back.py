@@ -99,10 +99,10 @@ class CheckBack:
         return len(self._times)
 
     def take(
-        self, group: str, most: int, suits: Callable[[OpenTransaction], bool]
+        self, group: str, max_count: int, suits: Callable[[OpenTransaction], bool]
     ) -> list[OpenTransaction]:
         """Those whose producers are to be asked, for one who is going to be, of those that suit."""
-        taken = list(islice(filter(suits, self._due.get(group, {}).values()), most))
+        taken = list(islice(filter(suits, self._due.get(group, {}).values()), max_count))
         for transaction in taken:
             transaction.checks += 1
             self.forget(transaction)
@@ -160,7 +160,7 @@ class CheckBack:
             self._due.setdefault(transaction.group, {})[transaction.id] = transaction
             patience_ns = max(limits.remembered_ns - (now_ns - transaction.begun_at_ns), 1)
         else:
-            patience_ns = limits.check_every_ns * limits.most_checks
+            patience_ns = limits.check_every_ns * limits.max_checks
         self._look_at(transaction, patience_ns)
 
     def _in_vain(self, transaction: OpenTransaction, now_ns: int) -> str:
@@ -169,7 +169,7 @@ class CheckBack:
         if transaction.may_be_abandoned:
             silent_s = transaction.check_after_ns // 10**9
             return f"nothing was heard of it for {silent_s} s, so its producer does it all again"
-        if transaction.checks >= limits.most_checks:
+        if transaction.checks >= limits.max_checks:
             return (
                 f"its producers were asked {counted(transaction.checks, 'time')}, and did not tell"
             )

@@ -63,12 +63,12 @@ class CommitSequences:
     """The series of one broker.
 
     Args:
-        most: so many are known.
+        max_count: so many are known.
         kept_ns: for so long at least.
     """
 
-    def __init__(self, most: int, kept_ns: int) -> None:
-        self._most = most
+    def __init__(self, max_count: int, kept_ns: int) -> None:
+        self._max_count = max_count
         self._kept_ns = kept_ns
         self._rows: dict[bytes, LastCommit] = {}
         """By the digest of the name, the one that was not heard of for longest first."""
@@ -87,7 +87,7 @@ class CommitSequences:
 
     def check_room(self, name: str, now_ns: int) -> None:
         """See that there is room for a series. Raises LimitReached."""
-        if len(self._rows) < self._most or digest_of(name) in self._rows:
+        if len(self._rows) < self._max_count or digest_of(name) in self._rows:
             return
         oldest = next(iter(self._rows.values()))
         if now_ns - oldest.at_ns < self._kept_ns:
@@ -99,7 +99,7 @@ class CommitSequences:
     def reached(self, place: CommitSequence, at_ns: int, position: int) -> None:
         """A number was committed."""
         self.read(digest_of(place.name), LastCommit(place.number, at_ns, position))
-        while len(self._rows) > self._most:
+        while len(self._rows) > self._max_count:
             del self._rows[next(iter(self._rows))]
 
     def read(self, digest: bytes, last: LastCommit) -> None:

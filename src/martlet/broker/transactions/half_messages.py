@@ -116,10 +116,10 @@ class HalfMessageStore:
     def _check_delayed(self, wanted: Sequence[PendingCopy]) -> None:
         delays = self._broker.delays
         count = sum(len(each.stored.ends) for each in wanted if each.deliver_at_ns)
-        if count and delays.most and delays.pending_count + count > delays.most:
+        if count and delays.max_count and delays.pending_count + count > delays.max_count:
             raise LimitReached(
                 f"{count} messages of the transaction are delayed, {delays.pending_count} wait"
-                f" already, and --max-delayed-messages is {delays.most}"
+                f" already, and --max-delayed-messages is {delays.max_count}"
             )
 
     def news_of(self, topics: Sequence[Topic]) -> list[Description]:

@@ -83,14 +83,12 @@ class Transactions:
         self._broker = broker
         self.limits = limits
         self.open: dict[str, OpenTransaction] = {}
-        most_told = max(_MIN_TOLD, broker.log.segment_bytes // _SEGMENT_BYTES_EACH)
-        self._most_open = min(limits.most_open, most_told)
-        self._most_held = most_told
-        self.outcomes = EndedTransactions(
-            min(limits.most_outcomes, most_told), limits.remembered_ns
-        )
-        most_series = min(limits.most_series, max(_MIN_TOLD, most_told // 4))
-        self.series = CommitSequences(most_series, limits.remembered_ns)
+        max_told = max(_MIN_TOLD, broker.log.segment_bytes // _SEGMENT_BYTES_EACH)
+        self._max_open = min(limits.max_open, max_told)
+        self._max_held = max_told
+        self.outcomes = EndedTransactions(min(limits.max_outcomes, max_told), limits.remembered_ns)
+        max_series = min(limits.max_series, max(_MIN_TOLD, max_told // 4))
+        self.series = CommitSequences(max_series, limits.remembered_ns)
         self.messages = HalfMessageStore(broker)
         self.on_set_aside: Callable[[OpenTransaction, str], None] = lambda transaction, why: None
         self.on_abandoned: Callable[[OpenTransaction, str], None] = lambda transaction, why: None
@@ -176,16 +174,16 @@ class Transactions:
         return state
 
     def _check_room(self, id: str) -> None:
-        if len(self.open) >= self._most_open:
-            most = f"--max-transactions is {self.limits.most_open}"
-            if self._most_open < self.limits.most_open:
-                most = (
+        if len(self.open) >= self._max_open:
+            max_count = f"--max-transactions is {self.limits.max_open}"
+            if self._max_open < self.limits.max_open:
+                max_count = (
                     "each segment of the log begins with a list of them: end some, or raise"
                     " --max-bytes-per-file"
                 )
             raise LimitReached(
                 f"transaction {id!r} would be one too many: there are {len(self.open)} that have"
-                f" not ended, and {most}; see 'martlet transactions list'"
+                f" not ended, and {max_count}; see 'martlet transactions list'"
             )
 
     def add(
@@ -237,7 +235,7 @@ class Transactions:
         more_bytes = total_bytes(bodies) + told_bytes
         self.limits.check_size(transaction, more_bytes, max(1, len(times)))
         half = self.messages.made()
-        if len(half.held) >= self._most_held:
+        if len(half.held) >= self._max_held:
             raise LimitReached(
                 f"open transactions hold what {len(half.held)} sends have added, and each segment"
                 " of the log begins with a list of them: end some, add several messages at a time,"
@@ -414,12 +412,15 @@ class Transactions:
             self.check_back.heard(transaction)
 
     def take_due(
-        self, group: str, most: int = 100, suits: Callable[[OpenTransaction], bool] = lambda _: True
+        self,
+        group: str,
+        max_count: int = 100,
+        suits: Callable[[OpenTransaction], bool] = lambda _: True,
     ) -> list[OpenTransaction]:
         """Those whose producers are to be asked, for one of the group who is going to be, about
         those that suit him.
         """
-        taken = self.check_back.take(group, most, suits)
+        taken = self.check_back.take(group, max_count, suits)
         if taken:
             with suppress(WritesRefused):  # At worst somebody is asked once more.
                 self._journal("checked", ids=[transaction.id for transaction in taken])

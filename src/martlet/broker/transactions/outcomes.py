@@ -48,13 +48,13 @@ class EndedTransactions:
     """The outcomes of one broker.
 
     Args:
-        most: so many are remembered.
-        longest_ns: for so long.
+        max_count: so many are remembered.
+        max_ns: for so long.
     """
 
-    def __init__(self, most: int, longest_ns: int) -> None:
-        self._most = most
-        self._longest_ns = longest_ns
+    def __init__(self, max_count: int, max_ns: int) -> None:
+        self._max_count = max_count
+        self._max_ns = max_ns
         self._rows: dict[bytes, bytes] = {}
         """Oldest first."""
 
@@ -79,7 +79,7 @@ class EndedTransactions:
         if not self._rows:
             return False
         oldest = next(iter(self._rows.values()))
-        return len(self._rows) > self._most or now_ns - _ROW.unpack(oldest)[1] > self._longest_ns
+        return len(self._rows) > self._max_count or now_ns - _ROW.unpack(oldest)[1] > self._max_ns
 
     def get(self, id: str) -> EndedTransaction | None:
         """How a transaction has ended; None where that is not known."""

@@ -378,40 +378,40 @@ class TransactionLimits:
     Attributes:
         check_after_ns: how long one may be silent before its producers are asked.
         check_every_ns: how long to wait between asking and asking again.
-        most_checks: how often they are asked before it is set aside.
+        max_checks: how often they are asked before it is set aside.
         aside_topic: where its messages can be seen then.
-        most_open: how many there may be that have not ended.
-        most_bytes: how large one may become.
-        most_batches: how often may be added to one.
-        most_outcomes: how many outcomes are remembered.
-        most_series: how many series are.
+        max_open: how many there may be that have not ended.
+        max_bytes: how large one may become.
+        max_batches: how often may be added to one.
+        max_outcomes: how many outcomes are remembered.
+        max_series: how many series are.
         remembered_ns: how long; as long, one waits whose producers cannot be asked.
     """
 
     check_after_ns: int = 6 * _SECOND_NS
     check_every_ns: int = 30 * _SECOND_NS
-    most_checks: int = 15
+    max_checks: int = 15
     aside_topic: str = "transactions-set-aside"
-    most_open: int = 10_000
-    most_bytes: int = 256 << 20
-    most_batches: int = 10_000
-    most_outcomes: int = 100_000
-    most_series: int = 10_000
+    max_open: int = 10_000
+    max_bytes: int = 256 << 20
+    max_batches: int = 10_000
+    max_outcomes: int = 100_000
+    max_series: int = 10_000
     remembered_ns: int = 72 * 3600 * _SECOND_NS
 
     def check_size(self, transaction: OpenTransaction, more_bytes: int, more_batches: int) -> None:
         """See that a transaction may become so much larger. Raises BadTransaction."""
         size_bytes = transaction.size_bytes + more_bytes
-        if size_bytes > self.most_bytes:
+        if size_bytes > self.max_bytes:
             raise BadTransaction(
                 f"transaction {transaction.id!r} would have {size_bytes} bytes, and"
-                f" --max-transaction-bytes is {self.most_bytes}: make it smaller, or raise that"
+                f" --max-transaction-bytes is {self.max_bytes}: make it smaller, or raise that"
             )
-        if transaction.batch_count + more_batches > self.most_batches:
+        if transaction.batch_count + more_batches > self.max_batches:
             raise BadTransaction(
                 f"{transaction.batch_count} times messages were added to transaction"
                 f" {transaction.id!r}, each time of delayed ones counted, and"
-                f" --max-transaction-sends is {self.most_batches}: add several messages at a time,"
+                f" --max-transaction-sends is {self.max_batches}: add several messages at a time,"
                 " delay them in fewer steps, or raise that"
             )
 

@@ -40,11 +40,11 @@ class FlowLimits:
         for name in ("max_messages", "max_bytes", "max_span", "fetch_messages", "fetch_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: 1 is the least")
-        for name, most in (
+        for name, max_count in (
             ("fetch_messages", MAX_FETCH_MESSAGES),
             ("fetch_bytes", MAX_FETCH_BYTES),
         ):
-            if getattr(self, name) > most:
-                raise ValueError(f"{name}={getattr(self, name)}: {most} is the most")
+            if getattr(self, name) > max_count:
+                raise ValueError(f"{name}={getattr(self, name)}: {max_count} is the most")
         if not 0 < self.fetch_wait_s <= 60:
             raise ValueError(f"fetch_wait_s={self.fetch_wait_s} must be above 0, and 60 at most")

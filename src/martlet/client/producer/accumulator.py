@@ -157,7 +157,7 @@ class Accumulator:
         self, waiting: deque[PendingPublish], lanes: list[InFlightQueue], packed: list[PublishBatch]
     ) -> None:
         growing: dict[str, PublishBatch] = {}
-        most_bytes = self._limits.command_bytes
+        max_bytes = self._limits.command_bytes
         while waiting and lanes:
             publication = waiting[0]
             if publication.future.done():
@@ -169,7 +169,7 @@ class Accumulator:
                 shipment is not None
                 and not publication.alone
                 and (publication.trouble is None or not publication.trouble.is_suspect)
-                and shipment.size_bytes + publication.size_bytes <= most_bytes
+                and shipment.size_bytes + publication.size_bytes <= max_bytes
                 and shipment.lane.has_room(publication)
             ):
                 shipment.publications.append(waiting.popleft())

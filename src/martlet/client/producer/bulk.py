@@ -30,11 +30,11 @@ async def publish_bodies(
     Raises:
         ClientError: what a piece could not be published for; the others may be stored.
     """
-    most_bytes = limits.max_message_bytes
+    max_bytes = limits.max_message_bytes
     if isinstance(bodies, (list, tuple)):
-        checked: Iterable[bytes] = await check_bodies(bodies, most_bytes)
+        checked: Iterable[bytes] = await check_bodies(bodies, max_bytes)
     else:
-        checked = (check_body(body, most_bytes) for body in bodies)
+        checked = (check_body(body, max_bytes) for body in bodies)
     size_bytes = 0
     sent: deque[PendingPublish] = deque()
     try:

@@ -138,7 +138,7 @@ class SharedProperties(NamedTuple):
 NOTHING = SharedProperties()
 
 
-def taken_apart(message: Sendable, most_bytes: int) -> tuple[bytes, Properties]:
+def taken_apart(message: Sendable, max_bytes: int) -> tuple[bytes, Properties]:
     """The body of a message, and what it carries.
 
     Raises:
@@ -146,13 +146,13 @@ def taken_apart(message: Sendable, most_bytes: int) -> tuple[bytes, Properties]:
         TypeError: it is no message.
     """
     if isinstance(message, (bytes, bytearray, memoryview)):
-        return check_body(message, most_bytes), NONE
+        return check_body(message, max_bytes), NONE
     properties = getattr(message, "properties", None)
     if not isinstance(properties, Properties):
         raise TypeError(
             f"a message is bytes, or has a body and properties, not {type(message).__name__}"
         )
-    return check_body(message.body, most_bytes), properties
+    return check_body(message.body, max_bytes), properties
 
 
 class Prepared(NamedTuple):
@@ -169,22 +169,22 @@ class Prepared(NamedTuple):
     size_bytes: int
 
 
-def prepared(messages: Sequence[Sendable], also: SharedProperties, most_bytes: int) -> Prepared:
+def prepared(messages: Sequence[Sendable], also: SharedProperties, max_bytes: int) -> Prepared:
     """Check messages that are to go together, and pack what they carry.
 
     Raises:
         BadBody, BadProperties, TypeError: one of them can not be sent.
     """
     if len(messages) == 1 and type(messages[0]) is bytes:
-        body = check_body(messages[0], most_bytes)
+        body = check_body(messages[0], max_bytes)
         packed = also.packed_with(NONE)
         entries = [(0, packed)] if packed else []
         return Prepared((body,), entries, len(body) + len(packed) + MPUB_EXTRA_BYTES)
     if set(map(type, messages)) == {bytes}:
         bodies = cast("Sequence[bytes]", messages)
-        if not 0 < min(map(len, bodies)) <= max(map(len, bodies)) <= most_bytes:
+        if not 0 < min(map(len, bodies)) <= max(map(len, bodies)) <= max_bytes:
             for body in bodies:
-                check_body(body, most_bytes)
+                check_body(body, max_bytes)
         packed = also.packed_with(NONE)
         entries = [(number, packed) for number in range(len(bodies))] if packed else []
         extra_bytes = len(bodies) * (MPUB_EXTRA_BYTES + len(packed))
@@ -192,7 +192,7 @@ def prepared(messages: Sequence[Sendable], also: SharedProperties, most_bytes: i
     bodies, entries, size_bytes = [], [], 0
     known, packed = NONE, also.packed_with(NONE)
     for number, message in enumerate(messages):
-        body, properties = taken_apart(message, most_bytes)
+        body, properties = taken_apart(message, max_bytes)
         if properties is not known:
             known, packed = properties, also.packed_with(properties)
         if packed:
@@ -202,7 +202,7 @@ def prepared(messages: Sequence[Sendable], also: SharedProperties, most_bytes: i
     return Prepared(bodies, entries, size_bytes)
 
 
-def cut(messages: Iterable[Sendable], most_bytes: int) -> Iterator[Sequence[Sendable]]:
+def cut(messages: Iterable[Sendable], max_bytes: int) -> Iterator[Sequence[Sendable]]:
     """Cut messages into pieces whose bodies are about so large together."""
     iterator = iter(messages)
     while piece := list(islice(iterator, _LOOK_AT)):
@@ -212,7 +212,7 @@ def cut(messages: Iterable[Sendable], most_bytes: int) -> Iterator[Sequence[Send
         ends = list(accumulate(sizes))
         start = passed = 0
         while start < len(piece):
-            end = max(start + 1, bisect_right(ends, passed + most_bytes))
+            end = max(start + 1, bisect_right(ends, passed + max_bytes))
             yield piece[start:end]
             start, passed = end, ends[end - 1]
 

@@ -47,7 +47,7 @@ class Producer(SyncProxy):
         if settings.get("check") is not None:
             settings["check"] = partial(asyncio.to_thread, settings["check"])
         self._producer = asynchronous.Producer(*arguments, **settings)
-        self._most_bytes = self._producer._limits.max_message_bytes
+        self._max_bytes = self._producer._limits.max_message_bytes
         self._posted: deque[_Job] = deque()
         """Submitted, and not in the event loop yet."""
 
@@ -98,7 +98,7 @@ class Producer(SyncProxy):
         What it may raise is what `martlet.client.Producer.submit` raises.
         """
         thread = self._entered()
-        body = check_body(body, self._most_bytes)
+        body = check_body(body, self._max_bytes)
         self._producer._check_room(1 + len(self._posted), len(body) + MPUB_EXTRA_BYTES)
         return self._submit(thread, topic, body, defer_ms, order_key)
 
@@ -194,14 +194,14 @@ class Producer(SyncProxy):
 
     def _pieces(self, bodies: Iterable[Body]) -> Iterator[list[Body]]:
         """Lists of so many bodies that none is much longer than what one broker may have."""
-        most_bytes = self._producer._limits.max_in_flight_bytes // AHEAD
+        max_bytes = self._producer._limits.max_in_flight_bytes // AHEAD
         iterator = iter(bodies)
         while piece := list(islice(iterator, 1)):
             size_bytes = len(piece[0])
             for body in islice(iterator, PIECE_MESSAGES - 1):
                 piece.append(body)
                 size_bytes += len(body)
-                if size_bytes > most_bytes:
+                if size_bytes > max_bytes:
                     break
             yield piece
 
@@ -215,7 +215,7 @@ class Producer(SyncProxy):
     ) -> Future[None]:
         # Checked here, so that the error has the caller's line in its trace.
         check_name(topic, "topic")
-        body = check_body(body, self._most_bytes)
+        body = check_body(body, self._max_bytes)
         future: Future[None] = Future()
         # Hooks that trace want to know the caller's span.
         context = copy_context() if self._producer._hooks is not None else None

@@ -72,7 +72,7 @@ class ProducerTransactions(ABC):
             id or self._fresh_id(pinned, broker),
             group=self._group,
             check_after_s=check_after_s,
-            most_body_bytes=self._limits.max_message_bytes,
+            max_body_bytes=self._limits.max_message_bytes,
             is_named=bool(id),
         )
 
@@ -94,7 +94,7 @@ class ProducerTransactions(ABC):
             id,
             group="",
             check_after_s=None,
-            most_body_bytes=self._limits.max_message_bytes,
+            max_body_bytes=self._limits.max_message_bytes,
             is_joined=True,
         )
 

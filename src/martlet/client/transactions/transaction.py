@@ -89,7 +89,7 @@ class Transaction:
         *,
         group: str,
         check_after_s: float | None,
-        most_body_bytes: int,
+        max_body_bytes: int,
         is_named: bool = False,
         is_joined: bool = False,
     ) -> None:
@@ -98,7 +98,7 @@ class Transaction:
         self.id = id
         self.branch = new_branch()
         self._pinned = pinned
-        self._most_body_bytes = most_body_bytes
+        self._max_body_bytes = max_body_bytes
         self._is_named = is_named
         self._joined = is_joined
         self._begin: dict[str, Any] = {"group": group} if group else {}
@@ -177,7 +177,7 @@ class Transaction:
         if order_key:
             self._pinned.check_home(self.id, topic, order_key)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        adding = _Adding(place, check_body(body, self._most_body_bytes), entry, future)
+        adding = _Adding(place, check_body(body, self._max_body_bytes), entry, future)
         self._waiting.append(adding)
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._send_all(), name=f"transaction {self.id}")

@@ -193,14 +193,14 @@ class Features:
         answer = _object("IDENTIFY", data)
         default = cls()
 
-        def number(name: str, default: int, least: int, most: int) -> int:
+        def number(name: str, default: int, min_value: int, max_value: int) -> int:
             value = answer.get(name, default)
             if type(value) is not int:
                 raise ValueError(f"in the answer to IDENTIFY {name} is {value!r}, no whole number")
-            if not least <= value <= most:
+            if not min_value <= value <= max_value:
                 raise ValueError(
                     f"in the answer to IDENTIFY {name} is {str(value)[:40]},"
-                    f" which is not from {least} to {most}"
+                    f" which is not from {min_value} to {max_value}"
                 )
             return value
 

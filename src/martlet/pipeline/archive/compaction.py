@@ -211,13 +211,13 @@ class CompactionWatch:
 
     Args:
         compaction: looks into folders.
-        most_files: how many small files a folder may hold while it is written to.
+        max_files: how many small files a folder may hold while it is written to.
         idle_s: after how long without a new file any two of them are joined.
     """
 
-    def __init__(self, compaction: Compaction, most_files: int, idle_s: float) -> None:
+    def __init__(self, compaction: Compaction, max_files: int, idle_s: float) -> None:
         self._compaction = compaction
-        self._most_files = most_files
+        self._max_files = max_files
         self._idle_s = idle_s
         self._small: dict[str, int] = {}
         self._last_s: dict[str, float] = {}
@@ -238,8 +238,8 @@ class CompactionWatch:
         found = []
         for folder, count in list(self._small.items()):
             idle = now_s - self._last_s[folder] >= self._idle_s
-            if count >= self._most_files or (idle and count > 1):
+            if count >= self._max_files or (idle and count > 1):
                 found.append(folder)
-            if idle or count >= self._most_files:
+            if idle or count >= self._max_files:
                 del self._small[folder], self._last_s[folder]
         return found

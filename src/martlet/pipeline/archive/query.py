@@ -94,8 +94,8 @@ class Archive:
             return None
         if isinstance(table, ParquetTable) and not table.store.is_local:
             return None  # Readers would miss rows for a moment, again and again.
-        most = max(2, options.compact_files)
-        return CompactionWatch(self._compaction, most, options.compact_idle_ns / 1e9)
+        max_count = max(2, options.compact_files)
+        return CompactionWatch(self._compaction, max_count, options.compact_idle_ns / 1e9)
 
     def start(self) -> StreamingQuery:
         """Take the archive over and start the query, which goes on where the archive ends.

@@ -75,8 +75,10 @@ class SegmentPlace:
         data = bytearray()
         try:
             while len(data) < wanted:
-                most = min(_PIECE_BYTES, wanted - len(data))
-                piece = endpoint.read("/log/segment", base=self.base, at=len(data), max_bytes=most)
+                max_count = min(_PIECE_BYTES, wanted - len(data))
+                piece = endpoint.read(
+                    "/log/segment", base=self.base, at=len(data), max_bytes=max_count
+                )
                 if not piece:
                     break
                 data += piece

@@ -232,9 +232,9 @@ def _percentiles(at: str, value: object) -> dict[str, tuple[float, ...]]:
 
 def _top(at: str, value: object) -> dict[str, int]:
     found = _table(at, value)
-    for of, most in found.items():
-        if type(most) is not int or not 1 <= most <= 1000:
-            raise BadDescription(f"{at}.{of} is {most!r} and not from 1 to 1000")
+    for of, max_count in found.items():
+        if type(max_count) is not int or not 1 <= max_count <= 1000:
+            raise BadDescription(f"{at}.{of} is {max_count!r} and not from 1 to 1000")
     return found
 
 

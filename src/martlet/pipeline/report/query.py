@@ -55,9 +55,9 @@ def aggregates(figure: Figure) -> list[tuple[str, str]]:
     for of in figure.distinct:
         sketch = f"hll_sketch_agg(concat('=', CAST({of} AS STRING)), {_SKETCH_LOG2})"
         found.append((f"{name_of(of)}_distinct", f"hll_sketch_estimate({sketch})"))
-    for of, most in figure.top.items():
-        tracked = min(_MAX_TRACKED, max(_TOP_TRACKED, 10 * most))
-        found.append((f"{name_of(of)}_top", f"approx_top_k({of}, {most}, {tracked})"))
+    for of, max_count in figure.top.items():
+        tracked = min(_MAX_TRACKED, max(_TOP_TRACKED, 10 * max_count))
+        found.append((f"{name_of(of)}_top", f"approx_top_k({of}, {max_count}, {tracked})"))
     return found + list(figure.values.items())
 
 

@@ -84,7 +84,7 @@ class Decoder:
         self.admit: Callable[[str, str], None] | None = None
         """Asked whether a client may publish (verb, topic) before the body is waited for."""
         self.wanted_bytes = 0
-        self.longest_lone = min(limits.max_msg_size, MAX_LONE_BYTES)
+        self.max_lone = min(limits.max_msg_size, MAX_LONE_BYTES)
         self._is_valid_name = is_valid_name
         self._known_lines: dict[bytes, tuple[str, str]] = {}
 
@@ -137,7 +137,7 @@ class Decoder:
             return None
         start = newline + 5
         size = end - start
-        if not 0 < size <= self.longest_lone or _SIZE.unpack_from(buffer, newline + 1)[0] != size:
+        if not 0 < size <= self.max_lone or _SIZE.unpack_from(buffer, newline + 1)[0] != size:
             return None
         return known[1], start
 
@@ -233,9 +233,9 @@ class Decoder:
         self, words: list[bytes], topic: str, buffer: bytearray, at: int, body_at: int, end: int
     ) -> tuple[Command, int] | None:
         delay_ms = _number(words[2], "DPUB could not parse timeout")
-        longest_ms = self.limits.max_req_timeout_ms
-        if delay_ms > longest_ms:
-            raise ProtocolError("E_INVALID", f"DPUB timeout {delay_ms} out of range 0-{longest_ms}")
+        max_ms = self.limits.max_req_timeout_ms
+        if delay_ms > max_ms:
+            raise ProtocolError("E_INVALID", f"DPUB timeout {delay_ms} out of range 0-{max_ms}")
         body = self._body("DPUB", "message ", self.limits.max_msg_size, buffer, at, body_at, end)
         if body is None:
             self._ask("DPUB", topic, body_at, end)
@@ -258,14 +258,14 @@ class Decoder:
             return None
         start, stop = body
         count = self._message_count(buffer, start, stop)
-        longest = self.limits.max_msg_size
+        max_length = self.limits.max_msg_size
         matrix = uniform_bodies(buffer, start + 4, stop, count)
-        if matrix is not None and matrix.shape[1] <= longest:
+        if matrix is not None and matrix.shape[1] <= max_length:
             return PublishCommand("MPUB", topic, matrix, 1, None), stop
         bodies = split_bodies(buffer, start + 4, stop, count)
         if bodies is None or not all(bodies):
             raise self._bad_bodies(buffer, start + 4, stop, count)
-        if stop - start > longest and max(map(len, bodies)) > longest:
+        if stop - start > max_length and max(map(len, bodies)) > max_length:
             raise self._bad_bodies(buffer, start + 4, stop, count)
         return PublishCommand("MPUB", topic, bodies, 1, None), stop
 
@@ -283,8 +283,8 @@ class Decoder:
         bodies: list[bytes] | Bytes | None = uniform_bodies(buffer, start + 4, stop, count)
         if bodies is None:
             bodies = split_bodies(buffer, start + 4, stop, count)
-        least, most = extent(bodies) if bodies is not None else (0, 0)
-        if bodies is None or not least or most > self.limits.max_msg_size:
+        min_bytes, max_bytes = extent(bodies) if bodies is not None else (0, 0)
+        if bodies is None or not min_bytes or max_bytes > self.limits.max_msg_size:
             raise self._bad_bodies(buffer, start + 4, stop, count, "SEND")
         fields = _object("SEND", options)
         properties: Sequence[tuple[int, bytes]] | None = None

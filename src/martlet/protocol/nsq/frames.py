@@ -222,17 +222,17 @@ class FrameSplitter:
 
     def _leap(self, position: int, end: int, length: int) -> int:
         """How many frames of this length start here: 0 or at least ``_LEAP``."""
-        most = (end - position) // length
+        max_count = (end - position) // length
         far = position + (_LEAP - 1) * length
         buffer = self._buffer
         if (
-            most < _LEAP
+            max_count < _LEAP
             or buffer[far : far + HEADER_BYTES] != buffer[position : position + HEADER_BYTES]
         ):
             return 0
-        headers = np.ndarray((most,), "=u8", buffer, offset=position, strides=(length,))
+        headers = np.ndarray((max_count,), "=u8", buffer, offset=position, strides=(length,))
         same = headers == headers[0]
-        count = most if same.all() else int(same.argmin())
+        count = max_count if same.all() else int(same.argmin())
         return count if count >= _LEAP else 0
 
     def _walk(self, position: int, end: int) -> tuple[Sequence[int], bool]:
@@ -245,11 +245,11 @@ class FrameSplitter:
         limit = end - HEADER_BYTES
         start = position
         ends: list[int] = []
-        most = self._max_frame_bytes
+        max_count = self._max_frame_bytes
         size, kind = _unpack_header(buffer, position)
         first = size
         uniform = True
-        while kind == MESSAGE and FRAME_SIZE_EXTRA <= size <= most:
+        while kind == MESSAGE and FRAME_SIZE_EXTRA <= size <= max_count:
             stop = position + 4 + size
             if stop > end:
                 break

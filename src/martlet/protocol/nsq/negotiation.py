@@ -129,8 +129,8 @@ def negotiate(
     identity.sample_rate = _within(int(str(told["sample_rate"])), 0, 99, "sample rate")
     timeout_ms = int(str(told["msg_timeout"]))
     if timeout_ms:
-        longest_ms = options.max_msg_timeout_ns // _MILLISECOND_NS
-        _within(timeout_ms, _MIN_MS, longest_ms, "msg timeout")
+        max_ms = options.max_msg_timeout_ns // _MILLISECOND_NS
+        _within(timeout_ms, _MIN_MS, max_ms, "msg timeout")
         identity.msg_timeout_ns = timeout_ms * _MILLISECOND_NS
     if not told["feature_negotiation"]:
         return Agreement(b"OK")
@@ -188,16 +188,16 @@ def _take_times(told: dict[str, object], identity: ClientIdentity, options: Brok
     if heartbeat_ms == -1:
         identity.heartbeat_interval_ns = 0
     elif heartbeat_ms:
-        longest_ms = options.max_heartbeat_interval_ns // _MILLISECOND_NS
-        _within(heartbeat_ms, _MIN_MS, longest_ms, "heartbeat interval")
+        max_ms = options.max_heartbeat_interval_ns // _MILLISECOND_NS
+        _within(heartbeat_ms, _MIN_MS, max_ms, "heartbeat interval")
         identity.heartbeat_interval_ns = heartbeat_ms * _MILLISECOND_NS
     buffer_ms = int(str(told["output_buffer_timeout"]))
     if buffer_ms == -1:
         identity.output_buffer_timeout_ns = 0
     elif buffer_ms:
-        shortest_ms = options.min_output_buffer_timeout_ns // _MILLISECOND_NS
-        longest_ms = options.max_output_buffer_timeout_ns // _MILLISECOND_NS
-        _within(buffer_ms, shortest_ms, longest_ms, "output buffer timeout")
+        min_ms = options.min_output_buffer_timeout_ns // _MILLISECOND_NS
+        max_ms = options.max_output_buffer_timeout_ns // _MILLISECOND_NS
+        _within(buffer_ms, min_ms, max_ms, "output buffer timeout")
         identity.output_buffer_timeout_ns = buffer_ms * _MILLISECOND_NS
     buffer_size = int(str(told["output_buffer_size"]))
     if buffer_size == -1:

@@ -63,18 +63,20 @@ class ChannelApi:
             channel = part.find_channel(name)
         except NotFound:
             raise HttpError(404, "CHANNEL_NOT_FOUND") from None
-        most = request.number("limit", DEFAULT_MESSAGES)
-        if not 1 <= most <= MAX_MESSAGES:
-            raise HttpError(400, f"INVALID_ARG_LIMIT: {most} is not between 1 and {MAX_MESSAGES}")
+        max_count = request.number("limit", DEFAULT_MESSAGES)
+        if not 1 <= max_count <= MAX_MESSAGES:
+            raise HttpError(
+                400, f"INVALID_ARG_LIMIT: {max_count} is not between 1 and {MAX_MESSAGES}"
+            )
         start = request.number("offset", 0)
-        most_bytes = min(request.number("max_body_bytes", DEFAULT_BODY_BYTES), MAX_ANSWER_BYTES)
-        found = peek(channel, start, most + 1, _states(request))
+        max_bytes = min(request.number("max_body_bytes", DEFAULT_BODY_BYTES), MAX_ANSWER_BYTES)
+        found = peek(channel, start, max_count + 1, _states(request))
         messages: list[dict[str, Any]] = []
         frames = PeekedFrames(channel.cursor)
         told_bytes = 0
-        for peeked in found[:most]:
-            message = _message(channel, peeked, frames, most_bytes)
-            told_bytes += min(message["body_bytes"] or 0, most_bytes)
+        for peeked in found[:max_count]:
+            message = _message(channel, peeked, frames, max_bytes)
+            told_bytes += min(message["body_bytes"] or 0, max_bytes)
             if messages and told_bytes > MAX_ANSWER_BYTES:
                 break
             messages.append(message)
@@ -188,7 +190,7 @@ def _states(request: Request) -> list[PeekState]:
 
 
 def _message(
-    channel: Channel, peeked: Peeked, frames: PeekedFrames, most_bytes: int
+    channel: Channel, peeked: Peeked, frames: PeekedFrames, max_bytes: int
 ) -> dict[str, Any]:
     """A message as it is told; where it can not be read, its body is null."""
     message: dict[str, Any] = {
@@ -210,7 +212,7 @@ def _message(
         message["properties"] = Properties.unpack(entry).told()
     if read is not None:
         row, frame = read
-        body = bytes(frame[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + most_bytes])
+        body = bytes(frame[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + max_bytes])
         message["timestamp_ns"] = row.stored_at_ns
         message["body_bytes"] = len(frame) - FRAME_HEADER_BYTES
         try:

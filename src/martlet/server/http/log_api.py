@@ -170,14 +170,14 @@ class LogApi:
         """How far one comes with so many bytes."""
         index = self._queue(request).index
         start, end = request.number("start"), request.number("end")
-        most_bytes = request.number("max_bytes")
+        max_bytes = request.number("max_bytes")
         reached, total = start, 0
         number = index.find(start)
         stop = min(index.find(end - 1) + 1, index.end_row) if start < end else number
         while number < stop:
             rows = index.array(number, min(stop, number + _REACH_ROWS))
             sums = total + np.cumsum(rows["length"], dtype=np.int64)
-            count = int(np.searchsorted(sums, most_bytes, "right"))
+            count = int(np.searchsorted(sums, max_bytes, "right"))
             count = max(count, 1 if not total else 0)
             if count:
                 total = int(sums[count - 1])
@@ -193,14 +193,14 @@ class LogApi:
         """Records of the log, as they lie there."""
         queue = self._queue(request)
         offset = request.number("offset")
-        most_bytes = request.number("max_bytes", DEFAULT_BATCHES_BYTES)
+        max_bytes = request.number("max_bytes", DEFAULT_BATCHES_BYTES)
         if offset >= queue.end_offset:
             return web.Response(status=204)
-        most_bytes = min(most_bytes, MAX_BATCHES_BYTES)
+        max_bytes = min(max_bytes, MAX_BATCHES_BYTES)
         if request.query.get("bodies") == "false":
-            pieces = self._heads(queue, offset, most_bytes)
+            pieces = self._heads(queue, offset, max_bytes)
         else:
-            pieces = self._records(queue, offset, most_bytes)
+            pieces = self._records(queue, offset, max_bytes)
         if not pieces:
             start_offset = queue.start_offset
             raise HttpError(
@@ -211,7 +211,7 @@ class LogApi:
             )
         return await request.stream(pieces, _OCTETS, _PIECE_BYTES)
 
-    def _records(self, queue: QueueLog, offset: int, most_bytes: int) -> list[memoryview]:
+    def _records(self, queue: QueueLog, offset: int, max_bytes: int) -> list[memoryview]:
         """The log's bytes from the batch that holds an offset on; nothing if it has gone.
 
         What lies side by side in the log comes as one piece.
@@ -225,7 +225,7 @@ class LogApi:
             return []
         while rows:
             for row in rows:
-                if (runs and total + row.length > most_bytes) or not log.find(row.position):
+                if (runs and total + row.length > max_bytes) or not log.find(row.position):
                     rows = []
                     break
                 total += row.length
@@ -238,7 +238,7 @@ class LogApi:
         views = [log.view(position, length) for position, length in runs]
         return [view for view in views if view is not None]
 
-    def _heads(self, queue: QueueLog, offset: int, most_bytes: int) -> list[memoryview]:
+    def _heads(self, queue: QueueLog, offset: int, max_bytes: int) -> list[memoryview]:
         """Of the same batches, so far as there are as many bytes in these, header and properties.
 
         Of a record whose header is damaged it is the header alone.
@@ -252,7 +252,7 @@ class LogApi:
         total = 0
         for row in rows:
             record = log.view(row.position, row.length)
-            if record is None or total >= most_bytes:
+            if record is None or total >= max_bytes:
                 break
             pieces.append(record[:HEADER_BYTES])
             block = properties_in(record)
@@ -309,12 +309,12 @@ class LogApi:
         return part
 
 
-def _rows(index: Index, start: int, end: int, most: int) -> Rows:
+def _rows(index: Index, start: int, end: int, max_count: int) -> Rows:
     """Of the batches that hold any offset from one up to another, the first so many."""
-    if start >= end or not most:
+    if start >= end or not max_count:
         return np.empty(0, ENTRY)
     first = index.find(start)
-    found = index.array(first, min(index.find(end - 1) + 1, first + most))
+    found = index.array(first, min(index.find(end - 1) + 1, first + max_count))
     return found[found["first_offset"] < end]
 
 

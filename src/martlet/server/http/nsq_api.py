@@ -384,8 +384,8 @@ def split_binary(body: bytes, max_msg_size: int, max_body_size: int) -> list[byt
         HttpError: 413 BAD_BODY, the count is missing or impossible; 413 BAD_MESSAGE, a size is, or
             a message is cut short.
     """
-    most = (max_body_size - _U32.size) // _SMALLEST_MESSAGE_BYTES
-    if len(body) < _U32.size or not 0 < _U32.unpack_from(body)[0] <= most:
+    max_count = (max_body_size - _U32.size) // _SMALLEST_MESSAGE_BYTES
+    if len(body) < _U32.size or not 0 < _U32.unpack_from(body)[0] <= max_count:
         raise HttpError(413, "BAD_BODY")
     bodies: list[bytes] = []
     start = _U32.size

@@ -184,7 +184,7 @@ class Request:
         raise HttpError(413, too_large)
 
     async def stream(
-        self, pieces: Iterable[memoryview], content_type: str, most_bytes: int
+        self, pieces: Iterable[memoryview], content_type: str, max_bytes: int
     ) -> web.StreamResponse:
         """Answer with bytes that are not copied together, so many at a time."""
         pieces = list(pieces)
@@ -193,8 +193,8 @@ class Request:
         response.content_length = sum(map(len, pieces))
         await response.prepare(self._request)
         for piece in pieces:
-            for start in range(0, len(piece), most_bytes):
-                await response.write(piece[start : start + most_bytes])
+            for start in range(0, len(piece), max_bytes):
+                await response.write(piece[start : start + max_bytes])
         await response.write_eof()
         return response
 

@@ -60,11 +60,11 @@ class SegmentApi:
         """Bytes of a segment, up to its end or the log's."""
         log = self._server.broker.log
         base, at = request.number("base"), request.number("at", 0)
-        most_bytes = min(request.number("max_bytes", _USUAL_BYTES), _MAX_BYTES)
+        max_bytes = min(request.number("max_bytes", _USUAL_BYTES), _MAX_BYTES)
         segment = next((each for each in log.segments if each.base == base), None)
         if segment is None:
             raise HttpError(404, f"SEGMENT_NOT_FOUND: no segment begins at position {base}")
-        end = min(segment.capacity, log.position - base, at + most_bytes)
+        end = min(segment.capacity, log.position - base, at + max_bytes)
         pieces = [segment.view[at:end]] if at < end else []
         return await request.stream(pieces, _OCTETS, _PIECE_BYTES)
 

@@ -54,10 +54,10 @@ def requeue(connection: Connection, command: v2.RequeueCommand) -> None:
     """REQ."""
     channel, consumer = connection.subscription()
     delay_ns = command.delay_ms * _MILLISECOND_NS
-    longest_ns = connection.server.options.max_req_timeout_ns
-    if delay_ns > longest_ns:
-        connection.server.events.shortened(connection.remote_address, delay_ns, longest_ns)
-        delay_ns = longest_ns
+    max_ns = connection.server.options.max_req_timeout_ns
+    if delay_ns > max_ns:
+        connection.server.events.shortened(connection.remote_address, delay_ns, max_ns)
+        delay_ns = max_ns
     # Who has said that it takes no more, and has it delivered at once, gives back what it had.
     closing = connection.state == v2.ParserState.CLOSING and not delay_ns
     cause = Cause.GIVEN_BACK if closing else Cause.REQUEUED

@@ -431,8 +431,8 @@ class Connection(asyncio.BufferedProtocol):
         """The client does not read as fast as it is sent to: its output queue is full."""
         self.brief = False
         interval_ns = self.identity.heartbeat_interval_ns
-        longest_ns = self.server.options.client_timeout_ns
-        self._output.filled(min(interval_ns or longest_ns, longest_ns))
+        max_ns = self.server.options.client_timeout_ns
+        self._output.filled(min(interval_ns or max_ns, max_ns))
         if self.consumer is not None and self.channel is not None:
             self.channel.set_blocked(cast(Any, self.consumer), True)
         else:

@@ -184,12 +184,12 @@ def _stage(
     at_ns = deliver_at_ns(arguments, server)
     waits = arguments.flag("wait", True)
     usual_ms = server.options.sync_flush_timeout_ns // MILLISECOND_NS
-    timeout_ms = arguments.number("flush_timeout_ms", usual_ms, least=1, most=1 << 31)
+    timeout_ms = arguments.number("flush_timeout_ms", usual_ms, min_value=1, max_value=1 << 31)
     sent = _sent(arguments, len(command.bodies))
     topic = broker.topic(command.topic)
     known = None
     if sent is not None:
-        age_ns = arguments.number("age_ms", 0, most=1 << 42) * MILLISECOND_NS
+        age_ns = arguments.number("age_ms", 0, max_value=1 << 42) * MILLISECOND_NS
         known = broker.producers.find(sent, topic, broker.clock() - age_ns if age_ns else 0)
     promise: StoredSend | NoReply
     if known is not None:
@@ -221,7 +221,7 @@ def _sent(arguments: CallArguments, count: int) -> Sent | None:
     if "producer" not in arguments and "sequence" not in arguments:
         return None
     producer = arguments.text("producer")
-    sequence = arguments.number("sequence", least=1)
+    sequence = arguments.number("sequence", min_value=1)
     try:
         id = bytes.fromhex(producer)
     except ValueError:

@@ -74,13 +74,13 @@ def _add(connection: Connection, command: v2.SendCommand) -> None:
     arguments = CallArguments(command.options)
     arguments.only(*_OPTIONS)
     transactions = connection.broker.transactions
-    id = arguments.text("transaction", most=255)
-    branch, number = arguments.text("branch", most=64), arguments.number("number")
+    id = arguments.text("transaction", max_value=255)
+    branch, number = arguments.text("branch", max_value=64), arguments.number("number")
     topic = connection.broker.topic(command.topic)
     queue = queue_of(topic, arguments)
     times = _times(connection, arguments, len(command.bodies))
     if "begin" in arguments and id not in transactions.open:
-        state = begin(transactions, id, CallArguments(arguments.mapping("begin", most=5)))
+        state = begin(transactions, id, CallArguments(arguments.mapping("begin", max_value=5)))
         if state is not TransactionState.OPEN:
             raise TransitionRefused(f"transaction {id!r} is {state}", state)
     batch, position = transactions.add(
@@ -104,7 +104,7 @@ def _times(connection: Connection, arguments: CallArguments, count: int) -> list
     base_ns = now_ns if name == "delay_ms" else 0
     latest_ns = now_ns + connection.server.options.max_delay_ns
     times: list[tuple[int, int]] = []
-    for each in arguments.sequence(name, most=_MAX_TIMES):
+    for each in arguments.sequence(name, max_value=_MAX_TIMES):
         match each:
             case [int(time_ms), int(some)] if time_ms >= 0 and 0 < some <= count:
                 at_ns = base_ns + time_ms * MILLISECOND_NS

@@ -239,12 +239,12 @@ class EventLog:
         if not self._are_too_many(address):
             self._log.error("[%s] - what was sent to %s is dropped: %s", address, topic, error)
 
-    def shortened(self, address: str, delay_ns: int, longest_ns: int) -> None:
+    def shortened(self, address: str, delay_ns: int, max_ns: int) -> None:
         """A client wants a message back later than may be."""
         if self._are_too_many(address):
             return
         text = "PROTOCOL(V2): [%s] REQ timeout %d out of range 0-%d. Setting to %d"
-        self._log.info(text, address, delay_ns, longest_ns, longest_ns)
+        self._log.info(text, address, delay_ns, max_ns, max_ns)
 
     def _are_too_many(self, address: str) -> bool:
         """Whether so many of a client's answers were told of lately that this one is only counted:

@@ -190,7 +190,7 @@ class MetricsApi:
         return web.Response(body=text.encode(), headers={"Content-Type": prometheus.CONTENT_TYPE})
 
     async def _parts(self) -> AsyncIterator[str]:
-        most = self._server.options.metrics_max_channels
+        max_count = self._server.options.metrics_max_channels
         topics = [topic.whole for topic in self._server.broker.topics.values()]
         topics.sort(key=attrgetter("id"))
         channels = sorted(
@@ -198,14 +198,14 @@ class MetricsApi:
             key=attrgetter("id"),
         )
         yield _broker(self._server) + _log(self._server) + process_metrics()
-        async for part in _table(TOPIC_METRICS, topics, _topic_labels, most):
+        async for part in _table(TOPIC_METRICS, topics, _topic_labels, max_count):
             yield part
-        async for part in _table(CHANNEL_METRICS, channels, _channel_labels, most):
+        async for part in _table(CHANNEL_METRICS, channels, _channel_labels, max_count):
             yield part
         if self._server.options.prefers_near:
-            async for part in _table(NEAR_METRICS, channels, _channel_labels, most):
+            async for part in _table(NEAR_METRICS, channels, _channel_labels, max_count):
                 yield part
-        async for part in _latencies(channels, most):
+        async for part in _latencies(channels, max_count):
             yield part
 
 
@@ -222,7 +222,7 @@ async def _table(
     metrics: Sequence[Metric],
     things: Sequence[_Thing],
     labels: Callable[[_Thing | None], str],
-    most: int,
+    max_count: int,
 ) -> AsyncIterator[str]:
     """The metrics of some topics or channels; those behind the first ones are added up."""
     reads = [metric.read for metric in metrics]
@@ -230,7 +230,7 @@ async def _table(
     other: list[int] | None = None
     for number, thing in enumerate(things):
         row = [read(thing) for read in reads]
-        if number < most:
+        if number < max_count:
             rows.append((labels(thing), row))
         else:
             other = row if other is None else list(map(add, other, row))
@@ -246,7 +246,7 @@ async def _table(
 
 
 async def _latencies(
-    channels: Sequence[Channel | PartitionedChannel], most: int
+    channels: Sequence[Channel | PartitionedChannel], max_count: int
 ) -> AsyncIterator[str]:
     yield prometheus.head(
         _LATENCY, "histogram", "From when a message was published until it was finished."
@@ -255,7 +255,7 @@ async def _latencies(
     other_ns = 0
     for number, channel in enumerate(channels):
         finishes = channel.finishes
-        if number < most:
+        if number < max_count:
             yield _latency(_channel_labels(channel), finishes.counts, finishes.sum_ns)
         else:
             other = list(map(add, other, finishes.counts)) if other else finishes.counts

@@ -231,8 +231,8 @@ async def producers(server: Server, topic: str, pace: TimeSlice) -> list[Report]
 class Pauses:
     """How long the garbage collector stopped the broker, the last times."""
 
-    def __init__(self, most: int = 256) -> None:
-        self._lengths_ns: deque[int] = deque(maxlen=most)
+    def __init__(self, max_count: int = 256) -> None:
+        self._lengths_ns: deque[int] = deque(maxlen=max_count)
         self._began_ns = 0
 
     def watch(self) -> None:

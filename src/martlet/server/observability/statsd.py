@@ -62,12 +62,12 @@ def expand_prefix(template: str, address: str, port: int) -> str:
     return prefix if prefix.endswith(".") else f"{prefix}."
 
 
-def packets(lines: Iterable[str], most_bytes: int) -> Iterator[bytes]:
+def packets(lines: Iterable[str], max_bytes: int) -> Iterator[bytes]:
     """The lines in packets of so many bytes at most; one that is longer goes by itself."""
     packet = bytearray()
     for line in lines:
         data = line.encode() + b"\n"
-        if packet and len(packet) + len(data) > most_bytes:
+        if packet and len(packet) + len(data) > max_bytes:
             yield bytes(packet)
             packet.clear()
         packet += data

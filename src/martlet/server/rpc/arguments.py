@@ -61,39 +61,42 @@ class CallArguments:
             raise CallError("MISSING_ARGUMENT", f"the argument {name!r} is missing")
         return value
 
-    def text(self, name: str, default: str | None = None, *, most: int = 1024) -> str:
+    def text(self, name: str, default: str | None = None, *, max_value: int = 1024) -> str:
         """A text. Raises CallError."""
         if default is not None and name not in self:
             return default
         value = self._wanted(name)
-        if not isinstance(value, str) or len(value) > most:
-            raise CallError("BAD_ARGUMENT", f"{name!r} must be a text of at most {most} characters")
+        if not isinstance(value, str) or len(value) > max_value:
+            raise CallError(
+                "BAD_ARGUMENT", f"{name!r} must be a text of at most {max_value} characters"
+            )
         if value != _characters(value):
             raise CallError(
                 "BAD_ARGUMENT", f"{name!r} is no text that UTF-8 can tell: {value!a:.80}"
             )
         return value
 
-    def remark(self, name: str, *, most: int) -> str:
+    def remark(self, name: str, *, max_value: int) -> str:
         """What is said for people to read; empty for nothing. What is no character in it, as where
         a program tells the name of a file, becomes a question mark. Raises CallError.
         """
         value = self._fields.get(name)
         if isinstance(value, str):
-            return CallArguments({name: _characters(value)}).text(name, most=most)
+            return CallArguments({name: _characters(value)}).text(name, max_value=max_value)
         return self.text(name, "")
 
     def number(
-        self, name: str, default: int | None = None, *, least: int = 0, most: int = _MOST
+        self, name: str, default: int | None = None, *, min_value: int = 0, max_value: int = _MOST
     ) -> int:
         """A whole number within limits. Raises CallError."""
         if default is not None and name not in self:
             return default
         value = self._wanted(name)
-        if type(value) is not int or not least <= value <= most:
+        if type(value) is not int or not min_value <= value <= max_value:
             raise CallError(
                 "BAD_ARGUMENT",
-                f"{name!r} must be a whole number from {least} to {most}, not {_shown(value)}",
+                f"{name!r} must be a whole number from {min_value} to {max_value},"
+                f" not {_shown(value)}",
             )
         return value
 
@@ -115,18 +118,20 @@ class CallArguments:
             )
         return value
 
-    def sequence(self, name: str, *, most: int = 10_000) -> Sequence[object]:
+    def sequence(self, name: str, *, max_value: int = 10_000) -> Sequence[object]:
         """A list. Raises CallError."""
         value = self._wanted(name)
-        if not isinstance(value, list) or len(value) > most:
-            raise CallError("BAD_ARGUMENT", f"{name!r} must be a list of at most {most}")
+        if not isinstance(value, list) or len(value) > max_value:
+            raise CallError("BAD_ARGUMENT", f"{name!r} must be a list of at most {max_value}")
         return value
 
-    def mapping(self, name: str, *, most: int = 10_000) -> Mapping[str, object]:
+    def mapping(self, name: str, *, max_value: int = 10_000) -> Mapping[str, object]:
         """An object. Raises CallError."""
         value = self._wanted(name)
-        if not isinstance(value, dict) or len(value) > most:
-            raise CallError("BAD_ARGUMENT", f"{name!r} must be an object of at most {most} fields")
+        if not isinstance(value, dict) or len(value) > max_value:
+            raise CallError(
+                "BAD_ARGUMENT", f"{name!r} must be an object of at most {max_value} fields"
+            )
         strange = [each for each in value if each != _characters(each)]
         if strange:
             field = f"{strange[0]!a:.80}"

@@ -87,8 +87,8 @@ class DeadLetterCalls:
     async def show(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Dead letters, the oldest first."""
         arguments.only(*_WHOSE, *_WHICH, *_PAGE, "limit", "max_body_bytes")
-        most = arguments.number("limit", 100, least=1, most=_MAX_SHOWN)
-        most_bytes = arguments.number("max_body_bytes", 1024, most=_MAX_ANSWER_BYTES)
+        max_count = arguments.number("limit", 100, min_value=1, max_value=_MAX_SHOWN)
+        max_bytes = arguments.number("max_body_bytes", 1024, max_value=_MAX_ANSWER_BYTES)
         walk = _Walk(self._keepers(caller, arguments), arguments)
         selection, _ = self._selection(arguments)
         messages: list[dict[str, Any]] = []
@@ -97,11 +97,11 @@ class DeadLetterCalls:
             for letter in page:
                 if not selection.wants(letter):
                     continue
-                told_bytes += min(len(letter.body), most_bytes)
-                if len(messages) == most or (messages and told_bytes > _MAX_ANSWER_BYTES):
+                told_bytes += min(len(letter.body), max_bytes)
+                if len(messages) == max_count or (messages and told_bytes > _MAX_ANSWER_BYTES):
                     next = {"queue": letter.keeper.queue.number, "offset": letter.offset}
                     return {"messages": messages, "next": next}
-                messages.append(_told(letter, most_bytes))
+                messages.append(_told(letter, max_bytes))
         return {"messages": messages, "next": walk.next}
 
     # doing
@@ -260,7 +260,7 @@ class _Walk:
         self.topic = keepers[0].topic
         self._keepers = keepers
         self._looked_at = 0
-        queue = arguments.number("queue", 0, most=len(keepers) - 1)
+        queue = arguments.number("queue", 0, max_value=len(keepers) - 1)
         self.next: dict[str, int] | None
         self.next = {"queue": queue, "offset": arguments.number("offset", 0)}
 
@@ -339,9 +339,9 @@ async def _counted(topic: Topic) -> dict[str, Any]:
     }
 
 
-def _told(letter: DeadLetter, most_bytes: int) -> dict[str, Any]:
+def _told(letter: DeadLetter, max_bytes: int) -> dict[str, Any]:
     properties = letter.properties
-    body = letter.body[:most_bytes]
+    body = letter.body[:max_bytes]
     told: dict[str, Any] = {
         "id": letter.id,
         "queue": letter.keeper.queue.number,

@@ -45,13 +45,13 @@ class DelayCalls:
         topic = arguments.topic(self._server.broker)
         caller.may(topic.name)
         behind = _place(arguments.text("from", ""))
-        most = arguments.number("limit", 100, least=1, most=MAX_LISTED)
+        max_count = arguments.number("limit", 100, min_value=1, max_value=MAX_LISTED)
         found: list[tuple[ListingPosition, Delayed]] = []
-        for some in delays.look(topic, behind, most):
+        for some in delays.look(topic, behind, max_count):
             if some is not None:
                 found = some
             await asyncio.sleep(0)
-        last = found[-1][0] if len(found) >= most else None
+        last = found[-1][0] if len(found) >= max_count else None
         return {
             "topic": topic.name,
             "pending_count": sum(delays.pending_of(part.id) for part in topic.parts),
@@ -70,7 +70,7 @@ class DelayCalls:
         topic = arguments.topic(broker)
         caller.may(topic.name)
         if "ids" in arguments:
-            ids = arguments.sequence("ids", most=MAX_CANCELLED)
+            ids = arguments.sequence("ids", max_value=MAX_CANCELLED)
         else:
             ids = [arguments.text("id")]
         wanted: list[str] = []

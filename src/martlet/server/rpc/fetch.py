@@ -90,9 +90,9 @@ class FetchCalls:
     ) -> Answer:
         part = part_of(arguments.topic(self._server.broker), arguments)
         asked = offset = arguments.number("offset")
-        most = arguments.number("max_messages", 32, least=1, most=MAX_FETCH_MESSAGES)
-        most_bytes = arguments.number("max_bytes", 1 << 20, least=1, most=MAX_FETCH_BYTES)
-        wait_ms = arguments.number("wait_ms", 15_000, most=MAX_WAIT_MS)
+        max_count = arguments.number("max_messages", 32, min_value=1, max_value=MAX_FETCH_MESSAGES)
+        max_bytes = arguments.number("max_bytes", 1 << 20, min_value=1, max_value=MAX_FETCH_BYTES)
+        wait_ms = arguments.number("wait_ms", 15_000, max_value=MAX_WAIT_MS)
         if member is not None:
             wait_ms = min(wait_ms, patience_ms(member))
         poll = LongPoll(self._server.loop, wait_ms)
@@ -105,7 +105,7 @@ class FetchCalls:
                     channel and channel.closed
                 ):
                     raise CallError("NOT_FOUND", f"topic {part.name!r}, or the group, was deleted")
-                status, found = self._look(part, channel, member, offset, most, most_bytes)
+                status, found = self._look(part, channel, member, offset, max_count, max_bytes)
                 offset = found.next_offset
                 if status is not Status.NO_NEW or poll.is_over:
                     break
@@ -136,8 +136,8 @@ class FetchCalls:
         channel: Channel | None,
         member: GroupConsumer | None,
         offset: int,
-        most: int,
-        most_bytes: int,
+        max_count: int,
+        max_bytes: int,
     ) -> tuple[Status, Fetched]:
         """What there is now. Raises CallError."""
         if member is not None and member.is_gone:
@@ -158,8 +158,8 @@ class FetchCalls:
         try:
             found = fetch.read_on(
                 part if channel is None else channel.source,
-                most,
-                most_bytes,
+                max_count,
+                max_bytes,
                 None if channel is None else channel.wanted,
             )
         except OSError as error:

@@ -63,10 +63,12 @@ class BurialCalls:
         offset = arguments.number("offset")
         if offset >= part.limit:
             raise CallError("OUT_OF_REACH", f"offset {offset} is above the end, {part.limit}")
-        told = [arguments.remark(name, most=_MAX_ERROR) for name in ("first_error", "last_error")]
+        told = [
+            arguments.remark(name, max_value=_MAX_ERROR) for name in ("first_error", "last_error")
+        ]
         death = DeadLetterInfo(
             DeadLetterReason(arguments.choice("reason", _REASONS)),
-            arguments.number("attempts", least=1),
+            arguments.number("attempts", min_value=1),
             (told[0][:MAX_ERROR_LENGTH], told[1][:MAX_ERROR_LENGTH]),
             broker.clock(),
         )

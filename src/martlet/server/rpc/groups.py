@@ -89,12 +89,14 @@ class GroupCalls:
             "topic", "group", "client_id", "strategy", "room", "queues", "start", "start_time_ms",
             "start_offset", "lease_ms", "wanted_tags",
         )  # fmt: skip
-        client_id = arguments.text("client_id", most=255)
-        strategy = arguments.text("strategy", "sticky", most=MAX_STRATEGY_LENGTH)
+        client_id = arguments.text("client_id", max_value=255)
+        strategy = arguments.text("strategy", "sticky", max_value=MAX_STRATEGY_LENGTH)
         if not strategy.startswith(CUSTOM):
             strategy = arguments.choice("strategy", list(STRATEGIES), "sticky")
-        lease_ms = arguments.number("lease_ms", DEFAULT_LEASE_MS, least=1000, most=MAX_LEASE_MS)
-        room = arguments.text("room", "", most=255)
+        lease_ms = arguments.number(
+            "lease_ms", DEFAULT_LEASE_MS, min_value=1000, max_value=MAX_LEASE_MS
+        )
+        room = arguments.text("room", "", max_value=255)
         queues = _numbers(arguments, "queues")
         topic, channel = await self._begin(caller, arguments)
         members = self._members(topic, channel)
@@ -168,7 +170,7 @@ class GroupCalls:
         arguments.only("topic", "group", "member", "generation", "wait_ms")
         topic, members, member = self._member(caller, arguments)
         known = arguments.number("generation")
-        wait_ms = arguments.number("wait_ms", 15_000, most=MAX_WAIT_MS)
+        wait_ms = arguments.number("wait_ms", 15_000, max_value=MAX_WAIT_MS)
         poll = LongPoll(self._server.loop, min(wait_ms, patience_ms(member)))
         member.watchers[poll.ring] = None
         try:
@@ -186,7 +188,7 @@ class GroupCalls:
         """Be ready to lead, or not any more."""
         arguments.only("topic", "group", "member", "name", "brokers")
         _, members, member = self._member(caller, arguments)
-        name = arguments.text("name", most=MAX_NAME_LENGTH)
+        name = arguments.text("name", max_value=MAX_NAME_LENGTH)
         members.volunteer(member, name, arguments.number("brokers"))
         return None
 
@@ -194,7 +196,7 @@ class GroupCalls:
         """Share the queues out, as the leader."""
         arguments.only("topic", "group", "member", "roster", "count", "members")
         topic, members, member = self._member(caller, arguments)
-        told = arguments.mapping("members", most=MAX_MEMBERS)
+        told = arguments.mapping("members", max_value=MAX_MEMBERS)
         queues = {id: _numbers(CallArguments(told), id) for id in told}
         roster, count = arguments.number("roster"), arguments.number("count")
         members.plan(member, roster, count, queues)
@@ -402,13 +404,13 @@ def _described(topic: Topic, channel: Channel, members: Membership) -> dict[str,
 def _numbers(arguments: CallArguments, name: str) -> list[int]:
     if name not in arguments:
         return []
-    numbers = arguments.sequence(name, most=1024)
+    numbers = arguments.sequence(name, max_value=1024)
     return [_whole(name, number) for number in numbers]
 
 
 def offsets_by_queue(arguments: CallArguments) -> dict[int, int]:
     """Offsets by queue; the keys of a JSON object are texts."""
-    told: Iterable[tuple[str, object]] = arguments.mapping("offsets", most=1024).items()
+    told: Iterable[tuple[str, object]] = arguments.mapping("offsets", max_value=1024).items()
     offsets: dict[int, int] = {}
     for queue, offset in told:
         if not queue.isascii() or not queue.isdigit():

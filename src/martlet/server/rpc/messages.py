@@ -58,11 +58,11 @@ class MessageCalls:
         """Have a message delivered again."""
         arguments.only("id", "delay_ms", "otherwise_ms", "level", "error")
         channel, consumer = _subscription(caller)
-        error = arguments.remark("error", most=_MAX_ERROR)
+        error = arguments.remark("error", max_value=_MAX_ERROR)
         if "level" in arguments:
             if "delay_ms" in arguments:
                 raise CallError("BAD_ARGUMENT", "give 'delay_ms' or 'level', not both")
-            level = arguments.number("level", least=-1)
+            level = arguments.number("level", min_value=-1)
             if level < 0:
                 # As in RocketMQ.
                 _reject(channel, consumer, arguments, DeadLetterReason.REJECTED, error)
@@ -79,14 +79,14 @@ class MessageCalls:
         return None
 
     def _delay_ms(self, arguments: CallArguments, name: str) -> int:
-        longest_ms = self._server.options.max_req_timeout_ns // MILLISECOND_NS
-        return min(arguments.number(name, 0), max(longest_ms, DELAY_LEVELS_MS[-1]))
+        max_ms = self._server.options.max_req_timeout_ns // MILLISECOND_NS
+        return min(arguments.number(name, 0), max(max_ms, DELAY_LEVELS_MS[-1]))
 
     def dead(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Have a message go to the dead-letter topic."""
         arguments.only("id", "reason", "error")
         channel, consumer = _subscription(caller)
-        error = arguments.remark("error", most=_MAX_ERROR)
+        error = arguments.remark("error", max_value=_MAX_ERROR)
         reason = DeadLetterReason(arguments.choice("reason", _REASONS, DeadLetterReason.REJECTED))
         _reject(channel, consumer, arguments, reason, error)
         return None
@@ -95,7 +95,7 @@ class MessageCalls:
         """Have messages delivered to others. Answers how many were in flight."""
         arguments.only("ids", "started")
         channel, consumer = _subscription(caller)
-        offsets = [_offset(channel, id) for id in arguments.sequence("ids", most=_MAX_IDS)]
+        offsets = [_offset(channel, id) for id in arguments.sequence("ids", max_value=_MAX_IDS)]
         is_started = arguments.flag("started")
         return {"count": channel.give_back(consumer, offsets, is_started=is_started)}
 

@@ -41,7 +41,7 @@ class StartCalls:
         _, members = group_of(self._server, caller, arguments)
         member = members.find(arguments.text("member"), caller.connection)
         queue = arguments.number("queue")
-        runs = tuple(_run(each) for each in arguments.sequence("runs", most=MAX_RUNS))
+        runs = tuple(_run(each) for each in arguments.sequence("runs", max_value=MAX_RUNS))
         if sum(end - first for first, end in runs) > MAX_STARTED:
             raise CallError("BAD_ARGUMENT", f"'runs' must be of at most {MAX_STARTED} offsets")
         if queue not in member.held:

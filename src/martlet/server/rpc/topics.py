@@ -41,7 +41,7 @@ class TopicCalls:
         caller.may(name)
         broker = self._server.broker
         if "queues" in arguments:
-            broker.set_queues(name, arguments.number("queues", least=1, most=MAX_QUEUES))
+            broker.set_queues(name, arguments.number("queues", min_value=1, max_value=MAX_QUEUES))
         else:
             broker.topic(name)
         await written_down(self._server)

@@ -1,6 +1,6 @@
 """The call that tells where a message has been.
 
-``trace.find`` takes an ``id``, or a ``key`` with ``since_ns`` and ``most``, and perhaps a
+``trace.find`` takes an ``id``, or a ``key`` with ``since_ns`` and ``max_count``, and perhaps a
 ``topic``.  The log is read in a thread beside the broker, one search at a time, for ``limit_ms`` at
 most; the answer says whether that was enough.
 """
@@ -45,9 +45,9 @@ class TraceCalls:
         topic = arguments.topic(self._server.broker).name if "topic" in arguments else ""
         if topic:
             caller.may(topic)
-        limit_ms = arguments.number("limit_ms", USUAL_LIMIT_MS, least=1, most=MAX_LIMIT_MS)
+        limit_ms = arguments.number("limit_ms", USUAL_LIMIT_MS, min_value=1, max_value=MAX_LIMIT_MS)
         since_ns = arguments.number("since_ns", 0)
-        most = arguments.number("most", 20, least=1, most=MOST)
+        max_count = arguments.number("most", 20, min_value=1, max_value=MOST)
         id, key = arguments.text("id", ""), arguments.text("key", "")
         if not id and not key:
             raise CallError("BAD_ARGUMENT", "'id', or 'key', is empty: say what to look for")
@@ -58,12 +58,12 @@ class TraceCalls:
                 self._server.broker.write_journal()
             ends_s = time.monotonic() + limit_ms / 1000
             found = await asyncio.get_running_loop().run_in_executor(
-                None, self._search, id, key, topic, since_ns, most, ends_s
+                None, self._search, id, key, topic, since_ns, max_count, ends_s
             )
         return self._allowed(caller, found)
 
     def _search(
-        self, id: str, key: str, topic: str, since_ns: int, most: int, ends_s: float
+        self, id: str, key: str, topic: str, since_ns: int, max_count: int, ends_s: float
     ) -> TraceResult:
         """In a thread. Raises CallError."""
         from martlet.broker.tracing.search import Search, TraceNotFound
@@ -72,7 +72,7 @@ class TraceCalls:
         try:
             folder = Folder(self._server.data_path)
             search = Search(folder, lambda: time.monotonic() >= ends_s, topic)
-            return search.by_id(id) if id else search.by_key(key, since_ns, most)
+            return search.by_id(id) if id else search.by_key(key, since_ns, max_count)
         except TraceNotFound as error:
             raise CallError("NOT_FOUND", str(error)) from None
 

@@ -81,13 +81,13 @@ def transaction_limits(options: BrokerOptions) -> TransactionLimits:
     return TransactionLimits(
         check_after_ns=options.transaction_check_after_ns,
         check_every_ns=options.transaction_check_interval_ns,
-        most_checks=options.transaction_checks,
+        max_checks=options.transaction_checks,
         aside_topic=options.transaction_aside_topic,
-        most_open=options.max_transactions,
-        most_bytes=options.max_transaction_bytes,
-        most_batches=options.max_transaction_sends,
-        most_outcomes=options.transaction_outcomes,
-        most_series=options.transaction_series,
+        max_open=options.max_transactions,
+        max_bytes=options.max_transaction_bytes,
+        max_batches=options.max_transaction_sends,
+        max_outcomes=options.transaction_outcomes,
+        max_series=options.transaction_series,
         remembered_ns=options.transaction_memory_ns,
     )
 
@@ -97,9 +97,9 @@ def begin(transactions: Transactions, id: str, arguments: CallArguments) -> Tran
     arguments.only("group", "check_after_ms", "series", "series_number", "disposable")
     check_after_ns = None
     if "check_after_ms" in arguments:
-        after_ms = arguments.number("check_after_ms", least=1, most=_MAX_CHECK_AFTER_MS)
+        after_ms = arguments.number("check_after_ms", min_value=1, max_value=_MAX_CHECK_AFTER_MS)
         check_after_ns = after_ms * MILLISECOND_NS
-    group, disposable = arguments.text("group", "", most=255), arguments.flag("disposable")
+    group, disposable = arguments.text("group", "", max_value=255), arguments.flag("disposable")
     return transactions.begin(id, group, check_after_ns, place_of(arguments), disposable)
 
 
@@ -107,8 +107,8 @@ def place_of(arguments: CallArguments) -> CommitSequence | None:
     """The place in a series, where there is one. Raises CallError."""
     if "series" not in arguments and "series_number" not in arguments:
         return None
-    name = arguments.text("series", most=MAX_NAME_LENGTH)
-    return CommitSequence(name, arguments.number("series_number", most=MAX_NUMBER))
+    name = arguments.text("series", max_value=MAX_NAME_LENGTH)
+    return CommitSequence(name, arguments.number("series_number", max_value=MAX_NUMBER))
 
 
 class TransactionCalls:
@@ -150,7 +150,7 @@ class TransactionCalls:
 
     def _id(self, caller: Caller, arguments: CallArguments) -> str:
         """Which transaction; the caller must be one who may publish what is in it."""
-        id = arguments.text("id", most=_MAX_ID_LENGTH)
+        id = arguments.text("id", max_value=_MAX_ID_LENGTH)
         transaction = self._transactions.open.get(id)
         if transaction is not None:
             for topic in transaction.topics if caller.connection is not None else ():
@@ -161,7 +161,7 @@ class TransactionCalls:
 
     async def begin(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Begin."""
-        id = arguments.text("id", most=_MAX_ID_LENGTH)
+        id = arguments.text("id", max_value=_MAX_ID_LENGTH)
         state = begin(self._transactions, id, arguments.without("id"))
         await written_down(self._server)
         return {"state": state}
@@ -194,27 +194,29 @@ class TransactionCalls:
     async def checks(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Transactions of a group that are to be asked about, or none after a while."""
         arguments.only("group", "most", "wait_ms")
-        group = arguments.text("group", most=255)
+        group = arguments.text("group", max_value=255)
         if not group:
             raise CallError("BAD_ARGUMENT", "'group' is empty: there is nobody to be asked for it")
-        most = arguments.number("most", _MAX_CHECKS, least=1, most=_MAX_CHECKS)
-        wait_ms = arguments.number("wait_ms", 30_000, most=_MAX_WAIT_MS)
+        max_count = arguments.number("most", _MAX_CHECKS, min_value=1, max_value=_MAX_CHECKS)
+        wait_ms = arguments.number("wait_ms", 30_000, max_value=_MAX_WAIT_MS)
         deadline_s = self._server.loop.time() + wait_ms / 1000
         while True:
             if caller.is_gone:
                 return {"transactions": []}
-            taken = self._transactions.take_due(group, most, lambda each: _may_see(caller, each))
+            taken = self._transactions.take_due(
+                group, max_count, lambda each: _may_see(caller, each)
+            )
             left_s = deadline_s - self._server.loop.time()
             if taken or left_s <= 0:
                 return {"transactions": [_told(transaction) for transaction in taken]}
             await self._wait(group, left_s)
 
-    async def _wait(self, group: str, longest_s: float) -> None:
+    async def _wait(self, group: str, max_s: float) -> None:
         future: asyncio.Future[None] = self._server.loop.create_future()
         waiting = self._waiting.setdefault(group, {})
         waiting[future] = None
         try:
-            async with asyncio.timeout(longest_s):
+            async with asyncio.timeout(max_s):
                 await future
         except TimeoutError:
             pass
@@ -234,7 +236,7 @@ class TransactionCalls:
     def series(self, caller: Caller, arguments: CallArguments) -> Answer:
         """How far a series has come; null where nothing of it is known."""
         arguments.only("series")
-        last = self._transactions.series.last(arguments.text("series", most=MAX_NAME_LENGTH))
+        last = self._transactions.series.last(arguments.text("series", max_value=MAX_NAME_LENGTH))
         if last is None:
             return {"series_number": None}
         return {"series_number": last.number, "committed_at_ms": last.at_ns // MILLISECOND_NS}
@@ -245,7 +247,7 @@ class TransactionCalls:
         states = [state.value for state in TransactionState]
         state = arguments.choice("state", states) if "state" in arguments else None
         group = arguments.text("group") if "group" in arguments else None
-        limit = arguments.number("limit", 100, least=1, most=_MAX_LISTED)
+        limit = arguments.number("limit", 100, min_value=1, max_value=_MAX_LISTED)
         wanted = [
             transaction
             for transaction in self._transactions.open.values()
@@ -264,18 +266,18 @@ class TransactionCalls:
         """One of them, with its messages."""
         arguments.only("id", "limit", "max_body_bytes")
         id = self._id(caller, arguments)
-        limit = arguments.number("limit", 100, most=_MAX_SHOWN)
-        most_bytes = arguments.number("max_body_bytes", 1024, most=_MAX_ANSWER_BYTES)
+        limit = arguments.number("limit", 100, max_value=_MAX_SHOWN)
+        max_bytes = arguments.number("max_body_bytes", 1024, max_value=_MAX_ANSWER_BYTES)
         transaction = self._transactions.open.get(id)
         if transaction is None:
             state = self._transactions.state(id)
             outcome = self._transactions.outcomes.get(id)
             assert outcome is not None
             return {"id": id, "state": state, "ended_at_ms": outcome.at_ns // MILLISECOND_NS}
-        return _told(transaction) | {"messages": self._messages(transaction, limit, most_bytes)}
+        return _told(transaction) | {"messages": self._messages(transaction, limit, max_bytes)}
 
     def _messages(
-        self, transaction: OpenTransaction, limit: int, most_bytes: int
+        self, transaction: OpenTransaction, limit: int, max_bytes: int
     ) -> Sequence[dict[str, object]]:
         half = self._transactions.half
         messages: list[dict[str, object]] = []
@@ -290,14 +292,14 @@ class TransactionCalls:
             entries = dict(stored.entries)
             for number, frame in enumerate(frames_of(stored)):
                 body = bytes(frame[FRAME_HEADER_BYTES:])
-                told_bytes += min(len(body), most_bytes)
+                told_bytes += min(len(body), max_bytes)
                 if len(messages) >= limit or told_bytes > _MAX_ANSWER_BYTES:
                     return messages
                 messages.append(
                     {
                         "topic": batch.topic,
                         "body_bytes": len(body),
-                        "body_base64": b64encode(body[:most_bytes]).decode(),
+                        "body_base64": b64encode(body[:max_bytes]).decode(),
                         **_told_properties(entries.get(number, b"")),
                     }
                 )
@@ -321,7 +323,7 @@ def _may_see(caller: Caller, transaction: OpenTransaction) -> bool:
 def _branches(arguments: CallArguments) -> Mapping[str, int] | None:
     if "branches" not in arguments:
         return None
-    branches = arguments.mapping("branches", most=_MAX_BRANCHES)
+    branches = arguments.mapping("branches", max_value=_MAX_BRANCHES)
     counts = CallArguments(branches)
     return {name: counts.number(name) for name in branches}
 

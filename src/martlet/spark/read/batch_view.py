@@ -132,10 +132,10 @@ class _Heads:
         heads: list[Head | None] = []
         while len(heads) < len(rows):
             offset = int(rows[len(heads)]["first_offset"])
-            most_bytes = _RECORDS_BYTES if self._verifies else _HEADS_BYTES
+            max_bytes = _RECORDS_BYTES if self._verifies else _HEADS_BYTES
             try:
                 data = self._endpoint.batches(
-                    self._split.place, offset, most_bytes, bodies=self._verifies
+                    self._split.place, offset, max_bytes, bodies=self._verifies
                 )
             except OffsetGone:
                 data = b""

@@ -104,8 +104,8 @@ def plan(
             for first, last in pairwise(edges)
         ]
     small_bytes = split_bytes // _SMALL
-    most = max(1, min(_MAX_SMALL, len(splits) // options.min_partitions))
-    return list(_tasks(splits, small_bytes, most))
+    max_count = max(1, min(_MAX_SMALL, len(splits) // options.min_partitions))
+    return list(_tasks(splits, small_bytes, max_count))
 
 
 def _indexed(
@@ -141,15 +141,15 @@ def _split(
     )
 
 
-def _tasks(splits: Iterable[tuple[Split, int]], small_bytes: int, most: int) -> Iterator[Task]:
-    """Splits, with their sizes, dealt out to tasks: up to `most` small ones to each."""
+def _tasks(splits: Iterable[tuple[Split, int]], small_bytes: int, max_count: int) -> Iterator[Task]:
+    """Splits, with their sizes, dealt out to tasks: up to `max_count` small ones to each."""
     gathered: list[Split] = []
     gathered_bytes = 0
     for split, size_bytes in splits:
         if size_bytes > small_bytes:
             yield Task((split,))
             continue
-        is_full = len(gathered) >= most or gathered_bytes + size_bytes > 4 * small_bytes
+        is_full = len(gathered) >= max_count or gathered_bytes + size_bytes > 4 * small_bytes
         if gathered and (is_full or gathered[0].key.broker != split.key.broker):
             yield Task(tuple(gathered))
             gathered, gathered_bytes = [], 0

@@ -100,8 +100,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """The option maxOffsetsPerTrigger; the other limits are minded beside it."""
-        most = self._options.max_offsets
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        max_count = self._options.max_offsets
+        return ReadAllAvailable() if max_count is None else ReadMaxRows(max_count)
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         """Where the next micro-batch ends.
@@ -131,8 +131,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             count = unread(list(spans(begin | new, ends)))
             if self._gathering.waits(count, time.monotonic()):
                 return start
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        reached = step(begin, reached, most)
+        max_count = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        reached = step(begin, reached, max_count)
         if self._options.max_bytes is not None:
             reached = within_bytes(begin, reached, self._options.max_bytes, self._reach)
         return nested(reached)

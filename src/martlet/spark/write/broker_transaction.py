@@ -122,7 +122,7 @@ class BrokerTransaction:
             self._options.topic,
             self._queue_count,
             block_bytes=_block_bytes(self._options, features),
-            most_message_bytes=features.max_message_bytes or _DEFAULT_MESSAGE_BYTES,
+            max_message_bytes=features.max_message_bytes or _DEFAULT_MESSAGE_BYTES,
             delay_step_ms=self._options.delay_step_ms,
         )
         for batch in batches:
@@ -189,8 +189,8 @@ def _told(place: BatchId | None) -> dict[str, Any]:
 
 def _block_bytes(options: WriteOptions, features: Features) -> int:
     """How large a block is to be: what is told beside the messages has to go with it."""
-    most = features.max_body_bytes or _DEFAULT_BODY_BYTES
-    return max(1, min(options.block_bytes, most * 3 // 4))
+    max_count = features.max_body_bytes or _DEFAULT_BODY_BYTES
+    return max(1, min(options.block_bytes, max_count * 3 // 4))
 
 
 def _explained(error: ClientError) -> WriteFailed:

@@ -113,7 +113,7 @@ class Encoder:
         topic: where all go; None where column ``topic`` tells.
         queue_count: how many queues a topic has; asked for where rows have keys.
         block_bytes: how large a block is to be.
-        most_message_bytes: the most that the broker takes as one message.
+        max_message_bytes: the most that the broker takes as one message.
         delay_step_ms: times are rounded up to multiples of it.
     """
 
@@ -123,14 +123,14 @@ class Encoder:
         queue_count: Callable[[str], int],
         *,
         block_bytes: int,
-        most_message_bytes: int,
+        max_message_bytes: int,
         delay_step_ms: int = 1,
     ) -> None:
         self._topic = topic
         self._queue_count = queue_count
         self._queue_counts: dict[str, int] = {}
         self._block_bytes = block_bytes
-        self._most_message_bytes = most_message_bytes
+        self._max_message_bytes = max_message_bytes
         self._delay_step_ms = delay_step_ms
         self._pending: dict[RowDestination, _Pending] = {}
         self._pending_bytes = 0
@@ -193,11 +193,11 @@ class Encoder:
                 f"column 'value' is null or empty in {empty} of {len(batch)} rows, and a message"
                 " has one byte at least: leave them out, as .where(length(value) > 0) does"
             )
-        longest = int(sizes.max())
-        if longest > self._most_message_bytes:
+        max_length = int(sizes.max())
+        if max_length > self._max_message_bytes:
             raise ValueError(
-                f"column 'value' has {longest} bytes in a row, and the broker takes"
-                f" {self._most_message_bytes} in one message: raise its --max-msg-size"
+                f"column 'value' has {max_length} bytes in a row, and the broker takes"
+                f" {self._max_message_bytes} in one message: raise its --max-msg-size"
             )
         return bodies
 

@@ -81,13 +81,13 @@ def entries_of(batch: pa.RecordBatch) -> pa.Array | None:
     entries = pc.binary_join_element_wise(
         *columns, b"", null_handling="replace", null_replacement=b""
     )
-    longest = int(sizes_of(entries).max())
-    if longest > MAX_BYTES:
+    max_length = int(sizes_of(entries).max())
+    if max_length > MAX_BYTES:
         raise BadProperties(
-            f"tag, key, keys and headers of a row take {longest} bytes, the most is {MAX_BYTES}:"
+            f"tag, key, keys and headers of a row take {max_length} bytes, the most is {MAX_BYTES}:"
             " put large things into value"
         )
-    return entries if longest else None
+    return entries if max_length else None
 
 
 def tag_hashes(batch: pa.RecordBatch) -> npt.NDArray[np.uint32] | None:
@@ -140,9 +140,9 @@ def _key(what: str, keys: pa.Array) -> pa.Array:
         keys.cast(pa.string())
     except pa.ArrowInvalid:
         raise BadProperties(f"a {what} that is not UTF-8: encode it, as base64(...) does") from None
-    longest = int(sizes_of(keys).max(initial=0))
-    if longest > MAX_KEY_BYTES:
-        raise BadProperties(f"a {what} of {longest} bytes, the most is {MAX_KEY_BYTES}")
+    max_length = int(sizes_of(keys).max(initial=0))
+    if max_length > MAX_KEY_BYTES:
+        raise BadProperties(f"a {what} of {max_length} bytes, the most is {MAX_KEY_BYTES}")
     return keys
 
 

@@ -398,7 +398,7 @@ def test_sampling_gives_a_share_and_forgets_the_rest() -> None:
 
 
 def test_a_channel_takes_as_many_consumers_as_it_may() -> None:
-    core = Core(most_consumers=1)
+    core = Core(max_consumers=1)
     client = core.client("t")
     with pytest.raises(TooMany, match="consumers for t:c exceeds limit of 1"):
         core.client("t")

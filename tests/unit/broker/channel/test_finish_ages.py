@@ -21,12 +21,12 @@ def counted(latencies_ns: np.ndarray) -> list[int]:
 
 @pytest.mark.parametrize("most", [1, 3, 300], ids=["alone", "few", "many"])
 @pytest.mark.parametrize("way", ["one by one", "in runs", "backwards"])
-def test_each_message_is_in_its_bucket(most: int, way: str) -> None:
+def test_each_message_is_in_its_bucket(max_count: int, way: str) -> None:
     """The index is partly in its file, partly in memory."""
     clock = SimulatedClock()
-    random = default_rng(most)
+    random = default_rng(max_count)
     rows = MAX_ROWS_IN_MEMORY + 900
-    counts = random.integers(1, most + 1, rows).tolist()
+    counts = random.integers(1, max_count + 1, rows).tolist()
     ages_ns = np.sort(np.exp(random.uniform(11, 31, rows)).astype(np.int64))[::-1]
     index = filled(counts, (clock() - ages_ns).tolist())
     finishes = FinishAges(index, clock)

@@ -68,10 +68,10 @@ def test_the_delays_of_rocketmq_are_the_default() -> None:
     ],
 )
 def test_any_of_three_settings_switches_retries_on(
-    policy: dict[str, Any], most: int | None
+    policy: dict[str, Any], max_count: int | None
 ) -> None:
     retry = RetryPolicy.of(ChannelPolicy().changed(policy))
-    assert (None if retry is None else retry.max_attempts) == most
+    assert (None if retry is None else retry.max_attempts) == max_count
 
 
 def test_a_message_comes_again_after_the_delay_of_its_attempt_and_then_is_dead() -> None:

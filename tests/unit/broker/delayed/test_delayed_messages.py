@@ -47,9 +47,9 @@ def due_now(core: Core, duration_ns: int = 0) -> None:
 
 
 def listed(
-    core: Core, topic: str, behind: ListingPosition | None = None, most: int = 100
+    core: Core, topic: str, behind: ListingPosition | None = None, max_count: int = 100
 ) -> list[bytes]:
-    *_, found = core.broker.delays.look(core.broker.topics[topic], behind, most)
+    *_, found = core.broker.delays.look(core.broker.topics[topic], behind, max_count)
     assert found is not None
     return [each.id.encode() for _, each in found]
 
@@ -240,7 +240,7 @@ def test_a_deleted_topic_takes_its_delayed_messages_with_it() -> None:
 
 
 def test_too_many_are_refused_and_the_limit_is_named() -> None:
-    core = Core(most_delayed=2)
+    core = Core(max_delayed=2)
     delay(core, "t", b"x", b"y", delay_ns=SECOND_NS)
     with pytest.raises(LimitReached, match="--max-delayed-messages is 2"):
         delay(core, "t", b"z", delay_ns=SECOND_NS)

@@ -348,8 +348,8 @@ def test_with_nothing_to_let_go_publishing_is_refused() -> None:
 def test_a_real_folder_stays_within_its_limit(tmp_path: Path, ready: int) -> None:
     """Bytes that are still on their way to a client keep no other segment from going."""
     segment_bytes = 1 << 16
-    most_bytes = 8 * segment_bytes
-    storage = DiskStorage(tmp_path, most_bytes=most_bytes)
+    max_bytes = 8 * segment_bytes
+    storage = DiskStorage(tmp_path, max_bytes=max_bytes)
     broker, _ = restore(storage, SimulatedClock(), Random(1), segment_bytes=segment_bytes)
 
     def flush() -> bool:
@@ -373,7 +373,7 @@ def test_a_real_folder_stays_within_its_limit(tmp_path: Path, ready: int) -> Non
         assert receipt.error is None
     assert eviction.evicted_count > 8
     used = sum(path.stat().st_size for path in tmp_path.glob("*/*"))
-    assert used <= most_bytes
+    assert used <= max_bytes
     job = begin_checkpoint(broker)
     job.flush.run()
     job.save()

@@ -123,13 +123,13 @@ def test_a_group_is_told_apart_from_a_channel(core: DiskCore) -> None:
 
 
 def fetched(
-    core: DiskCore, channel: Channel, offset: int, member: GroupConsumer, most: int = 1000
+    core: DiskCore, channel: Channel, offset: int, member: GroupConsumer, max_count: int = 1000
 ) -> int:
     """Fetch for a member. Returns where to go on."""
     group = channel.group
     assert group is not None
     found = Fetch(core.broker.log, channel.queue, offset, channel.id).read_on(
-        channel.source, most, 1 << 20, channel.wanted
+        channel.source, max_count, 1 << 20, channel.wanted
     )
     group.count(found, member)
     return found.next_offset
@@ -250,7 +250,7 @@ def test_messages_are_found_by_a_key_among_others(core: DiskCore) -> None:
     assert [trace.offset for trace in found.traces] == [7, 107, 207]
     assert all(steps(trace)[-1] == ("c", TraceStep.FINISHED) for trace in found.traces)
     assert len(core.search().by_key("order-7").traces) == 4
-    few = core.search("t").by_key("order-7", most=2)
+    few = core.search("t").by_key("order-7", max_count=2)
     assert [trace.offset for trace in few.traces] == [7, 107]
     assert not few.complete
     with pytest.raises(
@@ -418,7 +418,7 @@ def test_a_search_ends_when_its_time_is_over(core: DiskCore) -> None:
     core.broker.write_journal()
     looked = iter([False] * 2)
     search = Search(Folder(core.path), lambda: next(looked, True))
-    found = search.by_key("k", most=1000)
+    found = search.by_key("k", max_count=1000)
     assert not found.complete
     assert 0 < len(found.traces) < 1000
 

@@ -171,7 +171,7 @@ def test_places_that_no_transaction_can_have(core: Core, place: CommitSequence, 
 
 
 def test_a_series_in_use_is_not_forgotten_for_another() -> None:
-    core = Core(transactions=TransactionLimits(most_series=2, remembered_ns=10 * HOUR_NS))
+    core = Core(transactions=TransactionLimits(max_series=2, remembered_ns=10 * HOUR_NS))
     transactions = core.broker.transactions
     for name in ("a", "b"):
         stage(core, name, 1, b"x", series=name)
@@ -222,7 +222,7 @@ def test_delayed_messages_wait_from_the_commit_on(core: Core) -> None:
 
 
 def test_delayed_messages_of_a_transaction_have_their_limits() -> None:
-    core = Core(transactions=TransactionLimits(most_batches=3), most_delayed=2)
+    core = Core(transactions=TransactionLimits(max_batches=3), max_delayed=2)
     transactions = core.broker.transactions
     later_ns = core.clock.now_ns + HOUR_NS
     transactions.begin("d")

@@ -176,7 +176,7 @@ def test_unknown_ones_and_bad_names(core: Core) -> None:
 
 
 def test_limits_are_named_and_lose_nothing() -> None:
-    limits = TransactionLimits(most_open=1, most_bytes=1000, most_batches=2)
+    limits = TransactionLimits(max_open=1, max_bytes=1000, max_batches=2)
     core = Core(transactions=limits)
     transactions = core.broker.transactions
     transactions.begin("t")
@@ -332,15 +332,15 @@ def test_without_a_group_a_person_is_asked(core: Core) -> None:
 
 
 def test_it_goes_aside_when_there_is_room() -> None:
-    core = Core(transactions=TransactionLimits(check_every_ns=SECOND_NS, most_checks=1))
+    core = Core(transactions=TransactionLimits(check_every_ns=SECOND_NS, max_checks=1))
     transactions = core.broker.transactions
     transactions.begin("t")
     Producer(core).add("t", "orders", b"one")
-    core.broker.most_topics = 1
+    core.broker.max_topics = 1
     core.broker.topic("other")
     core.wait(10 * SECOND_NS)
     assert transactions.state("t") is S.SILENT
-    core.broker.most_topics = 0
+    core.broker.max_topics = 0
     core.wait(SECOND_NS)
     assert transactions.state("t") is S.SET_ASIDE
 
@@ -349,7 +349,7 @@ def test_it_goes_aside_when_there_is_room() -> None:
 
 
 def test_outcomes_are_remembered_for_a_time_and_up_to_a_number() -> None:
-    limits = TransactionLimits(most_outcomes=3, remembered_ns=100 * SECOND_NS)
+    limits = TransactionLimits(max_outcomes=3, remembered_ns=100 * SECOND_NS)
     core = Core(transactions=limits)
     transactions = core.broker.transactions
     for number in range(5):

@@ -53,9 +53,9 @@ class Queue:
         assert message is not None
         return message
 
-    async def batch(self, most: int) -> PulledBatch:
+    async def batch(self, max_count: int) -> PulledBatch:
         async with asyncio.timeout(LIMIT_S):
-            batch = await self.line.batch(most)
+            batch = await self.line.batch(max_count)
         assert batch is not None
         return batch
 

@@ -295,22 +295,24 @@ class AssignedQueue:
         self.start(message)
         return PulledBatch(self, FetchedChunk.again([message]), (message.offset,))
 
-    def _before_charged(self, most: int) -> int:
+    def _before_charged(self, max_count: int) -> int:
         """How many messages are to be handed out before one that was charged, up to so many."""
         if self.starts is None or not self.starts.charged:
-            return most
+            return max_count
         if self._again:
             ahead: Iterable[int] = sorted(message.offset for message in self._again)
         else:
             fetched = chain.from_iterable(piece.offsets() for piece in self._pieces)
             ahead = chain((message.offset for message in self._ready), fetched)
         charged = self.starts.charged
-        return sum(1 for _ in takewhile(lambda offset: offset not in charged, islice(ahead, most)))
+        return sum(
+            1 for _ in takewhile(lambda offset: offset not in charged, islice(ahead, max_count))
+        )
 
-    def take_batch(self, most: int) -> PulledBatch:
+    def take_batch(self, max_count: int) -> PulledBatch:
         """The next messages, of which there are some, up to so many, none of which was charged."""
-        most = self._before_charged(most)
-        batch = self._take_batch(most)
+        max_count = self._before_charged(max_count)
+        batch = self._take_batch(max_count)
         if self.starts is not None:
             for key in batch.keys[1:]:
                 self.starts.at_work[key] = key + 1
@@ -319,11 +321,11 @@ class AssignedQueue:
             self.starts.begin(first, end, end)
         return batch
 
-    def _take_batch(self, most: int) -> PulledBatch:
+    def _take_batch(self, max_count: int) -> PulledBatch:
         self.at_work += 1
         self._line.at_work += 1
         if self._again:
-            messages = [heappop(self._again) for _ in range(min(most, len(self._again)))]
+            messages = [heappop(self._again) for _ in range(min(max_count, len(self._again)))]
             for message in messages:
                 message._stage = (
                     PulledMessageState.DONE
@@ -335,11 +337,11 @@ class AssignedQueue:
             self._ready.clear()
         taken = [self._pieces.popleft()]
         count = taken[0].run.count
-        while count < most and self._pieces:
+        while count < max_count and self._pieces:
             taken.append(self._pieces.popleft())
             count += taken[-1].run.count
-        if count > most:
-            taken[-1], rest = taken[-1].split(taken[-1].run.count - (count - most))
+        if count > max_count:
+            taken[-1], rest = taken[-1].split(taken[-1].run.count - (count - max_count))
             self._pieces.appendleft(rest)
         piece = joined(taken)
         self._progress.begin(piece.first)

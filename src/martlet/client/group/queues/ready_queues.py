@@ -85,7 +85,7 @@ class ReadyQueues(Waiters):
         self._is_alone = self.is_held_back = False
         self._wake(1)
 
-    async def batch(self, most: int, wait_s: float = 0.0) -> PulledBatch | None:
+    async def batch(self, max_count: int, wait_s: float = 0.0) -> PulledBatch | None:
         """The next messages of one queue, as many as are here up to so many; None at the end.
 
         With ``wait_s`` that is how long it may take to fill.
@@ -95,21 +95,21 @@ class ReadyQueues(Waiters):
             if held is None:
                 await self._wait()
                 continue
-            if wait_s > 0 and held.count < most:
+            if wait_s > 0 and held.count < max_count:
                 self._back(held, False)
                 await asyncio.sleep(wait_s)
                 wait_s = 0.0
                 continue
-            batch = self._batch_of(held, most)
+            batch = self._batch_of(held, max_count)
             self._back(held, False)
             if batch is not None:
                 return batch
         return None
 
-    def _batch_of(self, held: AssignedQueue, most: int) -> PulledBatch | None:
+    def _batch_of(self, held: AssignedQueue, max_count: int) -> PulledBatch | None:
         """The next messages of a queue; None where the next one is withheld."""
         if not held.has_charged:
-            return held.take_batch(most)
+            return held.take_batch(max_count)
         self._is_alone = self.is_held_back = alone = held.is_charged and not self.at_work
         message = held.take()
         return None if held.withhold(message, alone=alone) else held.batch_of(message)
