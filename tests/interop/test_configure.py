@@ -90,4 +90,4 @@ def test_words_are_read_as_the_policy_has_them() -> None:
     for word in ("max_attempts=many", "lock_ms=1x", "retention_bytes=1"):
         with pytest.raises(BadPolicy, match=word.partition("=")[0]):
             read(ChannelPolicy(), [word])
-    assert json.dumps(TopicPolicy().told()) == "{}"
+    assert json.dumps(TopicPolicy().to_json()) == "{}"

@@ -63,7 +63,7 @@ def sorted_bodies(messages: list[Message]) -> list[bytes]:
     return sorted(m.body for m in messages)
 
 
-@pytest.mark.parametrize("most_copies", [100, 10**6])
+@pytest.mark.parametrize("max_copies", [100, 10**6])
 def test_each_channel_gets_its_own_and_each_message_is_stored_once(
     source: Path, data: Path, max_copies: int
 ) -> None:

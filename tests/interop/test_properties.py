@@ -219,7 +219,7 @@ async def test_tail_and_dump_show_them(tmp_path: Path) -> None:
         )
         shown, _ = await tail.communicate()
     assert shown.decode().splitlines() == [
-        f"{json.dumps(RED.told())} red",
+        f"{json.dumps(RED.to_json())} red",
         "{} plain",
     ]
     dump = await asyncio.create_subprocess_exec(
@@ -236,4 +236,4 @@ async def test_tail_and_dump_show_them(tmp_path: Path) -> None:
         stdout=asyncio.subprocess.PIPE,
     )
     rows = [json.loads(line) for line in (await dump.communicate())[0].splitlines()]
-    assert [row.get("properties") for row in rows] == [RED.told(), None]
+    assert [row.get("properties") for row in rows] == [RED.to_json(), None]

@@ -152,7 +152,7 @@ class BesideModel(RuleBasedStateMachine):
         done = eviction.make_room()
         log = self.broker.log
         # After damage no head of a segment counts until one is begun, or a checkpoint is made.
-        known = all(log.is_told_later(segment) for segment in log.closed_segments)
+        known = all(log.is_releasable(segment) for segment in log.closed_segments)
         assert done or log.failed is not None or not log.closed_segments or not known
         return done
 

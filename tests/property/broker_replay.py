@@ -99,7 +99,7 @@ class ReplayRules(ConsumerRules):
         told = offset_at(real, time_ns)
         assert all((row.stored_at_ns >= time_ns) == (row.first_offset >= told) for row in rows)
 
-    @rule(pick=picks, share=shares, max_value=st.sampled_from([1, 3, 1000]), states=st.sets(kinds))
+    @rule(pick=picks, share=shares, max_count=st.sampled_from([1, 3, 1000]), states=st.sets(kinds))
     def peek_at_a_channel(
         self, pick: int, share: int, max_count: int, states: set[PeekState]
     ) -> None:

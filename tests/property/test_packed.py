@@ -86,7 +86,7 @@ def test_a_batch_holds_what_it_was_told(parts: list[list[Properties]], mixed: bo
         shifted = pack_block([(n + 1, entry) for n, entry in entries])
         given = Packed(Block(shifted), -1) if is_packed else entries
         if given:
-            batch.tell(first, given)
+            batch.set_properties(first, given)
             told.append((first, given))
         expected += [(first + n, entry) for n, entry in entries]
     record, _ = batch.finish()

@@ -23,7 +23,7 @@ def test_nested_and_back() -> None:
     assert flatten(offsets) == flat
 
 
-@given(sizes=SIZES, max_value=st.integers(1, 2000))
+@given(sizes=SIZES, max_count=st.integers(1, 2000))
 def test_a_step_takes_as_many_as_it_may_and_no_more(sizes: list[int], max_count: int) -> None:
     start = dict.fromkeys(KEYS, 5)
     end = {key: 5 + size for key, size in zip(KEYS, sizes, strict=True)}

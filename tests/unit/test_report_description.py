@@ -103,11 +103,11 @@ def test_options_that_cannot_be_are_refused(wrong: dict[str, object], said: str)
 
 def test_a_board_keeps_the_newest_rows_alone() -> None:
     board = FigureBoard(["n"])
-    board.tell({"n": n, "value": 1} for n in range(MAX_ROWS + 3))
-    board.tell([{"n": MAX_ROWS, "value": 2}])
+    board.update({"n": n, "value": 1} for n in range(MAX_ROWS + 3))
+    board.update([{"n": MAX_ROWS, "value": 2}])
     assert len(board.rows) == MAX_ROWS
     assert [row["value"] for row in board.rows if row["n"] == MAX_ROWS] == [2]
-    board.tell([{"n": 1, "value": 3}], whole=True)
+    board.update([{"n": 1, "value": 3}], whole=True)
     assert board.rows == [{"n": 1, "value": 3}]
 
 
@@ -117,11 +117,11 @@ def test_rows_that_are_each_new_are_all_kept_and_a_batch_that_is_told_again_coun
     at = datetime(2026, 1, 31, 12, tzinfo=UTC)
     rows = [{"n": 1, "at": at, "of": {"time": at}, "sum": Decimal("1.50")}] * 2
     board = FigureBoard(None, Store.at(str(tmp_path)))
-    board.tell(rows, batch=0)
+    board.update(rows, batch=0)
     again = FigureBoard(None, Store.at(str(tmp_path)))
-    again.tell(rows, batch=0)
+    again.update(rows, batch=0)
     assert again.rows == rows
-    again.tell(rows[:1], batch=1)
+    again.update(rows[:1], batch=1)
     assert again.rows == rows + rows[:1]
 
 
@@ -134,7 +134,7 @@ def test_a_board_that_cannot_be_read_begins_empty(tmp_path: Path) -> None:
 def test_rows_of_a_query_stay_in_its_order() -> None:
     board = FigureBoard([])
     rows = [{"n": n} for n in range(12, 0, -1)]
-    board.tell(rows, whole=True)
+    board.update(rows, whole=True)
     assert board.rows == rows
     sections = page_of(
         Description(figures=(Figure(name="f", sql="S", mode="complete"),)), {"f": rows}, reload_s=0

@@ -18,7 +18,7 @@ def test_a_manager_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        service.tell(service.READY)
+        service.notify(service.READY)
         assert told(manager) == b"READY=1"
 
 
@@ -27,11 +27,11 @@ def test_a_manager_without_a_file_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(f"\0{name}")
         monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
-        service.tell(service.STOPPING)
+        service.notify(service.STOPPING)
         assert told(manager) == b"STOPPING=1"
 
 
 @pytest.mark.parametrize("address", ["", "nothing", "/nowhere/at/all", "/" + "x" * 200])
 def test_without_a_manager_nothing_happens(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", address)
-    service.tell(service.READY)
+    service.notify(service.READY)

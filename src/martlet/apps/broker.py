@@ -68,9 +68,9 @@ async def _serve(options: BrokerOptions) -> int:
     # What a start leaves behind lives as long as the process: no collection need look at it.
     gc.freeze()
     gc.set_threshold(_COLLECT_AFTER)
-    service.tell(service.READY)
+    service.notify(service.READY)
     await stopping.wait()
-    service.tell(service.STOPPING)
+    service.notify(service.STOPPING)
     await server.stop()
     log.info("NSQ: bye")
     return 0

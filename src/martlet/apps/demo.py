@@ -83,7 +83,7 @@ def _demo(given: argparse.Namespace, place: DemoFolder, console: Console) -> int
     with DemoBoard(console) as board:
         account = asyncio.run(_run(DemoJob(place, board, given.flights, given.rate)))
         seconds = board.seconds
-    return _tell(account, place, console, seconds)
+    return _print_summary(account, place, console, seconds)
 
 
 async def _run(job: DemoJob) -> DemoTotals:
@@ -103,7 +103,7 @@ def _log_to(file: Path) -> None:
     logger.setLevel(logging.INFO)
 
 
-def _tell(account: DemoTotals, place: DemoFolder, console: Console, seconds: float) -> int:
+def _print_summary(account: DemoTotals, place: DemoFolder, console: Console, seconds: float) -> int:
     if account.found is not None:
         reports = {
             "source": account.source,

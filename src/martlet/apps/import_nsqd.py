@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("martlet import-nsqd: interrupted; run it again to go on", file=sys.stderr)
         return 130
-    _tell(outcome, given)
+    _print_result(outcome, given)
     return 0 if outcome.entry.complete else 3
 
 
@@ -111,7 +111,7 @@ def _import(given: argparse.Namespace) -> ImportResult:
             ).run()
 
 
-def _tell(outcome: ImportResult, given: argparse.Namespace) -> None:
+def _print_result(outcome: ImportResult, given: argparse.Namespace) -> None:
     for line in outcome.entry.report:
         print(line)
     if not outcome.is_new:

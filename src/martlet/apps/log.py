@@ -333,7 +333,7 @@ def _frames(header: Header, record: memoryview, start: int) -> Iterator[Fields]:
                 fields["body_base64"] = base64.b64encode(body).decode("ascii")
             entry = block.of(number)
             if entry:
-                fields["properties"] = Properties.unpack(entry).told()
+                fields["properties"] = Properties.unpack(entry).to_json()
             yield fields
         begin = end
 

@@ -41,9 +41,9 @@ async def _serve(options: LookupOptions) -> int:
     except OSError as error:
         log.critical("%s", error)
         return 1
-    service.tell(service.READY)
+    service.notify(service.READY)
     await stopping.wait()
-    service.tell(service.STOPPING)
+    service.notify(service.STOPPING)
     await lookup.stop()
     log.info("bye")
     return 0

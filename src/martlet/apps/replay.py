@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from martlet.apps import tool
 from martlet.options.replay import ReplayOptions
-from martlet.tools.replay import RewindTool, told
+from martlet.tools.replay import RewindTool, describe
 
 DESCRIPTION = (
     "Set a channel back to an offset or a time, or with --new-channel make one that begins there:"
@@ -23,4 +23,4 @@ def main(argv: Sequence[str]) -> int:
     """Set the channel back; the result is the exit code of the process."""
     found = tool.named(ReplayOptions, argv, "topic", "channel")
     options = tool.options("replay", DESCRIPTION, ReplayOptions, found, "TOPIC CHANNEL")
-    return tool.run_at_each(RewindTool(options).run, lambda answer: told(options, answer))
+    return tool.run_at_each(RewindTool(options).run, lambda answer: describe(options, answer))

@@ -18,7 +18,7 @@ STOPPING = "STOPPING=1"
 VARIABLE = "NOTIFY_SOCKET"
 
 
-def tell(state: str) -> None:
+def notify(state: str) -> None:
     """Tell the service manager, if there is one.
 
     One that cannot be reached is none: a server runs on without.

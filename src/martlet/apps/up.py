@@ -81,12 +81,12 @@ def _supervisor(options: UpOptions, found: ServerPlan, sockets: Path) -> Supervi
     return Supervisor(
         [[child(server) for server in group] for group in (found.lookup, found.brokers)],
         options.stop_timeout_ns / 1e9,
-        lambda: _tell_ready(found),
-        lambda: service.tell(service.STOPPING),
+        lambda: _print_ready(found),
+        lambda: service.notify(service.STOPPING),
     )
 
 
-def _tell_ready(found: ServerPlan) -> None:
+def _print_ready(found: ServerPlan) -> None:
     rows = [["", "TCP", "HTTP", "data"]]
     for server in found.servers:
         folder = str(server.folder) if server in found.brokers else ""
@@ -100,7 +100,7 @@ def _tell_ready(found: ServerPlan) -> None:
         print(*lines, "ready; Ctrl-C stops all", sep="\n", flush=True)
     except OSError as error:
         _log.warning("nobody reads where the servers are: %s", error)
-    service.tell(service.READY)
+    service.notify(service.READY)
 
 
 def _check(found: ServerPlan, added: Sequence[str]) -> None:

@@ -65,7 +65,7 @@ class Policy:
         """The fields that may be set."""
         return [each for each in fields(cls) if "is_internal" not in each.metadata]
 
-    def told(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         """What differs from the default, for the journal and for people."""
         return {
             each.name: list(value) if isinstance(value, tuple) else value

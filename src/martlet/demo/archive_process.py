@@ -49,7 +49,7 @@ def main(address: str, folder: Path) -> int:
     told = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
 
-    def tell(**fields: Any) -> None:
+    def write(**fields: Any) -> None:
         print(json.dumps(fields), file=told)
 
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -57,13 +57,13 @@ def main(address: str, folder: Path) -> int:
     try:
         spark = spark_session("martlet demo")
         try:
-            tell(**_archive(spark, address, folder, orders, tell))
+            write(**_archive(spark, address, folder, orders, write))
         finally:
             for query in spark.streams.active:
                 query.stop()
             spark.stop()
     except Exception as error:
-        tell(failed=_cause(error))
+        write(failed=_cause(error))
         raise
     return 0
 

@@ -46,7 +46,7 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
         self._paused = False
         self._holding = False
         self._at_end = False
-        self._told_end = False
+        self._has_notified_end = False
         self._error: Exception | None = None
 
     def insert(self, lower: asyncio.Transport, upper: asyncio.BufferedProtocol) -> None:
@@ -164,7 +164,7 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
         """The other end sends nothing more."""
         self._at_end = True
         if not self._paused and not self._holding:
-            self._tell_end()
+            self._notify_end()
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -196,7 +196,7 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
             if count < len(space):
                 self._let_go()
                 if self._at_end and not self._paused:
-                    self._tell_end()
+                    self._notify_end()
                 return
             left -= count
             if left <= 0:
@@ -224,9 +224,9 @@ class Layer(asyncio.Transport, asyncio.BufferedProtocol):
             if not self.is_closing():
                 self._lower.resume_reading()
 
-    def _tell_end(self) -> None:
-        if not self._told_end and not self.is_closing():
-            self._told_end = True
+    def _notify_end(self) -> None:
+        if not self._has_notified_end and not self.is_closing():
+            self._has_notified_end = True
             if not self._upper.eof_received():
                 self.close()
 

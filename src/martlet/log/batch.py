@@ -190,7 +190,7 @@ class Batch:
         self.count += 1
         self.end = end
 
-    def tell(self, first: int, entries: Sequence[tuple[int, bytes]]) -> None:
+    def set_properties(self, first: int, entries: Sequence[tuple[int, bytes]]) -> None:
         """Give messages their properties, packed (see `martlet.properties.model`), by their
         numbers, rising, counted from message `first` of the batch, behind all that have any.
         """

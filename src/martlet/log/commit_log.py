@@ -128,7 +128,7 @@ class CommitLog:
         """Up to where the last segment begun tells the whole journal, where that is known."""
         self._heads_from = 0
         """Before this position, what segments begin with is in doubt."""
-        self.told_position = durable_position
+        self.checkpointed_position = durable_position
         """Up to where the newest checkpoint tells everything; its owner counts it up."""
         if not segments or position > segments[-1].base + segments[-1].capacity:
             self._begin_segment(storage.create(position, segment_bytes))
@@ -481,7 +481,7 @@ class CommitLog:
         """All but the one being written."""
         return [segment for segment in self.segments if segment is not self._current]
 
-    def is_told_later(self, segment: Segment) -> bool:
+    def is_releasable(self, segment: Segment) -> bool:
         """Whether a segment may be taken away before the next checkpoint is durable: the last one
         tells all of it, or the journal stands whole, and durable, at the head of a segment behind
         it; and the copies of batches that were needed of it are durable.
@@ -489,7 +489,7 @@ class CommitLog:
         durable = self.durable_position
         if durable < self._copied_to:
             return False
-        if segment.base + segment.capacity <= self.told_position:
+        if segment.base + segment.capacity <= self.checkpointed_position:
             return True
         if 0 <= self._head_end <= durable:
             return True

@@ -167,7 +167,7 @@ class DiskQueue:
     files: list[QueueFile]
     depth: int | None
     """How many messages there should be, where that is known."""
-    told: set[Path] = field(default_factory=set)
+    reported: set[Path] = field(default_factory=set)
 
     @property
     def unread_bytes(self) -> int:
@@ -182,8 +182,8 @@ class DiskQueue:
     def chunks_of(self, number: int, findings: Findings) -> Iterator[DiskQueueChunk]:
         """Yield the messages of one file."""
         file = self.files[number]
-        is_new = file.path not in self.told
-        self.told.add(file.path)
+        is_new = file.path not in self.reported
+        self.reported.add(file.path)
         damaged: list[str] = []
 
         def tell(first: int, end: int, reason: str) -> None:

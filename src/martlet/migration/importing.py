@@ -85,13 +85,13 @@ def opened(
             segment_bytes=segment_bytes,
             on_lost=lambda *what: findings.unreadable(f"in Martlet's own log: {what}"),
         )
-        _tell(restored, findings)
+        _record_findings(restored, findings)
         yield broker, storage
     finally:
         storage.close()
 
 
-def _tell(restored: RestoredBroker, findings: Findings) -> None:
+def _record_findings(restored: RestoredBroker, findings: Findings) -> None:
     for damage in restored.report.damaged:
         findings.doubt(f"in Martlet's own log: {damage}")
 

@@ -213,7 +213,7 @@ def _ending(stopping: threading.Event, *, at_once: bool) -> Iterator[None]:
 
 
 @contextmanager
-def told_as(what: str) -> Iterator[None]:
+def query_errors_as(what: str) -> Iterator[None]:
     """Tell what Spark says of SQL that is none, or names what is not there, in a line.
 
     Raises:

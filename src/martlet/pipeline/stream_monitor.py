@@ -87,7 +87,7 @@ def follow(
                     count = progress["numInputRows"] if rows_of is None else rows_of(number)
                     rows += count
                     name = (names or {}).get(query.id, "") if len(queries) > 1 else ""
-                    _tell(progress, count, run, done, name)
+                    _report(progress, count, run, done, name)
         if ended:
             going.pop(0)
         else:
@@ -95,7 +95,7 @@ def follow(
     return rows
 
 
-def _tell(progress: Any, rows: int, run: Run, done: str, name: str) -> None:
+def _report(progress: Any, rows: int, run: Run, done: str, name: str) -> None:
     took_s = progress["durationMs"].get("triggerExecution", 0) / 1000
     rate = rows / took_s if took_s else 0
     lag = sum(_lags(progress))

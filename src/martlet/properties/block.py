@@ -82,7 +82,7 @@ def frame(block: Bytes) -> bytes:
     return _FRAME.pack(len(block) + 4, FRAME_TYPE) + block
 
 
-def told_alone(entry: bytes) -> bytes:
+def lone_frame(entry: bytes) -> bytes:
     """The frame that tells the properties of the one message behind it."""
     return frame(pack_block([(0, entry)]))
 

@@ -108,7 +108,7 @@ class Properties:
             self.tag or self.keys or self.headers or self.order_key or self.system or self.sent
         )
 
-    def told(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         """As JSON tells them, with no field for what there is none of."""
         told: dict[str, object] = {
             "tag": self.tag,

@@ -66,7 +66,7 @@ class LookupPeer:
         )
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def tell(self, topic: str, channel: str = "") -> None:
+    def notify(self, topic: str, channel: str = "") -> None:
         """A topic, or a channel of it, has come or gone."""
         self._changes.pop((topic, channel), None)
         self._changes[topic, channel] = None
@@ -131,7 +131,7 @@ class LookupPeer:
 
     def _everything(self) -> Iterator[bytes]:
         for topic in self._server.broker.topics.values():
-            told = [name for name, one in topic.channels.items() if _is_told(one)]
+            told = [name for name, one in topic.channels.items() if _is_registered(one)]
             if not told:
                 yield v1.register(topic.name)
             for channel in told:
@@ -235,7 +235,7 @@ class LookupPeers:
     def topic_changed(self, topic: Topic) -> None:
         """A topic was made or deleted."""
         for peer in self._peers.values():
-            peer.tell(topic.name)
+            peer.notify(topic.name)
         asked = [peer.http_address for peer in self._peers.values() if peer.http_address]
         if asked and self._server.broker.topics.get(topic.name) is topic and not topic.channels:
             task = asyncio.get_running_loop().create_task(self._adopt_channels(topic, asked))
@@ -244,10 +244,10 @@ class LookupPeers:
 
     def channel_changed(self, topic: Topic, channel: Channel) -> None:
         """A channel was made or deleted."""
-        if not _is_told(channel):
+        if not _is_registered(channel):
             return
         for peer in self._peers.values():
-            peer.tell(topic.name, channel.name)
+            peer.notify(topic.name, channel.name)
 
     async def _adopt_channels(self, topic: Topic, asked: list[str]) -> None:
         """Make the channels that a new topic has elsewhere; they get all its messages."""
@@ -288,6 +288,6 @@ class LookupPeers:
             return []
 
 
-def _is_told(channel: Channel) -> bool:
+def _is_registered(channel: Channel) -> bool:
     """Whether others are to make the channel too: a follower is made by who follows."""
     return channel.policy.kind != "follower"

@@ -185,9 +185,9 @@ class Server:
         except OSError as error:
             raise refusal(self.data_path, error) from error
         self.broker.log.refuse_percent = options.disk_refuse_percent
-        self._tell(restored)
+        self._log_recovery(restored)
 
-    def _tell(self, restored: RestoredBroker) -> None:
+    def _log_recovery(self, restored: RestoredBroker) -> None:
         report = restored.report
         for note in restored.notes:
             self.log.warning("LOG: %s", note)

@@ -133,7 +133,7 @@ class Change:
         except (KeyError, TypeError, AttributeError) as error:
             return NoHttpAnswer(url, f"no /stats that could be understood: {error!r}")
         return ManageRefused(
-            url, f"nothing is done without --force: {self.what} has {_told(found)} there"
+            url, f"nothing is done without --force: {self.what} has {_describe(found)} there"
         )
 
 
@@ -148,7 +148,7 @@ def with_way_out(error: NoHttpAnswer, url: str, names: Mapping[str, str]) -> NoH
     return NoHttpAnswer(url, f"{error.why}; to make it: {call}", error.status)
 
 
-def _told(found: list[Fields]) -> str:
+def _describe(found: list[Fields]) -> str:
     """The messages and clients of a topic and its channels, or of a channel."""
     messages = sum(
         each["depth"] + each.get("in_flight_count", 0) + each.get("deferred_count", 0)

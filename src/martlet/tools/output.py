@@ -143,7 +143,7 @@ class Output:
             if self._member is not None:
                 member, self._member = self._member, None
                 _write_all(self._file, member.flush(), self._path)
-            with _told_of(self._path):
+            with _naming(self._path):
                 os.fsync(self._file)
         self._whole_bytes = os.lseek(self._file, 0, os.SEEK_CUR)
 
@@ -243,7 +243,7 @@ def _move(path: Path, target: Path) -> None:
 
 
 @contextmanager
-def _told_of(path: Path) -> Iterator[None]:
+def _naming(path: Path) -> Iterator[None]:
     """Name the file in an error of writing it: the system, which knows its number, does not."""
     try:
         yield
@@ -254,7 +254,7 @@ def _told_of(path: Path) -> Iterator[None]:
 
 def _write_all(file: int, data: bytes, path: Path) -> None:
     view = memoryview(data)
-    with _told_of(path):
+    with _naming(path):
         while view:
             view = view[os.write(file, view) :]
 

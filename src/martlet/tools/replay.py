@@ -58,7 +58,7 @@ class RewindTool:
         return list(zip(urls, answers, strict=True))
 
 
-def told(options: ReplayOptions, answer: dict[str, Any]) -> str:
+def describe(options: ReplayOptions, answer: dict[str, Any]) -> str:
     """A line about what a broker has done."""
     what = "begins at" if options.new_channel else "is set back to"
     name = f"channel {options.channel} of topic {options.topic} {what}"

@@ -78,5 +78,5 @@ class Tail:
         bodies = batch.bodies[:count]
         if not self._options.print_properties:
             return bodies
-        told = [json.dumps(each.told(), ensure_ascii=False) for each in batch.properties[:count]]
+        told = [json.dumps(each.to_json(), ensure_ascii=False) for each in batch.properties[:count]]
         return [each.encode() + b" " + body for each, body in zip(told, bodies, strict=True)]

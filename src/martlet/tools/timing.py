@@ -29,9 +29,9 @@ class Timing:
             self._seconds += [seconds] * some
             count -= some
             if len(self._seconds) == self._every:
-                self._tell()
+                self._log()
 
-    def _tell(self) -> None:
+    def _log(self) -> None:
         times = sorted(self._seconds)
         self._seconds.clear()
         last = len(times) - 1

@@ -280,7 +280,7 @@ def test_an_index_made_from_the_log_knows_a_copy_behind_the_checkpoint() -> None
     core.checkpoint()
     core.flush()
     first = core.broker.log.segments[0]
-    assert core.broker.log.is_told_later(first)
+    assert core.broker.log.is_releasable(first)
     core.broker.log.retire(first)
     core.storage.write_at(core.broker.topics["t"].queue.index.name, b"lost", 0)
     core.kill()

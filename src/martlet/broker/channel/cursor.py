@@ -142,7 +142,7 @@ class Cursor:
             end = min(entry.count, begin + max_count - taken)
             part = self._slice(entry, begin, end)
             if with_properties:
-                self._tell(entry, begin, end, parts)
+                self._append_property_frame(entry, begin, end, parts)
             parts.append(part)
             window.grant(holder, entry.first_offset + end)
             taken += end - begin
@@ -179,7 +179,7 @@ class Cursor:
                 if base + begin > window.next:
                     self._skip(base + begin)
                 if with_properties:
-                    self._tell(entry, begin, end, parts)
+                    self._append_property_frame(entry, begin, end, parts)
                 part = self._slice(entry, begin, end)
                 parts.append(part)
                 taken_bytes += len(part)
@@ -212,7 +212,7 @@ class Cursor:
             self._let_record_go()
         return frame, told
 
-    def _tell(
+    def _append_property_frame(
         self, entry: IndexEntry, begin: int, end: int, parts: list[memoryview | bytes]
     ) -> None:
         """Add the frame with the properties of some of the current batch's messages."""

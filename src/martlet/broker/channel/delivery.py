@@ -21,7 +21,7 @@ from martlet.broker.channel.topology import NearestFirst
 from martlet.broker.offset_ranges import merged
 from martlet.broker.schedule import Alarm, Schedule
 from martlet.broker.tracing.recorder import TraceStep
-from martlet.properties.block import told_alone
+from martlet.properties.block import lone_frame
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
@@ -374,7 +374,7 @@ class Delivery(ABC):
         if len(self._line) > 1:
             self._line.rotate(-1)
         if properties and consumer.with_properties:
-            consumer.client.send_messages((told_alone(properties), frame))
+            consumer.client.send_messages((lone_frame(properties), frame))
         else:
             consumer.client.send_messages((frame,))
 

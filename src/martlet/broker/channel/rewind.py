@@ -56,7 +56,7 @@ def offset_at(topic: Topic, time_ns: int) -> int:
     if start and (first is None or time_ns < first.stored_at_ns):
         since = " of them" if first is None else f" up to {start}"
         raise OutOfReach(
-            f"what {_told(topic)} got at that time may have gone: all{since} was let go",
+            f"what {_describe(topic)} got at that time may have gone: all{since} was let go",
             gone=True,
             queue=topic.number,
         )
@@ -80,7 +80,7 @@ def replay(topic: Topic, name: str, offsets: Mapping[int, int]) -> None:
         _check_is_stored(part, offset)
         if offset > channel.cursor.next:
             raise OutOfReach(
-                f"channel {name!r} of {_told(part)} has come to offset"
+                f"channel {name!r} of {_describe(part)} has come to offset"
                 f" {channel.cursor.next} and cannot be set back to {offset}",
                 queue=part.number,
             )
@@ -129,11 +129,11 @@ def channel_from(topic: Topic, name: str, offsets: Mapping[int, int]) -> Channel
         _check_is_stored(part, offset)
         if offset > part.limit:
             raise OutOfReach(
-                f"{_told(part)} ends at offset {part.limit}, before {offset}", queue=part.number
+                f"{_describe(part)} ends at offset {part.limit}, before {offset}", queue=part.number
             )
         if not part.holders and offset > part.backlog_offset:
             raise OutOfReach(
-                f"the first channel of {_told(part)} gets all from offset {part.backlog_offset}"
+                f"the first channel of {_describe(part)} gets all from offset {part.backlog_offset}"
                 f" on, and none of it would be left for others behind {offset}",
                 queue=part.number,
             )
@@ -144,11 +144,11 @@ def _check_is_stored(part: Topic, offset: int) -> None:
     start = part.queue.start_offset
     if offset < start:
         raise OutOfReach(
-            f"offset {offset} of {_told(part)} has gone: what is stored begins at {start}",
+            f"offset {offset} of {_describe(part)} has gone: what is stored begins at {start}",
             gone=True,
             queue=part.number,
         )
 
 
-def _told(part: Topic) -> str:
+def _describe(part: Topic) -> str:
     return f"topic {part.name!r}" + (f", queue {part.number}" if part.several else "")

@@ -292,13 +292,13 @@ class Bucket(Topic):
                 continue
             for offset, body, packed in found:
                 bodies.append(body)
-                told.append((len(told), without(packed, Field.SENT) + self._told(offset)))
+                told.append((len(told), without(packed, Field.SENT) + self._property_frame(offset)))
                 times_ns.append(entry.stored_at_ns)
                 offsets.append(offset)
         if not bodies:
             return True
         batch = self._broker.staged(self.target)
-        batch.tell(0, told)
+        batch.set_properties(0, told)
         batch.add_many(bodies)
         batch.stamp(np.array(times_ns, np.int64))
         batch.flags = RecordFlag.FORWARDED
@@ -365,7 +365,7 @@ class Bucket(Topic):
         left: list[int] = self._marks.unmarked(first, entry.end_offset).tolist()
         return left
 
-    def _told(self, offset: int) -> bytes:
+    def _property_frame(self, offset: int) -> bytes:
         return system_field(PROPERTY, self.queue.message_id(offset))
 
     def _lost(self, entry: IndexEntry, why: str) -> None:

@@ -51,7 +51,7 @@ class ExternalReader(GroupQueue):
         cursor.deferred_ahead = 0
         self._channel.moved()
 
-    def tell(self, offset: int) -> None:
+    def report(self, offset: int) -> None:
         """Its reader is at an offset now. It is written down at once, since who told it does not
         tell it again: a kill would leave it behind for as long as nothing is published.
         """
@@ -107,5 +107,5 @@ def follow(topic: Topic, name: str, offsets: Mapping[int, int], *, retain: bool)
         assert isinstance(group, ExternalReader)
         place = max(offset, queue.start_offset)
         if place != part_channel.cursor.next:
-            group.tell(place)
+            group.report(place)
     return channel

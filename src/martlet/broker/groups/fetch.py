@@ -115,7 +115,7 @@ class Fetch(Cursor):
                 if stop == begin and count:
                     return Fetched(parts, count, self.next, False, runs)
                 stop = max(stop, begin + 1)
-                self._tell(entry, begin, stop, parts)
+                self._append_property_frame(entry, begin, stop, parts)
                 parts.append(self._slice(entry, begin, stop))
                 size += len(parts[-1])
                 count += stop - begin

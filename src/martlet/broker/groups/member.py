@@ -60,7 +60,7 @@ class GroupConsumer:
         """Who it is, in a trail."""
         return f"{self.id} {self.address}"
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Call those who watch."""
         for watcher in list(self.watchers):
             watcher()

@@ -294,7 +294,7 @@ class Membership:
         for queue in member.held:
             del self.holders[queue]
         member.held.clear()
-        member.tell()
+        member.notify()
         return True
 
     def _first_volunteer(self) -> GroupConsumer | None:
@@ -402,7 +402,7 @@ class Membership:
                 self._concern(member)
         concerned, self._concerned = self._concerned, {}
         for member in concerned:
-            member.tell()
+            member.notify()
 
     def _concern(self, member: GroupConsumer) -> None:
         member.changed = self.generation

@@ -22,7 +22,7 @@ from martlet.broker.recovery.journal import (
 )
 from martlet.broker.recovery.transactions import TransactionJournal
 from martlet.broker.topic.queue_log import Receipt
-from martlet.broker.transactions.half_topic import told_in
+from martlet.broker.transactions.half_topic import description_in_record
 from martlet.log.atomic_batches import entry_of
 from martlet.log.index import Index, IndexEntry
 from martlet.log.record import Header, RecordFlag, RecordKind, properties
@@ -45,20 +45,20 @@ class RecoveredTopic:
     index: Index
     end_offset: int = 0
     """Behind the last batch that is known."""
-    told_end: int = 0
+    journaled_end: int = 0
     """Up to where it once was, by what else was told of it: messages may have been lost since, and
     no later one may come under their offsets, which voids and cursors have gone over.
     """
     channels: dict[int, Description] = field(default_factory=dict)
     cursors: dict[int, CursorState] = field(default_factory=dict)
 
-    def tell(self, description: Description) -> None:
+    def apply(self, description: Description) -> None:
         """The topic itself has changed."""
         self.description = description
         ends = [end for _, end in description["voids"]]
         self._was_at(description["backlog_offset"], description["paused_at"] or 0, *ends)
 
-    def tell_channel(self, channel: Description) -> None:
+    def apply_channel(self, channel: Description) -> None:
         """A channel is made or has changed. Its start counts where its cursor is not known.
 
         Where there is an older one of its name, what tells that it was deleted is lost.
@@ -77,7 +77,7 @@ class RecoveredTopic:
         self.channels.pop(id, None)
         self.cursors.pop(id, None)
 
-    def tell_cursor(self, channel: int, entry: bytes) -> None:
+    def apply_cursor(self, channel: int, entry: bytes) -> None:
         """A channel's cursor has moved."""
         cursor = self.cursors[channel]
         if cursor.apply(entry):
@@ -102,7 +102,7 @@ class RecoveredTopic:
         self.end_offset = max(self.end_offset, end_offset)
 
     def _was_at(self, *offsets: int) -> None:
-        self.told_end = max(self.told_end, *offsets)
+        self.journaled_end = max(self.journaled_end, *offsets)
 
 
 class RecoveredState:
@@ -145,7 +145,7 @@ class RecoveredState:
             if full:
                 state.cursors[channel] = CursorState(0, 0)
             if channel in state.cursors:
-                state.tell_cursor(channel, entry)
+                state.apply_cursor(channel, entry)
         elif kind == RecordKind.MARKS:
             self.marks.setdefault(topic, DoneBitmap()).apply(entry)
         elif kind == RecordKind.TOPOLOGY:
@@ -162,13 +162,13 @@ class RecoveredState:
         for description in fields["topics"]:
             id = description["id"]
             state = before.get(id) or self._begin(description)
-            state.tell(description)
+            state.apply(description)
             state.end_offset = max(state.end_offset, description["end_offset"])
             cursors, state.channels, state.cursors = state.cursors, {}, {}
             for channel in description.pop("channels"):
                 if channel["id"] in cursors:
                     state.cursors[channel["id"]] = cursors[channel["id"]]
-                state.tell_channel(channel)
+                state.apply_channel(channel)
             self.topics[id] = state
             self._ids[_name_and_queue(description)] = id
         self.orphans.clear()
@@ -197,7 +197,7 @@ class RecoveredState:
             self._forget_older(description)
             self.topics[id] = self._begin(description)
             self._ids[_name_and_queue(description)] = id
-        self.topics[id].tell(description)
+        self.topics[id].apply(description)
 
     def _forget_older(self, description: Description) -> None:
         """Where there is an older topic of its name, what tells that it was deleted is lost; an
@@ -222,7 +222,7 @@ class RecoveredState:
         if state is None:
             return
         self.last_id = max(self.last_id, fields["channel"]["id"])
-        state.tell_channel(fields["channel"])
+        state.apply_channel(fields["channel"])
 
     def _apply_channel_deleted(self, fields: Description) -> None:
         state = self.topics.get(fields["topic_id"])
@@ -230,7 +230,7 @@ class RecoveredState:
             state.forget_channel(fields["id"])
             # It stands here since both are one entry; before, a topic's entry came first.
             if "backlog_offset" in fields:
-                state.tell(state.description | {"backlog_offset": fields["backlog_offset"]})
+                state.apply(state.description | {"backlog_offset": fields["backlog_offset"]})
 
     def _apply_channel_replayed(self, fields: Description) -> None:
         state = self.topics.get(fields["topic_id"])
@@ -273,7 +273,7 @@ class RecoveredState:
 
     def learn_half(self, header: Header, record: memoryview) -> None:
         """Know the half messages of a batch."""
-        told = told_in(header, record)
+        told = description_in_record(header, record)
         if told is not None:
             self.transactions.apply_half(told, header)
 

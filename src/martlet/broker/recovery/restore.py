@@ -235,7 +235,7 @@ def _settle(broker: Broker, state: RecoveredState) -> None:
 
 def _topic(broker: Broker, known: RecoveredTopic) -> Topic:
     description = known.description
-    end_offset = max(known.end_offset, known.told_end)
+    end_offset = max(known.end_offset, known.journaled_end)
     id, number = description["id"], description.get("queue", 0)
     queue = QueueLog(broker.log, id, number, description["id_base"], known.index, end_offset)
     kind = HalfTopic if description["name"] == HALF else Topic
@@ -312,6 +312,6 @@ def _settle_bucket(
     if target is None:
         return []
     ids, marks = state.forwarded.get(target.id, []), state.marks.get(id, DoneBitmap())
-    end_offset = max(known.end_offset, known.told_end)
+    end_offset = max(known.end_offset, known.journaled_end)
     restore_bucket(broker, target, description, known.index, end_offset, marks, ids)
     return [known.index.name]

@@ -25,7 +25,7 @@ def describe_channel(part: SingleQueueTopic, channel: Channel) -> Description:
         "start": channel.cursor.lowest_needed,
         **({"voids": list(channel.voids)} if channel.voids else {}),
         "limit": part.limit,
-        **told(channel.policy),
+        **to_description(channel.policy),
     }
 
 
@@ -35,7 +35,7 @@ def channel_op(topic: Topic, channel: Channel, **fields: object) -> Description:
     return {"op": "channel", "topic_id": topic.id, "channel": described}
 
 
-def told(policy: Policy) -> Description:
+def to_description(policy: Policy) -> Description:
     """The policy of a topic or a channel, where it has any."""
-    told = policy.told()
+    told = policy.to_json()
     return {"policy": told} if told else {}

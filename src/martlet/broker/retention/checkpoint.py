@@ -316,7 +316,7 @@ def end_some(broker: Broker, job: CheckpointJob) -> Iterator[None]:
     if log.failed is not None:
         raise WritesRefused(log.failed)
     log.flushed(job.flush)
-    log.told_position = job.flush.position
+    log.checkpointed_position = job.flush.position
     broker.history_bases = job.history
     allow_spares(broker)
     # A channel made meanwhile may begin before what was needed then: the next one lets go.

@@ -22,7 +22,7 @@ from binascii import b2a_base64
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from martlet.broker.transactions.half_topic import HalfTopic, told_in
+from martlet.broker.transactions.half_topic import HalfTopic, description_in_record
 from martlet.log.index import IndexEntry
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
@@ -78,7 +78,7 @@ def lines(
             on_bad(entry.first_offset, entry.end_offset, str(error))
             continue
         ends = [0, *frame_ends(header, record).tolist()]
-        told = told_in(header, record) if is_half else None
+        told = description_in_record(header, record) if is_half else None
         of_all = _fields({name: told[name] for name in ("transaction", "topic")}) if told else b""
         block = Block(properties(header, record)) if header.properties_length else None
         parts = []

@@ -191,7 +191,7 @@ class Eviction(HistoryReclaimer):
         there to another topic.
         """
         log = self._broker.log
-        return log.durable_position >= self._broker.moved_to and log.is_told_later(victim)
+        return log.durable_position >= self._broker.moved_to and log.is_releasable(victim)
 
     def _losses(self, segment: Segment, needed_by: list[Need]) -> list[EvictionLoss]:
         losses = []

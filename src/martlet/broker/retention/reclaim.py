@@ -42,7 +42,7 @@ class HistoryReclaimer:
         needed = needed_bytes(log.segments, needs(broker))
         for segment, bytes_needed in zip(log.segments, needed, strict=True):
             is_history = segment.base in broker.history_bases and not bytes_needed
-            if is_history and log.is_told_later(segment):
+            if is_history and log.is_releasable(segment):
                 log.retire(segment)
                 forget(broker, segment)
                 return True

@@ -95,10 +95,10 @@ def _grow_channel(topic: Topic, channel: Channel, fresh: list[Topic]) -> None:
         for part in fresh:
             part.channels[channel.name].add_share(subscriber)
         if not isinstance(consumer, Share):
-            _tell(channel, subscriber)
+            _notify(channel, subscriber)
         subscriber.go_on()
 
 
-def _tell(channel: Channel, subscriber: Subscriber) -> None:
+def _notify(channel: Channel, subscriber: Subscriber) -> None:
     assert isinstance(channel.whole, PartitionedChannel)
     subscriber.client.channel_grown(channel.whole, subscriber)

@@ -27,7 +27,7 @@ from martlet.broker.groups.group_queue import check_kind
 from martlet.broker.offset_ranges import with_stretch
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.broker.recovery.journal import Description
-from martlet.broker.recovery.topic_description import channel_op, told
+from martlet.broker.recovery.topic_description import channel_op, to_description
 from martlet.broker.topic.ephemeral_limit import keep_within
 from martlet.broker.topic.masked_source import MaskedSource
 from martlet.broker.topic.partitioned import PartitionedChannel, PartitionedTopic
@@ -131,12 +131,12 @@ class Topic(SingleQueueTopic):
             "paused_at": self.paused_at,
             "backlog_offset": backlog_offset,
             "voids": self.voids,
-            **told(self.policy),
+            **to_description(self.policy),
         }
 
     def configure(self, policy: TopicPolicy) -> None:
         """Set its policy. Raises WritesRefused."""
-        told = [part.describe() | {"policy": policy.told()} for part in self.parts]
+        told = [part.describe() | {"policy": policy.to_json()} for part in self.parts]
         self.journal([{"op": "topic", "topic": each} for each in told])
         for part in self.parts:
             part.policy = policy
@@ -153,7 +153,7 @@ class Topic(SingleQueueTopic):
         channel = self.find_channel(name)
         check_dead_letter_topic(policy.dead_letter_topic, self.name)
         check_kind(channel, policy)
-        self.journal_channel(name, policy=policy.told())
+        self.journal_channel(name, policy=policy.to_json())
         before = channel.max_attempts
         for part in channel.parts:
             part.configure(policy)
@@ -225,7 +225,7 @@ class Topic(SingleQueueTopic):
         if batch is None or deliver_at_ns or batch.end > MAX_BATCH_BYTES:
             batch = self._around.staged(self)
         if properties:
-            batch.tell(batch.count, properties)
+            batch.set_properties(batch.count, properties)
         if type(bodies) is list:
             if len(bodies) == 1:
                 batch.add(bodies[0])

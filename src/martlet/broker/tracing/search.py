@@ -77,8 +77,8 @@ class Search:
         self._complete = True
         self._indexes: dict[str, list[int]] = {}
         self._segments = folder.segments()
-        self._told = self._read_journal()
-        if topic and topic not in {t.description["name"] for t in self._told.topics.values()}:
+        self._journal = self._read_journal()
+        if topic and topic not in {t.description["name"] for t in self._journal.topics.values()}:
             raise TraceNotFound(f"there is no topic {topic!r}")
 
     def by_id(self, id: str) -> TraceResult:
@@ -128,7 +128,7 @@ class Search:
             for trace in self._with_key(topic, header, segment, key):
                 offset = trace.offset
                 if header.topic in buckets:
-                    self._tell_delayed(trace, *buckets[header.topic])
+                    self._add_delayed(trace, *buckets[header.topic])
                 traces[header.topic, offset] = trace
             if len(traces) > max_count:
                 self._complete = False
@@ -172,22 +172,22 @@ class Search:
         return told
 
     def _topics(self) -> Iterator[RecoveredTopic]:
-        for topic in self._told.topics.values():
+        for topic in self._journal.topics.values():
             name = topic.description["name"]
             if name == self._topic if self._topic else not is_system(name):
                 yield topic
 
     def _buckets(self) -> Iterator[tuple[RecoveredTopic, RecoveredTopic]]:
         """What waits for its time, with the topic that it is for."""
-        for bucket in self._told.topics.values():
+        for bucket in self._journal.topics.values():
             delayed = bucket.description.get("delayed")
-            topic = self._told.topics.get(delayed["topic"]) if delayed else None
+            topic = self._journal.topics.get(delayed["topic"]) if delayed else None
             if topic is not None and self._topic in ("", topic.description["name"]):
                 yield bucket, topic
 
     @staticmethod
     def _end(topic: RecoveredTopic) -> int:
-        return max(topic.end_offset, topic.told_end)
+        return max(topic.end_offset, topic.journaled_end)
 
     # messages
 
@@ -201,13 +201,13 @@ class Search:
             found = self._by_index(bucket, offset) or self._by_scan(number, offset)
             trace = self._trace(bucket, *found, offset) if found is not None else None
             if trace is not None:
-                self._tell_delayed(trace, bucket, topic)
+                self._add_delayed(trace, bucket, topic)
                 return trace
         return None
 
-    def _tell_delayed(self, trace: Trace, bucket: RecoveredTopic, topic: RecoveredTopic) -> None:
+    def _add_delayed(self, trace: Trace, bucket: RecoveredTopic, topic: RecoveredTopic) -> None:
         """What was found in a bucket is, or was, on its way to a topic."""
-        marks = self._told.marks.get(bucket.description["id"])
+        marks = self._journal.marks.get(bucket.description["id"])
         is_done = marks is not None and marks.has(trace.offset)
         trace.delayed = "done" if is_done else "waiting"
         trace.topic = topic.description["name"]
@@ -321,7 +321,7 @@ class Search:
         segments = segments_since(self._segments, since_ns)
         ids = {
             (topic.description["name"], topic.description.get("queue", 0)): number
-            for number, topic in self._told.topics.items()
+            for number, topic in self._journal.topics.items()
         }
         of_topic: dict[int, list[Trace]] = {}
         for trace in traces:

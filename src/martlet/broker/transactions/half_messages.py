@@ -41,7 +41,7 @@ class HalfMessageStore:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.topic: HalfTopic | None = None
-        self._told: dict[int, int] = {}
+        self._journaled: dict[int, int] = {}
         """Up to which position of the log each topic at a queue was told of in a bundle."""
 
     def made(self) -> HalfTopic:
@@ -128,10 +128,10 @@ class HalfMessageStore:
         news = []
         for topic in dict.fromkeys(home for each in topics for home in (each.home, each)):
             for part in topic.parts:
-                told_at = self._told.get(part.id)
+                told_at = self._journaled.get(part.id)
                 if told_at is None or told_at > log.durable_position:
                     # Whatever told of it before stands before this, and so does its making.
-                    self._told[part.id] = log.position
+                    self._journaled[part.id] = log.position
                     news.append(part.describe())
         return news
 

@@ -131,7 +131,7 @@ class HalfTopic(Topic):
         """Lay a batch out: what its messages are, they, and their properties by their numbers."""
         batch.add(json.dumps(told, separators=(",", ":")).encode())
         if entries:
-            batch.tell(1, entries)
+            batch.set_properties(1, entries)
         if type(bodies) is list:
             batch.add_many(bodies)
         else:
@@ -152,7 +152,7 @@ class HalfTopic(Topic):
         ends_at = align8(payload_end)
         ends: npt.NDArray[np.uint32] = np.frombuffer(record, "<u4", entry.count, ends_at)
         start = int(ends[0])
-        told = told_by(record[HEADER_BYTES : HEADER_BYTES + start])
+        told = description_in_frame(record[HEADER_BYTES : HEADER_BYTES + start])
         if told is None or told["transaction"] != transaction:
             raise BadRecord(f"offset {first_offset}: a batch of another transaction")
         block = properties_of(record)
@@ -180,7 +180,7 @@ def frames_of(stored: StoredHalf) -> Iterator[memoryview]:
         start = end
 
 
-def told_by(frame: memoryview) -> dict[str, Any] | None:
+def description_in_frame(frame: memoryview) -> dict[str, Any] | None:
     """What a batch's first frame says of the others; None where it says nothing."""
     try:
         told = json.loads(bytes(frame[FRAME_HEADER_BYTES:]))
@@ -189,8 +189,8 @@ def told_by(frame: memoryview) -> dict[str, Any] | None:
     return told if isinstance(told, dict) and "transaction" in told else None
 
 
-def told_in(header: Header, record: memoryview) -> dict[str, Any] | None:
+def description_in_record(header: Header, record: memoryview) -> dict[str, Any] | None:
     """The same of a record of such a batch."""
     frames = payload(header, record)
     size = int.from_bytes(frames[:_FRAME_SIZE], "big")
-    return told_by(frames[: _FRAME_SIZE + size])
+    return description_in_frame(frames[: _FRAME_SIZE + size])

@@ -143,7 +143,7 @@ def _laid_out(batch: Batch, piece: _Piece, now_ns: int) -> BatchSlot:
     batch.begin((queue.id_base + piece.first_offset) & ID_MASK, now_ns)
     for stored in piece.stored:
         if stored.entries:
-            batch.tell(batch.count, stored.entries)
+            batch.set_properties(batch.count, stored.entries)
         batch.add_frames(stored.frames, stored.ends)
     record, flags = batch.finish()
     return BatchSlot(

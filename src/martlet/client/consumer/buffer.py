@@ -86,7 +86,7 @@ class ReceiveBuffer(Waiters):
         self.is_out: Callable[[], bool] = lambda: False
         self._rest: deque[Message] = deque()
         """What follows in the current delivery, and is not started."""
-        self._told: list[Message] = []
+        self._reported: list[Message] = []
         """What the broker is told of as started, and is ready in the next turn."""
         self._run_size = 1
         self._run_began_s = 0.0
@@ -159,7 +159,7 @@ class ReceiveBuffer(Waiters):
     @property
     def _is_held_up(self) -> bool:
         """Whether nothing may be taken just now, though there may be something."""
-        return bool(self._told) or self._solitude.holds_up
+        return bool(self._reported) or self._solitude.holds_up
 
     def _start(self, *, idle_count: int) -> bool:
         """Tell the broker of the next messages as started. True where they are ready already."""
@@ -178,9 +178,9 @@ class ReceiveBuffer(Waiters):
         ):
             return False
         count = self._count_to_start(idle_count, current.answers.max_attempts)
-        self._told = [rest.popleft() for _ in range(count)]
-        current.answers.started(self._told[-1].id)
-        asyncio.get_running_loop().call_soon(self._have_told)
+        self._reported = [rest.popleft() for _ in range(count)]
+        current.answers.started(self._reported[-1].id)
+        asyncio.get_running_loop().call_soon(self._hand_out_reported)
         return False
 
     def _count_to_start(self, idle_count: int, max_attempts: int) -> int:
@@ -198,9 +198,9 @@ class ReceiveBuffer(Waiters):
             count += 1
         return count
 
-    def _have_told(self) -> None:
+    def _hand_out_reported(self) -> None:
         """The broker knows: hand them out."""
-        told, self._told = self._told, []
+        told, self._reported = self._reported, []
         self.ready.extend(told)
         self._run_began_s = time.monotonic()
         self._begin_turn()
@@ -215,7 +215,7 @@ class ReceiveBuffer(Waiters):
         if not self.worker_count:
             if not solitude.may_begin(self.is_out, patience_s):
                 return False
-            solitude.begin(lambda: bool(self._told or self.ready) or self.is_out(), patience_s)
+            solitude.begin(lambda: bool(self._reported or self.ready) or self.is_out(), patience_s)
             return True
         is_busy = idle_count < self.worker_count  # The last one that becomes idle begins it.
         if not solitude.may_begin(lambda: is_busy, patience_s):
@@ -229,7 +229,7 @@ class ReceiveBuffer(Waiters):
         current = self._current
         if (
             current is not None
-            and not self._told
+            and not self._reported
             and current.expires_at_s < until_s
             and current.answers.are_extended
         ):
@@ -260,11 +260,11 @@ class ReceiveBuffer(Waiters):
 
     @property
     def _current_count(self) -> int:
-        return len(self.ready) + len(self._told) + len(self._rest)
+        return len(self.ready) + len(self._reported) + len(self._rest)
 
     def _forget_current(self) -> None:
         self.ready.clear()
-        self._told.clear()
+        self._reported.clear()
         self._rest.clear()
         self._solitude.is_waiting = False
         self._current = None

@@ -19,7 +19,7 @@ from martlet.client.consumer.flow import Flow
 from martlet.client.consumer.handling.backoff import FailureBackoff
 from martlet.client.consumer.handling.failure_policy import RETRY, Delay, FailurePolicy, OnGivingUp
 from martlet.client.consumer.handling.give_back import UnstartedReturner
-from martlet.client.consumer.instrumented import tell
+from martlet.client.consumer.instrumented import instrument
 from martlet.client.consumer.rdy import Rotation
 from martlet.client.consumer.stats import ConsumerStats, Counts, Losses
 from martlet.client.consumer.subscription import Subscription
@@ -212,7 +212,7 @@ class Consumer(ConsumerBase):
         subscription.on_answer = self._flow.feed
         subscription.on_settled = self._flow.settle
         dialer.on_connected, dialer.on_lost = self._hooks.on_connected, self._hooks.on_lost
-        tell(self._hooks, subscription)
+        instrument(self._hooks, subscription)
         return subscription
 
     async def __aexit__(

@@ -23,7 +23,7 @@ class Counted(Protocol):
         """How many were requeued."""
 
 
-def tell(hooks: Hooks, subscription: Subscription) -> None:
+def instrument(hooks: Hooks, subscription: Subscription) -> None:
     """Have the hooks told of what comes and is answered, besides whoever is told already."""
     address = str(subscription.address)
     if hooks.on_received is not None:

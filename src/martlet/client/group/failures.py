@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 
-from martlet.client.consumer.handling.failure_policy import Delay, Reject, Requeue, told
+from martlet.client.consumer.handling.failure_policy import Delay, Reject, Requeue, describe
 from martlet.client.errors import HandlerFailed
 from martlet.client.group.message import PulledMessage, PulledMessageState
 from martlet.client.transport.backoff import Backoff
@@ -68,7 +68,7 @@ class PullFailures:
                 message.attempts -= 1
             self._put_off(message, error.delay_ms)
             return
-        said = told(error)[:MAX_ERROR_LENGTH]
+        said = describe(error)[:MAX_ERROR_LENGTH]
         message.errors = (message.errors[0] or said, said)
         message.is_rejected = isinstance(error, Reject)
         if message.is_rejected or 0 < self._max_attempts <= message.attempts:

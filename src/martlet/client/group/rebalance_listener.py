@@ -30,14 +30,14 @@ class RebalanceListener:
 
     async def assigned(self, places: Sequence[QueueId]) -> None:
         """These have come."""
-        await _tell("on_assigned", self._on_assigned, places)
+        await _notify("on_assigned", self._on_assigned, places)
 
     async def revoked(self, places: Sequence[QueueId]) -> None:
         """These go."""
-        await _tell("on_revoked", self._on_revoked, places)
+        await _notify("on_revoked", self._on_revoked, places)
 
 
-async def _tell(name: str, function: OnQueues | None, places: Sequence[QueueId]) -> None:
+async def _notify(name: str, function: OnQueues | None, places: Sequence[QueueId]) -> None:
     if function is None or not places:
         return
     try:

@@ -302,9 +302,9 @@ class BrokerSession(ABC):
         """Tell the hooks what was done, once for all of this turn of the event loop."""
         if not self._is_reporting:
             self._is_reporting = True
-            asyncio.get_running_loop().call_soon(self._tell_settled)
+            asyncio.get_running_loop().call_soon(self._notify_settled)
 
-    def _tell_settled(self) -> None:
+    def _notify_settled(self) -> None:
         self._is_reporting = False
         self._report()
 

@@ -106,7 +106,7 @@ class StartedTracker:
         charged = [known for known in self.charged if first < known < run_end]
         self._run = (first, max(end, min(charged, default=run_end)))
         others = [run for run in self.at_work.items() if run[0] != first]
-        self._tell([*others, self._run], alone)
+        self._report([*others, self._run], alone)
 
     def end(self, first: int) -> None:
         """A handler has ended with what begins there."""
@@ -117,7 +117,7 @@ class StartedTracker:
         else:
             self._look_later()
 
-    def _tell(self, runs: list[tuple[int, int]], alone: bool = False) -> None:
+    def _report(self, runs: list[tuple[int, int]], alone: bool = False) -> None:
         self._said = runs[-MAX_RUNS:]
         self._say(self._said, alone)
         self._look_later()
@@ -134,4 +134,4 @@ class StartedTracker:
         runs = list(self.at_work.items())
         if runs != self._said:
             self._run = (0, 0)
-            self._tell(runs, len(runs) == 1 and runs[0][0] in self.charged)
+            self._report(runs, len(runs) == 1 and runs[0][0] in self.charged)

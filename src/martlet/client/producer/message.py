@@ -61,7 +61,7 @@ class SendOptions(NamedTuple):
     queue: int | None = None
     retries: int | None = None
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As SEND tells them."""
         fields: dict[str, Any] = {}
         if self.deliver_at_ms:

@@ -144,7 +144,7 @@ class SendBatch:
     def command(self, now_s: float) -> bytes:
         """The command's bytes."""
         first = self.sendings[0]
-        fields = first.options.told()
+        fields = first.options.to_json()
         if self.is_known:
             fields["producer"] = self.desk.producer.hex()
             fields["sequence"] = self.number

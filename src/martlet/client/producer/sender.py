@@ -123,7 +123,7 @@ class Sender:
         desk = self._chosen(ready, sending)
         assert desk is not None
         assert desk.link.connection is not None
-        fields = sending.options.told() | {"oneway": True}
+        fields = sending.options.to_json() | {"oneway": True}
         desk.link.connection.write(
             commands.send(sending.topic, sending.bodies, fields, pack_block(sending.entries))
         )

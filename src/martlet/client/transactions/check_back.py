@@ -113,14 +113,14 @@ class CheckBackListener:
                     "transaction.checks", group=self._group, wait_ms=_WAIT_MS
                 )
                 for told in answer.fields["transactions"]:
-                    await self._tell(connection, PendingTransaction.read(told))
+                    await self._answer(connection, PendingTransaction.read(told))
             except ConnectionLost:
                 return
             except CallRefused as error:
                 logger.warning("%s: check-back of %s: %s", connection.address, self._group, error)
                 await asyncio.sleep(_AGAIN_S)
 
-    async def _tell(self, connection: Connection, pending: PendingTransaction) -> None:
+    async def _answer(self, connection: Connection, pending: PendingTransaction) -> None:
         try:
             found = self._check(pending)
             outcome = await found if inspect.isawaitable(found) else found

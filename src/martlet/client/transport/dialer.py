@@ -98,7 +98,7 @@ class Dialer:
                 if self._is_hopeless(address, error):
                     self.last_error = error
                     raise
-                why = self._told(error).removeprefix(f"{address}: ")
+                why = self._describe(error).removeprefix(f"{address}: ")
                 self._outages[address].failed(why)
                 self.failed(error)
             else:
@@ -112,7 +112,7 @@ class Dialer:
                     self.on_connected(str(address))
                 return connection
 
-    def _told(self, error: ConnectFailed) -> str:
+    def _describe(self, error: ConnectFailed) -> str:
         """What is told of an attempt that failed, with the way out where there is one."""
         if not (self._are_found and isinstance(error.__cause__, socket.gaierror)):
             return str(error)

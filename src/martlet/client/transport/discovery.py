@@ -73,7 +73,7 @@ class Discovery:
         self._wanted = {url: asyncio.Event() for url in urls}
         self._outages = {url: _outage(url) for url in urls}
         self._answers: dict[str, _Answer] = {}
-        self._has_told_none = False
+        self._has_logged_none = False
         self._has_found = asyncio.Event()
 
     def look_again(self) -> None:
@@ -98,19 +98,19 @@ class Discovery:
         while True:
             wanted.clear()
             self._answers[url] = await self._ask(url)
-            self._tell()
+            self._notify()
             await asyncio.sleep(MIN_PAUSE_S)
             pause_s = self._poll_s * (1 + JITTER * (random.random() - 1))
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, pause_s - MIN_PAUSE_S)):
                     await wanted.wait()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         answers = self._answers.values()
         found = dict.fromkeys(address for answer in answers for address in answer.found)
         is_complete = len(self._answers) == len(self._wanted)
         is_sound = is_complete and all(answer.is_sound for answer in answers)
-        if is_sound and not found and not self._has_told_none:
+        if is_sound and not found and not self._has_logged_none:
             what = "broker" if self._topic is None else f"broker with topic {self._topic!r}"
             logger.warning(
                 "%s: no %s is known there; looking again every %g s",
@@ -118,7 +118,7 @@ class Discovery:
                 what,
                 self._poll_s,
             )
-        self._has_told_none = is_sound and not found
+        self._has_logged_none = is_sound and not found
         self._on_found(list(found), is_sound)
         if found or is_complete:
             self._has_found.set()

@@ -67,7 +67,7 @@ def archive(options: ArchiveOptions, spark: SparkSession | None = None) -> Resul
 def _archive(options: ArchiveOptions, run: Run) -> Result:
     if options.compact:
         return _compact(options, run)
-    told = _Told(run)
+    told = _ReportedRun(run)
     try:
         query = Archive(options, run.spark, told.batch)
     except ValueError as error:
@@ -96,7 +96,7 @@ def _compact(options: ArchiveOptions, run: Run) -> Result:
     return Result(compacted=done)
 
 
-class _Told:
+class _ReportedRun:
     """What a run has been told of its batches.
 
     Attributes:

@@ -60,7 +60,7 @@ class ChannelState:
     epoch: int
 
     @property
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """All of it, for JSON."""
         cursor = self.cursor
         return {
@@ -111,7 +111,7 @@ class QueueState:
             "made_at": self.made_at,
             "end": self.end_offset,
             "position": self.position,
-            "channels": {id: channel.told for id, channel in self.channels.items()},
+            "channels": {id: channel.to_json for id, channel in self.channels.items()},
         }
 
 

@@ -43,7 +43,7 @@ class _Channel:
 
     id: int
     name: str
-    told: dict[str, Any]
+    state: dict[str, Any]
 
 
 class QueueAudit:
@@ -251,7 +251,7 @@ class QueueAudit:
         end = max([state["end"], state["backlog"], *(run.end for run in self._runs)])
         channels = self._channels()
         for channel in channels:
-            end = max(end, channel.told["next"])
+            end = max(end, channel.state["next"])
         is_there = self._is_there()
         voids = [tuple(void) for void in state["voids"]]
         absent = [
@@ -355,13 +355,13 @@ class QueueAudit:
     def _open(self, channel: _Channel, end: int, voids: list[Stretch]) -> int:
         """How many messages a channel has yet to finish."""
         skipped = list(voids)
-        for void in channel.told["voids"]:
+        for void in channel.state["voids"]:
             skipped = with_stretch(skipped, *void)
         for run in [*self._runs, *self._copies]:
             if run.only not in (0, channel.id):
                 skipped = with_stretch(skipped, run.first, run.end)
-        ahead = sum(b - a for a, b in apart_from(skipped, channel.told["next"], end))
-        return ahead + _needed(channel, (0, channel.told["next"]), channel.told["next"])
+        ahead = sum(b - a for a, b in apart_from(skipped, channel.state["next"], end))
+        return ahead + _needed(channel, (0, channel.state["next"]), channel.state["next"])
 
     # where it stands
 
@@ -455,7 +455,7 @@ def _joined(stretches: list[Stretch], first: int, end: int) -> list[Stretch]:
 
 def _needed(channel: _Channel, gap: Stretch, end: int) -> int:
     """How many offsets of a gap a channel has yet to finish."""
-    told = channel.told
+    told = channel.state
     first, stop = gap
     voids = [tuple(void) for void in told["voids"]]
     ahead = max(first, told["next"]), min(stop, end)

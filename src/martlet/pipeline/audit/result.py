@@ -128,7 +128,7 @@ class Audit:
 
     def text(self) -> str:
         """The table and the findings, for a terminal."""
-        parts = [self._table(), *self._told_findings(), self._verdict()]
+        parts = [self._table(), *self._finding_lines(), self._verdict()]
         return "\n".join(part for part in parts if part)
 
     def _table(self) -> str:
@@ -150,7 +150,7 @@ class Audit:
             lines.append("  ".join(cells).rstrip())
         return "\n".join(lines)
 
-    def _told_findings(self) -> list[str]:
+    def _finding_lines(self) -> list[str]:
         lines = [self.describe(finding) for finding in self.findings[:_MAX_FINDINGS]]
         if len(self.findings) > _MAX_FINDINGS:
             lines.append(f"... and {len(self.findings) - _MAX_FINDINGS} more findings")

@@ -11,7 +11,7 @@ from martlet.options.dead_letter_job import DeadLetterJobOptions
 from martlet.pipeline.dead_letters.reader import Keeper, keepers, letters
 from martlet.pipeline.dead_letters.redrive import Done, act
 from martlet.pipeline.fields import with_fields
-from martlet.pipeline.job import FAILED, OK, Job, Run, session, told_as
+from martlet.pipeline.job import FAILED, OK, Job, Run, query_errors_as, session
 from martlet.plural import counted
 from martlet.spark.brokers.brokers import QueryBrokers
 from martlet.spark.read.options import ReadOptions
@@ -92,16 +92,16 @@ def _keepers(options: DeadLetterJobOptions) -> list[Keeper]:
 
 
 def _chosen(found: DataFrame, options: DeadLetterJobOptions) -> DataFrame:
-    with told_as(f"--json-schema={options.json_schema}"):
+    with query_errors_as(f"--json-schema={options.json_schema}"):
         fields = with_fields(found, options.json_schema)
-    with told_as(f"--where={options.where}"):
+    with query_errors_as(f"--where={options.where}"):
         return fields.where(options.where) if options.where else fields
 
 
 def _groups(chosen: DataFrame, options: DeadLetterJobOptions) -> list[dict[str, Any]]:
     from pyspark.sql import functions as F
 
-    with told_as(f"--by={options.by}"):
+    with query_errors_as(f"--by={options.by}"):
         grouped = chosen.groupBy(*map(F.expr, options.expressions)).agg(
             F.count("*").alias("count"),
             F.min("died_at").alias("oldest"),

@@ -96,7 +96,7 @@ class Ledger:
             if not self._store.create(_PLAN, json.dumps(told, indent=1).encode()):
                 raise JobFailed(f"another replay has just begun in {self._location}")
         else:
-            told = self._told(_PLAN, kept)
+            told = self._read_json(_PLAN, kept)
             changed = [name for name, value in terms.items() if told["terms"].get(name) != value]
             if changed:
                 raise JobFailed(
@@ -111,12 +111,12 @@ class Ledger:
         kept = self._store.read(_STEP)
         if kept is None:
             return None
-        told = self._told(_STEP, kept)
+        told = self._read_json(_STEP, kept)
         step = ReplayStep(told["number"], flatten(told["start"]), flatten(told["end"]))
         # Older versions noted the number and the positions alone.
         return ReplayProgress(step, told.get("is_done", False), told.get("sent_count", 0))
 
-    def _told(self, name: str, content: bytes) -> dict[str, Any]:
+    def _read_json(self, name: str, content: bytes) -> dict[str, Any]:
         try:
             told = json.loads(content)
         except ValueError as error:

@@ -16,7 +16,7 @@ from martlet.durations import SECOND_NS
 from martlet.options.flag import OptionError
 from martlet.options.replay_job import TOPIC_PLACE, ReplayJobOptions
 from martlet.pipeline.fields import with_fields
-from martlet.pipeline.job import OK, Job, Run, session, told_as
+from martlet.pipeline.job import OK, Job, Run, query_errors_as, session
 from martlet.pipeline.replay.progress import Ledger, ReplayPlan, ReplayProgress, ReplayStep
 from martlet.pipeline.replay.source import Past, Position, left, sent_columns
 from martlet.plural import counted
@@ -160,7 +160,7 @@ class ReplayJob:
             return messages
         # What a field is called must not go before what is sent.
         kept = messages.withColumn(_KEPT, F.struct(*messages.columns))
-        with told_as(f"--where={self._options.where}"):
+        with query_errors_as(f"--where={self._options.where}"):
             fields = with_fields(kept, self._options.json_schema)
             return fields.where(self._options.where).select(f"{_KEPT}.*")
 

@@ -16,7 +16,7 @@ from operator import or_
 from typing import TYPE_CHECKING
 
 from martlet.options.replay_job import ReplayJobOptions
-from martlet.pipeline.job import JobFailed, told_as
+from martlet.pipeline.job import JobFailed, query_errors_as
 from martlet.spark.brokers.brokers import QueryBrokers
 from martlet.spark.read.offset_bound import Bound, BoundOffset, parse_bound
 from martlet.spark.read.offsets import QueueKey, nested
@@ -116,7 +116,7 @@ class ArchivePast(Past):
 
         self._start = parse_bound("--start", options.start)
         self._end = parse_bound("--end", options.end)
-        with told_as(f"--from-archive={options.from_archive}"):
+        with query_errors_as(f"--from-archive={options.from_archive}"):
             found = spark.read.parquet(options.from_archive)
         if "_offset" in found.columns:
             # A field that is called as one of the source's columns is found in the body.

@@ -46,7 +46,7 @@ class FigureBoard:
         """The rows, the oldest window first."""
         return list(self._rows.values())
 
-    def tell(self, rows: Iterable[Row], *, whole: bool = False, batch: int | None = None) -> None:
+    def update(self, rows: Iterable[Row], *, whole: bool = False, batch: int | None = None) -> None:
         """Take rows in.
 
         Args:

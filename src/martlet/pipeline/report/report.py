@@ -21,7 +21,7 @@ from martlet.options.flag import OptionError
 from martlet.options.live_report import LiveReportOptions
 from martlet.pipeline.archive.store import Store
 from martlet.pipeline.fields import with_fields
-from martlet.pipeline.job import OK, Job, JobFailed, Run, cause, session, told_as
+from martlet.pipeline.job import OK, Job, JobFailed, Run, cause, query_errors_as, session
 from martlet.pipeline.report.board import MAX_ROWS, FigureBoard, Row
 from martlet.pipeline.report.description import (
     BadDescription,
@@ -137,16 +137,16 @@ class LiveReport:
         from pyspark.sql import functions as F
 
         description = self.description
-        with told_as(f"the schema {description.schema!r} cannot be"):
+        with query_errors_as(f"the schema {description.schema!r} cannot be"):
             found = with_fields(self._source(), description.schema)
-        with told_as(f"time = {description.time!r} cannot be"):
+        with query_errors_as(f"time = {description.time!r} cannot be"):
             kind = dict(found.select(F.col(quoted(description.time))).dtypes)[description.time]
         if not kind.startswith("timestamp"):
             raise JobFailed(
                 f"time = {description.time!r} cannot be: it is the name of a column of the kind"
                 f" TIMESTAMP, and this is {kind.upper()}"
             )
-        with told_as(f"watermark = {description.watermark!r} cannot be"):
+        with query_errors_as(f"watermark = {description.watermark!r} cannot be"):
             return found.withWatermark(description.time, description.watermark)
 
     def _require_same(self, figure: Figure, checkpoint: str) -> None:
@@ -203,7 +203,7 @@ class LiveReport:
 
     def _plan(self, figure: Figure) -> DataFrame:
         at = f"figures.{figure.name}"
-        with told_as(f"{at} cannot be"):
+        with query_errors_as(f"{at} cannot be"):
             rows = self._run.spark.sql(sql_of(figure, self.description.time))
         if not rows.isStreaming:
             raise JobFailed(f"{at}: its query reads something else than the table {TABLE}")
@@ -232,7 +232,7 @@ class LiveReport:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=self._options.interval)
-        with told_as(f"figures.{figure.name} cannot be"):
+        with query_errors_as(f"figures.{figure.name} cannot be"):
             query = begun(writer.start, self._run)
         name, kind = checkpoint.rsplit("/", 2)[-2:]
         self._names[query.id] = f"{name}, {kind}"
@@ -247,7 +247,7 @@ class LiveReport:
         rows = batch.limit(MAX_ROWS).toArrow().to_pylist()
         if not (rows or whole):
             return  # Spark ends windows by a batch of nothing
-        board.tell(rows, whole=whole, batch=number)
+        board.update(rows, whole=whole, batch=number)
         if self._options.console:
             print_board(self._run.console, figure, board.rows)
         if self._options.page:

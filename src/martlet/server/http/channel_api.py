@@ -209,7 +209,7 @@ def _message(
     read = frames.read(peeked.offset)
     entry = channel.cursor.properties(peeked.offset)
     if entry:
-        message["properties"] = Properties.unpack(entry).told()
+        message["properties"] = Properties.unpack(entry).to_json()
     if read is not None:
         row, frame = read
         body = bytes(frame[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + max_bytes])

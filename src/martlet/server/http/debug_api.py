@@ -128,14 +128,14 @@ class DebugApi:
         found = Profile((ValueType("goroutine", "count"),), time_ns=time.time_ns())
         for stack in (*tasks.values(), *threads.values()):
             found.add(stack, 1)
-        return _told("goroutine", found, level)
+        return _respond("goroutine", found, level)
 
     async def threads(self, request: Request) -> object:
         """Where each thread is."""
         found = Profile((ValueType("threadcreate", "count"),), time_ns=time.time_ns())
         for stack in thread_stacks().values():
             found.add(stack, 1)
-        return _told("threadcreate", found, _number(request, "debug"))
+        return _respond("threadcreate", found, _number(request, "debug"))
 
     async def heap(self, request: Request) -> object:
         """What kinds of objects take memory."""
@@ -191,7 +191,7 @@ def _number(request: Request, name: str) -> int:
     return int(text[:18]) if _DECIMAL.fullmatch(text) else 0
 
 
-def _told(name: str, found: Profile, level: int) -> web.Response:
+def _respond(name: str, found: Profile, level: int) -> web.Response:
     return _text(found.as_text(name)) if level else _as_file(name, found.encode())
 
 

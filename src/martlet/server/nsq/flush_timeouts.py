@@ -33,7 +33,7 @@ class FlushTimeouts:
         """Tell a client after so long, if it has not been told by then."""
         loop = self._server.loop
         waiting = self._waiting
-        while waiting and waiting[0][3].is_told:
+        while waiting and waiting[0][3].is_answered:
             heappop(waiting)
         deadline_s = loop.time() + timeout_ms / 1000
         heappush(waiting, (deadline_s, next(self._numbers), connection, stored))
@@ -50,9 +50,9 @@ class FlushTimeouts:
     def _look(self) -> None:
         now_s = self._server.loop.time() + _GRAIN_S
         late: dict[Connection, None] = {}
-        while self._waiting and (self._waiting[0][0] <= now_s or self._waiting[0][3].is_told):
+        while self._waiting and (self._waiting[0][0] <= now_s or self._waiting[0][3].is_answered):
             _, _, connection, stored = heappop(self._waiting)
-            if not stored.is_told and connection in self._server.connections:
+            if not stored.is_answered and connection in self._server.connections:
                 stored.hurry()
                 late[connection] = None
         for connection in late:

@@ -72,7 +72,7 @@ class StoredSend(DeferredReply):
         is_duplicate: whether they were stored before.
     """
 
-    __slots__ = ("_home", "_is_duplicate", "_send", "_status", "_topic", "is_told")
+    __slots__ = ("_home", "_is_duplicate", "_send", "_status", "_topic", "is_answered")
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class StoredSend(DeferredReply):
         self._send = send
         self._is_duplicate = is_duplicate
         self._status = PutStatus.OK
-        self.is_told = False
+        self.is_answered = False
         """Whether the client has the answer."""
 
     def hurry(self) -> None:
@@ -98,9 +98,9 @@ class StoredSend(DeferredReply):
 
     def stored(self) -> bytes:
         """The answer."""
-        self.is_told = True
+        self.is_answered = True
         topic, offset = self._topic, self._send.offset
-        return told(
+        return encode_reply(
             status=self._status,
             queue=self._home.number,
             offset=offset if topic is self._home else None,
@@ -111,7 +111,7 @@ class StoredSend(DeferredReply):
 
     def refused(self, error: WritesRefused) -> bytes:
         """The answer where they were not."""
-        self.is_told = True
+        self.is_answered = True
         return refusal(error)
 
 
@@ -140,7 +140,7 @@ class NoReply(DeferredReply):
         return b""
 
 
-def told(**fields: object) -> bytes:
+def encode_reply(**fields: object) -> bytes:
     """A frame that answers SEND."""
     return v2.frame(v2.FrameType.RESPONSE, json.dumps(fields, separators=(",", ":")).encode())
 
@@ -148,8 +148,8 @@ def told(**fields: object) -> bytes:
 def refusal(error: Exception) -> bytes:
     """The answer to a SEND that is not done."""
     if isinstance(error, CallError):
-        return told(status=error.code, text=str(error), **error.fields)
-    return told(status=_CODES.get(type(error), "REFUSED"), text=str(error))
+        return encode_reply(status=error.code, text=str(error), **error.fields)
+    return encode_reply(status=_CODES.get(type(error), "REFUSED"), text=str(error))
 
 
 def send(connection: Connection, command: v2.SendCommand) -> None:

@@ -17,7 +17,7 @@ from martlet.broker.topic.queue_log import Receipt
 from martlet.broker.transactions.state import TransactionState, TransitionRefused
 from martlet.durations import MILLISECOND_NS
 from martlet.server.nsq.reply_queue import DeferredReply
-from martlet.server.nsq.send import queue_of, refusal, told
+from martlet.server.nsq.send import encode_reply, queue_of, refusal
 from martlet.server.rpc.arguments import CallArguments, CallError
 from martlet.server.rpc.transactions import begin, refused
 
@@ -53,7 +53,7 @@ class Added(DeferredReply):
 
     def stored(self) -> bytes:
         """The answer."""
-        return told(status="OK", count=self._count)
+        return encode_reply(status="OK", count=self._count)
 
     def refused(self, error: WritesRefused) -> bytes:
         """The answer where they were not."""

@@ -29,11 +29,11 @@ class TracedConnection(Connection):
     may_be_brief = False  # so that each publish is a command
 
     def _handle(self, command: v2.Command) -> None:
-        for line in told(command):
+        for line in describe(command):
             self.server.log.debug("PROTOCOL(V2): [%s] [%s]", self.remote_address, line)
         super()._handle(command)
         if isinstance(command, _OF_CONSUMERS):
-            self._tell_state()
+            self._log_state()
 
     def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
         """Send messages to the consumer."""
@@ -45,9 +45,9 @@ class TracedConnection(Connection):
                 frame[FRAME_HEADER_BYTES:].decode("utf-8", "backslashreplace"),
             )
         super().send_messages(frames)
-        self._tell_state()
+        self._log_state()
 
-    def _tell_state(self) -> None:
+    def _log_state(self) -> None:
         if self.consumer is not None:
             self.server.log.debug(
                 "[%s] state rdy: %4d inflt: %4d",
@@ -67,7 +67,7 @@ def _each(frames: Sequence[memoryview | bytes | bytearray]) -> Iterator[bytes]:
             at = end
 
 
-def told(command: v2.Command) -> list[str]:
+def describe(command: v2.Command) -> list[str]:
     """The command lines that a command, or a run of them, came as."""
     match command:
         case v2.IdentifyCommand():

@@ -57,7 +57,7 @@ class Upgrade:
         if not self._agreement.tls:
             self._compress()
             return
-        self._tell("upgrading connection to TLS")
+        self._log("upgrading connection to TLS")
         assert server.tls is not None
         self._tls = TlsLayer(server.loop, server.wire_view, server.tls, None, self._shaken)
         self._tls.insert(transport, self._connection)
@@ -78,12 +78,12 @@ class Upgrade:
     def _compress(self) -> None:
         codec: Codec | None = None
         if self._agreement.snappy:
-            self._tell("upgrading connection to snappy")
+            self._log("upgrading connection to snappy")
             codec = Snappy()
             self._connection.snappy = True
         elif self._agreement.deflate_level:
             level = self._agreement.deflate_level
-            self._tell(f"upgrading connection to deflate (level {level})")
+            self._log(f"upgrading connection to deflate (level {level})")
             codec = Deflate(level)
             self._connection.deflate = True
         layer = None
@@ -96,5 +96,5 @@ class Upgrade:
         if layer is not None and self._early:
             layer.feed(self._early)
 
-    def _tell(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         self._server.log.info("PROTOCOL(V2): [%s] %s", self._connection.remote_address, text)

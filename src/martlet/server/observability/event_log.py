@@ -253,12 +253,12 @@ class EventLog:
         now_ns = self._broker.clock()
         refusals = self._refusals.get(address)
         if refusals is None or now_ns >= refusals.until_ns:
-            self._tell_untold(address)
+            self._log_suppressed(address)
             self._refusals[address] = refusals = _Refusals(now_ns + SECOND_NS)
         refusals.count += 1
         return refusals.count > MAX_REFUSALS
 
-    def _tell_untold(self, address: str) -> None:
+    def _log_suppressed(self, address: str) -> None:
         refusals = self._refusals.pop(address, None)
         if refusals is not None and refusals.count > MAX_REFUSALS:
             untold = refusals.count - MAX_REFUSALS
@@ -270,7 +270,7 @@ class EventLog:
 
     def closed(self, address: str, error: Exception | None) -> None:
         """A client that spoke the protocol has gone."""
-        self._tell_untold(address)
+        self._log_suppressed(address)
         self._log.info("PROTOCOL(V2): [%s] exiting ioloop", address)
         if error is not None:
             self.unreadable(address, error)

@@ -49,7 +49,7 @@ class Metric(NamedTuple):
 
     name: str
     kind: str
-    told: str
+    help: str
     read: Callable[..., int]
 
 
@@ -240,7 +240,7 @@ async def _table(
     if other is not None:
         rows.append((labels(None), other))
     for column, metric in enumerate(metrics):
-        yield prometheus.head(metric.name, metric.kind, metric.told)
+        yield prometheus.head(metric.name, metric.kind, metric.help)
         yield prometheus.values(metric.name, ((label, row[column]) for label, row in rows))
         await asyncio.sleep(0)
 

@@ -111,7 +111,7 @@ class Statsd:
         """The lines of a topic and its channels, of a report of
         `martlet.server.observability.stats`.
         """
-        if not self._is_told(topic["topic_name"]):
+        if not self._is_reported(topic["topic_name"]):
             return
         name = f"topic.{topic['topic_name']}"
         for field in _TOPIC_COUNTERS:
@@ -120,7 +120,7 @@ class Statsd:
             yield self._gauge(f"{name}.{field}", topic[field])
         yield from self._latencies(name, topic)
         for channel in topic["channels"]:
-            if self._is_told(channel["channel_name"]):
+            if self._is_reported(channel["channel_name"]):
                 yield from self._channel_lines(name, channel)
 
     def _channel_lines(self, topic: str, channel: Report) -> Iterator[str]:
@@ -139,7 +139,7 @@ class Statsd:
             yield self._gauge(f"mem.{field}", memory[field])
         yield self._counter("mem.gc_runs", memory["gc_total_runs"])
 
-    def _is_told(self, name: str) -> bool:
+    def _is_reported(self, name: str) -> bool:
         return not (self._exclude_ephemeral and is_ephemeral(name))
 
 

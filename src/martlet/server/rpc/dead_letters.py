@@ -101,7 +101,7 @@ class DeadLetterCalls:
                 if len(messages) == max_count or (messages and told_bytes > _MAX_ANSWER_BYTES):
                     next = {"queue": letter.keeper.queue.number, "offset": letter.offset}
                     return {"messages": messages, "next": next}
-                messages.append(_told(letter, max_bytes))
+                messages.append(_to_json(letter, max_bytes))
         return {"messages": messages, "next": walk.next}
 
     # doing
@@ -137,7 +137,7 @@ class DeadLetterCalls:
             self._server.broker.write_journal()
             await written_down(self._server)
         count = len(moves) - len(refused)
-        return {"count": count, "kept": kept, "found": sorted(found), **walk.told(selection)}
+        return {"count": count, "kept": kept, "found": sorted(found), **walk.to_json(selection)}
 
     def _move(
         self, caller: Caller, letter: DeadLetter, to_name: str, is_dry: bool
@@ -185,7 +185,7 @@ class DeadLetterCalls:
         if not is_dry:
             self._server.broker.write_journal()
             await written_down(self._server)
-        return {"count": count, "kept": kept, "found": sorted(found), **walk.told(selection)}
+        return {"count": count, "kept": kept, "found": sorted(found), **walk.to_json(selection)}
 
     # what is asked for
 
@@ -284,7 +284,7 @@ class _Walk:
             self.next = None
         return found
 
-    def told(self, selection: DeadLetterSelection) -> dict[str, object]:
+    def to_json(self, selection: DeadLetterSelection) -> dict[str, object]:
         """How to go on."""
         return {"next": self.next, "until_ms": selection.until_ms}
 
@@ -339,7 +339,7 @@ async def _counted(topic: Topic) -> dict[str, Any]:
     }
 
 
-def _told(letter: DeadLetter, max_bytes: int) -> dict[str, Any]:
+def _to_json(letter: DeadLetter, max_bytes: int) -> dict[str, Any]:
     properties = letter.properties
     body = letter.body[:max_bytes]
     told: dict[str, Any] = {

@@ -55,7 +55,7 @@ class DelayCalls:
         return {
             "topic": topic.name,
             "pending_count": sum(delays.pending_of(part.id) for part in topic.parts),
-            "messages": [_told(each) for _, each in found],
+            "messages": [_to_json(each) for _, each in found],
             "next": "-".join(map(str, last)) if last else "",
         }
 
@@ -97,7 +97,7 @@ def _place(told: str) -> ListingPosition | None:
     return ListingPosition(*map(int, match.groups()))
 
 
-def _told(message: Delayed) -> dict[str, object]:
+def _to_json(message: Delayed) -> dict[str, object]:
     properties = Properties.unpack(message.properties)
     return {
         "id": message.id,

@@ -73,7 +73,7 @@ class MessageCalls:
             if not delay_ms and not channel.retries:
                 delay_ms = self._delay_ms(arguments, "otherwise_ms")
         delay_ns = delay_ms * MILLISECOND_NS
-        with _told(arguments):
+        with _as_call_errors(arguments):
             offset = _offset(channel, arguments.text("id"))
             channel.requeue(consumer, offset, delay_ns, error)
         return None
@@ -114,13 +114,13 @@ def _reject(
     reason: DeadLetterReason,
     error: str,
 ) -> None:
-    with _told(arguments):
+    with _as_call_errors(arguments):
         offset = _offset(channel, arguments.text("id"))
         channel.reject(consumer, offset, reason, error)
 
 
 @contextmanager
-def _told(arguments: CallArguments) -> Iterator[None]:
+def _as_call_errors(arguments: CallArguments) -> Iterator[None]:
     try:
         yield
     except NotInFlight as error:

@@ -63,7 +63,7 @@ class TopicCalls:
                 for part in topic.parts
             ],
             "channels": sorted(topic.channels),
-            "policy": topic.policy.told(),
+            "policy": topic.policy.to_json(),
         }
 
     async def configure_topic(self, caller: Caller, arguments: CallArguments) -> Answer:
@@ -73,7 +73,7 @@ class TopicCalls:
         caller.may(topic.name)
         topic.configure(_changed(topic.policy, arguments))
         await written_down(self._server)
-        return {"policy": topic.policy.told()}
+        return {"policy": topic.policy.to_json()}
 
     async def configure_channel(self, caller: Caller, arguments: CallArguments) -> Answer:
         """The same for a channel."""
@@ -87,7 +87,7 @@ class TopicCalls:
         except BadPolicy as error:
             raise CallError("BAD_ARGUMENT", str(error)) from None
         await written_down(self._server)
-        return {"policy": channel.policy.told()}
+        return {"policy": channel.policy.to_json()}
 
     async def want_channel(self, caller: Caller, arguments: CallArguments) -> Answer:
         """Have a channel, made where it is missing, be as a consumer wants it.
@@ -109,14 +109,14 @@ class TopicCalls:
         replaced = {}
         if wanted != before:
             topic.configure_channel(name, wanted)
-            replaced = {field: told for field, told in before.told().items() if field in wish}
+            replaced = {field: told for field, told in before.to_json().items() if field in wish}
             if replaced:
                 self._server.log.warning(
                     "CHANNEL(%s): a consumer of topic %s wants it to be %s, which was %s before",
                     *(name, topic_name, dict(wish), replaced),
                 )
             await written_down(self._server)
-        return {"policy": wanted.told(), "replaced": replaced}
+        return {"policy": wanted.to_json(), "replaced": replaced}
 
 
 def _changed(policy: PolicyT, arguments: CallArguments) -> PolicyT:

@@ -208,7 +208,7 @@ class TransactionCalls:
             )
             left_s = deadline_s - self._server.loop.time()
             if taken or left_s <= 0:
-                return {"transactions": [_told(transaction) for transaction in taken]}
+                return {"transactions": [_to_json(transaction) for transaction in taken]}
             await self._wait(group, left_s)
 
     async def _wait(self, group: str, max_s: float) -> None:
@@ -256,7 +256,7 @@ class TransactionCalls:
             and _may_see(caller, transaction)
         ]
         return {
-            "transactions": [_told(transaction) for transaction in wanted[:limit]],
+            "transactions": [_to_json(transaction) for transaction in wanted[:limit]],
             "count": len(wanted),
             "remembered": len(self._transactions.outcomes),
             "series": len(self._transactions.series),
@@ -274,7 +274,7 @@ class TransactionCalls:
             outcome = self._transactions.outcomes.get(id)
             assert outcome is not None
             return {"id": id, "state": state, "ended_at_ms": outcome.at_ns // MILLISECOND_NS}
-        return _told(transaction) | {"messages": self._messages(transaction, limit, max_bytes)}
+        return _to_json(transaction) | {"messages": self._messages(transaction, limit, max_bytes)}
 
     def _messages(
         self, transaction: OpenTransaction, limit: int, max_bytes: int
@@ -300,7 +300,7 @@ class TransactionCalls:
                         "topic": batch.topic,
                         "body_bytes": len(body),
                         "body_base64": b64encode(body[:max_bytes]).decode(),
-                        **_told_properties(entries.get(number, b"")),
+                        **_properties_to_json(entries.get(number, b"")),
                     }
                 )
         return messages
@@ -328,7 +328,7 @@ def _branches(arguments: CallArguments) -> Mapping[str, int] | None:
     return {name: counts.number(name) for name in branches}
 
 
-def _told(transaction: OpenTransaction) -> dict[str, object]:
+def _to_json(transaction: OpenTransaction) -> dict[str, object]:
     return {
         "id": transaction.id,
         "group": transaction.group,
@@ -339,15 +339,15 @@ def _told(transaction: OpenTransaction) -> dict[str, object]:
         "topics": transaction.topics,
         "branches": {n: b.message_count for n, b in transaction.branches.items()},
         "checks": transaction.checks,
-        **({} if transaction.place is None else _told_place(transaction.place)),
+        **({} if transaction.place is None else _sequence_to_json(transaction.place)),
     }
 
 
-def _told_place(place: CommitSequence) -> dict[str, object]:
+def _sequence_to_json(place: CommitSequence) -> dict[str, object]:
     return {"series": place.name, "series_number": place.number}
 
 
-def _told_properties(entry: bytes) -> dict[str, object]:
+def _properties_to_json(entry: bytes) -> dict[str, object]:
     if not entry:
         return {}
     properties = Properties.unpack(entry)

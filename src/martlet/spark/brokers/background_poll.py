@@ -35,7 +35,7 @@ class BackgroundPoll(Generic[T]):
 
     def __init__(self, endpoint: Endpoint, ask: Callable[[Endpoint, bool], T]) -> None:
         self.endpoint = endpoint
-        self.told: T | None = None
+        self.latest: T | None = None
         self.silent_since_s: float | None = None
         self.trouble = ""
         self._ask = ask
@@ -58,7 +58,7 @@ class BackgroundPoll(Generic[T]):
         """Take what it says, if it does within a time. Raises what `ask` raises otherwise."""
         assert self._asked is not None
         try:
-            self.told = self._asked.result(wait_s)
+            self.latest = self._asked.result(wait_s)
         except NotYet:
             self._silent("it has not answered yet")
             return

@@ -113,9 +113,9 @@ class QueryBrokers:
             self._judge(watch, was_silent)
         self._looked = True
         seen: Seen = {}
-        for watch in reversed(self._told()):
-            assert watch.told is not None
-            for queue in watch.told.queues:
+        for watch in reversed(self._answered_polls()):
+            assert watch.latest is not None
+            for queue in watch.latest.queues:
                 if self._topics.has(queue.topic):
                     key = QueueKey(_broker(watch), queue.topic, queue.queue, queue.topic_id)
                     seen[key] = queue
@@ -149,7 +149,7 @@ class QueryBrokers:
             if was_silent:
                 _LOG.warning("the broker at %s is back", watch.endpoint.address)
             return
-        if watch.told is not None and watch.told.broker not in self.silent:
+        if watch.latest is not None and watch.latest.broker not in self.silent:
             return  # It answers at another address.
         silent_s = time.monotonic() - watch.silent_since_s
         if silent_s > self._timeout_ms / 1000:
@@ -194,7 +194,7 @@ class QueryBrokers:
         recently = self._found_at_s is not None and now_s - self._found_at_s < _LOOKUP_INTERVAL_S
         if not self._lookups or (recently and not patient):
             return
-        heard_before = any(lookup.told is not None for lookup in self._lookups)
+        heard_before = any(lookup.latest is not None for lookup in self._lookups)
         for lookup in self._lookups:
             lookup.begin(self._pool, patient=not heard_before)
         silent: list[BrokerUnreachable] = []
@@ -215,7 +215,7 @@ class QueryBrokers:
             raise silent[0]
         self._found_at_s = time.monotonic()
         for lookup in self._lookups:
-            for node in lookup.told or ():
+            for node in lookup.latest or ():
                 self._take_in(node)
 
     def _take_in(self, node: Any) -> None:
@@ -248,29 +248,29 @@ class QueryBrokers:
     @property
     def ids(self) -> list[str]:
         """The brokers heard so far."""
-        return list(dict.fromkeys(map(_broker, self._told())))
+        return list(dict.fromkeys(map(_broker, self._answered_polls())))
 
     @property
     def silent(self) -> set[str]:
         """Those of them that were silent at the last look."""
-        told = self._told()
+        told = self._answered_polls()
         heard = {_broker(watch) for watch in told if watch.silent_since_s is None}
         return set(map(_broker, told)) - heard
 
-    def _told(self) -> list[BackgroundPoll[Listing]]:
+    def _answered_polls(self) -> list[BackgroundPoll[Listing]]:
         """Those that were heard, and that answer, before those that do not; two may be of one
         broker.
         """
-        told = [watch for watch in self._watches.values() if watch.told is not None]
+        told = [watch for watch in self._watches.values() if watch.latest is not None]
         return sorted(told, key=lambda watch: watch.silent_since_s is not None)
 
     @property
     def may_come(self) -> bool:
         """Whether a broker that was not heard yet may still be found."""
-        return bool(self._lookups) or any(watch.told is None for watch in self._watches.values())
+        return bool(self._lookups) or any(watch.latest is None for watch in self._watches.values())
 
     def _heard(self, broker: str) -> BackgroundPoll[Listing]:
-        for watch in self._told():
+        for watch in self._answered_polls():
             if _broker(watch) == broker:
                 return watch
         raise KeyError(broker)
@@ -287,7 +287,7 @@ class QueryBrokers:
 
     def data_path(self, broker: str) -> str:
         """The broker's data folder, on its own machine."""
-        told = self._heard(broker).told
+        told = self._heard(broker).latest
         assert told is not None
         return told.data_path
 
@@ -297,5 +297,5 @@ class QueryBrokers:
 
 
 def _broker(watch: BackgroundPoll[Listing]) -> str:
-    assert watch.told is not None
-    return watch.told.broker
+    assert watch.latest is not None
+    return watch.latest.broker

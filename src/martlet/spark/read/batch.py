@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from martlet.spark.brokers.brokers import QueryBrokers
 from martlet.spark.brokers.endpoint import BrokerNotFound
-from martlet.spark.read.data_loss import LossReport, tell_loss
+from martlet.spark.read.data_loss import LossReport, report_loss
 from martlet.spark.read.offsets import spans
 from martlet.spark.read.options import ReadOptions
 from martlet.spark.read.resolved_bounds import resolve
@@ -53,7 +53,7 @@ class BatchReader(DataSourceReader):
         for key, offset in start.items():
             first = seen[key].start_offset
             if offset < first:
-                start[key] = tell_loss(
+                start[key] = report_loss(
                     options.fail_on_data_loss, key, offset, first, LossReport.RETENTION
                 )
         end = resolve(brokers, options.end, seen, "endingOffsets")

@@ -35,7 +35,7 @@ from martlet.log.record import (
 )
 from martlet.properties.model import BadProperties
 from martlet.spark.brokers.endpoint import Endpoint, OffsetGone
-from martlet.spark.read.data_loss import LossReport, tell_loss
+from martlet.spark.read.data_loss import LossReport, report_loss
 from martlet.spark.read.schema import BATCHES
 from martlet.spark.read.segments import SegmentFiles, SegmentGone
 
@@ -79,7 +79,7 @@ def overview(
         ends = firsts + rows["count"]
         before = np.concatenate(([expected], ends[:-1]))
         for number in np.flatnonzero(firsts > before).tolist():
-            split.tell_gap(int(before[number]), int(firsts[number]))
+            split.describe_gap(int(before[number]), int(firsts[number]))
         expected = int(ends[-1])
         rows = rows[(firsts >= split.start) & (firsts < split.end)]
         if len(rows):
@@ -87,7 +87,7 @@ def overview(
             yield _record_batch(split, schema, rows, found)
     if expected < split.end:
         fail = split.fail_on_data_loss
-        tell_loss(fail, split.key, expected, split.end, LossReport.TRUNCATION)
+        report_loss(fail, split.key, expected, split.end, LossReport.TRUNCATION)
 
 
 class _Heads:

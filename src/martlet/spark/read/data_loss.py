@@ -71,7 +71,7 @@ class DataLossError(Exception):
         return str(self.args[0])
 
 
-def tell_loss(
+def report_loss(
     fail: bool, key: QueueKey, wanted: int, there: int, loss: LossReport, detail: str = ""
 ) -> int:
     """Fail, or log the loss and return where to go on.

@@ -109,16 +109,14 @@ def _wrong(name: str, text: str) -> str:
 def _topic_or_broker(name: str, text: str, value: object) -> object:
     """What JSON has for a topic, or for a broker: of each topic the same."""
     if not isinstance(value, dict):
-        return _told_place(name, text, value)
+        return _bound_of(name, text, value)
     if not value:
         raise ValueError(_wrong(name, text))
     if all(key.isdecimal() or key == TOPIC_ID for key in value) and not any(
         isinstance(inner, dict) for inner in value.values()
     ):
         return {
-            queue: _told_place(name, text, told)
-            for queue, told in value.items()
-            if queue != TOPIC_ID
+            queue: _bound_of(name, text, told) for queue, told in value.items() if queue != TOPIC_ID
         }
     if any(isinstance(inner, dict) and _is_by_topic(inner) for inner in value.values()):
         raise ValueError(_wrong(name, text))
@@ -129,7 +127,7 @@ def _is_by_topic(value: Mapping[str, object]) -> bool:
     return not value or any(isinstance(inner, dict) for inner in value.values())
 
 
-def _told_place(name: str, text: str, told: object) -> BoundOffset:
+def _bound_of(name: str, text: str, told: object) -> BoundOffset:
     if type(told) is int and told >= EARLIEST:
         return BoundOffset(offset=told) if told >= 0 else BoundOffset(end=told)
     place = _place(told.strip()) if isinstance(told, str) else None

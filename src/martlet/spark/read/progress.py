@@ -34,7 +34,7 @@ class ProgressReporter:
     def __init__(self, options: ReadOptions, brokers: QueryBrokers) -> None:
         self._options = options
         self._brokers = brokers
-        self._told: dict[QueueKey, int] = {}
+        self._reported: dict[QueueKey, int] = {}
 
     def begin(self, seen: Mapping[QueueKey, QueueRange]) -> None:
         """Make group and channel of the topics that exist, so that nothing which is stored from now
@@ -56,7 +56,7 @@ class ProgressReporter:
                 endpoint = self._brokers.endpoint(broker)
                 endpoint.follow(topic, id, options.group, {}, retain=options.retain)
 
-    def tell(self, position: Mapping[QueueKey, int], seen: Mapping[QueueKey, QueueRange]) -> None:
+    def report(self, position: Mapping[QueueKey, int], seen: Mapping[QueueKey, QueueRange]) -> None:
         """The query is done with all before a position, or where its queue ends before that, with
         all that there is.
 
@@ -66,11 +66,11 @@ class ProgressReporter:
         options, silent = self._options, self._brokers.silent
         changed: dict[tuple[str, str, int], dict[QueueKey, int]] = {}
         for key, offset in position.items():
-            if self._told.get(key) != offset and key in seen and key.broker not in silent:
+            if self._reported.get(key) != offset and key in seen and key.broker not in silent:
                 changed.setdefault((key.broker, key.topic, key.topic_id), {})[key] = offset
         for (broker, topic, id), offsets in changed.items():
             # It has to be there from the beginning; after that the next one makes up for a failure.
-            patient = not offsets.keys() <= self._told.keys()
+            patient = not offsets.keys() <= self._reported.keys()
             endpoint = self._brokers.endpoint(broker)
             reached = {key: min(offset, seen[key].end_offset) for key, offset in offsets.items()}
             by_queue = {key.queue: offset for key, offset in reached.items()}
@@ -91,4 +91,4 @@ class ProgressReporter:
                 # Deleted since it was seen: the next look at the broker tells of that.
                 _LOG.warning("nothing follows topic %s for now: %s", topic, error)
             else:
-                self._told |= offsets
+                self._reported |= offsets

@@ -72,7 +72,9 @@ def _given(places: Places, seen: Seen, option: str) -> dict[QueueKey, BoundOffse
             and key.broker in (there.broker, "")
         ]
         if not holders:
-            raise ValueError(f"option {option}: there is no {_told(key)}; there is {_some(seen)}")
+            raise ValueError(
+                f"option {option}: there is no {_describe(key)}; there is {_some(seen)}"
+            )
         brokers = sorted({there.broker for there in holders})
         if len(brokers) > 1 and place.offset is not None:
             raise ValueError(
@@ -109,7 +111,7 @@ def _flat(places: Places) -> Iterator[tuple[QueueKey, BoundOffset]]:
                 yield QueueKey(outer, inner, _ALL), place
 
 
-def _told(key: QueueKey) -> str:
+def _describe(key: QueueKey) -> str:
     queue = "" if key.queue == _ALL else f", queue {key.queue}"
     return f"topic {key.topic}{queue}" + (f" of broker {key.broker}" if key.broker else "")
 

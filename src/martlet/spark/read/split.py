@@ -19,7 +19,7 @@ from martlet.plural import counted
 from martlet.spark.brokers.addresses import SparkTls
 from martlet.spark.brokers.brokers import QueryBrokers
 from martlet.spark.brokers.endpoint import PLAIN, BrokerQueue, QueueRange
-from martlet.spark.read.data_loss import LossReport, tell_loss
+from martlet.spark.read.data_loss import LossReport, report_loss
 from martlet.spark.read.offsets import QueueKey, Span
 from martlet.spark.read.options import ReadOptions
 
@@ -62,7 +62,7 @@ class Split:
         """The queue, for the broker."""
         return BrokerQueue(self.key.topic, self.key.queue, self.part_id)
 
-    def tell_gap(self, wanted: int, there: int) -> int:
+    def describe_gap(self, wanted: int, there: int) -> int:
         """Offsets from `wanted` up to `there` are in no batch. Raises DataLossError."""
         loss, detail = LossReport.RETENTION, ""
         if any(first <= wanted and there <= end for first, end in self.holes):
@@ -72,7 +72,7 @@ class Split:
                 f"the log misses {missing}, though nothing around them was let go of: their record"
                 " was damaged when the broker was started, or had been lost"
             )
-        return tell_loss(self.fail_on_data_loss, self.key, wanted, there, loss, detail)
+        return report_loss(self.fail_on_data_loss, self.key, wanted, there, loss, detail)
 
 
 @dataclass

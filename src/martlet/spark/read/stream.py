@@ -30,7 +30,7 @@ from pyspark.sql.streaming.datasource import (
 
 from martlet.spark.brokers.brokers import QueryBrokers
 from martlet.spark.brokers.endpoint import BrokerNotFound, BrokerQueue, QueueRange
-from martlet.spark.read.data_loss import LossReport, tell_loss
+from martlet.spark.read.data_loss import LossReport, report_loss
 from martlet.spark.read.offsets import ANY, Offsets, QueueKey, adopted, flatten, nested, spans, step
 from martlet.spark.read.options import ReadOptions
 from martlet.spark.read.progress import ProgressReporter
@@ -71,7 +71,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._seen_at_s = 0.0
         self._look_interval_s = _LOOK_INTERVAL_S
         self._target: Position | None = None
-        self._told_missing: set[QueueKey] = set()
+        self._reported_missing: set[QueueKey] = set()
         self._missing_since_s: dict[str, float] = {}
         self._is_nameless = False
         """Whether the position was written by a version that did not note topics' numbers."""
@@ -95,7 +95,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start = resolve(self._brokers, options.start, seen, "startingOffsets")
         for key, offset in start.items():
             start[key] = self._in_range(key, offset, seen)
-        self._follower.tell(start, seen)
+        self._follower.report(start, seen)
         return nested(start)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -119,7 +119,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = self._position(start, seen)
         # All before `start` has been committed, though Spark may never say so with `commit`: it
         # does not for the last micro-batch of a run.
-        self._follower.tell(begin, seen)
+        self._follower.report(begin, seen)
         if self._target is not None:
             # It would be over without those that are silent just now.
             target = self._target
@@ -207,7 +207,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: Offsets) -> None:
         """Spark is done with all before `end`: so the brokers are told."""
-        self._follower.tell(self._position(end, self._seen), self._seen)
+        self._follower.report(self._position(end, self._seen), self._seen)
 
     def stop(self) -> None:
         """The query has ended."""
@@ -265,7 +265,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _lose(
         self, key: QueueKey, wanted: int, there: int, loss: LossReport, detail: str = ""
     ) -> int:
-        return tell_loss(self._options.fail_on_data_loss, key, wanted, there, loss, detail)
+        return report_loss(self._options.fail_on_data_loss, key, wanted, there, loss, detail)
 
     def _in_range(self, key: QueueKey, offset: int, seen: Seen) -> int:
         """An offset that its queue has, or where it goes on. Raises DataLossError."""
@@ -299,9 +299,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"the micro-batch that was under way has messages of {key}, but the topics of"
                     f" the query are {self._options.topics} now: let it end with that topic first"
                 )
-            if key not in self._told_missing:
+            if key not in self._reported_missing:
                 _LOG.warning("%s is not read any more; the checkpoint keeps its place", key)
-                self._told_missing.add(key)
+                self._reported_missing.add(key)
             return True
         if key.broker not in brokers.ids:
             now_s = time.monotonic()
@@ -321,7 +321,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             else:
                 loss, detail = LossReport.DELETION, ""
         # Said once: a stream that goes on comes here with every micro-batch.
-        if key not in self._told_missing:
+        if key not in self._reported_missing:
             self._lose(key, offset, offset, loss, detail)
-            self._told_missing.add(key)
+            self._reported_missing.add(key)
         return loss is not LossReport.RECREATION

@@ -23,7 +23,7 @@ from martlet.log.index import ENTRY
 from martlet.log.record import BadRecord, read_header
 from martlet.spark.brokers.endpoint import BrokerNotFound, Endpoint, MadeAnew, OffsetGone
 from martlet.spark.read.batch_view import overview
-from martlet.spark.read.data_loss import LossReport, tell_loss
+from martlet.spark.read.data_loss import LossReport, report_loss
 from martlet.spark.read.decode import Columns, LogChunk, chunk_of
 from martlet.spark.read.segments import SegmentFiles, SegmentGone
 from martlet.spark.read.split import Split, Task
@@ -134,7 +134,7 @@ class _Reading:
                 data = self.endpoint.batches(split.place, self.offset, CHUNK_BYTES)
             except OffsetGone as gone:
                 there = max(gone.start_offset, self.offset + 1)
-                self.offset = split.tell_gap(self.offset, there)
+                self.offset = split.describe_gap(self.offset, there)
                 continue
             if not data:
                 self.lose(split.end, LossReport.TRUNCATION)
@@ -185,9 +185,9 @@ class _Reading:
         firsts = chunk.headers["first_offset"].astype(np.int64)
         ends = firsts + chunk.headers["count"]
         if firsts[0] > self.offset:
-            self.offset = self.split.tell_gap(self.offset, int(firsts[0]))
+            self.offset = self.split.describe_gap(self.offset, int(firsts[0]))
         for number in np.flatnonzero(firsts[1:] != ends[:-1]).tolist():
-            self.split.tell_gap(int(ends[number]), int(firsts[number + 1]))
+            self.split.describe_gap(int(ends[number]), int(firsts[number + 1]))
         own = chunk.headers["deliver_at_ns"] < 0
         if own.any():
             if own.all():
@@ -205,7 +205,7 @@ class _Reading:
         """What lies before an offset is not to be had. Raises DataLossError."""
         split = self.split
         fail = split.fail_on_data_loss
-        self.offset = tell_loss(fail, split.key, self.offset, there, loss, detail)
+        self.offset = report_loss(fail, split.key, self.offset, there, loss, detail)
 
 
 def _starts_of(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

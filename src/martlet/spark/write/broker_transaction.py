@@ -84,7 +84,7 @@ class BrokerTransaction:
             "disposable": True,
             "check_after_ms": self._options.abandon_after_ms,
         }
-        return begin | _told(self._place)
+        return begin | _to_json(self._place)
 
     # a task's
 
@@ -147,7 +147,7 @@ class BrokerTransaction:
         """
         fields: dict[str, Any] = {"id": self._transaction, "branches": dict(branches)}
         try:
-            told = self._call("transaction.commit", **fields, **_told(self._place))
+            told = self._call("transaction.commit", **fields, **_to_json(self._place))
         except ClientError as error:
             raise _explained(error) from error
         return bool(told.get("repeated", False))
@@ -183,7 +183,7 @@ class BrokerTransaction:
         return self._thread.call(self._staging.call(method, **fields))
 
 
-def _told(place: BatchId | None) -> dict[str, Any]:
+def _to_json(place: BatchId | None) -> dict[str, Any]:
     return {} if place is None else {"series": place.name, "series_number": place.number}
 
 

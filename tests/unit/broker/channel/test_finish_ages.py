@@ -19,7 +19,7 @@ def counted(latencies_ns: np.ndarray) -> list[int]:
     return [*np.diff([0, *up_to]).tolist(), len(latencies_ns) - up_to[-1]]
 
 
-@pytest.mark.parametrize("most", [1, 3, 300], ids=["alone", "few", "many"])
+@pytest.mark.parametrize("max_count", [1, 3, 300], ids=["alone", "few", "many"])
 @pytest.mark.parametrize("way", ["one by one", "in runs", "backwards"])
 def test_each_message_is_in_its_bucket(max_count: int, way: str) -> None:
     """The index is partly in its file, partly in memory."""

@@ -58,7 +58,7 @@ def test_the_delays_of_rocketmq_are_the_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "most"),
+    ("policy", "max_count"),
     [
         ({}, None),
         ({"retry_delays_ms": [1]}, 16),

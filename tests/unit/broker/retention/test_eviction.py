@@ -294,7 +294,7 @@ def test_a_segment_whose_head_was_damaged_tells_nothing_for_the_one_before_it() 
     core.flush()
     log = core.broker.log
     first, second = log.segments[:2]
-    assert log.is_told_later(first)
+    assert log.is_releasable(first)
     core.storage.segment_bytes_of(second.base)[HEADER_BYTES] ^= 1
     core.kill()
     log = core.broker.log
@@ -303,13 +303,13 @@ def test_a_segment_whose_head_was_damaged_tells_nothing_for_the_one_before_it() 
     job = log.flush_job()
     core.storage.capacity_bytes = core.storage.used_bytes + SEGMENT_BYTES // 2
     log.flushed(job)
-    assert log.is_told_later(log.segments[0]), "the start has told all anew"
+    assert log.is_releasable(log.segments[0]), "the start has told all anew"
     while log.full is None:  # until there is no room for a segment that tells all anew
         log.distrust_heads()
-    assert not log.is_told_later(log.segments[0])
+    assert not log.is_releasable(log.segments[0])
     core.checkpoint()
     core.flush()  # what was copied
-    assert log.is_told_later(log.segments[0])
+    assert log.is_releasable(log.segments[0])
 
 
 def test_a_flush_that_fails_lets_nothing_go() -> None:

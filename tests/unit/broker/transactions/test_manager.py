@@ -541,7 +541,7 @@ def test_what_was_committed_stays_so_though_its_segment_made_room_before_a_check
     core.storage.capacity_bytes = core.storage.used_bytes + 3 * core.segment_bytes
     core.fill("filling", 14)
     assert core.broker.log.find(committed_at) is None
-    assert core.broker.log.told_position < committed_at
+    assert core.broker.log.checkpointed_position < committed_at
     core.kill()
     assert core.broker.transactions.state("t") is S.COMMITTED
     assert core.broker.transactions.commit("t", {"b": 1}).state is S.COMMITTED

@@ -174,7 +174,7 @@ class FailureGate:
 
     def feed(self, event: BackoffEvent, *, is_connected: bool = True) -> BackoffAction:
         """This happened: go on, and tell what is to be done."""
-        step = TABLE[self.state, self._told_apart(event, is_connected)]
+        step = TABLE[self.state, self._classify(event, is_connected)]
         self.level += step.level_change
         self.state = step.state
         if step.action is BackoffAction.BLOCK:
@@ -184,7 +184,7 @@ class FailureGate:
             self.wait_s = NOBODY_WAIT_S
         return step.action
 
-    def _told_apart(self, event: BackoffEvent, is_connected: bool) -> BackoffEvent:
+    def _classify(self, event: BackoffEvent, is_connected: bool) -> BackoffEvent:
         if event is BackoffEvent.SUCCESS and self.level == 1:
             return BackoffEvent.SUCCESS_AT_LEVEL_1
         if event is BackoffEvent.FAILURE and self.state is not BackoffState.BLOCKED:

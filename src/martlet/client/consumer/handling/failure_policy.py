@@ -64,7 +64,7 @@ class Reject(Exception):
     """
 
 
-def told(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """What a person is told of an error."""
     if isinstance(error, Reject) and str(error):
         return str(error)
@@ -124,7 +124,7 @@ class FailurePolicy:
         )
         if message.is_answered:
             return
-        text = told(error)
+        text = describe(error)
         if is_rejected:
             message.reject(text)
         elif self._retry is RETRY:

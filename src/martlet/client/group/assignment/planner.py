@@ -60,7 +60,7 @@ class Planner:
         self._choice = choice
         self._seen_s: dict[BrokerMembership, float] = {}
         """When it was a member there for the last time."""
-        self._told: dict[BrokerMembership, int] = {}
+        self._announced: dict[BrokerMembership, int] = {}
         """At how many brokers we are, as the broker was told last."""
         self._alone: set[BrokerMembership] = set()
         """Where the broker knows no leaders."""
@@ -72,7 +72,7 @@ class Planner:
 
     def met(self, post: BrokerMembership) -> None:
         """It has become a member there."""
-        self._told.pop(post, None)
+        self._announced.pop(post, None)
         self._alone.discard(post)
         for known in [each for each in self._seen_s if each.address == post.address]:
             if known is not post:
@@ -130,7 +130,7 @@ class Planner:
 
     def _forget(self, post: BrokerMembership) -> None:
         del self._seen_s[post]
-        self._told.pop(post, None)
+        self._announced.pop(post, None)
         self._alone.discard(post)
         self._pictures.pop(post, None)
 
@@ -145,14 +145,14 @@ class Planner:
         asked = [
             post
             for post in posts
-            if post not in self._alone and (is_again or self._told.get(post, 0) != count)
+            if post not in self._alone and (is_again or self._announced.get(post, 0) != count)
         ]
         answers = [
             self._ask(p, p.call("group.volunteer", name=self.name, brokers=count)) for p in asked
         ]
         for post, answer in zip(asked, await asyncio.gather(*answers), strict=True):
             if answer is not None and post not in self._alone:
-                self._told[post] = count
+                self._announced[post] = count
 
     async def _plan(self, posts: Sequence[BrokerMembership]) -> None:
         """Share the queues out, where we lead."""
