@@ -4,11 +4,9 @@ ends, and killed in between.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from tests.crash.wire import Wire, drain, http, mpub
 
 from martlet.apps.main import main
 from martlet.testing import BrokerProcess
-from martlet.tools.dead_letter import body_of
 
 pytestmark = pytest.mark.crash
 
@@ -114,54 +111,3 @@ async def test_who_reads_the_log_is_told(broker: BrokerProcess) -> None:
     with pytest.raises(Exception, match=f"410 .*offset 0 of topic t has gone.*begins at {start}"):
         await http(broker.http_address, "/log/batches?topic=t&offset=0")
     assert await http(broker.http_address, f"/log/batches?topic=t&offset={start}")
-
-
-def dead_letters(folder: Path) -> list[bytes]:
-    return [
-        body_of(line)
-        for path in sorted(folder.glob("*/*@t@c.jsonl"))
-        for line in path.read_bytes().splitlines()
-    ]
-
-
-async def test_dead_letters_and_what_is_left_are_all_that_was_answered(
-    tmp_path: Path,
-) -> None:
-    kept = tmp_path / "kept"
-    arguments = (
-        f"--max-bytes-per-file={SEGMENT_BYTES}",
-        f"--max-disk-bytes={MAX_BYTES}",
-        "--min-free-bytes=0",
-        "--disk-full-policy=dead-letter",
-        f"--dead-letter-path={kept}",
-    )
-    answered: list[bytes] = []
-    with BrokerProcess(tmp_path / "data", *arguments) as broker:
-        await http(broker.http_address, "/topic/create?topic=t", b"")
-        await http(broker.http_address, "/channel/create?topic=t&channel=c", b"")
-        for life in range(2):
-            wire = await Wire.open(broker.tcp_address)
-            for number in range(50):
-                bodies = [b"%d %d %d " % (life, number, n) * 50 for n in range(BATCH)]
-                wire.send(mpub("t", bodies))
-                await wire.ok()
-                answered += bodies
-            wire.close()
-            if not life:
-                broker.kill()
-                broker.start()
-        dead = dead_letters(kept)
-        got = await drain(broker.tcp_address, broker.http_address, "t", "c")
-        assert len(dead) > len(answered) // 4
-        assert dead + [message.body for message in got] == answered
-        files = [str(path) for path in sorted(kept.glob("*/*.jsonl"))]
-        command = ["pub", "--dead-letters", "--topic=again", files[0]]
-        address = f"--nsqd-tcp-address={broker.tcp_address}"
-        done = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "martlet.apps.main", *command, address
-        )
-        assert await done.wait() == 0
-        await http(broker.http_address, "/channel/create?topic=again&channel=c", b"")
-        got = await drain(broker.tcp_address, broker.http_address, "again", "c")
-        assert [message.body for message in got] == dead[: len(got)]
-        assert len(got) == len(Path(files[0]).read_bytes().splitlines())

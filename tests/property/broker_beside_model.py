@@ -34,6 +34,7 @@ from martlet.broker.retention.reclaim import HistoryReclaimer
 from martlet.broker.topic.queue_log import Receipt
 from martlet.broker.topic.topic import Topic
 from martlet.log.commit_log import FlushJob
+from martlet.log.retention import Need
 from martlet.log.storage import Segment
 from martlet.testing import SimulatedClock, SimulatedStorage
 
@@ -42,6 +43,24 @@ MAX_TIMEOUT_NS = 5_000 * MILLISECOND_NS
 SEGMENT_BYTES = 4096
 SMALL_DISK_BYTES = 8 * SEGMENT_BYTES
 FRAME = struct.Struct(">IIqH16s")
+
+
+class WatchedEviction(Eviction):
+    """Tells what a segment takes with it before it goes."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        flush: Callable[[], bool],
+        on_losses: Callable[[list[EvictionLoss]], None],
+    ) -> None:
+        super().__init__(broker, flush)
+        self._on_losses = on_losses
+
+    def _losses(self, segment: Segment, needed_by: list[Need]) -> list[EvictionLoss]:
+        losses = super()._losses(segment, needed_by)
+        self._on_losses(losses)
+        return losses
 
 
 class EdgeRandom(Random):
@@ -113,7 +132,7 @@ class BesideModel(RuleBasedStateMachine):
             on_lost=lambda *what: self.lost.append(what),
         )
         if self.dropping:
-            eviction = Eviction(self.broker, self._flush_now, keep=self._given_up)
+            eviction = WatchedEviction(self.broker, self._flush_now, self._given_up)
             self.broker.log.on_full = lambda: self._make_room(eviction)
             self.lost.clear()
         else:
@@ -159,7 +178,7 @@ class BesideModel(RuleBasedStateMachine):
     def _flush_now(self) -> bool:
         return self.flush(self.broker.log.flush_job())
 
-    def _given_up(self, segment: Segment, losses: list[EvictionLoss]) -> None:
+    def _given_up(self, losses: list[EvictionLoss]) -> None:
         """A segment goes. That nobody had yet to finish anything in it, and so nobody is told of an
         eviction, does not mean that it says nothing: what a paused topic holds back may be done for
         each channel there is, which were advanced past it, and yet counts as waiting for new ones.

@@ -158,9 +158,7 @@ def test_a_changed_copy_is_checked_again() -> None:
         options.max_rdy_count = 7  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    "given", [{"disk_full_policy": "dead-letter"}, {"dead_letter_path": "/somewhere"}]
-)
-def test_dead_letters_need_a_folder_and_a_policy(given: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match="--dead-letter-path go together"):
-        BrokerOptions(**given)
+def test_the_former_policy_of_a_full_disk_loses_nothing() -> None:
+    options = BrokerOptions(disk_full_policy="dead-letter", dead_letter_path="/somewhere")
+    assert not options.drops_oldest
+    assert BrokerOptions(disk_full_policy="drop-oldest").drops_oldest

@@ -19,8 +19,7 @@ DESCRIPTION = (
     " policy have given up. What to do, the topic and the channel may stand without their flags:"
     " martlet dead-letters show TOPIC CHANNEL. Dead letters are in the topic TOPIC.CHANNEL.dead, or"
     " the one that the policy names, until they are redriven, purged, or finished by a consumer of"
-    " its channel dead-letters. (What a broker keeps with --disk-full-policy=dead-letter is"
-    " something else: see martlet pub --dead-letters.)"
+    " its channel dead-letters."
 )
 log = logging.getLogger(__name__)
 

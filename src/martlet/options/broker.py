@@ -43,11 +43,6 @@ class BrokerOptions(
                 f"--max-disk-bytes is {self.max_disk_bytes}; it must be at least {min_value},"
                 f" which is {MIN_SEGMENTS} times --max-bytes-per-file, or 0 for no limit"
             )
-        if (self.disk_full_policy == "dead-letter") != bool(self.dead_letter_path):
-            raise OptionError(
-                "--disk-full-policy=dead-letter and --dead-letter-path go together: the one needs a"
-                " folder, on another disk as a rule, and the other is for nothing else"
-            )
         marks = (self.disk_clean_percent, self.disk_force_percent, self.disk_refuse_percent)
         told = [mark for mark in marks if mark]
         if told != sorted(told):
@@ -55,7 +50,7 @@ class BrokerOptions(
                 f"--disk-clean-percent={marks[0]}, --disk-force-percent={marks[1]} and"
                 f" --disk-refuse-percent={marks[2]} must rise, those aside that are 0"
             )
-        if self.disk_refuse_percent and self.disk_full_policy != "refuse":
+        if self.disk_refuse_percent and self.drops_oldest:
             raise OptionError(
                 f"--disk-refuse-percent={self.disk_refuse_percent} and"
                 f" --disk-full-policy={self.disk_full_policy} do not go together: the one refuses"
@@ -83,6 +78,11 @@ class BrokerOptions(
     def prefers_near(self) -> bool:
         """Whether consumers in the broker's zone, then its region, are preferred."""
         return _PREFER_NEAR in self.experiments
+
+    @property
+    def drops_oldest(self) -> bool:
+        """Whether a full disk loses the oldest messages; else it refuses new ones."""
+        return self.disk_full_policy == "drop-oldest"
 
     def topology_warnings(self) -> list[str]:
         """What of zones, regions and experiments is set to no effect."""

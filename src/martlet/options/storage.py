@@ -96,7 +96,7 @@ class StorageOptions(Options):
         "refuse",
         "what to do when --max-disk-bytes or --min-free-bytes leaves no room: 'refuse' to publish;"
         " 'drop-oldest': the oldest segment goes, and what is unfinished in it is lost to all"
-        " channels; 'dead-letter': the same, once that is kept in --dead-letter-path",
+        " channels ('dead-letter', which kept it in files first, is 'refuse' now)",
         choices=(
             ("refuse", "refuse"),
             ("drop-oldest", "drop-oldest"),
@@ -107,8 +107,8 @@ class StorageOptions(Options):
         "dead-letter-path",
         FlagKind.STRING,
         "",
-        "with --disk-full-policy=dead-letter, the folder for what makes room, on another disk as a"
-        " rule; --min-free-bytes holds there too; `martlet pub --dead-letters` publishes it again",
+        "ignored: the folder where earlier versions kept what made room on a full disk;"
+        " `martlet pub --dead-letters` publishes it again",
     )
     retention_ns: int = option(
         "retention",

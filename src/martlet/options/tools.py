@@ -146,7 +146,8 @@ class PublishOptions(LogOptions):
         "dead-letters",
         FlagKind.BOOL,
         False,
-        "the input is what a broker has kept with --disk-full-policy=dead-letter: lines of JSON",
+        "the input is what an earlier version kept of a full disk in --dead-letter-path:"
+        " lines of JSON",
     )
     timeout_ns: int = option(
         "timeout",

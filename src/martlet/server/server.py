@@ -29,7 +29,6 @@ from martlet.protocol.nsq.v2 import ProtocolLimits
 from martlet.server.clock import Clock
 from martlet.server.data_folder import open_folder, refusal
 from martlet.server.disk_space import LOOK_NS, LOOK_WHILE_FULL_NS, DiskSpace
-from martlet.server.evicted_files import DeadLetters
 from martlet.server.flusher import Flusher
 from martlet.server.journal_writer import JournalWriter
 from martlet.server.listeners import Listeners
@@ -123,12 +122,8 @@ class Server:
         self.calls = CallRegistry(self)
         self.relief = HistoryReclaimer(self.broker)
         self.late_flushes = FlushTimeouts(self)
-        if options.disk_full_policy != "refuse":
-            keep = []
-            if self._dead_letters is not None:
-                self.events.kept_in = self._dead_letters.folder
-                keep = [self._dead_letters.keep]
-            self.relief = Eviction(self.broker, self.disk.flush_now, self.events.evicted, *keep)
+        if options.drops_oldest:
+            self.relief = Eviction(self.broker, self.disk.flush_now, self.events.evicted)
         transfers = self.broker.transfers
         transfers.waits_for_flush = self._sync
         transfers.on_written = self.disk.flush
@@ -157,11 +152,7 @@ class Server:
     def _open_log(self) -> None:
         options = self.options
         self.clock = Clock()
-        self._dead_letters: DeadLetters | None = None
         try:
-            if options.dead_letter_path:
-                folder = Path(options.dead_letter_path).absolute() / self.broker_id
-                self._dead_letters = DeadLetters(folder, options.min_free_bytes, self._lost)
             self.broker, restored = restore(
                 self.storage,
                 self.clock,

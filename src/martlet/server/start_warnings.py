@@ -16,6 +16,12 @@ async def warn(options: BrokerOptions, log: logging.Logger) -> None:
             "LOG: --sync-every=1 flushes each message to the disk, but OK does not wait for that:"
             " a power cut may take messages that were answered OK; --flush=sync makes it wait"
         )
+    if options.disk_full_policy == "dead-letter" or options.dead_letter_path:
+        log.warning(
+            "LOG: a full disk is no more written to files of dead letters (--disk-full-policy="
+            "dead-letter, --dead-letter-path): publishing is refused then, unless"
+            " --disk-full-policy=drop-oldest is given"
+        )
     name = options.broadcast_address
     if not options.lookupd_tcp_addresses and name == socket.gethostname():
         return  # Nobody has asked for it to be told, and nobody is told.

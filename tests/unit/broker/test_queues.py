@@ -16,7 +16,6 @@ from martlet.broker.channel.rewind import channel_from, replay
 from martlet.broker.channel.subscriber import Subscriber
 from martlet.broker.errors import NotFound, NotInFlight, QueuesRefused, WritesRefused
 from martlet.broker.policy import ChannelPolicy
-from martlet.broker.retention.evicted_files import file_name
 from martlet.broker.topic.partitioned import PartitionedChannel
 from martlet.broker.topic.queue_log import MAX_QUEUES
 from martlet.log.record import RecordKind
@@ -482,15 +481,6 @@ def test_a_queue_that_never_got_anything_costs_a_client_nothing() -> None:
         publish(core.broker, "t", 7, b"x")
         client.finish_all()
     assert len(client.consumer.out) <= 1
-
-
-def test_dead_letters_of_each_queue_have_a_file_of_their_own() -> None:
-    core = four()
-    channel = core.broker.topics["t"].channel("c")
-    names = [file_name(4096, part, channel) for part in core.broker.topics["t"].parts]
-    assert names[0] == "00000000000000004096@t@c.jsonl"
-    assert names[3] == "00000000000000004096.3@t@c.jsonl"
-    assert len(set(names)) == 4
 
 
 def test_an_ordered_queue_goes_on_when_another_one_makes_room() -> None:

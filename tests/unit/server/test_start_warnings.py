@@ -27,6 +27,17 @@ async def test_a_flush_of_each_message_that_ok_does_not_wait_for(
     assert await warnings(caplog, BrokerOptions()) == []
 
 
+async def test_a_full_disk_is_not_written_to_files_any_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for options in (
+        BrokerOptions(disk_full_policy="dead-letter"),
+        BrokerOptions(dead_letter_path="/somewhere"),
+    ):
+        (told,) = await warnings(caplog, options)
+        assert "publishing is refused then" in told
+
+
 async def test_a_broadcast_name_that_does_not_resolve(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

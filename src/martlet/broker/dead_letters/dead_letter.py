@@ -15,9 +15,6 @@ broker::
     dead_stored_ms     when that was published, in ms since 1970
     dead_at_ms         when it was given up
     dead_redrives      how often it had been brought back before
-
-(What ``--disk-full-policy=dead-letter`` keeps in a folder, because there is no room for it in the
-log, is something else: see `martlet.broker.retention.evicted_files`.)
 """
 
 from __future__ import annotations

@@ -10,15 +10,12 @@ oldest, and what is unfinished in it is given up for all channels at once::
     stragglers     x    x          x                                the first two are dropped
 
 This can not wait for a checkpoint, as all other room does.  So a segment goes only where another
-one behind it is durable that begins with the whole journal (`CommitLog.is_told_later`), and what
+one behind it is durable that begins with the whole journal (`CommitLog.is_releasable`), and what
 was given up is written down nowhere by itself: that it is not there says it.  A start gives up in
 the same way whatever is needed and in no segment (`settle`).  So a crash at any moment finds the
 segment, and its messages, or neither.
 
 History goes first: a segment that no channel needs is taken before one that some channel does.
-
-With ``dead-letter`` what is unfinished is kept elsewhere first
-(`martlet.broker.retention.evicted_files`).
 
 In the middle of what a channel has yet to get there may be a gap then, since cleaning moves old
 batches to newer segments.  Such a gap is one of the topic's voids.
@@ -37,7 +34,6 @@ from martlet.broker.offset_ranges import distinct, inside, merged, with_stretch
 from martlet.broker.retention.checkpoint import count_needs, forget, needs, with_history
 from martlet.broker.retention.reclaim import HistoryReclaimer
 from martlet.log.retention import Need, SegmentLocator, needed_bytes
-from martlet.log.storage import StorageFull
 from martlet.names import is_system
 
 if TYPE_CHECKING:
@@ -131,8 +127,6 @@ class Eviction(HistoryReclaimer):
         broker: whose log; its `on_full` is taken.
         flush: makes the log durable at once, and tells it so; False where that failed.
         on_evicted: told of each segment that went with unfinished messages.
-        keep: keeps what is unfinished in a segment, so that it survives a power cut; where it
-            raises OSError, the segment stays.
     """
 
     def __init__(
@@ -140,18 +134,14 @@ class Eviction(HistoryReclaimer):
         broker: Broker,
         flush: Callable[[], bool],
         on_evicted: Callable[[Evicted], None] = lambda evicted: None,
-        keep: Callable[[Segment, list[EvictionLoss]], None] = lambda segment, losses: None,
     ) -> None:
         super().__init__(broker)
         self._flush = flush
         self._on_evicted = on_evicted
-        self._keep = keep
 
     def make_room(self) -> bool:
         """Take the segment away that costs least. False where none can go, which after a power
         cut that has left damage may be so up to the next checkpoint.
-
-        Raises StorageFull where what is lost with it can not be kept.
         """
         broker = self._broker
         log = broker.log
@@ -165,12 +155,6 @@ class Eviction(HistoryReclaimer):
         if victim is None or not (self._may_go(victim) or (self._flush() and self._may_go(victim))):
             return False
         losses = [] if unneeded else self._losses(victim, needed_by)
-        try:
-            self._keep(victim, losses)
-        except OSError as error:
-            raise StorageFull(
-                error.errno, f"and the oldest messages can not be kept elsewhere: {error}"
-            ) from error
         for loss in losses:
             loss.suffer()
         log.retire(victim)

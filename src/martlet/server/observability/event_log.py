@@ -26,8 +26,6 @@ from martlet.durations import SECOND_NS
 from martlet.plural import counted
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from martlet.broker.broker import Broker
     from martlet.broker.channel.channel import Channel
     from martlet.broker.dead_letters.move import MessageMove
@@ -83,8 +81,6 @@ class EventLog:
     def __init__(self, broker: Broker, log: logging.Logger) -> None:
         self._broker = broker
         self._log = log
-        self.kept_in: Path | None = None
-        """Where messages are that were given up."""
         self._refusals: dict[str, _Refusals] = {}
         """Of the clients that are there, and had a refusal."""
         self._refusing_since_ns: int | None = None
@@ -142,10 +138,9 @@ class EventLog:
         named = ", ".join(f"{name} {count}" for count, name in sorted(lost, reverse=True)[:_NAMED])
         self._log.warning(
             "LOG: the disk is full: the oldest segment, of %d bytes, has gone with %s not"
-            " finished%s: %s%s",
+            " finished: %s%s",
             evicted.segment_bytes,
             counted(sum(len(loss.offsets) for loss in evicted.losses), "message"),
-            f", and are kept in {self.kept_in}" if self.kept_in else "",
             named,
             f" and {counted(len(lost) - _NAMED, 'more channel')}" if len(lost) > _NAMED else "",
         )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import errno
-import json
 from pathlib import Path
 from random import Random
 
@@ -14,12 +12,10 @@ from tests.unit.broker.core import SECOND_NS, SEGMENT_BYTES, Client, Core, bodie
 from martlet.broker.errors import NotInFlight
 from martlet.broker.recovery.restore import restore
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
-from martlet.broker.retention.evicted_files import file_name, lines
-from martlet.broker.retention.eviction import Evicted, Eviction, EvictionLoss
+from martlet.broker.retention.eviction import Evicted, Eviction
 from martlet.log.record import HEADER_BYTES
-from martlet.log.storage import DiskStorage, Segment
+from martlet.log.storage import DiskStorage
 from martlet.testing import SimulatedClock
-from martlet.tools.dead_letter import body_of
 
 SEGMENTS = 6
 
@@ -412,57 +408,3 @@ def test_a_journal_that_found_no_room_is_relieved() -> None:
     core.eviction.relieve()
     assert core.broker.health == "OK"
     assert core.publish("t", b"body").error is None
-
-
-def test_what_can_not_be_kept_does_not_go() -> None:
-    core = SmallCore()
-    core.channel("t")
-    told = OSError(errno.EACCES, "Permission denied")
-
-    def keep(segment: Segment, losses: list[EvictionLoss]) -> None:
-        raise told
-
-    core.eviction = Eviction(core.broker, core.flush_now, core.evicted.append, keep)
-    count = 0
-    while (error := core.publish("t", b"body" * 30).error) is None:
-        count += 1
-    assert "and the oldest messages can not be kept elsewhere: [Errno 13]" in str(error)
-    assert "the disk is full: " in core.broker.health
-    core.eviction.relieve()
-    assert not core.evicted
-    assert core.channel("t").depth == count
-    core.eviction = Eviction(core.broker, core.flush_now, core.evicted.append)
-    assert core.publish("t", b"body" * 30).error is None
-    assert core.evicted
-
-
-def test_dead_letters_tell_what_each_channel_had_not_finished() -> None:
-    core = SmallCore()
-    core.publish("t", b"\x00one", b"two")
-    client = core.client("t", "some").ready(2)
-    client.finish(0)
-    core.publish("t", b"later", delay_ns=50 * SECOND_NS)
-    core.channel("t", "none")
-    kept: dict[str, list[dict[str, object]]] = {}
-
-    def keep(segment: Segment, losses: list[EvictionLoss]) -> None:
-        for loss in losses:
-            for channel, offsets in loss.unfinished.items():
-                text = b"".join(lines(segment, loss, offsets, lambda *bad: None))
-                name = file_name(segment.base, loss.topic, channel)
-                kept.setdefault(name, []).extend(map(json.loads, text.splitlines()))
-                bodies = [body_of(line) for line in text.splitlines()]
-                assert len(bodies) == len(offsets)
-
-    core.eviction = Eviction(core.broker, core.flush_now, core.evicted.append, keep)
-    bodies = core.overflow("t")
-    some, none = kept[f"{0:020d}@t@some.jsonl"], kept[f"{0:020d}@t@none.jsonl"]
-    assert len(kept) == 2
-    lost = len(some) - 2
-    told = [(each["offset"], base64.b64decode(str(each["body_base64"]))) for each in some]
-    assert told[:2] == [(1, b"two"), (2, b"later")]
-    assert told[2:] == list(enumerate(bodies[:lost], 3))
-    assert none == some[-len(none) :]
-    due_ns = core.clock.now_ns + 50 * SECOND_NS
-    assert [each["deliver_at_ns"] for each in some[:3]] == [0, due_ns, 0]
-    assert str(some[0]["id"]).encode() == client.got[1].id
