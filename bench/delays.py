@@ -38,7 +38,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from martlet.broker.broker import Broker
+from martlet.broker.broker import BrokerCore
 from martlet.broker.recovery.restore import restore
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
 from martlet.options import BrokerOptions
@@ -203,7 +203,7 @@ def fill(folder: Path, count: int) -> dict[str, Any]:
     }
 
 
-def checkpoint(broker: Broker) -> None:
+def checkpoint(broker: BrokerCore) -> None:
     """Save where everything is."""
     job = begin_checkpoint(broker)
     job.flush.run()

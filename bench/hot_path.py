@@ -31,7 +31,7 @@ from martlet.options import BrokerOptions
 from martlet.protocol.nsq import commands
 from martlet.protocol.nsq.frames import FrameSplitter
 from martlet.protocol.nsq.message_run import MessageRun
-from martlet.server.nsq.connection import Connection
+from martlet.server.nsq.connection import ClientConnection
 from martlet.server.server import Server
 
 TOPIC, CHANNEL = "hot", "path"
@@ -64,7 +64,7 @@ class Client:
     """A connection of the server, and what its client does."""
 
     def __init__(self, server: Server) -> None:
-        self._connection = Connection(server)
+        self._connection = ClientConnection(server)
         self.wire = Wire()
         self._connection.connection_made(self.wire)
         self.feed(commands.MAGIC)

@@ -21,7 +21,7 @@ from tests.interop.nsqd_files import (
 )
 
 from martlet.apps.main import main
-from martlet.broker.broker import Broker
+from martlet.broker.broker import BrokerCore
 from martlet.broker.recovery.restore import restore
 from martlet.log.commit_log import CommitLog
 from martlet.migration.findings import Findings
@@ -103,7 +103,7 @@ class PowerCut(Exception):
 
 def import_until(
     source: Path, storage: SimulatedStorage, clock: SimulatedClock, writes: int | None
-) -> Broker:
+) -> BrokerCore:
     broker_identity(storage, "fresh", to_finish=True)
     broker, _ = restore(storage, clock, Random(3), segment_bytes=1 << 14)
     left = writes

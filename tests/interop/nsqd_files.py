@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from martlet.broker.broker import Broker
+from martlet.broker.broker import BrokerCore
 from martlet.broker.recovery.restore import restore
 from martlet.log.storage import DiskStorage
 
@@ -144,7 +144,7 @@ class Imported:
 
     def __init__(self, path: Path) -> None:
         self.storage = DiskStorage(path)
-        self.broker: Broker
+        self.broker: BrokerCore
         self.broker, restored = restore(
             self.storage, lambda: 2 * 10**18, random.Random(1), segment_bytes=1 << 20
         )

@@ -17,7 +17,7 @@ from tests.property.broker_model import (
     Place,
 )
 
-from martlet.broker.broker import Broker
+from martlet.broker.broker import BrokerCore
 from martlet.broker.channel.channel import Channel
 from martlet.broker.channel.consumer import ChannelConsumer
 from martlet.broker.channel.cursor import Cursor
@@ -50,7 +50,7 @@ class WatchedEviction(Eviction):
 
     def __init__(
         self,
-        broker: Broker,
+        broker: BrokerCore,
         flush: Callable[[], bool],
         on_losses: Callable[[list[EvictionLoss]], None],
     ) -> None:
@@ -100,7 +100,7 @@ class BesideModel(RuleBasedStateMachine):
         """The log may have bad places, or the remains of a torn record behind its end."""
         self.holds = False
         """So far all went well: it makes sense to look at the end."""
-        self.broker: Broker
+        self.broker: BrokerCore
 
     @initialize(
         seed=st.integers(0, 1000),

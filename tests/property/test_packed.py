@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from martlet.log.batch import Batch
+from martlet.log.batch import LogBatch
 from martlet.properties import bulk as packed
 from martlet.properties.block import Block, entries_of, pack_block
 from martlet.properties.bulk import Packed, join, packed_bytes, read
@@ -73,7 +73,7 @@ def test_what_passes_is_good(
 @given(st.lists(st.lists(ascii_carried, max_size=20), min_size=1, max_size=4), st.booleans())
 @quick
 def test_a_batch_holds_what_it_was_told(parts: list[list[Properties]], mixed: bool) -> None:
-    batch = Batch()
+    batch = LogBatch()
     batch.begin(0, 0)
     expected: list[tuple[int, bytes]] = []
     told: list[tuple[int, Sequence[tuple[int, bytes]]]] = []

@@ -59,7 +59,7 @@ def encoder(**settings: Any) -> Encoder:
         "topic": None,
         "queue_count": QUEUES.__getitem__,
         "block_bytes": 200,
-        "most_message_bytes": 100,
+        "max_message_bytes": 100,
     }
     return Encoder(**(defaults | settings))
 

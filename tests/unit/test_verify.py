@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from martlet.apps.log import main
-from martlet.broker.broker import Broker as Core
+from martlet.broker.broker import BrokerCore as Core
 from martlet.broker.recovery.restore import restore
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
 from martlet.log.folder import Folder

@@ -16,7 +16,7 @@ from martlet.broker.channel.channel import Channel
 from martlet.broker.dead_letters.move import MessageMover
 from martlet.broker.delayed.bucket import Bucket
 from martlet.broker.delayed.delayed_messages import DelayedMessages
-from martlet.broker.errors import BrokerError, InvalidName, LimitReached, NotFound, WritesRefused
+from martlet.broker.errors import BrokerError, LimitReached, NameRefused, NotFound, WritesRefused
 from martlet.broker.idempotence import ProducerState
 from martlet.broker.recovery.journal import Description, pack_cursor, pack_topology
 from martlet.broker.recovery.moved_cursors import MovedCursors
@@ -29,7 +29,7 @@ from martlet.broker.topic.topic import Topic
 from martlet.broker.tracing.counters import of_topics, write_accounts
 from martlet.broker.transactions.manager import Transactions
 from martlet.broker.transactions.state import TransactionLimits
-from martlet.log.batch import Batch
+from martlet.log.batch import LogBatch
 from martlet.log.checkpoint_file import JournalEntry
 from martlet.log.commit_log import CommitLog, spans
 from martlet.log.index import Index
@@ -48,7 +48,7 @@ NO_RETENTION = Retention()
 WATERMARKS = Watermarks()
 
 
-class Broker:
+class BrokerCore:
     """Topics, channels and the journal over an opened log.
 
     Use `martlet.broker.recovery.restore.restore` to get one from a data folder.
@@ -142,7 +142,7 @@ class Broker:
         self.shortened_at = 0
         """How many segments had gone when the indexes were last shortened."""
         self._staged: dict[Topic, None] = {}
-        self._scratch: list[Batch] = []
+        self._scratch: list[LogBatch] = []
         self.moved = MovedCursors(log, clock, self.by_id)
         self._last_stored_ns = 0
         self.transactions = Transactions(self, transactions or TransactionLimits())
@@ -163,14 +163,14 @@ class Broker:
         """The topic of that name, made if it is new.
 
         Raises:
-            InvalidName: no topic can have it.
+            NameRefused: no topic can have it.
             LimitReached: there are as many topics as may be.
             WritesRefused: a new topic could not be written down.
         """
         topic = self.topics.get(name)
         if topic is None:
             if not is_valid_name(name):
-                raise InvalidName(f"topic name {name!r} is not valid")
+                raise NameRefused(f"topic name {name!r} is not valid")
             if self.max_topics and len(self.topics) >= self.max_topics:
                 raise LimitReached(
                     f"topic {name!r} would be one too many: there are {len(self.topics)}, and"
@@ -196,7 +196,7 @@ class Broker:
 
         Raises:
             QueuesRefused: it has more, or none can have so many.
-            InvalidName, LimitReached, WritesRefused: as `topic`.
+            NameRefused, LimitReached, WritesRefused: as `topic`.
         """
         check_count(count)
         topic = self.topic(name)
@@ -266,7 +266,7 @@ class Broker:
 
     # messages
 
-    def staged(self, topic: Topic) -> Batch:
+    def staged(self, topic: Topic) -> LogBatch:
         """The batch that takes a topic's messages in this turn."""
         queue = topic.queue
         if queue.batch is not None:
@@ -276,11 +276,11 @@ class Broker:
         self._last_stored_ns = max(self._last_stored_ns, now_ns)
         return queue.begin(self._scratch, self._last_stored_ns)
 
-    def lend_scratch(self) -> Batch:
+    def lend_scratch(self) -> LogBatch:
         """A batch to lay something out in; it is to be given back."""
-        return self._scratch.pop() if self._scratch else Batch()
+        return self._scratch.pop() if self._scratch else LogBatch()
 
-    def take_scratch(self, batch: Batch) -> None:
+    def take_scratch(self, batch: LogBatch) -> None:
         """It is not needed any more."""
         if len(self._scratch) < MAX_SCRATCH and len(batch.scratch) <= BIG_SCRATCH_BYTES:
             self._scratch.append(batch)
@@ -448,4 +448,4 @@ class Broker:
         write_accounts(self.log, now_ns, of_topics(self.by_id.values()))
 
 
-__all__ = ["Broker", "BrokerError"]
+__all__ = ["BrokerCore", "BrokerError"]

@@ -7,8 +7,8 @@ from martlet.log.commit_log import WritesRefused
 __all__ = [
     "BrokerError",
     "Conflict",
-    "InvalidName",
     "LimitReached",
+    "NameRefused",
     "NotAMember",
     "NotFound",
     "NotInFlight",
@@ -23,7 +23,7 @@ class BrokerError(Exception):
     """The broker refuses to do that."""
 
 
-class InvalidName(BrokerError):
+class NameRefused(BrokerError):
     """No topic or channel can have that name."""
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.2
 _INTERVAL_NS = 1_000_000_000
-_MOST = 50_000
+_MAX = 50_000
 """Flights in a micro-batch at most, so that it is seen how the archive grows."""
 
 
@@ -75,7 +75,7 @@ def _listen(orders: queue.SimpleQueue[str]) -> None:
 
 
 def _archive(
-    spark: SparkSession, address: str, folder: Path, orders: queue.SimpleQueue[str], tell: Any
+    spark: SparkSession, address: str, folder: Path, orders: queue.SimpleQueue[str], write: Any
 ) -> dict[str, Any]:
     table = str(folder / PARQUET)
     options = ArchiveOptions(
@@ -85,9 +85,9 @@ def _archive(
         json_schema=SCHEMA,
         partition_by="origin,month",
         interval_ns=_INTERVAL_NS,
-        max_offsets=_MOST,
+        max_offsets=_MAX,
     )
-    progress = _Progress(tell)
+    progress = _Progress(write)
     started = Archive(options, spark, progress.on_batch).start()
     progress.query = started
     order = ""
@@ -123,10 +123,10 @@ class _Progress:
         rows: so many.
     """
 
-    def __init__(self, tell: Any) -> None:
+    def __init__(self, write: Any) -> None:
         self.rows = 0
         self.query: StreamingQuery | None = None
-        self._tell = tell
+        self._write = write
         self._archived = 0
 
     def on_batch(self, batch: ArchiveBatch) -> None:
@@ -140,7 +140,7 @@ class _Progress:
             self.query.awaitTermination()
         if self._archived > self.rows:
             self.rows = self._archived
-            self._tell(rows=self.rows)
+            self._write(rows=self.rows)
 
 
 def _result(spark: SparkSession, table: str, count: int) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class _Rows:
         self.ends = np.arange(first, first + count * stride, stride, dtype=np.uint32)
 
 
-class Batch:
+class LogBatch:
     """Frames of one queue that will be appended as one record."""
 
     __slots__ = (

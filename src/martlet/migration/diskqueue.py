@@ -186,10 +186,10 @@ class DiskQueue:
         self.reported.add(file.path)
         damaged: list[str] = []
 
-        def tell(first: int, end: int, reason: str) -> None:
+        def add_damage(first: int, end: int, reason: str) -> None:
             damaged.append(f"bytes {first} to {end - 1} of {file.size_bytes}: {reason}")
 
-        for places, sizes in file.chunks(tell):
+        for places, sizes in file.chunks(add_damage):
             yield DiskQueueChunk(file, number, places, sizes)
         file.close()
         if is_new and damaged:

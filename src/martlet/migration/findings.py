@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-_MOST = 1000
+_MAX = 1000
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Findings:
         self._add(self.notes, text)
 
     def _add(self, texts: list[str], text: str) -> None:
-        if len(texts) < _MOST:
+        if len(texts) < _MAX:
             texts.append(text)
         else:
             self.more += 1

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from martlet.broker.broker import Broker
+from martlet.broker.broker import BrokerCore
 from martlet.broker.recovery.restore import RestoredBroker, restore
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
 from martlet.broker.topic.topic import Topic
@@ -70,7 +70,7 @@ class ImportResult:
 @contextmanager
 def opened(
     data_path: Path, segment_bytes: int, keep_free_bytes: int, findings: Findings
-) -> Iterator[tuple[Broker, DiskStorage]]:
+) -> Iterator[tuple[BrokerCore, DiskStorage]]:
     """A broker's core on its data folder, which no other holds meanwhile.
 
     Raises OSError: it cannot be used, or a broker runs on it.
@@ -109,7 +109,7 @@ class Importing:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: BrokerCore,
         storage: Storage,
         folder: NsqdFolder,
         progress: Callable[[int], None] = lambda count: None,
@@ -271,7 +271,7 @@ class _Writer:
     """
 
     def __init__(
-        self, broker: Broker, topic: Topic, batch_bytes: int, written: Callable[[], None]
+        self, broker: BrokerCore, topic: Topic, batch_bytes: int, written: Callable[[], None]
     ) -> None:
         self.topic = topic
         self.offset = 0

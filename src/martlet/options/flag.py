@@ -51,7 +51,7 @@ def parse_bool(text: str) -> bool:
     raise ValueError(f"{text!r} is neither true nor false")
 
 
-_LONGEST = 2**63 - 1
+_MAX = 2**63 - 1
 _NUMBER = re.compile(r"[+-]?(0[xX][0-9a-fA-F_]+|0[bB][01_]+|0[oO]?[0-7_]+|[0-9][0-9_]*)")
 _OCTAL = re.compile(r"\A([+-]?)0(?=[0-7_])")
 _DECIMAL = re.compile(r"[+-]?[0-9]+")
@@ -76,8 +76,8 @@ def _parse_decimal(text: str) -> int:
 
 
 def _in_range(number: int, text: str) -> int:
-    if not -_LONGEST <= number <= _LONGEST:
-        raise ValueError(f"{text} is out of range; the largest number is {_LONGEST}")
+    if not -_MAX <= number <= _MAX:
+        raise ValueError(f"{text} is out of range; the largest number is {_MAX}")
     return number
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from martlet.broker.retention.checkpoint import allow_spares
 
 if TYPE_CHECKING:
-    from martlet.broker.broker import Broker
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.retention.reclaim import HistoryReclaimer
     from martlet.server.flusher import Flusher
     from martlet.server.observability.event_log import EventLog
@@ -42,7 +42,7 @@ class DiskSpace:
     """
 
     def __init__(
-        self, broker: Broker, disk: Flusher, relief: HistoryReclaimer, events: EventLog
+        self, broker: BrokerCore, disk: Flusher, relief: HistoryReclaimer, events: EventLog
     ) -> None:
         self._broker = broker
         self._disk = disk

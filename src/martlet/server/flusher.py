@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
-from martlet.broker.broker import Broker
+from martlet.broker.broker import BrokerCore
 from martlet.broker.errors import WritesRefused
 from martlet.broker.retention.checkpoint import (
     CheckpointJob,
@@ -39,7 +39,9 @@ class Flusher:
         on_durable: called when more of the log has become durable, or never will.
     """
 
-    def __init__(self, broker: Broker, log: logging.Logger, on_durable: Callable[[], None]) -> None:
+    def __init__(
+        self, broker: BrokerCore, log: logging.Logger, on_durable: Callable[[], None]
+    ) -> None:
         self._broker = broker
         self._log = log
         self._on_durable = on_durable

@@ -17,7 +17,7 @@ from time import perf_counter, thread_time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from martlet.broker.broker import Broker
+    from martlet.broker.broker import BrokerCore
 
 REST = 19
 """After a write the journal rests for so many times as long: it takes 5 % of the loop's time."""
@@ -36,7 +36,7 @@ class JournalWriter:
         interval_ns: what is asked for, and the longest rest between two writes.
     """
 
-    def __init__(self, broker: Broker, interval_ns: int) -> None:
+    def __init__(self, broker: BrokerCore, interval_ns: int) -> None:
         self._broker = broker
         self._max_rest_s = interval_ns / 1e9
         self._position = broker.log.position

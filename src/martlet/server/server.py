@@ -34,7 +34,7 @@ from martlet.server.journal_writer import JournalWriter
 from martlet.server.listeners import Listeners
 from martlet.server.lookup_peer import LookupPeers
 from martlet.server.nsq.authorizer import Authorizer, AuthServers
-from martlet.server.nsq.connection import Connection
+from martlet.server.nsq.connection import ClientConnection
 from martlet.server.nsq.flush_timeouts import FlushTimeouts
 from martlet.server.observability.event_log import EventLog
 from martlet.server.observability.statsd import expand_prefix, push
@@ -72,16 +72,16 @@ class Server:
             options.max_body_size,
             options.max_req_timeout_ns // 1_000_000,
         )
-        self.connections: set[Connection] = set()
+        self.connections: set[ClientConnection] = set()
         self.receive_buffer = bytearray(RECEIVE_BYTES)
         self.receive_view = memoryview(self.receive_buffer)
         self.wire_view = memoryview(bytearray(SPACE_BYTES))
         """Where layers receive what is still encrypted or compressed."""
         self.tls: ssl.SSLContext | None = None
-        self._staged: dict[Connection, None] = {}
+        self._staged: dict[ClientConnection, None] = {}
         self.is_stopping = False
         """Whether it hangs up: no client is lost by that."""
-        self._awaiting: dict[Connection, None] = {}
+        self._awaiting: dict[ClientConnection, None] = {}
         self._settled: list[tuple[Receipt, asyncio.Future[None]]] = []
         self._sync = options.flush == "sync"
         self.answers_at_once = not self._sync
@@ -278,19 +278,19 @@ class Server:
 
     # connections
 
-    def _connection(self) -> Connection:
+    def _connection(self) -> ClientConnection:
         if self.log.isEnabledFor(logging.DEBUG):
             from martlet.server.nsq.traced import TracedConnection
 
             return TracedConnection(self)
-        return Connection(self)
+        return ClientConnection(self)
 
     def _routes(self) -> Routes:
         from martlet.server.http.server import broker_routes
 
         return broker_routes(self)
 
-    def guard(self, connection: Connection) -> Authorizer | None:
+    def guard(self, connection: ClientConnection) -> Authorizer | None:
         """What asks who a client is; None where everybody may do everything."""
         if self._auth_servers is None:
             return None
@@ -303,7 +303,7 @@ class Server:
             self.log,
         )
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: ClientConnection) -> None:
         """A client has connected."""
         max_count = self.options.max_connections
         self.connections.add(connection)
@@ -315,7 +315,7 @@ class Server:
         else:
             self.events.opened(connection.remote_address)
 
-    def closed(self, connection: Connection, error: Exception | None) -> None:
+    def closed(self, connection: ClientConnection, error: Exception | None) -> None:
         """A client has gone."""
         self.connections.discard(connection)
         if self._empty is not None and not self.connections:
@@ -331,7 +331,7 @@ class Server:
 
     # turns
 
-    def staged(self, connection: Connection) -> None:
+    def staged(self, connection: ClientConnection) -> None:
         """A connection has staged messages in this turn."""
         self._staged[connection] = None
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, NamedTuple
 
-from martlet.broker.broker import Broker
+from martlet.broker.broker import BrokerCore
 from martlet.broker.channel.channel import Channel
 from martlet.broker.channel.consumer import ChannelConsumer
 from martlet.broker.channel.cursor import Cursor
@@ -45,7 +45,7 @@ def parse(frames: bytes) -> list[Got]:
     return got
 
 
-def bodies_of(broker: Broker, topic: Topic) -> list[bytes]:
+def bodies_of(broker: BrokerCore, topic: Topic) -> list[bytes]:
     """The bodies that are stored of a topic at a queue, in order."""
     cursor = Cursor(broker.log, topic.queue, topic.queue.start_offset)
     got: list[Got] = []
@@ -126,7 +126,7 @@ class Core:
         self.options = options
         self.lost: list[tuple[str, str, int, int, str]] = []
         self.restored: RestoredBroker
-        self.broker: Broker
+        self.broker: BrokerCore
         self._open()
 
     def _open(self) -> None:

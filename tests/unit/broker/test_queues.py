@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.unit.broker.core import SECOND_NS, Core, Got, parse
 
-from martlet.broker.broker import Broker
+from martlet.broker.broker import BrokerCore
 from martlet.broker.channel.rewind import channel_from, replay
 from martlet.broker.channel.subscriber import Subscriber
 from martlet.broker.errors import NotFound, NotInFlight, QueuesRefused, WritesRefused
@@ -68,7 +68,7 @@ class Client:
         self.channel.remove_consumer(self.consumer)
 
 
-def publish(broker: Broker, name: str, queue: int, *bodies: bytes, due_ns: int = 0) -> None:
+def publish(broker: BrokerCore, name: str, queue: int, *bodies: bytes, due_ns: int = 0) -> None:
     assert broker.topics[name].part(queue).stage(list(bodies), due_ns).error is None
     broker.commit()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from tests.unit.broker.core import SECOND_NS, Core
 
-from martlet.broker.broker import Broker
+from martlet.broker.broker import BrokerCore
 from martlet.broker.channel.rewind import replay
 from martlet.broker.errors import WritesRefused
 from martlet.broker.retention.checkpoint import MAX_SYNCED, begin_checkpoint, end_checkpoint
@@ -16,7 +16,7 @@ from martlet.log.record import FRAME_HEADER_BYTES, HEADER_BYTES, RecordKind, rea
 from martlet.log.recovery import RecoveryReport, scan
 
 
-def record_positions(broker: Broker, kind: RecordKind) -> list[int]:
+def record_positions(broker: BrokerCore, kind: RecordKind) -> list[int]:
     """Where the log's records of a kind are."""
     found = scan(broker.log.segments, 0, RecoveryReport())
     return [header.position for header, _ in found if header.kind == kind]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from martlet.log.batch import FIRST_CAPACITY, Batch
+from martlet.log.batch import FIRST_CAPACITY, LogBatch
 from martlet.log.record import HEADER_BYTES, RecordFlag, align8
 
 MASK = (1 << 64) - 1
@@ -26,7 +26,7 @@ def ends_by_hand(bodies: list[bytes]) -> list[int]:
     return list(accumulate(34 + len(body) for body in bodies))
 
 
-def check(batch: Batch, bodies: list[bytes], first_id: int) -> None:
+def check(batch: LogBatch, bodies: list[bytes], first_id: int) -> None:
     record, flags = batch.finish()
     assert batch.count == len(bodies)
     frames = bytes(record[HEADER_BYTES : HEADER_BYTES + batch.payload_length])
@@ -50,7 +50,7 @@ matrices = st.tuples(st.integers(1, 20), st.integers(1, 30), st.binary(min_size=
 def test_any_mixture_of_ways_gives_the_frames_by_hand(
     first_id: int, parts: list[list[bytes] | tuple[int, int, bytes]]
 ) -> None:
-    batch = Batch()
+    batch = LogBatch()
     batch.begin(first_id, 1234)
     bodies: list[bytes] = []
     for part in parts:
@@ -71,7 +71,7 @@ def test_any_mixture_of_ways_gives_the_frames_by_hand(
 @pytest.mark.parametrize("count", [65_535, 65_536, 70_000, 140_000])
 @pytest.mark.parametrize("as_matrix", [True, False])
 def test_more_messages_than_the_last_digits_count(count: int, as_matrix: bool) -> None:
-    batch = Batch()
+    batch = LogBatch()
     first_id = 0x1_0000_FFF0
     batch.begin(first_id, 1)
     bodies = [b"%06d" % number for number in range(count)]
@@ -87,7 +87,7 @@ def test_bodies_are_taken_out_of_the_middle_of_a_buffer() -> None:
     matrix: np.ndarray[tuple[int, int], np.dtype[np.uint8]] = np.ndarray(
         (3, 3), np.uint8, buffer, 4, (7, 1)
     )
-    batch = Batch()
+    batch = LogBatch()
     batch.begin(0, 0)
     batch.add_matrix(matrix)
     buffer[:] = bytes(len(buffer))
@@ -95,7 +95,7 @@ def test_bodies_are_taken_out_of_the_middle_of_a_buffer() -> None:
 
 
 def test_a_batch_grows_and_is_used_again_without_leaving_anything_behind() -> None:
-    batch = Batch()
+    batch = LogBatch()
     big = [b"x" * 5000] * 40
     batch.begin(0, 0)
     batch.add(b"first")
@@ -108,7 +108,7 @@ def test_a_batch_grows_and_is_used_again_without_leaving_anything_behind() -> No
 
 
 def test_messages_keep_their_own_times() -> None:
-    batch = Batch()
+    batch = LogBatch()
     batch.begin(0, 5)
     bodies = [b"x" * size for size in (1, 0, 9)] + [b"yy"] * 30
     batch.add(bodies[0])
@@ -127,7 +127,7 @@ def test_messages_keep_their_own_times() -> None:
 
 def test_a_body_that_just_does_not_fit() -> None:
     for size in range(FIRST_CAPACITY - HEADER_BYTES - 60, FIRST_CAPACITY - HEADER_BYTES - 20):
-        batch = Batch()
+        batch = LogBatch()
         batch.begin(0, 0)
         batch.add(b"x" * size)
         check(batch, [b"x" * size], 0)

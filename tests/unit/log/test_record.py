@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from martlet.log.batch import Batch
+from martlet.log.batch import LogBatch
 from martlet.log.record import (
     HEADER,
     HEADER_BYTES,
@@ -96,7 +96,7 @@ def test_lengths_leave_everything_at_multiples_of_8() -> None:
 
 
 def test_ends_stand_where_the_header_says() -> None:
-    batch = Batch()
+    batch = LogBatch()
     batch.begin(5, 77)
     batch.add(b"a")
     batch.add(b"bcd")

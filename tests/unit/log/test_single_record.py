@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from martlet.log.batch import Batch
+from martlet.log.batch import LogBatch
 from martlet.log.record import RecordKind, seal
 from martlet.log.single_record import MAX_BODY_BYTES, Lone, lone_length
 
@@ -20,7 +20,7 @@ def test_the_bytes_are_those_of_a_batch_of_one(
     """Also where the buffer still holds the message before."""
     lone = Lone()
     for body in bodies:
-        batch = Batch()
+        batch = LogBatch()
         batch.begin(id & (1 << 64) - 1, now_ns)
         batch.add(body)
         record, flags = batch.finish()

@@ -45,7 +45,7 @@ class Channel(Redelivery):
     """A channel of a topic, at one of its queues.
 
     Args:
-        around: the broker's clock, schedule and journal.
+        context: the broker's clock, schedule and journal.
         id: its number in the log.
         topic: the topic's name.
         name: its own.
@@ -56,7 +56,7 @@ class Channel(Redelivery):
 
     def __init__(
         self,
-        around: ChannelContext,
+        context: ChannelContext,
         id: int,
         topic: str,
         name: str,
@@ -67,7 +67,7 @@ class Channel(Redelivery):
         max_consumers: int = 0,
         max_timeout_ns: int,
     ) -> None:
-        super().__init__(around, cursor, source, waiting, max_timeout_ns)
+        super().__init__(context, cursor, source, waiting, max_timeout_ns)
         self.id = id
         self.topic = topic
         self.name = name
@@ -79,7 +79,7 @@ class Channel(Redelivery):
         """What clients subscribe to."""
         self.dropped_count = 0
         """Messages that were given up, to make room, before they were finished."""
-        self.finishes = FinishAges(cursor.queue.index, around.clock)
+        self.finishes = FinishAges(cursor.queue.index, context.clock)
         self.counted_from = cursor.next
         """Messages below this offset came before the broker was started."""
         self._delivered_before = 0
@@ -97,7 +97,7 @@ class Channel(Redelivery):
         before, self.policy = self.policy, policy
         self.wanted = TagFilter(policy.tags) if policy.tags else None
         if policy.kind != "shared" and self.group is None:
-            self.group = group_queue(self, self._around, policy.kind)
+            self.group = group_queue(self, self._context, policy.kind)
         how, until_now = ((p.kind, p.order, p.lock_ms) for p in (policy, before))
         if how != until_now:
             if isinstance(self.order, Ordering):
@@ -144,7 +144,7 @@ class Channel(Redelivery):
         """Of those, how many to consumers in the broker's zone, in its region, and elsewhere; empty
         where near ones are not preferred.
         """
-        if not self._around.prefers_near:
+        if not self._context.prefers_near:
             return []
         counts = self._delivered_near_before.copy()
         for consumer in self.consumers:
@@ -161,7 +161,7 @@ class Channel(Redelivery):
     def deferred_count(self) -> int:
         """How many messages wait for a time, its own and those that all channels get then."""
         waiting = self.cursor.stragglers.waiting_count
-        return waiting + self._around.delayed_count(self.cursor.queue.topic)
+        return waiting + self._context.delayed_count(self.cursor.queue.topic)
 
     # consumers
 
@@ -270,11 +270,11 @@ class Channel(Redelivery):
                 raise self._not_in_flight(consumer, offset)
             consumer.progress.answered(straggler.asked_rank, offset)
             if straggler.asked_rank < straggler.rank:
-                consumer.progress.answered_late(self._around.clock(), used_up=False)
+                consumer.progress.answered_late(self._context.clock(), used_up=False)
             cursor.stragglers.remove(offset)
         self.finishes.note(offset)
         if self.trail is not None:
-            self.trail.note(TraceStep.FINISHED, offset, offset + 1, self._around.clock(), consumer)
+            self.trail.note(TraceStep.FINISHED, offset, offset + 1, self._context.clock(), consumer)
         self._finished(consumer, 1)
 
     def finish_run(self, consumer: ChannelConsumer, offsets: Offsets) -> Offsets:
@@ -294,7 +294,7 @@ class Channel(Redelivery):
         consumer.answered = max(consumer.answered, int(offsets[-1]))
         self.finishes.note_run(offsets)
         if self.trail is not None:
-            self.trail.note_run(TraceStep.FINISHED, offsets, self._around.clock(), consumer)
+            self.trail.note_run(TraceStep.FINISHED, offsets, self._context.clock(), consumer)
         self._finished(consumer, len(offsets))
         return left
 
@@ -307,9 +307,9 @@ class Channel(Redelivery):
 
     def _bury(self, offset: int, attempts: int, failures: int, reason: DeadLetterReason) -> None:
         if self.trail is not None:
-            now_ns, to = self._around.clock(), f"{reason} -> {dead_letter_topic(self)}"
+            now_ns, to = self._context.clock(), f"{reason} -> {dead_letter_topic(self)}"
             self.trail.note(TraceStep.GIVEN_UP, offset, offset + 1, now_ns, None, attempts, 0, to)
-        bury(self._around, self, offset, attempts, failures, reason)
+        bury(self._context, self, offset, attempts, failures, reason)
 
     # time
 
@@ -333,7 +333,7 @@ class Channel(Redelivery):
             return
         # A group's members fetch what is for it alone.
         number = self.id if self.group is None else 0
-        due_ns = self.cursor.schedule(first, end, self._around.clock(), number)
+        due_ns = self.cursor.schedule(first, end, self._context.clock(), number)
         if due_ns is not None:
             self._alarm.at(due_ns)
             self._changed()
@@ -344,14 +344,14 @@ class Channel(Redelivery):
         if earliest_ns is not None:
             self._alarm.at(earliest_ns)
         if self.group is not None:
-            self._alarm.at(self._around.clock())
+            self._alarm.at(self._context.clock())
 
     def deliver_again(self, attempts: Mapping[int, int]) -> None:
         """Deliver messages below the cursor that were delivered so often before: offset: attempts.
 
         As after a restart, for what another broker has begun to deliver.
         """
-        now_ns = self._around.clock()
+        now_ns = self._context.clock()
         for offset, count in attempts.items():
             assert offset < self.cursor.window.floor
             self.cursor.stragglers.wait(offset, count, now_ns, now_ns)
@@ -461,9 +461,9 @@ class Channel(Redelivery):
             consumer.client.channel_closed()
 
     def _put_off(self, error: OSError) -> None:
-        self._around.put_off(self, error)
+        self._context.put_off(self, error)
 
     def _changed(self) -> None:
         if not self.dirty:
             self.dirty = True
-            self._around.changed(self)
+            self._context.changed(self)

@@ -100,7 +100,7 @@ class Delivery(ABC):
     """The part of a channel that hands messages out.
 
     Args:
-        around: the broker's clock, schedule and journal.
+        context: the broker's clock, schedule and journal.
         cursor: where the channel stands.
         source: what it reads.
         waiting: where the channel enters itself while a consumer would take a message.
@@ -108,7 +108,7 @@ class Delivery(ABC):
 
     def __init__(
         self,
-        around: ChannelContext,
+        context: ChannelContext,
         cursor: Cursor,
         source: Source,
         waiting: dict[Waiting, None],
@@ -118,12 +118,12 @@ class Delivery(ABC):
         self.dirty = False
         self.retry_count = 0
         """Messages that were delivered again since the broker was started."""
-        self._around = around
+        self._context = context
         self.source = source
         self._limit = source.limit_of
         self._waiting = waiting
         self._line: deque[ChannelConsumer] | NearestFirst = (
-            NearestFirst() if around.prefers_near else deque()
+            NearestFirst() if context.prefers_near else deque()
         )
         self._fresh_turn = False
         self.wanted: TagFilter | None = None
@@ -135,7 +135,7 @@ class Delivery(ABC):
         self.order: Ordering | GroupQueue | None = None
         """In which order messages go out; None for NSQ's."""
         self._by_number: dict[int, ChannelConsumer] = {}
-        self._alarm: Alarm = around.schedule.alarm(self._expire)
+        self._alarm: Alarm = context.schedule.alarm(self._expire)
 
     @abstractmethod
     def _expire(self, now_ns: int) -> int | None:
@@ -235,7 +235,7 @@ class Delivery(ABC):
                         return
         except OSError as error:
             self._put_off(error)
-            self._alarm.at(self._around.clock() + _PUT_OFF_NS)
+            self._alarm.at(self._context.clock() + _PUT_OFF_NS)
 
     def pump_lone(self, offset: int, frame: memoryview) -> None:
         """Deliver the message that was just stored, which is what `pump` would do with it.
@@ -294,7 +294,7 @@ class Delivery(ABC):
         """Note that a consumer has what the window says since offset `first`."""
         window = self.cursor.window
         leases = consumer.leases
-        now_ns = self._around.clock()
+        now_ns = self._context.clock()
         deadline_ns = now_ns + consumer.timeout_ns
         if self.trail is not None:
             self._trace_delivery(self.trail, consumer, first, count, now_ns)
@@ -320,7 +320,7 @@ class Delivery(ABC):
             trail.note(TraceStep.DELIVERED, begin, stop, now_ns, consumer, 1)
 
     def _sampled_out(self, consumer: ChannelConsumer) -> bool:
-        return self._around.random.randrange(100) >= consumer.sample_rate
+        return self._context.random.randrange(100) >= consumer.sample_rate
 
     def _grant_straggler(self, consumer: ChannelConsumer) -> None:
         stragglers = self.cursor.stragglers
@@ -351,7 +351,7 @@ class Delivery(ABC):
         properties: bytes,
     ) -> None:
         """Deliver a message that stands, or from now on stands, among the stragglers."""
-        now_ns = self._around.clock()
+        now_ns = self._context.clock()
         deadline_ns = now_ns + consumer.timeout_ns
         stragglers = self.cursor.stragglers
         known = stragglers.by_offset.get(offset)
@@ -395,7 +395,7 @@ class Delivery(ABC):
 
     def now_ns(self) -> int:
         """The time."""
-        return self._around.clock()
+        return self._context.clock()
 
     def limit(self) -> int:
         """The offset up to which the cursor may go."""
@@ -435,7 +435,7 @@ class Delivery(ABC):
 
     def look_again_soon(self) -> None:
         """Pump when others have had their turn."""
-        self._alarm.at(self._around.clock() + _LOOK_ON_NS)
+        self._alarm.at(self._context.clock() + _LOOK_ON_NS)
 
     def _thin_out(self, end: int) -> None:
         """Few of very many messages are unfinished: give each of the old ones its own place."""

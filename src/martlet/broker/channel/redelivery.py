@@ -40,19 +40,19 @@ class Redelivery(Delivery):
     """The part of a channel that deals with messages that were not finished.
 
     Args:
-        around, cursor, source, waiting: see `Delivery`.
+        context, cursor, source, waiting: see `Delivery`.
         max_timeout_ns: how long TOUCH may keep a message in flight.
     """
 
     def __init__(
         self,
-        around: ChannelContext,
+        context: ChannelContext,
         cursor: Cursor,
         source: Source,
         waiting: dict[Waiting, None],
         max_timeout_ns: int,
     ) -> None:
-        super().__init__(around, cursor, source, waiting)
+        super().__init__(context, cursor, source, waiting)
         self.consumers: list[ChannelConsumer] = []
         self.timeout_count = 0
         self.requeue_count = 0
@@ -106,7 +106,7 @@ class Redelivery(Delivery):
         """
         held = self._let_go(consumer, offset)
         self._note_error(offset, error)
-        now_ns = self._around.clock()
+        now_ns = self._context.clock()
         failed = cause is not Cause.GIVEN_BACK
         if failed:
             self._note_answer(consumer, offset, held)
@@ -126,7 +126,7 @@ class Redelivery(Delivery):
         """A client does not go on with these: they come again at once, and have not failed. Where
         it had not started them, their delivery is no attempt. Returns how many were in flight.
         """
-        now_ns, count = self._around.clock(), 0
+        now_ns, count = self._context.clock(), 0
         for offset in offsets:
             try:
                 held = self._let_go(consumer, offset)
@@ -167,7 +167,7 @@ class Redelivery(Delivery):
         """
         held = self._let_go(consumer, offset)
         deadline_ns = min(
-            self._around.clock() + consumer.timeout_ns, held.delivered_at_ns + self._max_timeout_ns
+            self._context.clock() + consumer.timeout_ns, held.delivered_at_ns + self._max_timeout_ns
         )
         self.cursor.stragglers.hold(
             offset,
@@ -216,7 +216,7 @@ class Redelivery(Delivery):
         consumer.progress.answered(held.asked_rank, offset)
 
     def _not_in_flight(self, consumer: ChannelConsumer, offset: int) -> NotInFlight:
-        consumer.progress.answered_late(self._around.clock())
+        consumer.progress.answered_late(self._context.clock())
         straggler = self.cursor.stragglers.by_offset.get(offset)
         owner = straggler and straggler.owner
         if self.cursor.window.is_held(offset) or (owner and owner is not self._aside):
@@ -242,7 +242,7 @@ class Redelivery(Delivery):
 
     def _take_back(self, consumer: ChannelConsumer, charged: Collection[int]) -> None:
         """What a consumer holds is delivered to others; these have failed."""
-        now_ns = self._around.clock()
+        now_ns = self._context.clock()
         lost = [
             (lease.rank, offset, _leased(consumer, lease))
             for lease in consumer.leases
@@ -336,7 +336,7 @@ class Redelivery(Delivery):
         """A message that nobody has is kept from all consumers."""
         if not self.is_aside(offset):
             self._aside.in_flight_count += 1
-        now_ns = self._around.clock()
+        now_ns = self._context.clock()
         failures = max(failures, self._failures(offset))
         self.cursor.stragglers.hold(offset, attempts, self._aside, now_ns, NEVER_NS, failures)
         self._changed()
@@ -365,7 +365,7 @@ class Redelivery(Delivery):
         cursor, source = self.cursor, self.source
         if end <= cursor.next:
             return
-        now_ns = self._around.clock()
+        now_ns = self._context.clock()
         for first, stop in source.stretches(cursor.next, end):
             deferred = cursor.queue.index.deferred(first, min(stop, source.limit))
             for part in apart_from(deferred, first, stop):
@@ -376,7 +376,7 @@ class Redelivery(Delivery):
 
     def put_back(self, offset: int, attempts: int) -> None:
         """It stays, to be delivered as before."""
-        now_ns = self._around.clock()
+        now_ns = self._context.clock()
         self.cursor.stragglers.wait(offset, attempts, now_ns, now_ns, self._failures(offset))
         self._aside.in_flight_count -= 1
         self._changed()

@@ -22,7 +22,7 @@ from martlet.broker.errors import WritesRefused
 from martlet.log.record import FRAME_HEADER_BYTES
 
 if TYPE_CHECKING:
-    from martlet.broker.broker import Broker
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
     from martlet.broker.topic.queue_log import Receipt
     from martlet.broker.topic.topic import Topic
@@ -83,7 +83,7 @@ class MessageMover:
         broker: in which.
     """
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: BrokerCore) -> None:
         self.waits_for_flush = False
         """Whether a publish is answered OK only when it is durable."""
         self.on_written: Callable[[], None] = lambda: None

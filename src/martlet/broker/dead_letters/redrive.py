@@ -26,7 +26,7 @@ from martlet.log.record import FRAME_HEADER_BYTES
 from martlet.properties.model import BadProperties, Properties
 
 if TYPE_CHECKING:
-    from martlet.broker.broker import Broker
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
     from martlet.broker.topic.topic import Topic
 
@@ -139,7 +139,7 @@ def letters(keeper: Channel, start: int, max_count: int) -> tuple[list[DeadLette
     return told, found[max_count].offset if len(found) > max_count else None
 
 
-def way_back(broker: Broker, letter: DeadLetter) -> tuple[Topic, Channel]:
+def way_back(broker: BrokerCore, letter: DeadLetter) -> tuple[Topic, Channel]:
     """Where a dead letter came from: the topic at its queue, and the channel.
 
     Raises NotFound, with the way out.
@@ -165,7 +165,7 @@ def way_back(broker: Broker, letter: DeadLetter) -> tuple[Topic, Channel]:
 
 
 def redrive(
-    broker: Broker,
+    broker: BrokerCore,
     letter: DeadLetter,
     to: Callable[[], Topic],
     only: Channel | None,

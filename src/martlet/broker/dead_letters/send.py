@@ -27,7 +27,7 @@ def dead_letter_topic(channel: Channel) -> str:
 
 
 def bury(
-    around: ChannelContext,
+    context: ChannelContext,
     channel: Channel,
     offset: int,
     attempts: int,
@@ -36,7 +36,7 @@ def bury(
 ) -> None:
     """Begin to move a message that nobody has in flight to its channel's dead-letter topic."""
     errors = channel.cursor.stragglers.errors.get(offset, ("", ""))
-    death = DeadLetterInfo(reason, attempts, errors, around.clock(), failures)
+    death = DeadLetterInfo(reason, attempts, errors, context.clock(), failures)
     queue = channel.cursor.queue
     origin: dict[str, str | int] = {
         "topic": channel.topic,
@@ -49,12 +49,12 @@ def bury(
     def pack(entry: bytes, stored_at_ns: int) -> bytes:
         return buried(entry, death, origin, stored_at_ns)
 
-    around.transfers.begin(
+    context.transfers.begin(
         MessageMove(
             channel,
             offset,
             attempts,
-            partial(_open, around, channel),
+            partial(_open, context, channel),
             pack,
             on_end=partial(_count, channel),
             failures=failures,
@@ -62,9 +62,9 @@ def bury(
     )
 
 
-def _open(around: ChannelContext, channel: Channel) -> Topic:
+def _open(context: ChannelContext, channel: Channel) -> Topic:
     """Where dead letters go, made if need be. Raises WritesRefused."""
-    topic = around.topic(dead_letter_topic(channel))
+    topic = context.topic(dead_letter_topic(channel))
     topic.channel(CHANNEL)
     return topic.next_part()
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from martlet.broker.broker import Broker
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.delayed.done_bitmap import Offsets
     from martlet.broker.delayed.due_queue import Key
     from martlet.broker.offset_ranges import Stretch
@@ -98,7 +98,7 @@ class Bucket(Topic):
 
     def __init__(
         self,
-        broker: Broker,
+        broker: BrokerCore,
         id: int,
         target: Topic,
         start_ns: int,
@@ -414,7 +414,7 @@ def forwarded_ids(block: memoryview) -> list[int]:
 
 
 def restore_bucket(
-    broker: Broker,
+    broker: BrokerCore,
     target: Topic,
     told: Description,
     index: Index,

@@ -21,7 +21,7 @@ from martlet.broker.topic.queue_log import QueueLog
 from martlet.log.index import Index
 
 if TYPE_CHECKING:
-    from martlet.broker.broker import Broker
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.topic.queue_log import Receipt
     from martlet.broker.topic.topic import Topic
     from martlet.log.batch import Bytes
@@ -59,7 +59,7 @@ class DelayedMessages:
         max_count: so many may wait; 0 for no limit.
     """
 
-    def __init__(self, broker: Broker, max_count: int) -> None:
+    def __init__(self, broker: BrokerCore, max_count: int) -> None:
         self._broker = broker
         self.max_count = max_count
         self.pending_count = 0

@@ -58,14 +58,14 @@ class ExternalReader(GroupQueue):
         before = self._channel.cursor.next
         self.move(offset)
         with suppress(WritesRefused):  # Then it is written with all others.
-            self._around.write_cursor(self._channel)
+            self._context.write_cursor(self._channel)
         self._trace(TraceStep.COMMITTED, before, offset, None)
         self._trace(TraceStep.SET_BACK, offset, before, None)
 
 
-def group_queue(channel: Channel, around: ChannelContext, kind: str) -> GroupQueue:
+def group_queue(channel: Channel, context: ChannelContext, kind: str) -> GroupQueue:
     """What a channel of that kind is at one queue."""
-    return (ExternalReader if kind == "follower" else GroupQueue)(channel, around)
+    return (ExternalReader if kind == "follower" else GroupQueue)(channel, context)
 
 
 def follow(topic: Topic, name: str, offsets: Mapping[int, int], *, retain: bool) -> Channel:

@@ -46,13 +46,13 @@ class GroupQueue:
 
     Args:
         channel: the channel there.
-        around: the broker.
+        context: the broker.
     """
 
-    def __init__(self, channel: Channel, around: ChannelContext) -> None:
+    def __init__(self, channel: Channel, context: ChannelContext) -> None:
         self._channel = channel
-        self._around = around
-        self.members = Membership(channel.topic, around.clock, around.schedule)
+        self._context = context
+        self.members = Membership(channel.topic, context.clock, context.schedule)
         self.members.on_lost = self._charge_all
         """Those of the whole group, at number 0."""
         self.waiting: dict[Waiting, None] = {}
@@ -70,13 +70,13 @@ class GroupQueue:
         stragglers = channel.cursor.stragglers
         for offset in stragglers.take_ready():
             attempts = stragglers.by_offset[offset].attempts
-            self._around.transfers.begin(
+            self._context.transfers.begin(
                 MessageMove(channel, offset, attempts, self._topic, _kept, only=channel)
             )
 
     def _topic(self) -> Topic:
         channel = self._channel
-        return self._around.topic(channel.topic).part(channel.queue.number)
+        return self._context.topic(channel.topic).part(channel.queue.number)
 
     def end(self) -> None:
         """The channel is deleted."""
@@ -103,7 +103,7 @@ class GroupQueue:
     def _trace(self, step: TraceStep, first: int, end: int, member: GroupConsumer | None) -> None:
         channel = self._channel
         if channel.trail is not None and first < end:
-            channel.trail.note(step, first, end, self._around.clock(), member)
+            channel.trail.note(step, first, end, self._context.clock(), member)
             channel.moved()  # What is written down with the journal is looked for there.
 
     def commit(self, offset: int, member: GroupConsumer | None = None) -> int:
@@ -150,7 +150,7 @@ class GroupQueue:
             channel.cursor.charges = CrashCharges()
         self.move(offset)
         try:
-            self._around.write_cursor(channel)
+            self._context.write_cursor(channel)
         except WritesRefused:
             self.move(before)
             raise
@@ -177,13 +177,13 @@ class GroupQueue:
             return
         if cursor.charges is None:
             cursor.charges = CrashCharges()
-        now_ns = self._around.clock()
+        now_ns = self._context.clock()
         cursor.charges.add(offsets, alone=started.alone, retry=retry, now_ns=now_ns)
         for offset in offsets:
             self._trace(TraceStep.GIVEN_BACK, offset, offset + 1, member)
         channel.moved()
         with suppress(WritesRefused):  # Then it is written with all others.
-            self._around.write_cursor(channel)
+            self._context.write_cursor(channel)
 
     def charges_between(self, first: int, end: int) -> list[tuple[int, int, int, bool]]:
         """Of messages that were charged: offset, failures, how many milliseconds it is to wait, and
@@ -192,7 +192,7 @@ class GroupQueue:
         charges = self._channel.cursor.charges
         if charges is None:
             return []
-        now_ns = self._around.clock()
+        now_ns = self._context.clock()
         return [
             (
                 offset,

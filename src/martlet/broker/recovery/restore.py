@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from martlet.broker.broker import Broker
+from martlet.broker.broker import BrokerCore
 from martlet.broker.channel.channel import Channel
 from martlet.broker.delayed.bucket import restore_bucket
 from martlet.broker.delayed.done_bitmap import DoneBitmap
@@ -56,8 +56,8 @@ def restore(
     *,
     segment_bytes: int,
     **options: Any,
-) -> tuple[Broker, RestoredBroker]:
-    """Open a data folder. `options` go to `Broker`.
+) -> tuple[BrokerCore, RestoredBroker]:
+    """Open a data folder. `options` go to `BrokerCore`.
 
     What was found, and lost, stands in `RestoredBroker`; nothing that was answered OK is given up
     silently.
@@ -93,7 +93,7 @@ def restore(
     fsync_marker.prepare(storage)
     epoch = max(state.epoch, report.last_epoch) + 1
     log = CommitLog(storage, segments, end, epoch, segment_bytes, position or 0)
-    broker = Broker(log, clock, random, **options)
+    broker = BrokerCore(log, clock, random, **options)
     _settle(broker, state)
     for loss in settle(broker):
         for channel, lost in loss.unfinished.items():
@@ -201,7 +201,7 @@ def _rebuild(
         state.indexes[topic] = index
 
 
-def _settle(broker: Broker, state: RecoveredState) -> None:
+def _settle(broker: BrokerCore, state: RecoveredState) -> None:
     """Make topics and channels of what the journal has told."""
     broker.last_id = state.last_id
     broker.producers = state.producers
@@ -233,7 +233,7 @@ def _settle(broker: Broker, state: RecoveredState) -> None:
             broker.log.storage.remove(f"index/{name}")
 
 
-def _topic(broker: Broker, known: RecoveredTopic) -> Topic:
+def _topic(broker: BrokerCore, known: RecoveredTopic) -> Topic:
     description = known.description
     end_offset = max(known.end_offset, known.journaled_end)
     id, number = description["id"], description.get("queue", 0)
@@ -259,7 +259,7 @@ def _lets_go(told: Mapping[str, Any]) -> bool:
     return ChannelPolicy.read(told.get("policy", {})).retain == "off"
 
 
-def _restore_channels(broker: Broker, topic: Topic, known: RecoveredTopic) -> None:
+def _restore_channels(broker: BrokerCore, topic: Topic, known: RecoveredTopic) -> None:
     now_ns = broker.clock()
     queue = topic.queue
     for channel_id, told in known.channels.items():
@@ -304,7 +304,7 @@ def _harmonise(topic: Topic) -> None:
 
 
 def _settle_bucket(
-    broker: Broker, state: RecoveredState, id: int, known: RecoveredTopic
+    broker: BrokerCore, state: RecoveredState, id: int, known: RecoveredTopic
 ) -> list[str]:
     """Make a bucket of what the journal has told, if its topic is there. Returns its index."""
     description = known.description

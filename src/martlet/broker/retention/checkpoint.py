@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from martlet.broker.broker import Broker
+from martlet.broker.broker import BrokerCore
 from martlet.broker.errors import WritesRefused
 from martlet.broker.retention.history import history_of
 from martlet.broker.topic.topic import Topic
@@ -70,7 +70,7 @@ class CheckpointJob:
         self.storage.replace(checkpoint_file.NAME, self.pack())
 
 
-def count_needs(broker: Broker) -> Iterator[None]:
+def count_needs(broker: BrokerCore) -> Iterator[None]:
     """Count what is needed of the log from each topic's floor on, some rows at a time, so that
     `begin_checkpoint` has few left: there may be millions.
     """
@@ -86,7 +86,7 @@ def count_needs(broker: Broker) -> Iterator[None]:
             yield from history.count(places, now_ns)
 
 
-def needs(broker: Broker) -> list[Need]:
+def needs(broker: BrokerCore) -> list[Need]:
     """What channels, and new ones, need of the log."""
     for _ in count_needs(broker):
         pass
@@ -113,7 +113,7 @@ def with_history(needed_by: list[Need]) -> list[Need]:
     ]
 
 
-def write_some_indexes(broker: Broker) -> Iterator[None]:
+def write_some_indexes(broker: BrokerCore) -> Iterator[None]:
     """Write the new rows of all indexes, few files at a time, so that `begin_checkpoint` has few
     left: with thousands of new topics it would stop the broker for seconds.
 
@@ -129,7 +129,7 @@ def write_some_indexes(broker: Broker) -> Iterator[None]:
                 yield
 
 
-def begin_checkpoint(broker: Broker) -> CheckpointJob:
+def begin_checkpoint(broker: BrokerCore) -> CheckpointJob:
     """Take the state down as it is now. Raises OSError where an index can't be written."""
     log = broker.log
     choice = _choose(broker)
@@ -183,7 +183,7 @@ class _Choice(NamedTuple):
     fill: DiskUsage
 
 
-def _choose(broker: Broker) -> _Choice:
+def _choose(broker: BrokerCore) -> _Choice:
     """Choose by what is needed, what is kept beside that, and how full the disk is."""
     log = broker.log
     needed_by = needs(broker)
@@ -215,12 +215,12 @@ def _choose(broker: Broker) -> _Choice:
     return _Choice(free + forced, to_clean, forced, {s.base for s in history_only}, fill)
 
 
-def keeps_history(broker: Broker) -> bool:
+def keeps_history(broker: BrokerCore) -> bool:
     """Whether history of some topic was kept when it was last counted."""
     return any(topic.queue.history is not None for topic in broker.by_id.values())
 
 
-def history_makes_room(broker: Broker) -> bool:
+def history_makes_room(broker: BrokerCore) -> bool:
     """Whether a checkpoint would let a segment go, of what is counted; only where history is kept.
 
     Raises OSError.
@@ -228,7 +228,7 @@ def history_makes_room(broker: Broker) -> bool:
     return keeps_history(broker) and makes_room(broker)
 
 
-def makes_room(broker: Broker) -> bool:
+def makes_room(broker: BrokerCore) -> bool:
     """Whether a checkpoint would let a segment go, as of what `count_needs` has counted.
 
     Raises OSError.
@@ -241,7 +241,7 @@ def _is_full(log: CommitLog, segment: Segment) -> bool:
     return segment.base + segment.capacity < log.position
 
 
-def _write_indexes(broker: Broker) -> list[str]:
+def _write_indexes(broker: BrokerCore) -> list[str]:
     """Write all rows of the indexes to their files. Returns some files to be made durable."""
     names: list[str] = []
     for topic in broker.by_id.values():
@@ -254,7 +254,7 @@ def _write_indexes(broker: Broker) -> list[str]:
     return names
 
 
-def _shorten_indexes(broker: Broker, free: list[Segment]) -> list[str]:
+def _shorten_indexes(broker: BrokerCore, free: list[Segment]) -> list[str]:
     """Begin index files anew that tell mostly of segments that go. Returns the old files."""
     going = {segment.base for segment in free}
     log = broker.log
@@ -287,7 +287,7 @@ def _first_from(index: Index, row: int, position: int) -> int:
     return row
 
 
-def allow_spares(broker: Broker) -> None:
+def allow_spares(broker: BrokerCore) -> None:
     """Keep as many spares as were used lately, which is halved each time.
 
     To write a file again costs a fraction of writing a fresh one: its blocks are there, and most
@@ -298,7 +298,7 @@ def allow_spares(broker: Broker) -> None:
     log.begun_count //= 2
 
 
-def end_checkpoint(broker: Broker, job: CheckpointJob) -> None:
+def end_checkpoint(broker: BrokerCore, job: CheckpointJob) -> None:
     """The job has run: let go what is not needed, and clean where that pays.
 
     Raises WritesRefused where cleaning found no room, or a flush has failed meanwhile: then the
@@ -308,7 +308,7 @@ def end_checkpoint(broker: Broker, job: CheckpointJob) -> None:
         pass
 
 
-def end_some(broker: Broker, job: CheckpointJob) -> Iterator[None]:
+def end_some(broker: BrokerCore, job: CheckpointJob) -> Iterator[None]:
     """The same, in turns, since there may be very much to look at. The next checkpoint is not
     begun before this one has ended.
     """
@@ -341,7 +341,7 @@ def end_some(broker: Broker, job: CheckpointJob) -> Iterator[None]:
             broker.lost("", "", 0, 0, f"a segment can not be cleaned: {error}")
 
 
-def forget(broker: Broker, segment: Segment) -> None:
+def forget(broker: BrokerCore, segment: Segment) -> None:
     """A segment has gone, though some of it was counted."""
     for topic in broker.by_id.values():
         queue = topic.queue
@@ -350,7 +350,7 @@ def forget(broker: Broker, segment: Segment) -> None:
             queue.history.tally.forget(segment.base)
 
 
-def _let_go(broker: Broker, job: CheckpointJob) -> None:
+def _let_go(broker: BrokerCore, job: CheckpointJob) -> None:
     log = broker.log
     for segment in job.free:
         if segment in log.segments:  # and not evicted meanwhile

@@ -37,7 +37,7 @@ from martlet.log.retention import Need, SegmentLocator, needed_bytes
 from martlet.names import is_system
 
 if TYPE_CHECKING:
-    from martlet.broker.broker import Broker
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
     from martlet.broker.channel.in_flight import Offsets
     from martlet.broker.offset_ranges import Stretch
@@ -131,7 +131,7 @@ class Eviction(HistoryReclaimer):
 
     def __init__(
         self,
-        broker: Broker,
+        broker: BrokerCore,
         flush: Callable[[], bool],
         on_evicted: Callable[[Evicted], None] = lambda evicted: None,
     ) -> None:
@@ -197,7 +197,7 @@ def _stretches(rows: Rows) -> list[Stretch]:
     return merged(firsts, firsts + rows["count"])
 
 
-def settle(broker: Broker) -> list[EvictionLoss]:
+def settle(broker: BrokerCore) -> list[EvictionLoss]:
     """After a start: give up what is needed and stored nowhere.
 
     Returns what was lost by that.

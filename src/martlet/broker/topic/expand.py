@@ -22,7 +22,7 @@ from martlet.broker.topic.topic import Topic, join
 from martlet.log.index import Index
 
 if TYPE_CHECKING:
-    from martlet.broker.broker import Broker
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
     from martlet.broker.channel.subscriber import Subscriber
     from martlet.broker.recovery.journal import Description
@@ -34,7 +34,7 @@ def check_count(count: int) -> None:
         raise QueuesRefused(f"a topic has 1 to {MAX_QUEUES} queues, not {count}")
 
 
-def grow(broker: Broker, topic: Topic, count: int) -> None:
+def grow(broker: BrokerCore, topic: Topic, count: int) -> None:
     """Give a topic more queues, up to a count.
 
     Raises:
@@ -64,7 +64,7 @@ def grow(broker: Broker, topic: Topic, count: int) -> None:
         _grow_channel(topic, channel, fresh)
 
 
-def _part(broker: Broker, topic: Topic, number: int) -> Topic:
+def _part(broker: BrokerCore, topic: Topic, number: int) -> Topic:
     id = broker.next_id()
     id_base = (topic.queue.id_base + (number << OFFSET_BITS)) & ID_MASK
     index = Index(broker.log.storage, id, number)

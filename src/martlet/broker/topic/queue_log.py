@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from martlet.broker.errors import WritesRefused
-from martlet.log.batch import Batch
+from martlet.log.batch import LogBatch
 from martlet.log.commit_log import CommitLog
 from martlet.log.index import Index, IndexEntry
 from martlet.log.record import FRAME_HEADER_BYTES
@@ -76,7 +76,7 @@ class QueueLog:
         self.history: History | None = None
         """What is kept of it beyond that, where anything is."""
         self.message_bytes = 0
-        self.batch: Batch | None = None
+        self.batch: LogBatch | None = None
         """What is staged."""
         self.receipt = Receipt()
         """Of what is staged."""
@@ -161,15 +161,15 @@ class QueueLog:
         self.message_bytes += len(body)
         return frame
 
-    def begin(self, scratch: list[Batch], now_ns: int) -> Batch:
+    def begin(self, scratch: list[LogBatch], now_ns: int) -> LogBatch:
         """Begin to stage. `scratch` holds batches that may be used again."""
         assert self.batch is None
-        self.batch = batch = scratch.pop() if scratch else Batch()
+        self.batch = batch = scratch.pop() if scratch else LogBatch()
         batch.begin((self.id_base + self.end_offset) & ID_MASK, now_ns)
         self.receipt = Receipt()
         return batch
 
-    def commit(self, scratch: list[Batch], deliver_at_ns: int = 0) -> Receipt:
+    def commit(self, scratch: list[LogBatch], deliver_at_ns: int = 0) -> Receipt:
         """Append what is staged. A refusal stands in the receipt; nothing is stored then."""
         batch, receipt = self.batch, self.receipt
         assert batch is not None

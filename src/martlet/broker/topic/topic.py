@@ -22,7 +22,7 @@ from martlet.broker.channel.cursor import Cursor
 from martlet.broker.channel.delivery import ChannelContext, Waiting
 from martlet.broker.channel.latency import Latency
 from martlet.broker.dead_letters.dead_letter import check_dead_letter_topic
-from martlet.broker.errors import InvalidName, LimitReached, NotFound, WritesRefused
+from martlet.broker.errors import LimitReached, NameRefused, NotFound, WritesRefused
 from martlet.broker.groups.group_queue import check_kind
 from martlet.broker.offset_ranges import with_stretch
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
@@ -40,7 +40,7 @@ from martlet.names import is_ephemeral, is_valid_name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from martlet.log.batch import Batch, Bytes
+    from martlet.log.batch import Bytes, LogBatch
 
 
 class TopicContext(ChannelContext, Protocol):
@@ -57,7 +57,7 @@ class TopicContext(ChannelContext, Protocol):
     def on_channel(self, topic: Topic, channel: Channel, /) -> None:
         """A channel was made or deleted."""
 
-    def staged(self, topic: Topic) -> Batch:
+    def staged(self, topic: Topic) -> LogBatch:
         """A new batch that takes a topic's messages; what it had before is appended."""
 
     def commit_topic(self, topic: Topic, deliver_at_ns: int) -> Receipt:
@@ -77,13 +77,13 @@ class Topic(SingleQueueTopic):
     """A topic and its channels, at one of its queues.
 
     Args:
-        around: the broker.
+        context: the broker.
         id: its number in the log.
         name: its name, which must be valid.
         queue: its messages.
     """
 
-    def __init__(self, around: TopicContext, id: int, name: str, queue: QueueLog) -> None:
+    def __init__(self, context: TopicContext, id: int, name: str, queue: QueueLog) -> None:
         super().__init__(queue)
         self.id = id
         self.name = name
@@ -99,7 +99,7 @@ class Topic(SingleQueueTopic):
         self.refused_count = 0
         """Messages that were published and not taken, the log being full or failed."""
         self.policy = TopicPolicy()
-        self._around = around
+        self._context = context
         self.awaiting: dict[Waiting, None] = {}
         """Who is told of messages that arrive."""
 
@@ -145,7 +145,7 @@ class Topic(SingleQueueTopic):
 
     def trace(self, channel: Channel) -> None:
         """Trace a channel's messages, or no longer, as the policy has it."""
-        is_traced = traced(self.name, self.policy, self._around.traces)
+        is_traced = traced(self.name, self.policy, self._context.traces)
         channel.trail = (channel.trail or TraceRecorder()) if is_traced else None
 
     def configure_channel(self, name: str, policy: ChannelPolicy) -> None:
@@ -177,9 +177,9 @@ class Topic(SingleQueueTopic):
         """Write down what happens at once, an op for each part. Raises WritesRefused."""
         if len(ops) == 1:
             fields = dict(ops[0])
-            self._around.journal_topology(fields.pop("op"), self.id, **fields)
+            self._context.journal_topology(fields.pop("op"), self.id, **fields)
         else:
-            self._around.journal_topology("together", self.id, ops=ops)
+            self._context.journal_topology("together", self.id, ops=ops)
 
     # queues
 
@@ -223,7 +223,7 @@ class Topic(SingleQueueTopic):
         queue = self.queue
         batch = queue.batch
         if batch is None or deliver_at_ns or batch.end > MAX_BATCH_BYTES:
-            batch = self._around.staged(self)
+            batch = self._context.staged(self)
         if properties:
             batch.set_properties(batch.count, properties)
         if type(bodies) is list:
@@ -234,7 +234,7 @@ class Topic(SingleQueueTopic):
         else:
             batch.add_matrix(cast("Bytes", bodies))
         if deliver_at_ns:
-            return self._around.commit_topic(self, deliver_at_ns)
+            return self._context.commit_topic(self, deliver_at_ns)
         return queue.receipt
 
     @property
@@ -260,7 +260,7 @@ class Topic(SingleQueueTopic):
             self._keep_within_bounds()
 
     def _keep_within_bounds(self) -> None:
-        keep_within(self, -(-max(0, self._around.max_ephemeral) // len(self.parts)))
+        keep_within(self, -(-max(0, self._context.max_ephemeral) // len(self.parts)))
 
     def stored_lone(self, offset: int, frame: memoryview) -> None:
         """A message was appended by itself: hand it to the channels."""
@@ -287,15 +287,15 @@ class Topic(SingleQueueTopic):
         `voids` (see `martlet.broker.topic.masked_source`), and goes by `policy` from the beginning.
 
         Raises:
-            InvalidName: no channel can have it.
+            NameRefused: no channel can have it.
             LimitReached: the topic has as many channels as it may have.
             WritesRefused: a new channel could not be written down, and is no ephemeral one.
         """
         channel = self.channels.get(name)
         if channel is None:
             if not is_valid_name(name):
-                raise InvalidName(f"channel name {name!r} is not valid")
-            max_count = self._around.max_channels
+                raise NameRefused(f"channel name {name!r} is not valid")
+            max_count = self._context.max_channels
             if max_count and len(self.channels) >= max_count:
                 raise LimitReached(
                     f"channel {name!r} would be one too many: topic {self.name!r} has"
@@ -303,7 +303,7 @@ class Topic(SingleQueueTopic):
                     " delete one that is not needed"
                 )
             starts = {0: start} if isinstance(start, int) else start or {}
-            id = self._around.next_id()
+            id = self._context.next_id()
             try:
                 # Before it is written down: that may begin a segment, whose head tells all of it.
                 for part in self.parts:
@@ -317,7 +317,7 @@ class Topic(SingleQueueTopic):
                     if name in part.channels:
                         part.channels.pop(name).close()
                 raise
-            self._around.on_channel(self, channel)
+            self._context.on_channel(self, channel)
         return channel
 
     def _begin_channel(
@@ -348,7 +348,7 @@ class Topic(SingleQueueTopic):
         except WritesRefused:
             if not channel.ephemeral:
                 raise
-            self._around.log.end_segment()
+            self._context.log.end_segment()
 
     def schedule(self, channel: Channel, first: int) -> None:
         """See that a channel gets the deferred messages from an offset on at their time."""
@@ -359,25 +359,25 @@ class Topic(SingleQueueTopic):
         self, id: int, name: str, start: int, voids: Sequence[tuple[int, int]] = ()
     ) -> Channel:
         """Put a channel in place that begins at an offset, and passes over voids."""
-        around = self._around
-        cursor = Cursor(around.log, self.queue, start)
+        context = self._context
+        cursor = Cursor(context.log, self.queue, start)
         where = f"queue {self.number}: " if self.number else ""
-        cursor.on_lost = lambda first, end, why: around.lost(
+        cursor.on_lost = lambda first, end, why: context.lost(
             self.name, name, first, end, where + why
         )
         channel = Channel(
-            around,
+            context,
             id,
             self.name,
             name,
             cursor,
             MaskedSource(self, voids) if voids else self,
             self.awaiting,
-            max_consumers=around.max_consumers,
-            max_timeout_ns=around.max_timeout_ns,
+            max_consumers=context.max_consumers,
+            max_timeout_ns=context.max_timeout_ns,
         )
-        if around.latency_window_ns:
-            channel.finishes.latency = Latency(around.clock, around.latency_window_ns)
+        if context.latency_window_ns:
+            channel.finishes.latency = Latency(context.clock, context.latency_window_ns)
         channel.voids = voids
         self.trace(channel)
         self.channels[name] = channel
@@ -415,7 +415,7 @@ class Topic(SingleQueueTopic):
             part.backlog_offset = offset
             part.channels.pop(name).close()
             part.bounded = self.ephemeral or any(c.ephemeral for c in part.channels.values())
-        self._around.on_channel(self, channel)
+        self._context.on_channel(self, channel)
 
     # what the operator does
 

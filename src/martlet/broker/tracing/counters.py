@@ -45,7 +45,7 @@ MAX_AT_ONCE = 1024
 _HEAD = struct.Struct("<II")
 _CHANNEL = struct.Struct("<IIII")
 _SHIFT = 56
-_MOST = (1 << _SHIFT) - 1
+_MAX = (1 << _SHIFT) - 1
 _MILLISECOND_NS = 1_000_000
 
 
@@ -92,7 +92,7 @@ def counts_of(channel: Channel) -> list[int]:
         channel.dead_letter_count,
         channel.dropped_count,
         channel.committed_count,
-        min(finishes.sum_ns // _MILLISECOND_NS, _MOST),
+        min(finishes.sum_ns // _MILLISECOND_NS, _MAX),
     ]
     found = [number << _SHIFT | count for number, count in enumerate(told) if count]
     found += [
@@ -150,7 +150,7 @@ def unpack_accounts(entry: bytes | memoryview) -> Iterator[ChannelCounters]:
             counts = np.zeros(COUNTS, np.int64)
             numbers = told >> np.uint64(_SHIFT)
             known = numbers < COUNTS
-            counts[numbers[known]] = (told & np.uint64(_MOST))[known]
+            counts[numbers[known]] = (told & np.uint64(_MAX))[known]
             yield ChannelCounters(topic, channel, counts)
     except (struct.error, ValueError) as error:
         raise BadRecord(f"accounts that can not be read: {error}") from error

@@ -24,7 +24,7 @@ from martlet.log.index import Index
 from martlet.log.record import BadRecord
 
 if TYPE_CHECKING:
-    from martlet.broker.broker import Broker
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.topic.topic import Topic
 
 
@@ -38,7 +38,7 @@ class HalfMessageStore:
         topic: where they are, once there were any.
     """
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: BrokerCore) -> None:
         self._broker = broker
         self.topic: HalfTopic | None = None
         self._journaled: dict[int, int] = {}
@@ -77,7 +77,7 @@ class HalfMessageStore:
     ) -> int:
         """Store messages where they belong, or all in one topic. Returns the position behind them.
 
-        Raises TransitionRefused, LimitReached, or as `Broker.topic`.
+        Raises TransitionRefused, LimitReached, or as `BrokerCore.topic`.
         """
         broker, half = self._broker, self.topic
         wanted: list[PendingCopy] = []

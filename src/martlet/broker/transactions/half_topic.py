@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from martlet.broker.offset_ranges import Stretch
     from martlet.broker.topic.queue_log import QueueLog
     from martlet.broker.topic.topic import TopicContext
-    from martlet.log.batch import Batch, Bytes
+    from martlet.log.batch import Bytes, LogBatch
 
 _FRAME_SIZE = 4
 
@@ -82,11 +82,11 @@ class StoredHalf(NamedTuple):
 class HalfTopic(Topic):
     """All half messages."""
 
-    def __init__(self, around: TopicContext, id: int, name: str, queue: QueueLog) -> None:
+    def __init__(self, context: TopicContext, id: int, name: str, queue: QueueLog) -> None:
         self.held: set[int] = set()
         """The first offsets of the batches that are needed."""
-        super().__init__(around, id, name, queue)
-        self._reader = Cursor(around.log, queue, 0)
+        super().__init__(context, id, name, queue)
+        self._reader = Cursor(context.log, queue, 0)
 
     @property
     def floor(self) -> int:
@@ -123,7 +123,7 @@ class HalfTopic(Topic):
 
     def put(
         self,
-        batch: Batch,
+        batch: LogBatch,
         told: dict[str, Any],
         bodies: list[bytes] | Bytes,
         entries: Sequence[tuple[int, bytes]],
@@ -168,7 +168,8 @@ class HalfTopic(Topic):
             return False
         entry = index.row(row)
         return (
-            entry.first_offset == first_offset and self._around.log.find(entry.position) is not None
+            entry.first_offset == first_offset
+            and self._context.log.find(entry.position) is not None
         )
 
 

@@ -49,7 +49,7 @@ from martlet.log.record import RecordKind
 from martlet.properties.bulk import packed_bytes
 
 if TYPE_CHECKING:
-    from martlet.broker.broker import Broker
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.topic.topic import Topic
     from martlet.broker.transactions.half_topic import HalfTopic
     from martlet.log.batch import Bytes
@@ -79,7 +79,7 @@ class Transactions:
         on_abandoned: called with one that is rolled back since nobody was heard of, and why.
     """
 
-    def __init__(self, broker: Broker, limits: TransactionLimits) -> None:
+    def __init__(self, broker: BrokerCore, limits: TransactionLimits) -> None:
         self._broker = broker
         self.limits = limits
         self.open: dict[str, OpenTransaction] = {}

@@ -18,10 +18,10 @@ from martlet.log.record import FRAME_HEADER_BYTES, record_length
 from martlet.properties.bulk import packed_bytes
 
 if TYPE_CHECKING:
-    from martlet.broker.broker import Broker
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.topic.topic import Topic
     from martlet.broker.transactions.half_topic import StoredHalf
-    from martlet.log.batch import Batch
+    from martlet.log.batch import LogBatch
 
 
 class PendingCopy(NamedTuple):
@@ -56,7 +56,7 @@ class _Piece(NamedTuple):
 
 
 def forward(
-    broker: Broker,
+    broker: BrokerCore,
     wanted: Sequence[PendingCopy],
     entry: Callable[[Sequence[Topic]], bytes],
 ) -> int:
@@ -138,7 +138,7 @@ def _piece(topic: Topic, deliver_at_ns: int, first_offset: int, stored: list[Sto
     )
 
 
-def _laid_out(batch: Batch, piece: _Piece, now_ns: int) -> BatchSlot:
+def _laid_out(batch: LogBatch, piece: _Piece, now_ns: int) -> BatchSlot:
     queue = piece.topic.queue
     batch.begin((queue.id_base + piece.first_offset) & ID_MASK, now_ns)
     for stored in piece.stored:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from martlet.broker.channel.peek import Peeked, PeekedFrames, PeekState, peek
 from martlet.broker.channel.rewind import channel_from, first_entry, offset_at, replay
-from martlet.broker.errors import InvalidName, NotFound, OutOfReach, WritesRefused
+from martlet.broker.errors import NameRefused, NotFound, OutOfReach, WritesRefused
 from martlet.log.record import FRAME_HEADER_BYTES
 from martlet.properties.model import Properties
 from martlet.server.durability import written_down
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from martlet.broker.channel.consumer import ChannelConsumer
     from martlet.broker.topic.topic import Topic
     from martlet.server.http.server import Routes
-    from martlet.server.nsq.connection import Connection
+    from martlet.server.nsq.connection import ClientConnection
     from martlet.server.server import Server
 
 DEFAULT_MESSAGES = 100
@@ -116,7 +116,7 @@ class ChannelApi:
             await written_down(self._server)
         except NotFound:
             raise HttpError(404, "CHANNEL_NOT_FOUND") from None
-        except InvalidName:
+        except NameRefused:
             raise HttpError(400, "INVALID_ARG_CHANNEL") from None
         except OutOfReach as error:
             told = _beginning(topic.parts[error.queue])
@@ -236,7 +236,7 @@ def _decoded(body: bytes, is_cut: bool) -> str:
 
 
 def _client(consumer: ChannelConsumer) -> dict[str, object]:
-    connection = cast("Connection", consumer.client)
+    connection = cast("ClientConnection", consumer.client)
     identity = connection.identity
     return {
         "client_id": identity.client_id,

@@ -17,7 +17,7 @@ from martlet.server.rpc.registry import encoded
 
 if TYPE_CHECKING:
     from martlet.server.http.server import Routes
-    from martlet.server.nsq.connection import Connection
+    from martlet.server.nsq.connection import ClientConnection
     from martlet.server.server import Server
 
 MAX_BODY_BYTES = 1 << 20
@@ -49,7 +49,7 @@ class HttpCaller:
         return self._request.is_gone
 
     @property
-    def connection(self) -> Connection | None:
+    def connection(self) -> ClientConnection | None:
         """None."""
         return None
 

@@ -17,12 +17,12 @@ from martlet.broker.errors import NotInFlight
 from martlet.protocol.nsq import v2
 
 if TYPE_CHECKING:
-    from martlet.server.nsq.connection import Connection
+    from martlet.server.nsq.connection import ClientConnection
 
 _MILLISECOND_NS = 1_000_000
 
 
-def finish_run(connection: Connection, command: v2.FinishRun) -> None:
+def finish_run(connection: ClientConnection, command: v2.FinishRun) -> None:
     """FIN of many messages."""
     channel, consumer = connection.subscription()
     base = np.uint64(channel.queue.id_base)
@@ -41,7 +41,7 @@ def finish_run(connection: Connection, command: v2.FinishRun) -> None:
         connection.reply(b"".join(errors))
 
 
-def finish(connection: Connection, command: v2.Finish) -> None:
+def finish(connection: ClientConnection, command: v2.Finish) -> None:
     """FIN."""
     channel, consumer = connection.subscription()
     try:
@@ -50,7 +50,7 @@ def finish(connection: Connection, command: v2.Finish) -> None:
         connection.refuse(_not_done("FIN", command.id, error))
 
 
-def requeue(connection: Connection, command: v2.RequeueCommand) -> None:
+def requeue(connection: ClientConnection, command: v2.RequeueCommand) -> None:
     """REQ."""
     channel, consumer = connection.subscription()
     delay_ns = command.delay_ms * _MILLISECOND_NS
@@ -68,7 +68,7 @@ def requeue(connection: Connection, command: v2.RequeueCommand) -> None:
         connection.refuse(_not_done("REQ", command.id, error))
 
 
-def touch(connection: Connection, command: v2.Touch) -> None:
+def touch(connection: ClientConnection, command: v2.Touch) -> None:
     """TOUCH."""
     channel, consumer = connection.subscription()
     try:
@@ -77,7 +77,7 @@ def touch(connection: Connection, command: v2.Touch) -> None:
         connection.refuse(_not_done("TOUCH", command.id, error))
 
 
-def started(connection: Connection, command: v2.StartedCommand) -> None:
+def started(connection: ClientConnection, command: v2.StartedCommand) -> None:
     """STARTED."""
     channel, consumer = connection.subscription()
     try:

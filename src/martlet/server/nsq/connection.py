@@ -48,7 +48,7 @@ _UNTIMED = 4
 """So many commands are handled between two looks at the time."""
 
 
-class Connection(asyncio.BufferedProtocol):
+class ClientConnection(asyncio.BufferedProtocol):
     """One client. Made by the server for each connection that it accepts."""
 
     may_be_brief = True
@@ -390,7 +390,7 @@ class Connection(asyncio.BufferedProtocol):
     """Its calls are cancelled when it goes."""
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> ClientConnection:
         """Itself."""
         return self
 
@@ -449,7 +449,7 @@ class Connection(asyncio.BufferedProtocol):
         self._read_on()
 
 
-_HANDLERS: dict[type, Callable[[Connection, Any], None]] = {
+_HANDLERS: dict[type, Callable[[ClientConnection, Any], None]] = {
     v2.IdentifyCommand: handshake.identify,
     v2.Auth: handshake.authenticate,
     v2.Subscribe: handshake.subscribe,

@@ -8,7 +8,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from martlet.server.nsq.connection import Connection
+    from martlet.server.nsq.connection import ClientConnection
     from martlet.server.nsq.send import StoredSend
     from martlet.server.server import Server
 
@@ -25,11 +25,11 @@ class FlushTimeouts:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._waiting: list[tuple[float, int, Connection, StoredSend]] = []
+        self._waiting: list[tuple[float, int, ClientConnection, StoredSend]] = []
         self._numbers = count()
         self._timer: asyncio.TimerHandle | None = None
 
-    def watch(self, connection: Connection, stored: StoredSend, timeout_ms: int) -> None:
+    def watch(self, connection: ClientConnection, stored: StoredSend, timeout_ms: int) -> None:
         """Tell a client after so long, if it has not been told by then."""
         loop = self._server.loop
         waiting = self._waiting
@@ -49,7 +49,7 @@ class FlushTimeouts:
 
     def _look(self) -> None:
         now_s = self._server.loop.time() + _GRAIN_S
-        late: dict[Connection, None] = {}
+        late: dict[ClientConnection, None] = {}
         while self._waiting and (self._waiting[0][0] <= now_s or self._waiting[0][3].is_answered):
             _, _, connection, stored = heappop(self._waiting)
             if not stored.is_answered and connection in self._server.connections:

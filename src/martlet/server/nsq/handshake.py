@@ -15,10 +15,10 @@ from martlet.server.nsq.authorizer import Waits
 from martlet.server.nsq.upgrade import Agreed
 
 if TYPE_CHECKING:
-    from martlet.server.nsq.connection import Connection
+    from martlet.server.nsq.connection import ClientConnection
 
 
-def identify(connection: Connection, command: v2.IdentifyCommand) -> None:
+def identify(connection: ClientConnection, command: v2.IdentifyCommand) -> None:
     """IDENTIFY. Raises Agreed where the connection goes on in another form."""
     server = connection.server
     offered = (server.options, v2.NSQD_VERSION, server.tls is not None)
@@ -33,7 +33,7 @@ def identify(connection: Connection, command: v2.IdentifyCommand) -> None:
         raise Agreed(agreement)
 
 
-def authenticate(connection: Connection, command: v2.Auth) -> None:
+def authenticate(connection: ClientConnection, command: v2.Auth) -> None:
     """AUTH. Raises Waits until the auth server has answered."""
     if connection.guard is None:
         raise v2.ProtocolError("E_AUTH_DISABLED", "AUTH disabled")
@@ -41,7 +41,7 @@ def authenticate(connection: Connection, command: v2.Auth) -> None:
     connection.reply(v2.frame(v2.FrameType.RESPONSE, told))
 
 
-def subscribe(connection: Connection, command: v2.Subscribe) -> None:
+def subscribe(connection: ClientConnection, command: v2.Subscribe) -> None:
     """SUB. Raises Waits until all is answered that stands before it."""
     if not connection.identity.heartbeat_interval_ns:
         raise v2.ProtocolError("E_INVALID", "cannot SUB with heartbeats disabled")
@@ -76,14 +76,14 @@ def subscribe(connection: Connection, command: v2.Subscribe) -> None:
         connection.failures_counted(connection.channel.max_attempts)
 
 
-def ready(connection: Connection, command: v2.Ready) -> None:
+def ready(connection: ClientConnection, command: v2.Ready) -> None:
     """RDY."""
     if connection.state == v2.ParserState.SUBSCRIBED:
         channel, consumer = connection.subscription()
         channel.set_ready(consumer, command.count)
 
 
-def stop_receiving(connection: Connection, command: v2.Close) -> None:
+def stop_receiving(connection: ClientConnection, command: v2.Close) -> None:
     """CLS."""
     channel, consumer = connection.subscription()
     connection.decoder.state = v2.ParserState.CLOSING

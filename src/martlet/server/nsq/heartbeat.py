@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from martlet.server.nsq.connection import Connection
+    from martlet.server.nsq.connection import ClientConnection
 
 
 class Heartbeat:
@@ -22,7 +22,7 @@ class Heartbeat:
         connection: whose.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, connection: Connection) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, connection: ClientConnection) -> None:
         self._loop = loop
         self._connection = connection
         self._timer: asyncio.TimerHandle | None = None

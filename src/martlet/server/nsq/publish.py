@@ -9,10 +9,10 @@ from martlet.durations import MILLISECOND_NS
 from martlet.protocol.nsq import v2
 
 if TYPE_CHECKING:
-    from martlet.server.nsq.connection import Connection
+    from martlet.server.nsq.connection import ClientConnection
 
 
-def publish_lone(connection: Connection, nbytes: int) -> bool:
+def publish_lone(connection: ClientConnection, nbytes: int) -> bool:
     """Append and answer a PUB that came by itself at once, instead of at the turn's end.
 
     Returns False where what has come goes the usual way: it is something else, or has to wait.
@@ -41,7 +41,7 @@ def publish_lone(connection: Connection, nbytes: int) -> bool:
     return True
 
 
-def publish(connection: Connection, command: v2.PublishCommand) -> None:
+def publish(connection: ClientConnection, command: v2.PublishCommand) -> None:
     """Stage messages; they are answered once they are committed, or flushed."""
     if connection.guard is not None:
         connection.guard.check(command.verb, command.topic, "")

@@ -40,7 +40,7 @@ from martlet.server.rpc.arguments import CallArguments, CallError
 
 if TYPE_CHECKING:
     from martlet.broker.topic.topic import Topic
-    from martlet.server.nsq.connection import Connection
+    from martlet.server.nsq.connection import ClientConnection
 
 _OPTIONS = (
     "age_ms",
@@ -124,7 +124,7 @@ class NoReply(DeferredReply):
 
     __slots__ = ("_connection", "_topic")
 
-    def __init__(self, connection: Connection, topic: str) -> None:
+    def __init__(self, connection: ClientConnection, topic: str) -> None:
         super().__init__(waits=False)
         self._connection = connection
         self._topic = topic
@@ -152,7 +152,7 @@ def refusal(error: Exception) -> bytes:
     return encode_reply(status=_CODES.get(type(error), "REFUSED"), text=str(error))
 
 
-def send(connection: Connection, command: v2.SendCommand) -> None:
+def send(connection: ClientConnection, command: v2.SendCommand) -> None:
     """SEND."""
     if connection.guard is not None:
         connection.guard.check("PUB", command.topic, "")
@@ -173,7 +173,7 @@ def send(connection: Connection, command: v2.SendCommand) -> None:
 
 
 def _stage(
-    connection: Connection,
+    connection: ClientConnection,
     command: v2.SendCommand,
     arguments: CallArguments,
     untold: NoReply | None,

@@ -23,7 +23,7 @@ from martlet.server.rpc.transactions import begin, refused
 
 if TYPE_CHECKING:
     from martlet.protocol.nsq import v2
-    from martlet.server.nsq.connection import Connection
+    from martlet.server.nsq.connection import ClientConnection
 
 _OPTIONS = (
     "begin",
@@ -60,7 +60,7 @@ class Added(DeferredReply):
         return refusal(error)
 
 
-def add(connection: Connection, command: v2.SendCommand) -> None:
+def add(connection: ClientConnection, command: v2.SendCommand) -> None:
     """SEND with the option ``transaction``."""
     try:
         _add(connection, command)
@@ -70,7 +70,7 @@ def add(connection: Connection, command: v2.SendCommand) -> None:
         connection.reply(refusal(error))
 
 
-def _add(connection: Connection, command: v2.SendCommand) -> None:
+def _add(connection: ClientConnection, command: v2.SendCommand) -> None:
     arguments = CallArguments(command.options)
     arguments.only(*_OPTIONS)
     transactions = connection.broker.transactions
@@ -92,7 +92,9 @@ def _add(connection: Connection, command: v2.SendCommand) -> None:
     connection.server.staged(connection)
 
 
-def _times(connection: Connection, arguments: CallArguments, count: int) -> list[tuple[int, int]]:
+def _times(
+    connection: ClientConnection, arguments: CallArguments, count: int
+) -> list[tuple[int, int]]:
     """When messages are to be delivered, in nanoseconds, and how many then. Raises CallError."""
     given = [name for name in ("deliver_at_ms", "delay_ms") if name in arguments]
     if not given:

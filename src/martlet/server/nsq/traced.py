@@ -16,14 +16,14 @@ from collections.abc import Iterator, Sequence
 
 from martlet.log.record import FRAME_HEADER_BYTES
 from martlet.protocol.nsq import v2
-from martlet.server.nsq.connection import Connection
+from martlet.server.nsq.connection import ClientConnection
 
 _OF_CONSUMERS = (v2.Ready, v2.Finish, v2.FinishRun, v2.RequeueCommand)
 """What changes how many messages a consumer wants, or has."""
 _ID = slice(FRAME_HEADER_BYTES - 16, FRAME_HEADER_BYTES)
 
 
-class TracedConnection(Connection):
+class TracedConnection(ClientConnection):
     """One client whose every word is logged."""
 
     may_be_brief = False  # so that each publish is a command

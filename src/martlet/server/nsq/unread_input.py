@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from martlet.server.nsq.connection import Connection
+    from martlet.server.nsq.connection import ClientConnection
 
 
 class _LostTransport(asyncio.Transport):
@@ -43,7 +43,7 @@ class _LostTransport(asyncio.Transport):
         """It is."""
 
 
-def handle_unread(connection: Connection) -> None:
+def handle_unread(connection: ClientConnection) -> None:
     """Handle what a client sent before its connection was lost.
 
     The kernel's receive buffer bounds it, since a connection that was reset gets nothing more.

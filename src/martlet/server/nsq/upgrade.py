@@ -24,7 +24,7 @@ from martlet.protocol.nsq.negotiation import Agreement
 from martlet.server.tls import HANDSHAKE_S
 
 if TYPE_CHECKING:
-    from martlet.server.nsq.connection import Connection
+    from martlet.server.nsq.connection import ClientConnection
     from martlet.server.server import Server
 
 
@@ -45,7 +45,7 @@ class Upgrade:
         early: the bytes that came behind IDENTIFY.
     """
 
-    def __init__(self, connection: Connection, agreement: Agreement, early: bytes) -> None:
+    def __init__(self, connection: ClientConnection, agreement: Agreement, early: bytes) -> None:
         self._connection = connection
         self._agreement = agreement
         self._early = early

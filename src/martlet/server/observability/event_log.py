@@ -26,7 +26,7 @@ from martlet.durations import SECOND_NS
 from martlet.plural import counted
 
 if TYPE_CHECKING:
-    from martlet.broker.broker import Broker
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
     from martlet.broker.dead_letters.move import MessageMove
     from martlet.broker.retention.eviction import Evicted
@@ -78,7 +78,7 @@ class EventLog:
         log: where the lines go.
     """
 
-    def __init__(self, broker: Broker, log: logging.Logger) -> None:
+    def __init__(self, broker: BrokerCore, log: logging.Logger) -> None:
         self._broker = broker
         self._log = log
         self._refusals: dict[str, _Refusals] = {}

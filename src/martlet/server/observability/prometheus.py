@@ -74,6 +74,6 @@ def histogram(
         f'{name}_bucket{{{before}le="{bound}"}} {count}\n'
         for bound, count in zip((*bounds, "+Inf"), sums, strict=True)
     ]
-    around = f"{{{labels}}}" if labels else ""
-    lines.append(f"{name}_sum{around} {total}\n{name}_count{around} {sums[-1]}\n")
+    all_labels = f"{{{labels}}}" if labels else ""
+    lines.append(f"{name}_sum{all_labels} {total}\n{name}_count{all_labels} {sums[-1]}\n")
     return "".join(lines)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from martlet.broker.channel.subscriber import Subscriber
     from martlet.broker.topic.partitioned import PartitionedChannel
     from martlet.broker.topic.topic import Topic
-    from martlet.server.nsq.connection import Connection
+    from martlet.server.nsq.connection import ClientConnection
     from martlet.server.server import Server
 
 Report = dict[str, Any]
@@ -174,7 +174,7 @@ def _client(
     connection: object, consumer: ChannelConsumer | Subscriber | None, published: str
 ) -> Report:
     """One client; of what it has published only the named topic, if one is named."""
-    client = cast("Connection", connection)
+    client = cast("ClientConnection", connection)
     identity = client.identity
     report: Report = {
         "client_id": identity.client_id,

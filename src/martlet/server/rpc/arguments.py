@@ -9,10 +9,10 @@ from martlet.broker.errors import NotFound
 from martlet.names import is_valid_name
 
 if TYPE_CHECKING:
-    from martlet.broker.broker import Broker
+    from martlet.broker.broker import BrokerCore
     from martlet.broker.topic.topic import Topic
 
-_MOST = (1 << 63) - 1
+_MAX = (1 << 63) - 1
 
 
 class CallError(Exception):
@@ -86,7 +86,7 @@ class CallArguments:
         return self.text(name, "")
 
     def number(
-        self, name: str, default: int | None = None, *, min_value: int = 0, max_value: int = _MOST
+        self, name: str, default: int | None = None, *, min_value: int = 0, max_value: int = _MAX
     ) -> int:
         """A whole number within limits. Raises CallError."""
         if default is not None and name not in self:
@@ -145,7 +145,7 @@ class CallArguments:
             raise CallError("BAD_NAME", f"{name} {value[:80]!r} is not a valid name")
         return value
 
-    def topic(self, broker: Broker, name: str = "topic") -> Topic:
+    def topic(self, broker: BrokerCore, name: str = "topic") -> Topic:
         """A topic that is there. Raises CallError."""
         try:
             return broker.find_topic(self.name(name))

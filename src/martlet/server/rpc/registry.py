@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from martlet.broker.errors import (
     BrokerError,
     Conflict,
-    InvalidName,
     LimitReached,
+    NameRefused,
     NotAMember,
     NotFound,
     OutOfReach,
@@ -35,7 +35,7 @@ from martlet.server.nsq.authorizer import Waits
 from martlet.server.rpc.arguments import CallArguments, CallError
 
 if TYPE_CHECKING:
-    from martlet.server.nsq.connection import Connection
+    from martlet.server.nsq.connection import ClientConnection
     from martlet.server.server import Server
 
 MAX_CALLS = 1000
@@ -53,7 +53,7 @@ class Caller(Protocol):
         """As ``address:port``."""
 
     @property
-    def connection(self) -> Connection | None:
+    def connection(self) -> ClientConnection | None:
         """Where the caller is connected to the V2 door."""
 
     @property
@@ -68,7 +68,7 @@ Method = Callable[[Caller, CallArguments], Answer | Awaitable[Answer]]
 Methods = Mapping[str, Method]
 
 _CODES: dict[type[Exception], str] = {
-    InvalidName: "BAD_NAME",
+    NameRefused: "BAD_NAME",
     NotFound: "NOT_FOUND",
     NotAMember: "NOT_A_MEMBER",
     Conflict: "CONFLICT",
@@ -131,7 +131,7 @@ def _whole(answer: Answer) -> Told:
     return answer or {}, b""
 
 
-def call(connection: Connection, command: v2.Call) -> None:
+def call(connection: ClientConnection, command: v2.Call) -> None:
     """CALL: answered when it has been done; what has to wait for nothing is done at once, in the
     order of the connection's commands.
 
@@ -159,19 +159,19 @@ def call(connection: Connection, command: v2.Call) -> None:
     task.add_done_callback(calls.discard)
 
 
-def _refuse(connection: Connection, command: v2.Call, code: str, text: str) -> None:
+def _refuse(connection: ClientConnection, command: v2.Call, code: str, text: str) -> None:
     told: dict[str, Any] = {"error": {"code": code, "text": text}}
     connection.send_answer(v2.answer(command.number, encoded(told)))
 
 
-async def _answer(connection: Connection, command: v2.Call) -> None:
+async def _answer(connection: ClientConnection, command: v2.Call) -> None:
     await connection.drained()
     with _answered(connection, command) as answer:
         answer(await connection.server.calls.run(connection, command.method, command.fields))
 
 
 @contextmanager
-def _answered(connection: Connection, command: v2.Call) -> Iterator[Callable[[Told], None]]:
+def _answered(connection: ClientConnection, command: v2.Call) -> Iterator[Callable[[Told], None]]:
     """Answer a call with what is told, or with what was raised."""
 
     def answer(told: Told) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 USUAL_LIMIT_MS = 10_000
 MAX_LIMIT_MS = 600_000
-MOST = 1000
+MAX = 1000
 
 
 class TraceCalls:
@@ -47,7 +47,7 @@ class TraceCalls:
             caller.may(topic)
         limit_ms = arguments.number("limit_ms", USUAL_LIMIT_MS, min_value=1, max_value=MAX_LIMIT_MS)
         since_ns = arguments.number("since_ns", 0)
-        max_count = arguments.number("most", 20, min_value=1, max_value=MOST)
+        max_count = arguments.number("most", 20, min_value=1, max_value=MAX)
         id, key = arguments.text("id", ""), arguments.text("key", "")
         if not id and not key:
             raise CallError("BAD_ARGUMENT", "'id', or 'key', is empty: say what to look for")

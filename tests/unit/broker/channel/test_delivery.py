@@ -11,7 +11,7 @@ from tests.unit.broker.core import SECOND_NS, Core
 
 from martlet.broker.channel import delivery as delivery_module
 from martlet.broker.channel import in_flight as window_module
-from martlet.broker.errors import InvalidName, NotFound, NotInFlight, TooMany
+from martlet.broker.errors import NameRefused, NotFound, NotInFlight, TooMany
 from martlet.log import index as index_module
 
 
@@ -445,9 +445,9 @@ def test_an_ephemeral_topic_goes_with_its_last_channel_whoever_deletes_it() -> N
 def test_names_are_checked_and_looked_up() -> None:
     core = Core()
     for bad in ("", "a b", "a" * 65, "a#b", "ü"):
-        with pytest.raises(InvalidName):
+        with pytest.raises(NameRefused):
             core.broker.topic(bad)
-        with pytest.raises(InvalidName):
+        with pytest.raises(NameRefused):
             core.broker.topic("t").channel(bad)
     with pytest.raises(NotFound, match="there is no topic 'nope'"):
         core.broker.find_topic("nope")

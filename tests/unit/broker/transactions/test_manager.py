@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from tests.unit.broker.core import SECOND_NS, Core, bodies_of
 
-from martlet.broker.broker import Broker
+from martlet.broker.broker import BrokerCore
 from martlet.broker.errors import LimitReached, NotFound, WritesRefused
 from martlet.broker.retention.eviction import Eviction
 from martlet.broker.transactions.state import (
@@ -38,7 +38,7 @@ class Producer:
         self.core.broker.transactions.add(id, self.branch, number, topic, list(bodies))
 
 
-def stored(broker: Broker, topic: str) -> list[bytes]:
+def stored(broker: BrokerCore, topic: str) -> list[bytes]:
     """All bodies of a topic's log, in order."""
     found = broker.topics.get(topic)
     return [] if found is None else bodies_of(broker, found)

@@ -1,0 +1,63 @@
+"""The layout stays readable: few files a folder, one class for a name, no words of our own."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "src" / "martlet"
+
+MAX_FILES = 20
+CROWDED = {"apps": 38, "options": 36, "tools": 29}
+"""Folders with more, and how many they have: they may only shrink."""
+
+FACES = "client/sync/"
+"""The client without await: its classes are called as those of asyncio that they stand for."""
+SEVERAL = {"InvalidName", "Broker", "Consumer", "Connection", "Batch"}
+"""Names of the client's and the test kit's that users know, and of the core's or the log's."""
+
+BANNED = re.compile(r"_?(MOST|LONGEST|LEAST)(_\w+)?|_?(most|longest|around|tell_\w+)")
+
+
+def modules() -> Iterator[Path]:
+    yield from sorted(PACKAGE.rglob("*.py"))
+
+
+def test_a_folder_has_few_files() -> None:
+    counts = Counter(str(path.parent.relative_to(PACKAGE)) for path in modules())
+    crowded = {folder: count for folder, count in counts.items() if count > MAX_FILES}
+    assert crowded == CROWDED
+
+
+def test_a_name_is_of_one_class() -> None:
+    found = defaultdict(list)
+    for path in modules():
+        where = str(path.relative_to(PACKAGE))
+        if where.startswith(FACES):
+            continue
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(where)
+    several = {name: places for name, places in found.items() if len(places) > 1}
+    assert not several.keys() - SEVERAL, several
+
+
+def test_every_package_says_what_it_is_for() -> None:
+    for path in modules():
+        if path.name == "__init__.py":
+            assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+def test_banned_words() -> None:
+    found = [
+        f"{path.relative_to(PACKAGE)}:{token.start[0]}: {token.string}"
+        for path in modules()
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+        if token.type == tokenize.NAME and BANNED.fullmatch(token.string)
+    ]
+    assert not found, "\n".join(found)
