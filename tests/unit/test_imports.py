@@ -1,4 +1,4 @@
-"""The house stands on its order: imports run downwards, and the core touches no world outside."""
+"""Imports run downwards only, and the core touches no world outside."""
 
 import ast
 import subprocess

@@ -47,10 +47,13 @@ def test_a_name_is_of_one_class() -> None:
     assert not several.keys() - SEVERAL, several
 
 
-def test_every_package_says_what_it_is_for() -> None:
-    for path in modules():
-        if path.name == "__init__.py":
-            assert ast.get_docstring(ast.parse(path.read_text())), path
+def test_a_package_of_the_core_says_what_it_may_import_and_where_to_start() -> None:
+    for room in ("broker", "client", "layer", "log", "lookup", "protocol", "server", "spark"):
+        for path in (PACKAGE / room).rglob("__init__.py"):
+            text = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split())
+            if not str(path.relative_to(PACKAGE)).startswith((FACES, "client/group/__init__")):
+                assert "ay import" in text, path
+                assert "Start with" in text, path
 
 
 def test_banned_words() -> None:

@@ -1,1 +1,4 @@
-"""The commands: one thin module each, which reads its arguments and calls the rooms below."""
+"""The commands: one module each, which reads its flags and calls the packages below.
+
+May import: all. Start with `main`, which finds the command.
+"""

@@ -3,6 +3,10 @@
 ::
 
     from martlet.client import Consumer, Producer
+
+The package may import `martlet.protocol` and `martlet.layer`. Start with `consumer` and `producer`,
+which stand on `transport`; `group` has consumers that fetch by offset, `sync` the same without
+``await``.
 """
 
 import warnings

@@ -1,1 +1,5 @@
-"""The main job on real data: a year of flights, consumers, Spark, and a broker that is killed."""
+"""`martlet demo`: a year of flights through a broker that is killed, to consumers and to Spark.
+
+May import: `martlet.client`, `martlet.pipeline`, `martlet.spark`, `martlet.testing`. Start with
+`job`.
+"""

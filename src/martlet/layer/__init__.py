@@ -1,1 +1,4 @@
-"""Layers between a socket and what speaks the protocol: TLS and compression, for both ends."""
+"""TLS and compression between a socket and a protocol, at either end.
+
+May import: `martlet.protocol`. Start with `layer`, which both are built on.
+"""

@@ -1,1 +1,5 @@
-"""The lookup daemon: which brokers have which topics."""
+"""The lookup daemon (nsqlookupd): which brokers have which topics and channels.
+
+May import: `martlet.protocol`, `martlet.layer`, and the HTTP server of `martlet.server`. Start with
+`registry`, which has no I/O.
+"""

@@ -1,1 +1,5 @@
-"""Moving to Martlet from another broker's data folder."""
+"""Moving an nsqd's data folder into a Martlet log.
+
+May import: `martlet.broker`, `martlet.log`, `martlet.server`. Start with `importing`; `diskqueue`
+and `nsqd_folder` read nsqd's files.
+"""

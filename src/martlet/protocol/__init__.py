@@ -1,1 +1,4 @@
-"""Bytes into commands and back, without I/O; for brokers and for clients."""
+"""NSQ's protocols without I/O: bytes become commands, and answers become bytes.
+
+May import: none of Martlet's packages. Brokers and clients share it. Start with `nsq`.
+"""

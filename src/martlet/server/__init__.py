@@ -1,1 +1,6 @@
-"""The doors: sockets around the core."""
+"""The server: a broker core on sockets, disks and a clock.
+
+May import: `martlet.broker`, `martlet.log`, `martlet.protocol`, `martlet.layer`. Start with
+`server`, which starts and stops everything; `nsq` speaks NSQ's protocol, `http` HTTP, `rpc` answers
+what only Martlet's clients ask.
+"""

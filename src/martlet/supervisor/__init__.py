@@ -1,1 +1,5 @@
-"""The supervisor: servers as processes, started, watched, started again, and stopped in order."""
+"""Several servers as processes: started in order, watched, restarted, stopped in reverse.
+
+May import: none of Martlet's packages. Start with `plan`, which says what is started; `martlet up`
+runs it.
+"""

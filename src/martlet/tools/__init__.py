@@ -1,1 +1,5 @@
-"""The command-line tools: what goes between topics, files, pipes and people."""
+"""What the command-line tools do, without their flags: between topics, files, pipes and URLs.
+
+May import: `martlet.client`. Start with `tail`, the smallest one; the flags are in
+`martlet.options`, the commands in `martlet.apps`.
+"""

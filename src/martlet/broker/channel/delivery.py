@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class ChannelContext(Protocol):
-    """What a channel needs of the house around it."""
+    """What a channel needs of its broker."""
 
     clock: Callable[[], int]
     schedule: Schedule

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class TopicContext(ChannelContext, Protocol):
-    """What a topic needs of the house around it."""
+    """What a topic needs of its broker."""
 
     log: CommitLog
     max_consumers: int
