@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 from opentelemetry import trace
@@ -14,6 +14,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.unit.client.recorded_hooks import RecordedHooks
 
 from martlet.client import (
     Backoff,
@@ -51,37 +52,13 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
-class Journal:
-    """Hooks that write down what they are told."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[Any, ...]] = []
-
-    def hooks(self) -> Hooks:
-        def write(name: str) -> Any:
-            return lambda *told: self.told.append((name, *map(self._plain, told)))
-
-        return Hooks(**{name: write(name) for name in Hooks.__dataclass_fields__})
-
-    def _plain(self, told: object) -> object:
-        if isinstance(told, Handling):
-            return told.topic, told.channel, told.message.body, told.message.attempts
-        return type(told) if isinstance(told, BaseException) else told
-
-    def of(self, *names: str) -> list[tuple[Any, ...]]:
-        return [each for each in self.told if each[0] in names]
-
-    def sum(self, name: str) -> int:
-        return sum(each[2] for each in self.of(name))
-
-
 async def fail_once(message: PulledMessage) -> None:
     if message.body == b"bad" and message.attempts == 1:
         raise ValueError("on purpose")
 
 
 async def test_hooks_are_told_of_runs_and_of_each_handler(broker: Broker) -> None:
-    journal = Journal()
+    journal = RecordedHooks()
     put(broker, [b"good", b"bad"])
     async with PullConsumer(
         "t", "g", broker.tcp_address, start="first", retry=FAST, hooks=journal.hooks()
@@ -107,7 +84,7 @@ async def test_hooks_are_told_of_runs_and_of_each_handler(broker: Broker) -> Non
 
 
 async def test_what_is_finished_in_one_turn_is_told_at_once(broker: Broker) -> None:
-    journal = Journal()
+    journal = RecordedHooks()
     put(broker, [b"x"] * 5)
     async with PullConsumer(
         "t", "g", broker.tcp_address, start="first", hooks=journal.hooks()
@@ -125,7 +102,7 @@ async def test_what_is_finished_in_one_turn_is_told_at_once(broker: Broker) -> N
 
 
 async def test_a_broadcast_consumer_tells_its_hooks_of_no_group(broker: Broker) -> None:
-    journal = Journal()
+    journal = RecordedHooks()
     put(broker, [b"x"])
     async with BroadcastConsumer(
         "t", broker.tcp_address, offsets=None, start="first", hooks=journal.hooks()
@@ -227,7 +204,7 @@ async def test_stats_tell_how_a_consumer_stands(broker: Broker) -> None:
 
 
 async def test_the_face_without_await_has_hooks_and_stats_too(broker: Broker) -> None:
-    journal = Journal()
+    journal = RecordedHooks()
     put(broker, [b"x"])
 
     def work() -> int:

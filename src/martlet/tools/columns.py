@@ -19,3 +19,8 @@ def laid_out(rows: Sequence[tuple[str, ...]], numbers: Collection[int] = ()) -> 
         ).rstrip()
         for row in rows
     ]
+
+
+def printable(text: str) -> str:
+    """Text on a terminal: what would move its cursor or colour it stands as an escape."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

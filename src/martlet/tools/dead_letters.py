@@ -16,7 +16,7 @@ from typing import Any
 
 from martlet.options.dead_letters import DeadLetterOptions
 from martlet.plural import counted
-from martlet.tools.columns import laid_out
+from martlet.tools.columns import laid_out, printable
 from martlet.tools.door import BrokerHttpClients, NoHttpAnswer
 
 Fields = dict[str, Any]
@@ -140,9 +140,9 @@ def letter_lines(letter: Fields, now_ms: int) -> list[str]:
     lines = [f"{letter['id']}  {origin}  {died}, {_age(now_ms, letter['at_ms'])} ago{held}"]
     first, last = letter.get("first_error", ""), letter.get("last_error", "")
     if first and first != last:
-        lines.append(f"  first error: {_printable(first)}")
+        lines.append(f"  first error: {printable(first)}")
     if last:
-        lines.append(f"  last error:  {_printable(last)}")
+        lines.append(f"  last error:  {printable(last)}")
     if letter["message_id"]:
         stored_ms = letter.get("stored_ms", "")
         when = f", published {_when(int(stored_ms))}" if stored_ms.isdecimal() else ""
@@ -150,13 +150,13 @@ def letter_lines(letter: Fields, now_ms: int) -> list[str]:
     if letter.get("redrives"):
         lines.append(f"  brought back {counted(int(letter['redrives']), 'time')} before")
     if letter["tag"]:
-        lines.append(f"  tag: {_printable(letter['tag'])}")
+        lines.append(f"  tag: {printable(letter['tag'])}")
     if letter["order_key"]:
-        lines.append(f"  order key: {_printable(letter['order_key'])}")
+        lines.append(f"  order key: {printable(letter['order_key'])}")
     if letter["keys"]:
-        lines.append(f"  keys: {_printable(', '.join(letter['keys']))}")
+        lines.append(f"  keys: {printable(', '.join(letter['keys']))}")
     for name, value in letter["headers"].items():
-        lines.append(f"  header {_printable(name)}: {_printable(value)}")
+        lines.append(f"  header {printable(name)}: {printable(value)}")
     lines.append(f"  body, {counted(letter['body_bytes'], 'byte')}: {_body(letter)}")
     return lines
 
@@ -169,11 +169,7 @@ def line(told: Fields) -> str:
 def _body(letter: Fields) -> str:
     if letter["body"] is None:
         return repr(b64decode(letter["body_base64"]))[2:-1]
-    return _printable(letter["body"])
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return printable(letter["body"])
 
 
 def _when(time_ms: int) -> str:

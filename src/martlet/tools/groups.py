@@ -11,7 +11,7 @@ from typing import Any
 
 from martlet.options.groups import GroupOptions
 from martlet.plural import counted
-from martlet.tools.columns import laid_out
+from martlet.tools.columns import laid_out, printable
 from martlet.tools.door import BrokerHttpClients, NoHttpAnswer
 
 Fields = dict[str, Any]
@@ -109,8 +109,3 @@ def reset_lines(answer: Fields) -> list[str]:
     rows: list[tuple[str, ...]] = [("QUEUE", "WAS AT", "IS AT", "LAG")]
     rows += [tuple(str(queue[name]) for name in names) for queue in answer["queues"]]
     return [f"reset at {answer['broker']}", "", *laid_out(rows, (0, 1, 2, 3))]
-
-
-def printable(text: str) -> str:
-    """A name that somebody has chosen, as it does no harm to a terminal."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from martlet.options.peek import PeekOptions
+from martlet.tools.columns import printable
 from martlet.tools.door import BrokerHttpClients
 
 if TYPE_CHECKING:
@@ -122,11 +123,7 @@ def _seconds(later_ns: int | None, earlier_ns: int | None) -> str:
 def _carried(message: Message) -> str:
     properties = message.get("properties", {})
     told = [properties.get("tag", ""), *properties.get("keys", ())]
-    return ", ".join(_printable(each) for each in told if each)
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return ", ".join(printable(each) for each in told if each)
 
 
 def _body(message: Message) -> str:
@@ -134,4 +131,4 @@ def _body(message: Message) -> str:
         return "(cannot be read)"
     if message["body"] is None:
         return repr(b64decode(message["body_base64"]))[2:-1]
-    return _printable(message["body"])
+    return printable(message["body"])

@@ -14,7 +14,7 @@ from typing import Any
 
 from martlet.options.transaction_tool import TransactionToolOptions
 from martlet.plural import counted
-from martlet.tools.columns import laid_out
+from martlet.tools.columns import laid_out, printable
 from martlet.tools.door import BrokerHttpClients, NoHttpAnswer
 
 Fields = dict[str, Any]
@@ -76,9 +76,9 @@ def rows(transactions: Iterable[Fields], now: datetime) -> list[str]:
         topics = ", ".join(f"{name} {count}" for name, count in sorted(told["topics"].items()))
         table.append(
             (
-                _printable(told["id"]),
+                printable(told["id"]),
                 told["state"],
-                _printable(told["group"]) or "-",
+                printable(told["group"]) or "-",
                 _age(told, now),
                 str(told["checks"]),
                 str(told["messages"]),
@@ -90,12 +90,12 @@ def rows(transactions: Iterable[Fields], now: datetime) -> list[str]:
 
 def shown(told: Fields, now: datetime) -> list[str]:
     """One transaction for people, with its messages."""
-    lines = [f"{_printable(told['id'])}  {told['state']}  at {told['broker']}"]
+    lines = [f"{printable(told['id'])}  {told['state']}  at {told['broker']}"]
     if "messages" not in told:
         ended = datetime.fromtimestamp(told["ended_at_ms"] / 1000, UTC).astimezone()
         return [*lines, f"  ended at {ended.isoformat(timespec='seconds')}"]
     checks = counted(told["checks"], "time")
-    group = f"group {_printable(told['group'])}" if told["group"] else "no group"
+    group = f"group {printable(told['group'])}" if told["group"] else "no group"
     lines.append(f"  {group}, begun {_age(told, now)} ago, asked about {checks}")
     for message in told["messages"]:
         if "lost" in message:
@@ -105,7 +105,7 @@ def shown(told: Fields, now: datetime) -> list[str]:
         notes += [f"keys {', '.join(message['keys'])}"] if "keys" in message else []
         notes += [f"order key {message['order_key']}"] if "order_key" in message else []
         notes += [f"{name}={value}" for name, value in message.get("headers", {}).items()]
-        beside = f" ({_printable('; '.join(notes))})" if notes else ""
+        beside = f" ({printable('; '.join(notes))})" if notes else ""
         body, size = b64decode(message["body_base64"]), counted(message["body_bytes"], "byte")
         lines.append(f"  {message['topic']}{beside}: {size}: {_text(body)}")
     return lines
@@ -113,7 +113,7 @@ def shown(told: Fields, now: datetime) -> list[str]:
 
 def done(action: str, told: Fields) -> str:
     """What became of one that was decided."""
-    return f"{_printable(told['id'])} is {_DONE[action]} at {told['broker']}"
+    return f"{printable(told['id'])} is {_DONE[action]} at {told['broker']}"
 
 
 def line(told: Fields) -> str:
@@ -123,13 +123,9 @@ def line(told: Fields) -> str:
 
 def _text(body: bytes) -> str:
     try:
-        return _printable(body.decode())
+        return printable(body.decode())
     except UnicodeDecodeError:
         return repr(body)[2:-1]
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _age(told: Fields, now: datetime) -> str:

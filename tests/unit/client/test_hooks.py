@@ -5,7 +5,6 @@ import contextvars
 import logging
 import threading
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -14,6 +13,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.unit.client.recorded_hooks import RecordedHooks
 from tests.unit.client.scripted_broker import Command, ScriptedBroker
 
 from martlet.client import (
@@ -25,7 +25,6 @@ from martlet.client import (
     Message,
     MessageView,
     Producer,
-    Publishing,
     PublishRefused,
     sync,
 )
@@ -33,30 +32,6 @@ from martlet.client.otel import otel_hooks
 from martlet.client.safe_callback import guarded
 
 FAST = Backoff(first_s=0.01, max_s=0.05)
-
-
-class Journal:
-    """Hooks that write down what they are told."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[Any, ...]] = []
-
-    def hooks(self) -> Hooks:
-        def write(name: str) -> Any:
-            return lambda *told: self.told.append((name, *map(self._plain, told)))
-
-        return Hooks(**{name: write(name) for name in Hooks.__dataclass_fields__})
-
-    def _plain(self, told: object) -> object:
-        if isinstance(told, Publishing):
-            assert told.age_s() >= 0
-            return told.topic, told.message_count, told.size_bytes
-        if isinstance(told, Handling):
-            return told.topic, told.channel, told.message.body
-        return type(told) if isinstance(told, BaseException) else told
-
-    def of(self, *names: str) -> list[tuple[Any, ...]]:
-        return [each for each in self.told if each[0] in names]
 
 
 class Script:
@@ -83,11 +58,13 @@ async def broker() -> AsyncIterator[ScriptedBroker]:
 
 
 @pytest.fixture
-def journal() -> Journal:
-    return Journal()
+def journal() -> RecordedHooks:
+    return RecordedHooks()
 
 
-async def test_a_producer_tells_of_each_call(broker: ScriptedBroker, journal: Journal) -> None:
+async def test_a_producer_tells_of_each_call(
+    broker: ScriptedBroker, journal: RecordedHooks
+) -> None:
     async with Producer(broker.address, backoff=FAST, hooks=journal.hooks()) as producer:
         await producer.publish("t", b"one")
         await producer.publish_many("t", [b"two", b"three"])
@@ -118,7 +95,7 @@ async def test_a_producer_tells_of_each_call(broker: ScriptedBroker, journal: Jo
 
 
 async def test_a_producer_tells_of_its_connections(
-    broker: ScriptedBroker, journal: Journal
+    broker: ScriptedBroker, journal: RecordedHooks
 ) -> None:
     async with Producer(broker.address, backoff=FAST, hooks=journal.hooks()) as producer:
         await producer.publish("t", b"hang up")
@@ -133,7 +110,7 @@ async def test_a_producer_tells_of_its_connections(
 
 
 async def test_a_consumer_tells_of_runs_and_of_each_handler(
-    broker: ScriptedBroker, journal: Journal
+    broker: ScriptedBroker, journal: RecordedHooks
 ) -> None:
     failed: list[bytes] = []
 
@@ -151,12 +128,12 @@ async def test_a_consumer_tells_of_runs_and_of_each_handler(
         await running
     handled = journal.of("on_handle", "on_handled")
     assert handled == [
-        ("on_handle", ("t", "c", b"body 0")),
-        ("on_handled", ("t", "c", b"body 0"), None),
-        ("on_handle", ("t", "c", b"body 1")),
-        ("on_handled", ("t", "c", b"body 1"), ValueError),
-        ("on_handle", ("t", "c", b"body 2")),
-        ("on_handled", ("t", "c", b"body 2"), None),
+        ("on_handle", ("t", "c", b"body 0", 1)),
+        ("on_handled", ("t", "c", b"body 0", 1), None),
+        ("on_handle", ("t", "c", b"body 1", 1)),
+        ("on_handled", ("t", "c", b"body 1", 1), ValueError),
+        ("on_handle", ("t", "c", b"body 2", 1)),
+        ("on_handled", ("t", "c", b"body 2", 1), None),
     ]
     received = journal.of("on_received")
     assert sum(each[2] for each in received) == 3
