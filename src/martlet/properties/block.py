@@ -37,7 +37,7 @@ BLOCK_ROW_BYTES = 12
 
 
 def entries_of(data: Bytes, count: int) -> list[tuple[int, bytes]]:
-    """What a client says of the properties of `count` messages, as `Batch.tell` takes it.
+    """What a client says of the properties of `count` messages, as a `LogBatch` takes it.
 
     Raises BadProperties.
     """

@@ -39,7 +39,7 @@ class ProgressReporter:
     def begin(self, seen: Mapping[QueueKey, QueueRange]) -> None:
         """Make group and channel of the topics that exist, so that nothing which is stored from now
         on is let go unread.  A topic that does not exist is never made; its channel comes with the
-        first `tell` of it.
+        first `report` of it.
 
         Raises:
             BrokerUnreachable, BrokerRefused.
