@@ -56,14 +56,12 @@ class EvictionLoss:
     Attributes:
         topic: whose messages.
         gone: the stretches of offsets that have gone, finished ones among them.
-        rows: of the batches that they were in, by offset, where that is known.
         unfinished: what each channel had not finished of them, rising; what waited for a first
             channel stands under None.
     """
 
     topic: Topic
     gone: Sequence[Stretch]
-    rows: Rows
     unfinished: dict[Channel | None, Offsets] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -182,7 +180,7 @@ class Eviction(HistoryReclaimer):
         for topic, need in zip(self._broker.by_id.values(), needed_by, strict=True):
             rows = need.rows_in(segment)
             if len(rows):
-                losses.append(EvictionLoss(topic, _stretches(rows), rows))
+                losses.append(EvictionLoss(topic, _stretches(rows)))
         return losses
 
 
@@ -207,7 +205,7 @@ def settle(broker: BrokerCore) -> list[EvictionLoss]:
     for topic in broker.by_id.values():
         gone = _gone(topic, places)
         if gone:
-            loss = EvictionLoss(topic, gone, topic.queue.index.array(0, 0))
+            loss = EvictionLoss(topic, gone)
             loss.suffer()
             loss.leave_voids()
             topic.dropped_count = topic.home.dropped_count = 0
