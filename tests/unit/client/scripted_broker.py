@@ -87,7 +87,8 @@ async def as_any_broker(_command: Command) -> bool:
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    """Wait until it is true; a crowded machine may take its time."""
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
@@ -169,9 +170,9 @@ class ScriptedBroker:
             )
         )
 
-    async def until(self, condition: Callable[[], object]) -> None:
-        """Wait until something has come that makes it true."""
-        async with asyncio.timeout(10), self._news:
+    async def until(self, condition: Callable[[], object], *, timeout_s: float = 30) -> None:
+        """Wait until a command has come that makes it true."""
+        async with asyncio.timeout(timeout_s), self._news:
             await self._news.wait_for(lambda: bool(condition()))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -23,7 +23,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Literal
@@ -112,24 +112,26 @@ class HandlerPool:
                 run = context.run
                 await loop.run_in_executor(self._executor, run, _in_thread, self._handler, view)
             else:
-                await self._in_process(loop, view)
+                await self._in_process(view)
         except asyncio.CancelledError:
             self._left_at_work += 1  # Neither a thread nor a process can be told.
             raise
 
-    async def _in_process(self, loop: asyncio.AbstractEventLoop, view: MessageView) -> None:
+    async def _in_process(self, view: MessageView) -> None:
         while self._suspects:
             await self._no_suspects.wait()
-        executor = self._executor
         self._at_work += 1
+        executor = self._executor
         try:
-            failure = await loop.run_in_executor(executor, _handle_there, self._handler, view)
+            future = self._submit(view, is_alone=self._at_work == 1)
+            executor = self._executor
+            failure = await asyncio.wrap_future(future)
         except BrokenProcessPool as error:
             was_alone = self._executor is executor and self._at_work == 1
             self._replace(executor)
             if was_alone:
                 raise HandlerFailed(_ENDED) from error
-            failure = await self._handle_alone(loop, view)
+            failure = await self._handle_alone(view)
         finally:
             self._at_work -= 1
         if failure is not None:
@@ -140,17 +142,29 @@ class HandlerPool:
                 raise Reject(failure.text)
             raise HandlerFailed(f"in a process:\n{failure.text}")
 
-    async def _handle_alone(
-        self, loop: asyncio.AbstractEventLoop, view: MessageView
-    ) -> _Failure | None:
+    def _submit(self, view: MessageView, *, is_alone: bool) -> Future[_Failure | None]:
+        """Give the message to a process.
+
+        A pool that broke while it was idle is replaced: its end is the fault of no message.
+        """
+        try:
+            return self._executor.submit(_handle_there, self._handler, view)
+        except BrokenProcessPool:
+            if not is_alone:
+                raise
+            self._replace(self._executor)
+            return self._executor.submit(_handle_there, self._handler, view)
+
+    async def _handle_alone(self, view: MessageView) -> _Failure | None:
         """Handle a message that was at work when a process ended, with nothing else beside it."""
         self._suspects += 1
         self._no_suspects.clear()
         try:
             async with self._alone:
+                future = self._submit(view, is_alone=True)
                 executor = self._executor
                 try:
-                    return await loop.run_in_executor(executor, _handle_there, self._handler, view)
+                    return await asyncio.wrap_future(future)
                 except BrokenProcessPool as error:
                     self._replace(executor)
                     raise HandlerFailed(_ENDED) from error
@@ -160,7 +174,7 @@ class HandlerPool:
                 self._no_suspects.set()
 
     def _replace(self, executor: Executor) -> None:
-        """One of its processes has ended: have another pool in its place."""
+        """Replace a pool one of whose processes has ended."""
         if self._executor is executor:
             executor.shutdown(wait=False)
             self._executor = self._executor_made()

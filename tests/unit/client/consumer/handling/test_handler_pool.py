@@ -4,18 +4,20 @@ import asyncio
 import contextlib
 import contextvars
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.unit.client.process_handlers import obey
 from tests.unit.client.scripted_broker import ScriptedBroker, eventually, message_frame
 
-from martlet.client import Consumer, FailureBackoff, MessageView, Requeue
+from martlet.client import Consumer, FailureBackoff, Message, MessageView, Requeue
+from martlet.client.consumer.handling.handler_pool import HandlerPool
 
 NEVER = FailureBackoff(max_s=0)
 
@@ -102,8 +104,7 @@ async def test_processes_survive_whatever_a_handler_does(
                 deliver(broker, number, what)
             broker.peers[0].answer(b"_heartbeat_")
             await broker.until(lambda: broker.nops == 1)
-            async with asyncio.timeout(30):
-                await broker.until(lambda: len(broker.named("FIN", "REQ")) == 6)
+            await broker.until(lambda: len(broker.named("FIN", "REQ")) == 6, timeout_s=60)
             assert broker.answered("FIN") == [0, 5]
             assert broker.answered("REQ") == [1, 2, 3, 4]
             assert broker.named("REQ")[1].words[2] == "77"
@@ -127,10 +128,21 @@ async def test_only_the_message_that_ends_its_process_has_failed() -> None:
     ):
         for number in range(12):
             deliver(broker, number, "die" if number == 5 else "nap")
-        async with asyncio.timeout(60):
-            await broker.until(lambda: len(broker.named("FIN", "REQ")) == 12)
+        await broker.until(lambda: len(broker.named("FIN", "REQ")) == 12, timeout_s=60)
         assert broker.answered("REQ") == [5]
         assert sorted(broker.answered("FIN")) == [n for n in range(12) if n != 5]
+
+
+async def test_a_process_that_ended_while_idle_charges_no_message(tmp_path: Path) -> None:
+    pool = HandlerPool(obey, "processes", 1)
+    try:
+        await pool(cast(Message, MessageView(b"1" * 16, 9, 1, f"pid {tmp_path / 'one'}".encode())))
+        os.kill(int((tmp_path / "one").read_text()), signal.SIGKILL)
+        await eventually(lambda: bool(getattr(pool._executor, "_broken")))  # noqa: B009
+        await pool(cast(Message, MessageView(b"2" * 16, 9, 1, f"pid {tmp_path / 'two'}".encode())))
+        assert (tmp_path / "two").exists()
+    finally:
+        pool.close()
 
 
 BEGINS_A_PROCESS = """
