@@ -44,7 +44,6 @@ class LookupApi:
             "/topic/tombstone": {"POST": self.tombstone},
             "/channel/create": {"POST": self.create_channel},
             "/channel/delete": {"POST": self.delete_channel},
-            **_profiles(),
         }
 
     # looking
@@ -147,14 +146,3 @@ class LookupApi:
             raise HttpError(404, "CHANNEL_NOT_FOUND")
         log.info("DB: removing channel(%s) from topic(%s)", channel, topic)
         return None
-
-
-def _profiles() -> Routes:
-    """Those endpoints of nsqd's that nsqlookupd has too; its index has no slash at the end."""
-    from martlet.server.http.debug_api import DebugApi
-
-    return {
-        path.rstrip("/"): endpoints
-        for path, endpoints in DebugApi().routes().items()
-        if path.startswith("/debug/pprof")
-    }

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import html
 import logging
+import os
 import posixpath
 import socket
 import time
@@ -209,6 +210,9 @@ class HttpServer:
             raise HttpError(400, "400 Bad Request", plain=True)
         path = self._meant(request.path)
         methods = self._find(path)
+        if path == "/debug/pprof" or path.startswith("/debug/pprof/"):
+            hint = f"py-spy record --pid {os.getpid()} --output profile.svg"
+            raise HttpError(404, f"NOT_FOUND: there are no Go profiles here; try {hint!r}")
         if not methods or request.method not in methods or path == request.path or ":" in path:
             raise HttpError(404, "NOT_FOUND")
         _, mark, query = request.target.partition("?")
