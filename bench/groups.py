@@ -15,10 +15,10 @@ import argparse
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from contest import Contest, Run
 from rich.console import Console
-from stopwatch import Stopwatch
 
+from bench.contest import Contest, Run
+from bench.stopwatch import Stopwatch
 from martlet.addresses import Address
 from martlet.client import Consumer, Identity, Message, PullConsumer, PulledMessage
 from martlet.client.transport.calls import Answer

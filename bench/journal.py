@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 import uvloop
-from hot_path import BODY, Client
 
+from bench.hot_path import BODY, Client
 from martlet.durations import parse_duration
 from martlet.log.single_record import lone_length
 from martlet.options import BrokerOptions

@@ -15,10 +15,10 @@ import urllib.request
 from collections.abc import Callable
 from typing import Literal
 
-from contest import Contest, Run
 from rich.console import Console
-from stopwatch import Stopwatch
 
+from bench.contest import Contest, Run
+from bench.stopwatch import Stopwatch
 from martlet.addresses import Address
 from martlet.client import Consumer, Identity, Message
 from martlet.client.transport.connection import Connection

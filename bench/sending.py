@@ -24,8 +24,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 
 import uvloop
-from hot_path import BODY, CHANNEL, TOPIC, Client, Step, run
 
+from bench.hot_path import BODY, CHANNEL, TOPIC, Client, Step, run
 from martlet.client import Outgoing, Producer, Properties
 from martlet.options import BrokerOptions
 from martlet.properties.block import pack_block

@@ -6,9 +6,9 @@ import asyncio
 import json
 from pathlib import Path
 
+from examples.flights.handling import TOPIC, DemoHandling
+from examples.flights.publishing import DemoPublishing
 from martlet.client import Consumer
-from martlet.demo.handling import TOPIC, DemoHandling
-from martlet.demo.publishing import DemoPublishing
 from martlet.testing import Broker
 
 FLIGHTS = 5_000

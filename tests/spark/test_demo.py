@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pytest
 
-from martlet.demo.flights import Flights
+from examples.flights.flights import Flights
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash]
 

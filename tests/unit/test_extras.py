@@ -15,7 +15,7 @@ FROM_THE_INDEX = re.compile(r"""pip install [^\n`]*?(?<![\w/.-])['"]?martlet(?![
 
 def texts() -> dict[Path, str]:
     """What users may read, and where errors come from."""
-    folders = [ROOT / name for name in ("src", "docs", "deploy", "bench")]
+    folders = [ROOT / name for name in ("src", "docs", "deploy", "bench", "examples")]
     files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
     files += [ROOT / name for name in ("README.md", "CHANGELOG.md", "run")]
     return {file: file.read_text() for file in files if file.name.endswith(TOLD)}

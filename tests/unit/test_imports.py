@@ -16,11 +16,7 @@ DOORS = {"admin", "spark", "client", "lookup", "server"}
 
 # What each room may import beside itself and the modules on the ground.
 MAY_IMPORT = {
-    "apps": {"pipeline", "supervisor", "tools", "bench", "demo", "migration", "testing", "protocol"}
-    | DOORS
-    | LOWER,
-    "bench": {"protocol"},
-    "demo": {"client", "pipeline", "spark", "testing"},
+    "apps": {"pipeline", "supervisor", "tools", "migration", "testing", "protocol"} | DOORS | LOWER,
     "migration": {"server"} | LOWER,
     "testing": {"protocol"} | DOORS | LOWER,
     "admin": {"client"} | LOWER,
@@ -184,7 +180,7 @@ def test_every_module_keeps_to_the_order_of_the_rooms() -> None:
         ("martlet.server.tcp", "from martlet.client import connection"),
         ("martlet.spark.source", "from martlet.protocol import nsq_v2"),
         ("martlet.client.group", "from martlet.testing import Broker"),
-        ("martlet.bench.load", "from martlet.apps import main"),
+        ("martlet.migration.load", "from martlet.apps import main"),
         ("martlet.options", "from martlet.log import record"),
         ("martlet.spark.source", "from martlet.apps import main"),
         ("pyspark_martlet", "from martlet.server import tcp"),
@@ -207,7 +203,7 @@ def test_the_check_finds(module: str, source: str) -> None:
         ("martlet.broker.topic.topic", "from martlet.options import BrokerOptions"),
         ("martlet.protocol.nsq.v2", "import struct\nimport numpy as np"),
         ("martlet.log.segment", "import os, mmap\nfrom martlet import __version__"),
-        ("martlet.apps.bench", "from martlet.protocol import nsq_v2\nimport martlet.testing"),
+        ("martlet.apps.up", "from martlet.protocol import nsq_v2\nimport martlet.testing"),
         ("pyspark_martlet", "from martlet.spark.source import MartletDataSource"),
     ],
 )

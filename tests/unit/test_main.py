@@ -12,6 +12,8 @@ import martlet
 from martlet.apps import main as main_module
 from martlet.apps.main import COMMANDS, Command, main
 
+ROOT = Path(__file__).parents[2]
+
 
 def test_the_console_script_tells_its_version() -> None:
     script = Path(sys.executable).with_name("martlet")
@@ -29,9 +31,22 @@ def test_the_package_can_be_run_as_a_module() -> None:
 def test_every_command_of_the_table_is_there(name: str) -> None:
     program = f"from {COMMANDS[name].module} import main; assert callable(main)"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_what_is_only_in_a_checkout_is_named_as_that_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(main_module, "__file__", str(tmp_path / "a" / "b" / "c" / "main.py"))
+    assert main(["bench", "--rows", "mpub", "--against", "127.0.0.1:4150"]) == 1
+    assert "run ./run bench in a checkout" in capsys.readouterr().err
+
+
+def test_in_a_checkout_its_benchmarks_are_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "list"]) == 0
+    assert "hot-path" in capsys.readouterr().out.split()
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

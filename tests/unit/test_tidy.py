@@ -13,7 +13,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "src" / "martlet"
 
 MAX_FILES = 20
-CROWDED = {"apps": 38, "options": 36, "tools": 29}
+CROWDED = {"apps": 36, "options": 36, "tools": 29}
 """Folders with more, and how many they have: they may only shrink."""
 
 FACES = "client/sync/"

@@ -6,6 +6,7 @@ extra is not installed stands in nobody's way.
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -22,6 +23,8 @@ class Command(NamedTuple):
     help: str
     extra: str | None = None
     """The extra of the package that brings what the command imports beyond the base."""
+    is_in_checkout: bool = False
+    """The module is no part of the package: it is in the repository, beside `src`."""
 
 
 COMMANDS = {
@@ -58,8 +61,15 @@ COMMANDS = {
     "log": Command("martlet.apps.log", "verify or dump the commit log of a data folder"),
     "import-nsqd": Command("martlet.apps.import_nsqd", "take a stopped nsqd's data folder over"),
     "pipeline": Command("martlet.apps.pipeline", "jobs on topics that run on Spark", "spark"),
-    "bench": Command("martlet.apps.bench", "measure a broker, beside another NSQ server", "cli"),
-    "demo": Command("martlet.apps.demo", "the main job on real data, with a kill -9", "demo"),
+    "bench": Command(
+        "bench.main", "measure a broker, beside another NSQ server", "cli", is_in_checkout=True
+    ),
+    "demo": Command(
+        "examples.flights.main",
+        "the main job on real data, with a kill -9",
+        "demo",
+        is_in_checkout=True,
+    ),
 }
 
 
@@ -120,6 +130,13 @@ def _main(arguments: list[str]) -> int:
 
 
 def _run(name: str, command: Command, arguments: list[str]) -> int:
+    if command.is_in_checkout and not _add_checkout(command.module):
+        print(
+            f"martlet {name}: is in Martlet's repository and not in the installed package;"
+            f" run ./run {name} in a checkout",
+            file=sys.stderr,
+        )
+        return 1
     try:
         module = importlib.import_module(command.module)
     except ModuleNotFoundError as error:
@@ -134,6 +151,17 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
         return 1
     code: int = module.main(arguments)
     return code
+
+
+def _add_checkout(module: str) -> bool:
+    """Make the checkout's own modules importable, if this is a checkout that has the module."""
+    folder = os.path.abspath(__file__)
+    for _ in range(4):
+        folder = os.path.dirname(folder)
+    if not os.path.isfile(os.path.join(folder, *module.split(".")) + ".py"):
+        return False
+    sys.path.insert(0, folder)
+    return True
 
 
 def _unknown(name: str) -> str:

@@ -1,0 +1,52 @@
+"""``./run bench``: measures a broker beside another NSQ server, or runs the benchmark named first.
+
+``./run bench hot-path --rows pub`` runs `bench.hot_path`; ``./run bench spark-read`` runs
+`bench.spark.read`. ``./run bench list`` prints all names.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+BENCHMARKS = {
+    "servers": "bench.servers.main",
+    "clients": "bench.clients.main",
+    "hot-path": "bench.hot_path",
+    "sending": "bench.sending",
+    "transactions": "bench.transactions",
+    "groups": "bench.groups",
+    "ordered": "bench.ordered",
+    "delays": "bench.delays",
+    "journal": "bench.journal",
+    "features": "bench.features",
+    "trace": "bench.trace",
+    "spark-archive": "bench.spark.archive",
+    "spark-audit": "bench.spark.audit",
+    "spark-read": "bench.spark.read",
+    "spark-scale": "bench.spark.scale",
+    "spark-sink": "bench.spark.sink",
+    "spark-stream": "bench.spark.stream",
+}
+"""The module of each benchmark; its first sentence says what it measures."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a benchmark; the result is the exit code of the process."""
+    name, arguments = ("servers", argv)
+    if argv and not argv[0].startswith("-"):
+        name, *arguments = argv
+    if name == "list":
+        print("\n".join(BENCHMARKS))
+        return 0
+    if name not in BENCHMARKS:
+        known = ", ".join(BENCHMARKS)
+        print(f"martlet bench: no benchmark {name!r}; there are: {known}", file=sys.stderr)
+        return 2
+    sys.argv[1:] = arguments
+    return importlib.import_module(BENCHMARKS[name]).main() or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Programs that use Martlet as an application does."""
