@@ -19,12 +19,12 @@ from random import Random
 
 import numpy as np
 
-from martlet.broker.channel.retry import MILLISECOND_NS
 from martlet.broker.recovery.restore import restore
+from martlet.broker.recovery.trace_search import Search
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
+from martlet.broker.retry import MILLISECOND_NS
 from martlet.broker.topic.topic import Topic
 from martlet.broker.tracing.model import TraceResult
-from martlet.broker.tracing.search import Search
 from martlet.log.folder import Folder
 from martlet.log.storage import DiskStorage
 from martlet.properties.model import Properties

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from martlet.broker.channel.peek import PeekState, peek
 from martlet.broker.dead_letters.dead_letter import CHANNEL
 from martlet.broker.policy import ChannelPolicy
+from martlet.broker.queue.peek import PeekState, peek
 from martlet.client import (
     Consumer,
     FailureBackoff,

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from martlet.broker.channel.channel import Channel
-from martlet.broker.channel.peek import PeekState, peek
 from martlet.broker.dead_letters.dead_letter import CHANNEL
 from martlet.broker.dead_letters.redrive import DeadLetter, letters
 from martlet.broker.policy import ChannelPolicy
+from martlet.broker.queue.peek import PeekState, peek
 from martlet.client import Consumer, Identity, Message, Producer, sync
 from martlet.testing import Broker
 

@@ -19,20 +19,20 @@ from tests.property.broker_model import (
 
 from martlet.broker.broker import BrokerCore
 from martlet.broker.channel.channel import Channel
-from martlet.broker.channel.consumer import ChannelConsumer
-from martlet.broker.channel.cursor import Cursor
-from martlet.broker.channel.latency import quantiles
 from martlet.broker.channel.subscriber import Subscriber
 from martlet.broker.delayed.bucket import Bucket
 from martlet.broker.errors import WritesRefused
 from martlet.broker.policy import TopicPolicy
+from martlet.broker.queue.consumer import ChannelConsumer
+from martlet.broker.queue.cursor import Cursor
+from martlet.broker.queue.queue_log import Receipt
 from martlet.broker.recovery.restore import RestoredBroker, restore
 from martlet.broker.retention.checkpoint import CheckpointJob
 from martlet.broker.retention.eviction import Eviction, EvictionLoss
 from martlet.broker.retention.history import Retention
 from martlet.broker.retention.reclaim import HistoryReclaimer
-from martlet.broker.topic.queue_log import Receipt
 from martlet.broker.topic.topic import Topic
+from martlet.broker.tracing.latency import quantiles
 from martlet.log.commit_log import FlushJob
 from martlet.log.retention import Need
 from martlet.log.storage import Segment

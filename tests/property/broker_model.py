@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from martlet.broker.channel.partitioned import PartitionedChannel
 from martlet.broker.channel.subscriber import Subscriber
-from martlet.broker.topic.partitioned import PartitionedChannel
 
 OFFSET_BITS = 54
 NEVER = 1 << 63

@@ -9,10 +9,10 @@ from tests.property.broker_beside_model import FRAME
 from tests.property.broker_consumers import ConsumerRules, picks
 from tests.property.broker_model import ModelTopic, Place
 
-from martlet.broker.channel.peek import PeekedFrames, PeekState, peek
-from martlet.broker.channel.rewind import channel_from, offset_at, replay
 from martlet.broker.channel.subscriber import Share
 from martlet.broker.errors import OutOfReach
+from martlet.broker.queue.peek import PeekedFrames, PeekState, peek
+from martlet.broker.topic.rewind import channel_from, offset_at, replay
 
 shares = st.integers(0, 100)
 """How far between the oldest that there is and the newest that may be, in per cent."""

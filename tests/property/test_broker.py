@@ -25,18 +25,18 @@ from tests.property.broker_consumers import delays_ms, picks
 from tests.property.broker_history import HistoryRules
 from tests.property.broker_model import NEVER, ModelChannel, ModelConsumer, ModelTopic, Place
 
-from martlet.broker.channel import cursor as cursor_module
 from martlet.broker.channel import delivery as delivery_module
-from martlet.broker.channel import in_flight as window_module
-from martlet.broker.channel import peek as peek_module
-from martlet.broker.channel import pending as straggler_module
 from martlet.broker.delayed import bucket as bucket_module
 from martlet.broker.delayed import delayed_messages as delays_module
 from martlet.broker.delayed import done_bitmap as marks_module
 from martlet.broker.delayed import due_queue as upcoming_module
+from martlet.broker.queue import cursor as cursor_module
+from martlet.broker.queue import in_flight as window_module
+from martlet.broker.queue import peek as peek_module
+from martlet.broker.queue import pending as straggler_module
+from martlet.broker.queue import queue_log as queue_module
 from martlet.broker.retention import checkpoint as upkeep_module
 from martlet.broker.retention.checkpoint import begin_checkpoint, count_needs, end_checkpoint
-from martlet.broker.topic import queue_log as queue_module
 from martlet.broker.topic import topic as topic_module
 from martlet.log import index as index_module
 from martlet.log import retention as retention_module

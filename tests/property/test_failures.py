@@ -11,8 +11,8 @@ from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.broker.channel.test_retry import configure, dead_letters
 from tests.unit.broker.core import SECOND_NS, Client, Core
+from tests.unit.broker.test_retry import configure, dead_letters
 
 TIMEOUT_NS = 10 * SECOND_NS
 POISON = b"poison"

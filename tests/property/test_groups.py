@@ -26,9 +26,9 @@ from tests.unit.broker.core import SECOND_NS, Core, parse
 from martlet.broker.channel.channel import Channel
 from martlet.broker.errors import WritesRefused
 from martlet.broker.groups.fetch import Fetch
-from martlet.broker.groups.offset_reset import reset_group
 from martlet.broker.policy import ChannelPolicy
-from martlet.broker.topic.queue_log import Receipt
+from martlet.broker.queue.queue_log import Receipt
+from martlet.broker.topic.offset_reset import reset_group
 from martlet.broker.topic.topic import Topic
 from martlet.log.record import FRAME_HEADER_BYTES
 

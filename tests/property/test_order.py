@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
-from martlet.broker.channel.cursor import Cursor
 from martlet.broker.channel.ordering import MAX_PARKED
+from martlet.broker.queue.cursor import Cursor
 from martlet.properties.model import Properties
 
 TIMEOUT_NS = 5 * SECOND_NS

@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
 from martlet.broker.channel.channel import Channel
-from martlet.broker.channel.peek import PeekedFrames, PeekState, peek
 from martlet.broker.dead_letters.dead_letter import CHANNEL, DeadLetterReason
 from martlet.broker.dead_letters.redrive import DeadLetter, letters, purge, redrive, way_back
 from martlet.broker.errors import WritesRefused
 from martlet.broker.policy import ChannelPolicy
-from martlet.broker.topic.queue_log import Receipt
+from martlet.broker.queue.peek import PeekedFrames, PeekState, peek
+from martlet.broker.queue.queue_log import Receipt
 from martlet.log.record import FRAME_HEADER_BYTES
 
 TIMEOUT_NS = 5 * SECOND_NS

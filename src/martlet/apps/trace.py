@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from martlet.apps import tool
+from martlet.broker.recovery.trace_search import Search, TraceNotFound
 from martlet.broker.tracing.model import fields_of
-from martlet.broker.tracing.search import Search, TraceNotFound
 from martlet.log.folder import Folder, NoLog
 from martlet.options.trace import TraceOptions
 from martlet.tools.standard_output import StandardOutput

@@ -18,13 +18,13 @@ from martlet.broker.delayed.bucket import Bucket
 from martlet.broker.delayed.delayed_messages import DelayedMessages
 from martlet.broker.errors import BrokerError, LimitReached, NameRefused, NotFound, WritesRefused
 from martlet.broker.idempotence import ProducerState
+from martlet.broker.queue.queue_log import QueueLog, Receipt
 from martlet.broker.recovery.journal import Description, pack_cursor, pack_topology
 from martlet.broker.recovery.moved_cursors import MovedCursors
 from martlet.broker.recovery.topic_description import describe_channel
 from martlet.broker.retention.history import Retention, Watermarks
 from martlet.broker.schedule import Schedule
 from martlet.broker.topic.expand import check_count, grow
-from martlet.broker.topic.queue_log import QueueLog, Receipt
 from martlet.broker.topic.topic import Topic
 from martlet.broker.tracing.counters import of_topics, write_accounts
 from martlet.broker.transactions.manager import Transactions
@@ -37,7 +37,7 @@ from martlet.log.record import RecordKind
 from martlet.names import is_system, is_valid_name
 
 if TYPE_CHECKING:
-    from martlet.broker.topic.partitioned import PartitionedChannel
+    from martlet.broker.channel.partitioned import PartitionedChannel
 
 MAX_SCRATCH = 8
 """How many batches are kept to be used again."""

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import BrokerError
-from martlet.broker.topic.queue_log import Receipt
+from martlet.broker.queue.queue_log import Receipt
 from martlet.properties.block import Block
 from martlet.properties.model import SENT_BYTES, Field, Sent, fields
 

@@ -156,7 +156,7 @@ class ChannelPolicy(Policy):
     """What is set for a channel.
 
     The broker decides about messages that fail as soon as one of `max_attempts`, `retry_delays_ms`
-    and `dead_letter_topic` is set (see `martlet.broker.channel.retry`).
+    and `dead_letter_topic` is set (see `martlet.broker.retry`).
     """
 
     kind: str = choice(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import WritesRefused
-from martlet.broker.topic.queue_log import Receipt
+from martlet.broker.queue.queue_log import Receipt
 
 if TYPE_CHECKING:
     from martlet.server.server import Server

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import WritesRefused
+from martlet.broker.queue.queue_log import Receipt
 from martlet.broker.recovery.restore import RestoredBroker, restore
 from martlet.broker.retention.eviction import Eviction
 from martlet.broker.retention.history import Retention, Watermarks
 from martlet.broker.retention.reclaim import HistoryReclaimer
-from martlet.broker.topic.queue_log import Receipt
 from martlet.layer.layer import SPACE_BYTES
 from martlet.options import BrokerOptions
 from martlet.plural import counted
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     import ssl
 
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.topic.partitioned import PartitionedChannel
+    from martlet.broker.channel.partitioned import PartitionedChannel
     from martlet.broker.topic.topic import Topic
     from martlet.server.http.server import Routes
 

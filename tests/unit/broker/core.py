@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 from martlet.broker.broker import BrokerCore
 from martlet.broker.channel.channel import Channel
-from martlet.broker.channel.consumer import ChannelConsumer
-from martlet.broker.channel.cursor import Cursor
+from martlet.broker.channel.partitioned import PartitionedChannel
 from martlet.broker.channel.subscriber import Subscriber
-from martlet.broker.channel.topology import TopologyPreference
+from martlet.broker.queue.consumer import ChannelConsumer
+from martlet.broker.queue.cursor import Cursor
+from martlet.broker.queue.queue_log import Receipt
+from martlet.broker.queue.topology import TopologyPreference
 from martlet.broker.recovery.restore import RestoredBroker, restore
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
-from martlet.broker.topic.partitioned import PartitionedChannel
-from martlet.broker.topic.queue_log import Receipt
 from martlet.broker.topic.topic import Topic
 from martlet.testing import SimulatedClock, SimulatedStorage
 

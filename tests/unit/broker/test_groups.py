@@ -6,13 +6,13 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Core, parse
 
 from martlet.broker.channel.channel import Channel
-from martlet.broker.channel.peek import PeekState, peek
-from martlet.broker.channel.rewind import replay
 from martlet.broker.errors import Conflict, OutOfReach
 from martlet.broker.groups import fetch as fetch_module
 from martlet.broker.groups.fetch import Fetch, Fetched
-from martlet.broker.groups.offset_reset import begin_group, reset_group
 from martlet.broker.policy import BadPolicy, ChannelPolicy
+from martlet.broker.queue.peek import PeekState, peek
+from martlet.broker.topic.offset_reset import begin_group, reset_group
+from martlet.broker.topic.rewind import replay
 from martlet.properties.model import Properties
 
 

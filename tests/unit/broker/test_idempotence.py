@@ -9,7 +9,7 @@ from tests.unit.broker.core import SECOND_NS, Core
 
 from martlet.broker import idempotence as room
 from martlet.broker.idempotence import ProducerSend, ProducerState, Reused, TooOld, marked, marks
-from martlet.broker.topic.queue_log import Receipt
+from martlet.broker.queue.queue_log import Receipt
 from martlet.log.recovery import RecoveryReport, scan
 from martlet.properties.block import pack_block
 from martlet.properties.model import Properties, Sent

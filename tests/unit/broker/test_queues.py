@@ -12,12 +12,12 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Core, Got, parse
 
 from martlet.broker.broker import BrokerCore
-from martlet.broker.channel.rewind import channel_from, replay
+from martlet.broker.channel.partitioned import PartitionedChannel
 from martlet.broker.channel.subscriber import Subscriber
 from martlet.broker.errors import NotFound, NotInFlight, QueuesRefused, WritesRefused
 from martlet.broker.policy import ChannelPolicy
-from martlet.broker.topic.partitioned import PartitionedChannel
-from martlet.broker.topic.queue_log import MAX_QUEUES
+from martlet.broker.queue.queue_log import MAX_QUEUES
+from martlet.broker.topic.rewind import channel_from, replay
 from martlet.log.record import RecordKind
 
 

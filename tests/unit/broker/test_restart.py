@@ -9,9 +9,9 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Core
 
 from martlet.broker.broker import BrokerCore
-from martlet.broker.channel.rewind import replay
 from martlet.broker.errors import WritesRefused
 from martlet.broker.retention.checkpoint import MAX_SYNCED, begin_checkpoint, end_checkpoint
+from martlet.broker.topic.rewind import replay
 from martlet.log.record import FRAME_HEADER_BYTES, HEADER_BYTES, RecordKind, read_header
 from martlet.log.recovery import RecoveryReport, scan
 

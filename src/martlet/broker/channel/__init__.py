@@ -1,6 +1,6 @@
 """Channels: what becomes of a topic's messages for the consumers that share them.
 
-May import: `martlet.log`, and the broker's other packages. Start with `channel`. A message is
-handed out by `delivery` and held in `in_flight`; one that was not finished waits in `pending`, by
-the rules of `redelivery` and `retry`; `cursor` is what of it all survives a restart.
+May import: `martlet.log`, `broker.queue`, `broker.groups` and what those may. Start with `channel`.
+A message is handed out by `delivery`; one that was not finished comes again by `redelivery`, in
+some `ordering`; `partitioned` is a channel of several queues seen as one.
 """

@@ -11,31 +11,31 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from martlet.broker.channel.consumer import ChannelConsumer, Client
-from martlet.broker.channel.cursor import Cursor
 from martlet.broker.channel.delivery import ChannelContext, Source, Waiting
-from martlet.broker.channel.finish_ages import FinishAges
 from martlet.broker.channel.ordering import Ordering
+from martlet.broker.channel.partitioned import PartitionedChannel
 from martlet.broker.channel.redelivery import Redelivery
 from martlet.broker.channel.subscriber import Share, Subscriber
-from martlet.broker.channel.tag_filter import TagFilter
-from martlet.broker.channel.topology import TopologyPreference
 from martlet.broker.dead_letters.send import bury, dead_letter_topic
 from martlet.broker.errors import Conflict, TooMany
 from martlet.broker.groups.external_reader import ExternalReader, group_queue
 from martlet.broker.groups.group_queue import GroupQueue
 from martlet.broker.offset_ranges import apart_from, distinct, inside
-from martlet.broker.topic.partitioned import PartitionedChannel
+from martlet.broker.queue.consumer import ChannelConsumer, Client
+from martlet.broker.queue.cursor import Cursor
+from martlet.broker.queue.tag_filter import TagFilter
+from martlet.broker.queue.topology import TopologyPreference
+from martlet.broker.tracing.finish_ages import FinishAges
 from martlet.broker.tracing.recorder import TraceStep
 from martlet.durations import MILLISECOND_NS
 from martlet.names import is_ephemeral
 
 if TYPE_CHECKING:
-    from martlet.broker.channel.in_flight import Offsets
-    from martlet.broker.channel.latency import Latency
     from martlet.broker.dead_letters.dead_letter import DeadLetterReason
     from martlet.broker.offset_ranges import Stretch
     from martlet.broker.policy import ChannelPolicy
+    from martlet.broker.queue.in_flight import Offsets
+    from martlet.broker.tracing.latency import Latency
 
 ConsumerT = TypeVar("ConsumerT", bound=ChannelConsumer)
 _NO_OFFSETS: Offsets = np.empty(0, np.int64)

@@ -13,12 +13,12 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
-from martlet.broker.channel.consumer import ChannelConsumer, Lease
-from martlet.broker.channel.cursor import Cursor
-from martlet.broker.channel.in_flight import COMFORTABLE_SPAN
-from martlet.broker.channel.started import next_rank, notes_of
-from martlet.broker.channel.topology import NearestFirst
 from martlet.broker.offset_ranges import merged
+from martlet.broker.queue.consumer import ChannelConsumer, Lease
+from martlet.broker.queue.cursor import Cursor
+from martlet.broker.queue.in_flight import COMFORTABLE_SPAN
+from martlet.broker.queue.started import next_rank, notes_of
+from martlet.broker.queue.topology import NearestFirst
 from martlet.broker.schedule import Alarm, Schedule
 from martlet.broker.tracing.recorder import TraceStep
 from martlet.properties.block import lone_frame
@@ -26,10 +26,10 @@ from martlet.properties.block import lone_frame
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
     from martlet.broker.channel.ordering import Ordering
-    from martlet.broker.channel.tag_filter import TagFilter
     from martlet.broker.dead_letters.move import MessageMover
     from martlet.broker.groups.group_queue import GroupQueue
     from martlet.broker.offset_ranges import Stretch
+    from martlet.broker.queue.tag_filter import TagFilter
     from martlet.broker.topic.topic import Topic
     from martlet.broker.tracing.recorder import TraceRecorder
 

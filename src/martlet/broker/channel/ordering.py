@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING
 from martlet.properties.model import Field, fields
 
 if TYPE_CHECKING:
-    from martlet.broker.channel.consumer import ChannelConsumer
     from martlet.broker.channel.delivery import Delivery
+    from martlet.broker.queue.consumer import ChannelConsumer
 
 MAX_PARKED = 1000
 """So many messages wait for others of their keys before the cursor does."""

@@ -1,7 +1,7 @@
 """Failures: what a channel does with messages that are not finished in time.
 
 A consumer may give one back (REQ), or ask for more time (TOUCH).  What was not finished comes
-again, by NSQ's rules or by the channel's policy (see `martlet.broker.channel.retry`), or is a dead
+again, by NSQ's rules or by the channel's policy (see `martlet.broker.retry`), or is a dead
 letter. Messages that are on their way to another topic are set aside meanwhile: stragglers that
 nobody, a consumer with the number 0, has in flight.  A restart finds them due.
 """
@@ -12,21 +12,21 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from martlet.broker.channel.consumer import NOBODY, ChannelConsumer
 from martlet.broker.channel.delivery import ChannelContext, Delivery, Source, Waiting
-from martlet.broker.channel.pending import PendingMessage
-from martlet.broker.channel.retry import Cause, RetryPolicy
 from martlet.broker.dead_letters.dead_letter import MAX_ERROR_LENGTH
 from martlet.broker.errors import NotInFlight
 from martlet.broker.offset_ranges import apart_from
 from martlet.broker.policy import ChannelPolicy
+from martlet.broker.queue.consumer import NOBODY, ChannelConsumer
+from martlet.broker.queue.pending import PendingMessage
+from martlet.broker.retry import Cause, RetryPolicy
 from martlet.broker.tracing.recorder import TraceStep
 
 if TYPE_CHECKING:
-    from martlet.broker.channel.consumer import Lease
-    from martlet.broker.channel.cursor import Cursor
-    from martlet.broker.channel.started import Rank
     from martlet.broker.dead_letters.dead_letter import DeadLetterReason
+    from martlet.broker.queue.consumer import Lease
+    from martlet.broker.queue.cursor import Cursor
+    from martlet.broker.queue.started import Rank
 
 NEVER_NS = 1 << 62
 _STEPS = {
@@ -99,7 +99,7 @@ class Redelivery(Delivery):
         cause: Cause = Cause.REQUEUED,
     ) -> None:
         """REQ: the message has failed, and is delivered again after a delay, unless the channel's
-        policy has it otherwise (see `martlet.broker.channel.retry`). What is given back has not
+        policy has it otherwise (see `martlet.broker.retry`). What is given back has not
         failed.
 
         Raises NotInFlight.

@@ -18,13 +18,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from martlet.broker.channel.consumer import ChannelConsumer
-from martlet.broker.channel.started import StartedMessages
-from martlet.broker.channel.topology import TopologyPreference
+from martlet.broker.queue.consumer import ChannelConsumer
+from martlet.broker.queue.started import StartedMessages
+from martlet.broker.queue.topology import TopologyPreference
 
 if TYPE_CHECKING:
-    from martlet.broker.channel.consumer import Client
     from martlet.broker.channel.delivery import Delivery
+    from martlet.broker.queue.consumer import Client
 
 
 class Subscriber:

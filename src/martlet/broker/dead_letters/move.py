@@ -24,7 +24,7 @@ from martlet.log.record import FRAME_HEADER_BYTES
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.topic.queue_log import Receipt
+    from martlet.broker.queue.queue_log import Receipt
     from martlet.broker.topic.topic import Topic
 
 _AT_ONCE = 200

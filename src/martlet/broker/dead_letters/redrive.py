@@ -2,7 +2,7 @@
 
 A dead letter that is brought back is appended to its old topic, in a batch that is for one channel
 alone: the one that had given it up.  The others of the topic have had the message, and pass over it
-as over a deferred one whose time is somebody else's (see `martlet.broker.channel.cursor`).
+as over a deferred one whose time is somebody else's (see `martlet.broker.queue.cursor`).
 (RocketMQ does the same by a topic of its own for each group; here that would be a second queue of
 each channel, with a cursor of its own, and its messages would be in no history of the topic.)  It
 begins anew, with its first attempt, and knows how often it was brought back.  Brought to another
@@ -18,10 +18,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from martlet.broker.channel.peek import PeekedFrames, PeekState, peek
 from martlet.broker.dead_letters.dead_letter import revived
 from martlet.broker.dead_letters.move import MessageMove
 from martlet.broker.errors import NotFound, WritesRefused
+from martlet.broker.queue.peek import PeekedFrames, PeekState, peek
 from martlet.log.record import FRAME_HEADER_BYTES
 from martlet.properties.model import BadProperties, Properties
 

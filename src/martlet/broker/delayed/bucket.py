@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from martlet.broker.channel.cursor import Cursor
 from martlet.broker.delayed.done_bitmap import DoneBitmap, pack_offsets
 from martlet.broker.delayed.due_queue import DueQueue
 from martlet.broker.errors import WritesRefused
 from martlet.broker.offset_ranges import inside
-from martlet.broker.topic.queue_log import QueueLog
+from martlet.broker.queue.cursor import Cursor
+from martlet.broker.queue.queue_log import QueueLog
 from martlet.broker.topic.topic import Topic
 from martlet.log.index import IndexEntry
 from martlet.log.record import (

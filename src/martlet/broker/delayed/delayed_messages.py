@@ -17,12 +17,12 @@ import numpy as np
 from martlet.broker.delayed.bucket import Bucket, Delayed
 from martlet.broker.delayed.done_bitmap import DoneBitmap
 from martlet.broker.errors import LimitReached, WritesRefused
-from martlet.broker.topic.queue_log import QueueLog
+from martlet.broker.queue.queue_log import QueueLog
 from martlet.log.index import Index
 
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
-    from martlet.broker.topic.queue_log import Receipt
+    from martlet.broker.queue.queue_log import Receipt
     from martlet.broker.topic.topic import Topic
     from martlet.log.batch import Bytes
 

@@ -23,16 +23,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from martlet.broker.channel.cursor import MAX_LOOKED, Cursor, frame_ends
-from martlet.broker.channel.tag_filter import runs
+from martlet.broker.queue.cursor import MAX_LOOKED, Cursor, frame_ends
+from martlet.broker.queue.tag_filter import runs
 from martlet.log.record import properties_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from martlet.broker.channel.delivery import Source
-    from martlet.broker.channel.tag_filter import TagFilter
-    from martlet.broker.topic.queue_log import QueueLog
+    from martlet.broker.queue.queue_log import QueueLog
+    from martlet.broker.queue.tag_filter import TagFilter
     from martlet.log.commit_log import CommitLog
     from martlet.log.index import IndexEntry
 

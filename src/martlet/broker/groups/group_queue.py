@@ -22,22 +22,22 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from martlet.broker.channel.retry import RetryPolicy
 from martlet.broker.dead_letters.move import MessageMove
 from martlet.broker.errors import WritesRefused
-from martlet.broker.groups.crash_charges import CrashCharges
 from martlet.broker.groups.membership import Membership
 from martlet.broker.policy import BadPolicy
+from martlet.broker.queue.crash_charges import CrashCharges
+from martlet.broker.retry import RetryPolicy
 from martlet.broker.tracing.recorder import TraceStep
 from martlet.properties.model import BadProperties, Properties
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
     from martlet.broker.channel.delivery import ChannelContext, Waiting
-    from martlet.broker.groups.crash_charges import StartedRange
     from martlet.broker.groups.fetch import Fetched
     from martlet.broker.groups.member import GroupConsumer
     from martlet.broker.policy import ChannelPolicy
+    from martlet.broker.queue.crash_charges import StartedRange
     from martlet.broker.topic.topic import Topic
 
 

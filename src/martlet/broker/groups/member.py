@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from martlet.broker.groups.crash_charges import StartedRange
+    from martlet.broker.queue.crash_charges import StartedRange
 
 
 @dataclass(slots=True, eq=False)

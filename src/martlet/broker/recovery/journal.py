@@ -39,7 +39,7 @@ A full entry replaces what was known of the stragglers, another one is laid over
 numbered, and a full one has the number of the last one before it: where one is missing, because the
 log was damaged there, those behind it say nothing, until a full one comes.  An older state costs
 messages that are delivered again; half of a newer one would cost messages. Where charges are told
-(see `martlet.broker.groups.crash_charges`), they replace what was known of them. What is in flight
+(see `martlet.broker.queue.crash_charges`), they replace what was known of them. What is in flight
 is written as due at once, since no flight outlives the broker.  Where failures are not told (0), as
 by earlier versions, each delivery counts as one, but for the last one of what is due at once, which
 was in flight.
@@ -61,9 +61,9 @@ from typing import Any
 
 import numpy as np
 
-from martlet.broker.channel.cursor import Cursor
 from martlet.broker.delayed.done_bitmap import DoneBitmap
-from martlet.broker.groups.crash_charges import Charge, CrashCharges
+from martlet.broker.queue.crash_charges import Charge, CrashCharges
+from martlet.broker.queue.cursor import Cursor
 from martlet.log.checkpoint_file import Checkpoint, Needed
 from martlet.log.record import BadRecord, RecordKind
 from martlet.log.recovery import LogDamage

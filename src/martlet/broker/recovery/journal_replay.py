@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from martlet.broker.delayed.bucket import forwarded_ids
 from martlet.broker.delayed.done_bitmap import DoneBitmap
 from martlet.broker.idempotence import ProducerSend, ProducerState, marks
+from martlet.broker.queue.queue_log import Receipt
 from martlet.broker.recovery.journal import (
     HALF,
     CursorState,
@@ -21,7 +22,6 @@ from martlet.broker.recovery.journal import (
     unpack_topology,
 )
 from martlet.broker.recovery.transactions import TransactionJournal
-from martlet.broker.topic.queue_log import Receipt
 from martlet.broker.transactions.half_topic import description_in_record
 from martlet.log.atomic_batches import entry_of
 from martlet.log.index import Index, IndexEntry

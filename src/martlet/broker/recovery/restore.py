@@ -20,10 +20,10 @@ from martlet.broker.delayed.bucket import restore_bucket
 from martlet.broker.delayed.done_bitmap import DoneBitmap
 from martlet.broker.errors import WritesRefused
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
+from martlet.broker.queue.queue_log import QueueLog
 from martlet.broker.recovery.journal import HALF, CursorState, pack_passed, unpack_topology
 from martlet.broker.recovery.journal_replay import RecoveredState, RecoveredTopic
 from martlet.broker.retention.eviction import settle
-from martlet.broker.topic.queue_log import QueueLog
 from martlet.broker.topic.topic import Topic, join
 from martlet.broker.transactions.half_topic import HalfTopic
 from martlet.log import checkpoint_file as checkpoint

@@ -25,7 +25,7 @@ from martlet.log.retention import SegmentLocator
 
 if TYPE_CHECKING:
     from martlet.broker.offset_ranges import Stretch
-    from martlet.broker.topic.queue_log import QueueLog
+    from martlet.broker.queue.queue_log import QueueLog
     from martlet.log.commit_log import CommitLog
     from martlet.log.index import IndexEntry
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from martlet.broker.policy import TopicPolicy
-    from martlet.broker.topic.queue_log import QueueLog
+    from martlet.broker.queue.queue_log import QueueLog
     from martlet.broker.topic.topic import Topic
     from martlet.log.retention import SegmentLocator
     from martlet.log.storage import DiskUsage

@@ -1,5 +1,5 @@
 """Topics: queues of messages, and the channels that read them.
 
-May import: `martlet.log`, and the broker's other packages. Start with `topic`; `queue_log` is one
-queue's messages in the log, `partitioned` a topic of several queues seen as one.
+May import: `martlet.log`, `broker.channel`, the journal's entries, and what those may. Start with
+`topic`, a topic at one of its queues; `expand` adds queues, `rewind` sets channels back.
 """

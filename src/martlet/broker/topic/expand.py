@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from martlet.broker.channel.partitioned import PartitionedChannel
 from martlet.broker.channel.subscriber import Share
 from martlet.broker.errors import QueuesRefused
+from martlet.broker.queue.queue_log import ID_MASK, MAX_QUEUES, OFFSET_BITS, QueueLog
 from martlet.broker.recovery.topic_description import channel_op
-from martlet.broker.topic.partitioned import PartitionedChannel
-from martlet.broker.topic.queue_log import ID_MASK, MAX_QUEUES, OFFSET_BITS, QueueLog
 from martlet.broker.topic.topic import Topic, join
 from martlet.log.index import Index
 

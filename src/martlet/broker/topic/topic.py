@@ -18,21 +18,22 @@ from typing import TYPE_CHECKING, Protocol, cast
 from crc32c import crc32c
 
 from martlet.broker.channel.channel import Channel
-from martlet.broker.channel.cursor import Cursor
 from martlet.broker.channel.delivery import ChannelContext, Waiting
-from martlet.broker.channel.latency import Latency
+from martlet.broker.channel.partitioned import PartitionedChannel
 from martlet.broker.dead_letters.dead_letter import check_dead_letter_topic
 from martlet.broker.errors import LimitReached, NameRefused, NotFound, WritesRefused
 from martlet.broker.groups.group_queue import check_kind
 from martlet.broker.offset_ranges import with_stretch
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
+from martlet.broker.queue.cursor import Cursor
+from martlet.broker.queue.queue_log import MAX_BATCH_BYTES, QueueLog, Receipt
 from martlet.broker.recovery.journal import Description
 from martlet.broker.recovery.topic_description import channel_op, to_description
 from martlet.broker.topic.ephemeral_limit import keep_within
 from martlet.broker.topic.masked_source import MaskedSource
-from martlet.broker.topic.partitioned import PartitionedChannel, PartitionedTopic
-from martlet.broker.topic.queue_log import MAX_BATCH_BYTES, QueueLog, Receipt
+from martlet.broker.topic.partitioned import PartitionedTopic
 from martlet.broker.topic.topic_queue import SingleQueueTopic
+from martlet.broker.tracing.latency import Latency
 from martlet.broker.tracing.recorder import TraceRecorder, traced
 from martlet.log.commit_log import CommitLog
 from martlet.names import is_ephemeral, is_valid_name

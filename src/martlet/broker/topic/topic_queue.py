@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.channel.cursor import Cursor
-    from martlet.broker.channel.in_flight import Offsets
     from martlet.broker.offset_ranges import Stretch
-    from martlet.broker.topic.queue_log import QueueLog
+    from martlet.broker.queue.cursor import Cursor
+    from martlet.broker.queue.in_flight import Offsets
+    from martlet.broker.queue.queue_log import QueueLog
 
 _NO_OFFSETS = np.empty(0, np.uint64)
 

@@ -1,5 +1,5 @@
-"""Tracing: what became of each message, recorded in the log and found again.
+"""Tracing: what became of each message and how often, as the log keeps it.
 
-May import: `martlet.log`, `broker.recovery`. Start with `model`, the trace of one message;
-`recorder` writes, `search` reads, `counters` are the channels' totals.
+May import: `martlet.log`. Start with `model`, the trace of one message; `recorder` packs the steps,
+`counters` the channels' totals; `martlet.broker.recovery.trace_search` finds a trace again.
 """

@@ -13,7 +13,7 @@ channels::
 They are counted from the start of the broker, whose number stands in each record's header, and
 never told as differences: one that is missing costs nothing but the time in which it happened. From
 the first count of `FIRST_BUCKET` on they say how many messages were finished within each of the
-bounds of `martlet.broker.channel.finish_ages`.  A crash takes what was not yet written, at most
+bounds of `martlet.broker.tracing.finish_ages`.  A crash takes what was not yet written, at most
 what the journal's interval holds; what it took of the cursor happens again.
 
 Nothing is restored from these records; they hold no segment back and go with the one that they are
@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from martlet.broker.channel.finish_ages import BOUNDS_NS
 from martlet.broker.errors import WritesRefused
+from martlet.broker.tracing.finish_ages import BOUNDS_NS
 from martlet.log.record import BadRecord, RecordKind, record_length
 
 if TYPE_CHECKING:

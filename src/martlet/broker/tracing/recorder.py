@@ -36,10 +36,10 @@ from martlet.log.record import BadRecord
 from martlet.names import is_ephemeral, is_system
 
 if TYPE_CHECKING:
-    from martlet.broker.channel.consumer import ChannelConsumer
-    from martlet.broker.channel.in_flight import Offsets
     from martlet.broker.groups.member import GroupConsumer
     from martlet.broker.policy import TopicPolicy
+    from martlet.broker.queue.consumer import ChannelConsumer
+    from martlet.broker.queue.in_flight import Offsets
 
 MAX_EVENTS = 1 << 14
 """So many gather in one piece; a piece more is begun then."""

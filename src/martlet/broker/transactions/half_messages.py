@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import LimitReached
+from martlet.broker.queue.queue_log import QueueLog
 from martlet.broker.recovery.journal import HALF
-from martlet.broker.topic.queue_log import QueueLog
 from martlet.broker.transactions.half_topic import HalfTopic, StoredHalf
 from martlet.broker.transactions.publish import PendingCopy, forward
 from martlet.broker.transactions.state import (

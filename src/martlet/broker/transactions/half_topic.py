@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from martlet.broker.channel.cursor import Cursor
 from martlet.broker.offset_ranges import inside
+from martlet.broker.queue.cursor import Cursor
 from martlet.broker.topic.topic import Topic
 from martlet.log.record import (
     FRAME_HEADER_BYTES,
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from martlet.broker.channel.in_flight import Offsets
     from martlet.broker.offset_ranges import Stretch
-    from martlet.broker.topic.queue_log import QueueLog
+    from martlet.broker.queue.in_flight import Offsets
+    from martlet.broker.queue.queue_log import QueueLog
     from martlet.broker.topic.topic import TopicContext
     from martlet.log.batch import Bytes, LogBatch
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from martlet.broker.topic.queue_log import ID_MASK, MAX_BATCH_BYTES
+from martlet.broker.queue.queue_log import ID_MASK, MAX_BATCH_BYTES
 from martlet.log.atomic_batches import BatchSlot
 from martlet.log.index import IndexEntry
 from martlet.log.record import FRAME_HEADER_BYTES, record_length

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from martlet.broker.channel.finish_ages import BOUNDS_NS
+from martlet.broker.tracing.finish_ages import BOUNDS_NS
 from martlet.durations import format_duration
 from martlet.pipeline.audit.journal import HOUR_NS
 from martlet.pipeline.audit.result import hours_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from martlet.broker.channel.finish_ages import BOUNDS_NS
+from martlet.broker.tracing.finish_ages import BOUNDS_NS
 from martlet.durations import format_duration
 from martlet.pipeline.audit.finding import EARLIER, CountLine, Finding
 from martlet.pipeline.audit.journal import HOUR_NS

@@ -19,9 +19,9 @@ from __future__ import annotations
 from base64 import b64encode
 from typing import TYPE_CHECKING, Any, cast
 
-from martlet.broker.channel.peek import Peeked, PeekedFrames, PeekState, peek
-from martlet.broker.channel.rewind import channel_from, first_entry, offset_at, replay
 from martlet.broker.errors import NameRefused, NotFound, OutOfReach, WritesRefused
+from martlet.broker.queue.peek import Peeked, PeekedFrames, PeekState, peek
+from martlet.broker.topic.rewind import channel_from, first_entry, offset_at, replay
 from martlet.log.record import FRAME_HEADER_BYTES
 from martlet.properties.model import Properties
 from martlet.server.durability import written_down
@@ -29,7 +29,7 @@ from martlet.server.http.request import HttpError, Request
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.channel.consumer import ChannelConsumer
+    from martlet.broker.queue.consumer import ChannelConsumer
     from martlet.broker.topic.topic import Topic
     from martlet.server.http.server import Routes
     from martlet.server.nsq.connection import ClientConnection

@@ -48,7 +48,7 @@ from martlet.server.durability import written_down
 from martlet.server.http.request import HttpError, Request
 
 if TYPE_CHECKING:
-    from martlet.broker.topic.queue_log import QueueLog
+    from martlet.broker.queue.queue_log import QueueLog
     from martlet.broker.topic.topic import Topic
     from martlet.log.index import Index, Rows
     from martlet.server.http.server import Routes

@@ -1,7 +1,7 @@
 """Answers of consumers to the messages that they hold: FIN, REQ, TOUCH and STARTED.
 
 An id less the first queue's base is an offset, or of a topic of several queues a place (see
-`martlet.broker.topic.partitioned`).
+`martlet.broker.channel.partitioned`).
 
 What cannot be done is refused by an error that is not fatal, which names the message.
 """
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from martlet.broker.channel.retry import Cause
 from martlet.broker.errors import NotInFlight
+from martlet.broker.retry import Cause
 from martlet.protocol.nsq import v2
 
 if TYPE_CHECKING:

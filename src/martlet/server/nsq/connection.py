@@ -36,9 +36,9 @@ from martlet.server.time_slice import TimeSlice
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.channel.consumer import ChannelConsumer
+    from martlet.broker.channel.partitioned import PartitionedChannel
     from martlet.broker.channel.subscriber import Subscriber
-    from martlet.broker.topic.partitioned import PartitionedChannel
+    from martlet.broker.queue.consumer import ChannelConsumer
     from martlet.broker.topic.topic import Topic
     from martlet.layer.tls import TlsLayer
     from martlet.server.server import Server

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from martlet.broker.channel.topology import nearness
 from martlet.broker.errors import Conflict, TooMany, WritesRefused
+from martlet.broker.queue.topology import nearness
 from martlet.protocol.nsq import v2
 from martlet.protocol.nsq.negotiation import negotiate
 from martlet.server.nsq.authorizer import Waits

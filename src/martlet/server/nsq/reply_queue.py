@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 
 from martlet.broker.errors import WritesRefused
-from martlet.broker.topic.queue_log import Receipt
+from martlet.broker.queue.queue_log import Receipt
 from martlet.protocol.nsq import v2
 
 

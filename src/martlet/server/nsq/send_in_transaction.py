@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import BrokerError, WritesRefused
-from martlet.broker.topic.queue_log import Receipt
+from martlet.broker.queue.queue_log import Receipt
 from martlet.broker.transactions.state import TransactionState, TransitionRefused
 from martlet.durations import MILLISECOND_NS
 from martlet.server.nsq.reply_queue import DeferredReply

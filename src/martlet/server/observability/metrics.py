@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from aiohttp import web
 
 from martlet import __version__
-from martlet.broker.channel.finish_ages import BOUNDS_NS
-from martlet.broker.channel.topology import TopologyPreference
-from martlet.broker.topic.partitioned import PartitionedChannel, PartitionedTopic
+from martlet.broker.channel.partitioned import PartitionedChannel
+from martlet.broker.queue.topology import TopologyPreference
+from martlet.broker.topic.partitioned import PartitionedTopic
+from martlet.broker.tracing.finish_ages import BOUNDS_NS
 from martlet.broker.transactions.state import TransactionState
 from martlet.durations import SECOND_NS
 from martlet.server.observability import prometheus

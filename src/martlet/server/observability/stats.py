@@ -21,8 +21,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from martlet.broker.channel.latency import Latency, Together, quantiles
 from martlet.broker.topic.partitioned import PartitionedTopic
+from martlet.broker.tracing.latency import Latency, Together, quantiles
 from martlet.durations import SECOND_NS
 from martlet.protocol.nsq.v2 import NSQD_VERSION
 from martlet.server.time_slice import TimeSlice
@@ -30,9 +30,9 @@ from martlet.server.tls import suite_name, version_name
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.channel.consumer import ChannelConsumer
+    from martlet.broker.channel.partitioned import PartitionedChannel
     from martlet.broker.channel.subscriber import Subscriber
-    from martlet.broker.topic.partitioned import PartitionedChannel
+    from martlet.broker.queue.consumer import ChannelConsumer
     from martlet.broker.topic.topic import Topic
     from martlet.server.nsq.connection import ClientConnection
     from martlet.server.server import Server

@@ -23,8 +23,6 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from martlet.broker.channel.peek import PeekState
-from martlet.broker.channel.retry import MILLISECOND_NS
 from martlet.broker.dead_letters.dead_letter import CHANNEL, default_name
 from martlet.broker.dead_letters.redrive import (
     DeadLetter,
@@ -36,6 +34,8 @@ from martlet.broker.dead_letters.redrive import (
 )
 from martlet.broker.dead_letters.send import dead_letter_topic
 from martlet.broker.errors import NotFound, WritesRefused
+from martlet.broker.queue.peek import PeekState
+from martlet.broker.retry import MILLISECOND_NS
 from martlet.server.durability import written_down
 from martlet.server.rpc.arguments import CallError
 

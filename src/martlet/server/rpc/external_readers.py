@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import OutOfReach
-from martlet.broker.groups.external_reader import follow
 from martlet.broker.policy import BadPolicy
+from martlet.broker.topic.follow import follow
 from martlet.server.durability import written_down
 from martlet.server.rpc.arguments import CallError
 from martlet.server.rpc.groups import offsets_by_queue

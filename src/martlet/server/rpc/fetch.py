@@ -25,7 +25,6 @@ import asyncio
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from martlet.broker.channel.rewind import offset_at
 from martlet.broker.errors import NotAMember, NotFound, OutOfReach
 from martlet.broker.groups.fetch import (
     MAX_FETCH_BYTES,
@@ -34,6 +33,7 @@ from martlet.broker.groups.fetch import (
     Fetched,
     Status,
 )
+from martlet.broker.topic.rewind import offset_at
 from martlet.server.rpc.arguments import CallError
 from martlet.server.rpc.long_poll import LongPoll
 

@@ -37,8 +37,8 @@ from martlet.allocation import STRATEGIES
 from martlet.broker.errors import Conflict, NotAMember, OutOfReach
 from martlet.broker.groups.member import GroupConsumer
 from martlet.broker.groups.membership import CUSTOM, MAX_MEMBERS, AllocatedTopic
-from martlet.broker.groups.offset_reset import STARTS, begin_group, reset_group
 from martlet.broker.policy import BadPolicy
+from martlet.broker.topic.offset_reset import STARTS, begin_group, reset_group
 from martlet.plural import counted
 from martlet.server.durability import written_down
 from martlet.server.rpc.arguments import CallArguments, CallError

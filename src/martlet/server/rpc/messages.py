@@ -20,16 +20,16 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from martlet.broker.channel.retry import DELAY_LEVELS_MS, MILLISECOND_NS, level_ms
 from martlet.broker.dead_letters.dead_letter import MAX_ERROR_LENGTH, DeadLetterReason
 from martlet.broker.errors import NotInFlight
+from martlet.broker.retry import DELAY_LEVELS_MS, MILLISECOND_NS, level_ms
 from martlet.server.rpc.arguments import CallError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.topic.partitioned import PartitionedChannel
+    from martlet.broker.channel.partitioned import PartitionedChannel
     from martlet.server.rpc.arguments import CallArguments
     from martlet.server.rpc.registry import Answer, Caller, Methods
     from martlet.server.server import Server

@@ -3,7 +3,7 @@
 ``group.start`` names the ``runs``, first and end offset, of a ``queue`` that the member has started
 and not done, in place of those that it named before, and whether it handles nothing else (it is
 ``alone``).  Where the group has a retry policy and the member is lost, by the end of its connection
-or of its lease and without leaving, they have failed: see `martlet.broker.groups.crash_charges`.
+or of its lease and without leaving, they have failed: see `martlet.broker.queue.crash_charges`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from martlet.broker.groups.crash_charges import MAX_RUNS, MAX_STARTED, StartedRange
 from martlet.broker.groups.fetch import MAX_FETCH_MESSAGES
+from martlet.broker.queue.crash_charges import MAX_RUNS, MAX_STARTED, StartedRange
 from martlet.server.rpc.arguments import CallError
 from martlet.server.rpc.fetch import group_of
 

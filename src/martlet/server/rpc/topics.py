@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from martlet.broker.channel.requested_policy import wished
 from martlet.broker.groups.group_queue import check_kind
 from martlet.broker.policy import BadPolicy, PolicyT
-from martlet.broker.topic.queue_log import ID_MASK, MAX_QUEUES
+from martlet.broker.queue.queue_log import ID_MASK, MAX_QUEUES
 from martlet.server.durability import written_down
 from martlet.server.rpc.arguments import CallArguments, CallError
 

@@ -66,7 +66,7 @@ class TraceCalls:
         self, id: str, key: str, topic: str, since_ns: int, max_count: int, ends_s: float
     ) -> TraceResult:
         """In a thread. Raises CallError."""
-        from martlet.broker.tracing.search import Search, TraceNotFound
+        from martlet.broker.recovery.trace_search import Search, TraceNotFound
         from martlet.log.folder import Folder
 
         try:

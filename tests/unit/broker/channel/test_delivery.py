@@ -10,8 +10,8 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Core
 
 from martlet.broker.channel import delivery as delivery_module
-from martlet.broker.channel import in_flight as window_module
 from martlet.broker.errors import NameRefused, NotFound, NotInFlight, TooMany
+from martlet.broker.queue import in_flight as window_module
 from martlet.log import index as index_module
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.broker.channel.test_retry import configure
 from tests.unit.broker.core import SECOND_NS, Client, Core
+from tests.unit.broker.test_retry import configure
 
 from martlet.broker.channel.channel import Channel
-from martlet.broker.channel.peek import PeekState
 from martlet.broker.dead_letters.dead_letter import CHANNEL
 from martlet.broker.dead_letters.redrive import (
     DeadLetter,
@@ -18,6 +17,7 @@ from martlet.broker.dead_letters.redrive import (
     way_back,
 )
 from martlet.broker.errors import NotFound, WritesRefused
+from martlet.broker.queue.peek import PeekState
 from martlet.properties.model import Properties
 
 
@@ -124,7 +124,7 @@ def test_what_is_brought_back_comes_to_its_channel_alone_and_begins_anew(crash: 
 
 
 def test_a_channel_that_is_set_back_or_made_later_does_not_get_what_is_anothers() -> None:
-    from martlet.broker.channel.rewind import replay
+    from martlet.broker.topic.rewind import replay
 
     core = Core()
     client = dead(core, b"a")

@@ -9,9 +9,9 @@ from tests.unit.broker.core import SECOND_NS, Core
 
 from martlet.broker.channel.channel import Channel
 from martlet.broker.errors import Conflict, NotFound, OutOfReach
-from martlet.broker.groups.external_reader import follow
-from martlet.broker.groups.offset_reset import begin_group
 from martlet.broker.policy import BadPolicy, ChannelPolicy
+from martlet.broker.topic.follow import follow
+from martlet.broker.topic.offset_reset import begin_group
 
 
 def following(core: Core, offset: int | None = None, **options: Any) -> Channel:

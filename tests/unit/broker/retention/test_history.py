@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from tests.unit.broker.core import SECOND_NS, SEGMENT_BYTES, Core
 
-from martlet.broker.channel.rewind import offset_at, replay
 from martlet.broker.errors import OutOfReach, WritesRefused
 from martlet.broker.policy import TopicPolicy
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint, history_makes_room
 from martlet.broker.retention.history import USUAL_TIME_NS, Retention, Watermarks
 from martlet.broker.retention.reclaim import HistoryReclaimer
+from martlet.broker.topic.rewind import offset_at, replay
 from martlet.log.storage import DiskUsage
 from martlet.testing import SimulatedStorage
 

@@ -11,16 +11,16 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
 from martlet.broker.channel.channel import Channel
-from martlet.broker.groups.external_reader import follow
 from martlet.broker.groups.fetch import Fetch
 from martlet.broker.groups.member import GroupConsumer
 from martlet.broker.groups.membership import AllocatedTopic
-from martlet.broker.groups.offset_reset import begin_group, reset_group
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
 from martlet.broker.recovery.restore import restore
+from martlet.broker.recovery.trace_search import Search, TraceNotFound
+from martlet.broker.topic.follow import follow
+from martlet.broker.topic.offset_reset import begin_group, reset_group
 from martlet.broker.tracing.model import Trace, TraceResult, fields_of
 from martlet.broker.tracing.recorder import TraceStep
-from martlet.broker.tracing.search import Search, TraceNotFound
 from martlet.log.folder import Folder
 from martlet.log.storage import DiskStorage
 from martlet.properties.model import Properties

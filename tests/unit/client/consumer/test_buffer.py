@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from tests.unit.client.scripted_broker import ScriptedBroker, message_frame
 
 from martlet.addresses import Address
-from martlet.broker.channel.started import notes_of
+from martlet.broker.queue.started import notes_of
 from martlet.client import Batch, Identity, Message
 from martlet.client.consumer.acks import AckBatcher
 from martlet.client.consumer.buffer import BufferedMessage, ReceiveBuffer

@@ -8,9 +8,9 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
 from martlet.broker.channel.channel import Channel
-from martlet.broker.channel.retry import DELAY_LEVELS_MS, Cause, RetryPolicy
 from martlet.broker.dead_letters.dead_letter import CHANNEL, DeadLetterReason, default_name
 from martlet.broker.policy import BadPolicy, ChannelPolicy
+from martlet.broker.retry import DELAY_LEVELS_MS, Cause, RetryPolicy
 from martlet.names import is_valid_name
 from martlet.properties.model import Properties
 
@@ -239,7 +239,7 @@ def test_a_dead_letter_that_waits_for_a_flush_is_not_finished_before() -> None:
 
 @pytest.mark.parametrize("act", ["empty", "delete", "replay"])
 def test_what_is_done_to_the_channel_meanwhile_counts(act: str) -> None:
-    from martlet.broker.channel.rewind import replay
+    from martlet.broker.topic.rewind import replay
 
     core = Core()
     configure(core, max_attempts=1)

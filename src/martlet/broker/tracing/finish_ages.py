@@ -6,7 +6,7 @@
     count    |   3    |  17  |   240  | ... |  0  | 0 |      the last one for what took longer
 
 This is what a monitoring system adds up over brokers and time, so the bounds are round numbers and
-always the same; the percentiles of a window of time are `martlet.broker.channel.latency`'s.  A
+always the same; the percentiles of a window of time are `martlet.broker.tracing.latency`'s.  A
 batch was stored in one instant, so a run of FINs costs one step for each batch that it touches.
 """
 
@@ -21,8 +21,8 @@ import numpy as np
 from martlet.log.index import IndexEntry
 
 if TYPE_CHECKING:
-    from martlet.broker.channel.in_flight import Offsets
-    from martlet.broker.channel.latency import Latency
+    from martlet.broker.queue.in_flight import Offsets
+    from martlet.broker.tracing.latency import Latency
     from martlet.log.index import Index
 
 _MILLISECOND_NS = 1_000_000

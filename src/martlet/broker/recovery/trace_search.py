@@ -25,9 +25,9 @@ from typing import cast
 
 import numpy as np
 
+from martlet.broker.queue.queue_log import ID_MASK
 from martlet.broker.recovery.journal import unpack_topology
 from martlet.broker.recovery.journal_replay import RecoveredState, RecoveredTopic
-from martlet.broker.topic.queue_log import ID_MASK
 from martlet.broker.tracing.model import Standing, Trace, TraceResult
 from martlet.broker.tracing.recorder import TraceChunk, TraceStep
 from martlet.log import checkpoint_file as checkpoint

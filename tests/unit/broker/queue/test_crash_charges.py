@@ -8,12 +8,12 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Core
 
 from martlet.broker.channel.channel import Channel
-from martlet.broker.groups.crash_charges import MAX_CHARGES, StartedRange
 from martlet.broker.groups.group_queue import GroupQueue
 from martlet.broker.groups.member import GroupConsumer
-from martlet.broker.groups.offset_reset import reset_group
 from martlet.broker.policy import ChannelPolicy
+from martlet.broker.queue.crash_charges import MAX_CHARGES, StartedRange
 from martlet.broker.recovery import journal
+from martlet.broker.topic.offset_reset import reset_group
 
 DELAYS_MS = (100, 1000)
 

@@ -9,7 +9,7 @@ fraction, taken as one integer, count the buckets::
 
 Two histograms take turns, each for half of the window: what is told covers the whole of the last
 half and as much of the other as there is, as nsqd does it.  How long a message took is found out by
-`martlet.broker.channel.finish_ages`.
+`martlet.broker.tracing.finish_ages`.
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from martlet.broker.channel.retry import Cause
+from martlet.broker.retry import Cause
 
 if TYPE_CHECKING:
-    from martlet.broker.channel.retry import RetryPolicy
+    from martlet.broker.retry import RetryPolicy
 
 MAX_CHARGES = 10_000
 """Of one group in one queue; those with the lowest offsets are kept."""

@@ -7,9 +7,9 @@ import errno
 import pytest
 from tests.unit.broker.core import SECOND_NS, Core
 
-from martlet.broker.channel.rewind import channel_from, offset_at, replay
 from martlet.broker.errors import NotFound, NotInFlight, OutOfReach, WritesRefused
 from martlet.broker.retention.checkpoint import begin_checkpoint, end_checkpoint
+from martlet.broker.topic.rewind import channel_from, offset_at, replay
 
 TEN = [b"%d" % number for number in range(10)]
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from martlet.broker.channel.pending import PendingMessages
+from martlet.broker.queue.pending import PendingMessages
 
 
 @dataclass

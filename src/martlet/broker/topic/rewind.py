@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.topic.queue_log import QueueLog
+    from martlet.broker.queue.queue_log import QueueLog
     from martlet.broker.topic.topic import Topic
     from martlet.log.index import IndexEntry
 

@@ -6,13 +6,13 @@ import struct
 from contextlib import suppress
 
 import pytest
-from tests.unit.broker.channel.test_retry import configure, dead_letters
 from tests.unit.broker.core import SECOND_NS, Client, Core
+from tests.unit.broker.test_retry import configure, dead_letters
 
-from martlet.broker.channel.in_flight import COMFORTABLE_SPAN
-from martlet.broker.channel.retry import Cause
 from martlet.broker.errors import NotInFlight
+from martlet.broker.queue.in_flight import COMFORTABLE_SPAN
 from martlet.broker.recovery.journal import CursorState
+from martlet.broker.retry import Cause
 
 BODIES = tuple(b"%d" % number for number in range(6))
 

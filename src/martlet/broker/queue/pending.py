@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from martlet.broker.channel.started import StartedMessages
+from martlet.broker.queue.started import StartedMessages
 
 OwnerT = TypeVar("OwnerT")
 _RISING_AT_ONCE = 1 << 8
@@ -34,7 +34,7 @@ class PendingMessage(Generic[OwnerT]):
         delivered_at_ns: when it was last delivered.
         owner: who has it in flight.
         failures: how often it has failed.
-        rank: of its last delivery (see `martlet.broker.channel.started`).
+        rank: of its last delivery (see `martlet.broker.queue.started`).
         asked_rank: of the first of several deliveries to the same owner, who has not answered one;
             an answer may be to that.
         last_progress: of the owner who had it in flight when its time ran out, and may answer it

@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from martlet.broker.channel.consumer import ChannelConsumer
-from martlet.broker.channel.in_flight import InFlightWindow
-from martlet.broker.channel.pending import PendingMessages
-from martlet.broker.channel.tag_filter import TagFilter, runs
-from martlet.broker.topic.queue_log import QueueLog
+from martlet.broker.queue.consumer import ChannelConsumer
+from martlet.broker.queue.in_flight import InFlightWindow
+from martlet.broker.queue.pending import PendingMessages
+from martlet.broker.queue.queue_log import QueueLog
+from martlet.broker.queue.tag_filter import TagFilter, runs
 from martlet.log.commit_log import CommitLog
 from martlet.log.index import IndexEntry
 from martlet.log.record import (
@@ -33,7 +33,7 @@ from martlet.log.record import (
 from martlet.properties.block import Block, entry_of, frame
 
 if TYPE_CHECKING:
-    from martlet.broker.groups.crash_charges import CrashCharges
+    from martlet.broker.queue.crash_charges import CrashCharges
     from martlet.log.index import Rows
 
 _ATTEMPTS_AT = 16

@@ -6,7 +6,7 @@ from numpy.random import default_rng
 from tests.unit.broker.core import SECOND_NS, Core
 from tests.unit.broker.filled_index import filled
 
-from martlet.broker.channel.finish_ages import BOUNDS_NS, FinishAges
+from martlet.broker.tracing.finish_ages import BOUNDS_NS, FinishAges
 from martlet.log.index import MAX_ROWS_IN_MEMORY
 from martlet.testing import SimulatedClock
 

@@ -29,8 +29,8 @@ from martlet.log.record import BadRecord
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.channel.consumer import ChannelConsumer
-    from martlet.broker.channel.cursor import Cursor
+    from martlet.broker.queue.consumer import ChannelConsumer
+    from martlet.broker.queue.cursor import Cursor
 
 _HELD_AT_ONCE = 1 << 12
 _ROWS_AT_ONCE = 1 << 12

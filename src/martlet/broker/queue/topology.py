@@ -20,7 +20,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from martlet.broker.channel.consumer import ChannelConsumer
+    from martlet.broker.queue.consumer import ChannelConsumer
 
 
 class TopologyPreference(IntEnum):

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from martlet.broker.channel.started import StartedMessages
-from martlet.broker.channel.topology import TopologyPreference
+from martlet.broker.queue.started import StartedMessages
+from martlet.broker.queue.topology import TopologyPreference
 
 if TYPE_CHECKING:
+    from martlet.broker.channel.partitioned import PartitionedChannel
     from martlet.broker.channel.subscriber import Subscriber
-    from martlet.broker.topic.partitioned import PartitionedChannel
 
 
 class Client(Protocol):
@@ -56,7 +56,7 @@ NOBODY = _Nobody()
 class Lease(NamedTuple):
     """The offsets from `first` up to `end` are in flight until a deadline, but for those that the
     window does not show as held. They were delivered with a rank (see
-    `martlet.broker.channel.started`).
+    `martlet.broker.queue.started`).
     """
 
     first: int

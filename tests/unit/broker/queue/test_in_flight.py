@@ -5,8 +5,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from martlet.broker.channel import in_flight as window_module
-from martlet.broker.channel.in_flight import InFlightWindow
+from martlet.broker.queue import in_flight as window_module
+from martlet.broker.queue.in_flight import InFlightWindow
 
 
 class Plain:

@@ -18,9 +18,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from martlet.broker.channel.requested_policy import wished
-from martlet.broker.channel.rewind import channel_from, offset_at
 from martlet.broker.errors import OutOfReach
 from martlet.broker.policy import BadPolicy, ChannelPolicy
+from martlet.broker.topic.rewind import channel_from, offset_at
 from martlet.names import is_ephemeral
 
 if TYPE_CHECKING:

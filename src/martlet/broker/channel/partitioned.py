@@ -1,0 +1,296 @@
+"""A channel of several queues, seen as one.
+
+Each queue has a `Channel` of its own.  What clients subscribe to is all of them: an answer goes to
+the queue that it concerns, and the counts are sums.  A topic of one queue needs none of this.
+
+The ids of a topic's messages follow from the queue and the offset alone::
+
+    id   =  id_base + (queue << 54) + offset          modulo 2^64
+    place = id - id_base:   | queue 10 bits | offset 54 bits |
+
+so an id leads to both without a table, and a run of them by two operations on an array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from martlet.broker.channel.redelivery import charged_of
+from martlet.broker.channel.subscriber import Share, Subscriber
+from martlet.broker.errors import NotInFlight
+from martlet.broker.queue.queue_log import ID_MASK, OFFSET_BITS, OFFSET_MASK
+from martlet.broker.queue.topology import TopologyPreference
+from martlet.broker.retry import Cause
+from martlet.broker.tracing.latency import Latency, Together
+
+if TYPE_CHECKING:
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.dead_letters.dead_letter import DeadLetterReason
+    from martlet.broker.queue.consumer import Client
+    from martlet.broker.queue.in_flight import Offsets
+
+_NO_PLACES: Offsets = np.empty(0, np.int64)
+
+
+class PartitionedChannel:
+    """A channel at all queues of its topic.
+
+    Where a `Channel` says offset, this says place: the queue's number and the offset.
+
+    Args:
+        parts: the channel at each queue, by number.
+    """
+
+    def __init__(self, parts: list[Channel]) -> None:
+        first = parts[0]
+        self.parts = parts
+        self.id = first.id
+        self.topic = first.topic
+        self.name = first.name
+        self.ephemeral = first.ephemeral
+        self.queue = first.queue
+        """Number 0: an id less its `id_base` is a place."""
+
+    # consumers
+
+    def add_consumer(
+        self,
+        client: Client,
+        timeout_ns: int,
+        sample_rate: int = 0,
+        *,
+        with_properties: bool = False,
+        says_started: bool = False,
+        nearness: TopologyPreference = TopologyPreference.ELSEWHERE,
+    ) -> Subscriber:
+        """Subscribe a client at all queues. Raises TooMany."""
+        subscriber = Subscriber(
+            client,
+            timeout_ns,
+            sample_rate,
+            with_properties=with_properties,
+            says_started=says_started,
+            nearness=nearness,
+        )
+        for part in self.parts:
+            part.add_share(subscriber)
+        return subscriber
+
+    def remove_consumer(self, subscriber: Subscriber) -> None:
+        """The client has gone: what it held is delivered to others at once."""
+        subscriber.blocked = True
+        charged = charged_of(list(zip(self.parts, subscriber.shares, strict=True)))
+        for part, share, offsets in zip(self.parts, subscriber.shares, charged, strict=True):
+            part.remove_consumer(share, offsets)
+
+    def set_ready(self, subscriber: Subscriber, count: int) -> None:
+        """RDY: the client takes up to so many messages at a time."""
+        subscriber.ready_count = count
+        subscriber.go_on()
+
+    def set_blocked(self, subscriber: Subscriber, blocked: bool) -> None:
+        """The client has stopped, or begun again, to read what it is sent."""
+        subscriber.blocked = blocked
+        subscriber.go_on()
+
+    # what they answer
+
+    def finish(self, subscriber: Subscriber, place: int) -> None:
+        """FIN. Raises NotInFlight."""
+        self._answer(subscriber, place, lambda part, share, offset: part.finish(share, offset))
+
+    def requeue(
+        self,
+        subscriber: Subscriber,
+        place: int,
+        delay_ns: int,
+        error: str = "",
+        cause: Cause = Cause.REQUEUED,
+    ) -> None:
+        """REQ: the message is delivered again, after a delay. Raises NotInFlight."""
+        self._answer(
+            subscriber,
+            place,
+            lambda part, share, offset: part.requeue(share, offset, delay_ns, error, cause),
+        )
+
+    def give_back(
+        self, subscriber: Subscriber, places: Iterable[int], *, is_started: bool = False
+    ) -> int:
+        """These go to others. Returns how many of them were in flight."""
+        offsets: dict[int, list[int]] = {}
+        for place in places:
+            number = (place & ID_MASK) >> OFFSET_BITS
+            offsets.setdefault(number, []).append(place & OFFSET_MASK)
+        subscriber.held = True
+        try:
+            return sum(
+                self.parts[number].give_back(subscriber.shares[number], some, is_started=is_started)
+                for number, some in offsets.items()
+                if number < len(subscriber.shares)
+            )
+        finally:
+            subscriber.held = False
+            subscriber.go_on()
+
+    def reject(
+        self, subscriber: Subscriber, place: int, reason: DeadLetterReason, error: str = ""
+    ) -> None:
+        """The message becomes a dead letter. Raises NotInFlight."""
+        self._answer(
+            subscriber, place, lambda part, share, offset: part.reject(share, offset, reason, error)
+        )
+
+    def touch(self, subscriber: Subscriber, place: int) -> None:
+        """TOUCH: the message's timeout begins anew. Raises NotInFlight."""
+        self._answer(subscriber, place, lambda part, share, offset: part.touch(share, offset))
+
+    def started(self, subscriber: Subscriber, place: int) -> None:
+        """The client starts to handle this one, and all that was delivered to it before. Raises
+        NotInFlight.
+        """
+        self._answer(subscriber, place, lambda part, share, offset: part.started(share, offset))
+
+    def _answer(
+        self, subscriber: Subscriber, place: int, answer: Callable[[Channel, Share, int], None]
+    ) -> None:
+        number, offset = (place & ID_MASK) >> OFFSET_BITS, place & OFFSET_MASK
+        if number >= len(subscriber.shares):
+            raise NotInFlight("ID not in flight")
+        subscriber.held = True
+        try:
+            answer(self.parts[number], subscriber.shares[number], offset)
+        finally:
+            subscriber.held = False
+            subscriber.go_on()
+
+    def finish_run(self, subscriber: Subscriber, places: Offsets) -> Offsets:
+        """FIN for many places, in any order. Returns those that must be finished one by one."""
+        numbers = places.view(np.uint64) >> np.uint64(OFFSET_BITS)
+        first = int(numbers[0])
+        subscriber.held = True
+        try:
+            if (numbers == first).all():
+                return self._finish_some(subscriber, first, places)
+            left = [
+                self._finish_some(subscriber, number, places[numbers == number])
+                for number in np.unique(numbers).tolist()
+            ]
+            return np.concatenate(left)
+        finally:
+            subscriber.held = False
+            subscriber.go_on()
+
+    def _finish_some(self, subscriber: Subscriber, number: int, places: Offsets) -> Offsets:
+        """Those of one queue."""
+        if number >= len(subscriber.shares):
+            return places
+        offsets = places & OFFSET_MASK
+        left = self.parts[number].finish_run(subscriber.shares[number], offsets)
+        if not len(left):
+            return _NO_PLACES
+        return left if not number else places[np.isin(offsets, left)]
+
+    # what it looks like
+
+    @property
+    def consumers(self) -> list[Subscriber]:
+        """The clients."""
+        return [share.subscriber for share in self.parts[0].consumers if isinstance(share, Share)]
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is delivered."""
+        return self.parts[0].paused
+
+    @property
+    def retries(self) -> bool:
+        """Whether the broker decides about messages that fail."""
+        return self.parts[0].retries
+
+    @property
+    def max_attempts(self) -> int:
+        """How often a message may fail; -1 for ever, 0 where failures are not counted."""
+        return self.parts[0].max_attempts
+
+    @property
+    def depth(self) -> int:
+        """How many messages wait to be delivered, deferred ones aside."""
+        return sum(part.depth for part in self.parts)
+
+    @property
+    def message_count(self) -> int:
+        """How many messages have come to it since the broker was started."""
+        return sum(part.message_count for part in self.parts)
+
+    @property
+    def delivered_count(self) -> int:
+        """How many messages have gone to consumers since the start, those delivered again too."""
+        return sum(part.delivered_count for part in self.parts)
+
+    @property
+    def delivered_near_counts(self) -> list[int]:
+        """Of those, how many to consumers in the broker's zone, in its region, and elsewhere; empty
+        where near ones are not preferred.
+        """
+        rows = (part.delivered_near_counts for part in self.parts)
+        return [sum(column) for column in zip(*rows, strict=True)]
+
+    @property
+    def in_flight_count(self) -> int:
+        """How many messages are with consumers."""
+        return sum(part.in_flight_count for part in self.parts)
+
+    @property
+    def deferred_count(self) -> int:
+        """How many messages wait for a time."""
+        return sum(part.deferred_count for part in self.parts)
+
+    @property
+    def requeue_count(self) -> int:
+        """How many were given back."""
+        return sum(part.requeue_count for part in self.parts)
+
+    @property
+    def timeout_count(self) -> int:
+        """How many were taken back because their timeout was over."""
+        return sum(part.timeout_count for part in self.parts)
+
+    @property
+    def dead_letter_count(self) -> int:
+        """How many went to the dead-letter topic since the broker was started."""
+        return sum(part.dead_letter_count for part in self.parts)
+
+    @property
+    def dropped_count(self) -> int:
+        """How many were given up, to make room, before they were finished."""
+        return sum(part.dropped_count for part in self.parts)
+
+    @property
+    def latency(self) -> Latency | Together | None:
+        """From publish to finish, where percentiles of it are wanted."""
+        together = Together()
+        for part in self.parts:
+            if part.latency is not None:
+                together.add(part.latency)
+        return together if together.some else None
+
+    @property
+    def finishes(self) -> PartitionedFinishAges:
+        """How long finished messages had been stored."""
+        return PartitionedFinishAges(self.parts)
+
+
+class PartitionedFinishAges:
+    """The counts of `martlet.broker.tracing.finish_ages` of several channels, added up as they are
+    now.
+    """
+
+    def __init__(self, parts: list[Channel]) -> None:
+        each = [part.finishes for part in parts]
+        self.counts = [sum(counts) for counts in zip(*(one.counts for one in each), strict=True)]
+        self.sum_ns = sum(one.sum_ns for one in each)
+        self.count = sum(self.counts)

@@ -1,0 +1,61 @@
+"""Where an external reader says that it is: its channel is made, or moved there.
+
+What such a channel is stands in `martlet.broker.groups.external_reader`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from martlet.broker.errors import Conflict, OutOfReach
+from martlet.broker.groups.external_reader import ExternalReader
+from martlet.broker.policy import BadPolicy, ChannelPolicy
+from martlet.names import is_ephemeral
+
+if TYPE_CHECKING:
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.topic.topic import Topic
+
+
+def follow(topic: Topic, name: str, offsets: Mapping[int, int], *, retain: bool) -> Channel:
+    """Let a follower be where its reader says that it is, by the queue's number; it is made, at the
+    first offset that is stored, where it is missing.
+
+    Raises:
+        Conflict: there is another channel of that name.
+        BadPolicy: an ephemeral channel can not be one.
+        OutOfReach: an offset is behind the end of its queue; nothing is done.
+        NotFound: there is no such queue; nothing is done.
+        InvalidName, LimitReached, WritesRefused: as `Topic.channel`.
+    """
+    for number, offset in offsets.items():
+        part = topic.part(number)
+        if offset > part.queue.end_offset:
+            raise OutOfReach(
+                f"offset {offset} of topic {topic.name!r}, queue {number} is behind its end,"
+                f" {part.queue.end_offset}",
+                queue=number,
+            )
+    wanted = ChannelPolicy(kind="follower", retain="on" if retain else "off")
+    channel = topic.channels.get(name)
+    if channel is None:
+        if is_ephemeral(name):
+            raise BadPolicy(f"a follower is there to be seen later, and {name!r} is ephemeral")
+        starts = {part.number: part.queue.start_offset for part in topic.parts}
+        channel = topic.channel(name, starts, policy=wanted)
+    elif channel.policy.kind != "follower":
+        what = "a group with members" if channel.group is not None else "a channel for consumers"
+        raise Conflict(
+            f"{name!r} of topic {topic.name!r} is {what}: give what follows the topic another name"
+        )
+    elif channel.policy.retain != wanted.retain:
+        topic.configure_channel(name, channel.policy.changed({"retain": wanted.retain}))
+    for number, offset in offsets.items():
+        part_channel = topic.parts[number].channels[name]
+        queue, group = part_channel.queue, part_channel.group
+        assert isinstance(group, ExternalReader)
+        place = max(offset, queue.start_offset)
+        if place != part_channel.cursor.next:
+            group.report(place)
+    return channel
