@@ -225,7 +225,7 @@ def test_delays_are_rounded_up(array: pa.Array, times: list[tuple[int, int]]) ->
         ({"value": pa.array(["x", ""])}, "'value' is null or empty in 1 of 2 rows"),
         ({"value": pa.array(["x" * 101, "x"])}, "101 bytes in a row.* 100 in one.*max-msg-size"),
         ({"topic": pa.array(["one", None])}, "'topic' is null in 1 of 2 rows"),
-        ({"topic": pa.array(["one", "no name!"])}, "'no name!', which is no name of a topic"),
+        ({"topic": pa.array(["one", "no name!"])}, "'no name!', which is not a topic name"),
         ({"partition": pa.array([0, -1])}, "'partition' has -1: queues count from 0"),
         ({"partition": pa.array([0, 2**63 - 1])}, "has 9223372036854775807: no topic has so many"),
         ({"delay": pa.array([0, -1])}, "'delay' is below 0"),

@@ -108,7 +108,7 @@ def test_where_brokers_are() -> None:
         ("batch", {"addresses": "localhost"}, "'localhost' is not host:port"),
         ("batch", {"addresses": "localhost:99999"}, "not host:port"),
         ("batch", {"addresses": " , "}, "addresses is empty"),
-        ("batch", {"subscribe": "u"}, "two names of one"),
+        ("batch", {"subscribe": "u"}, "mean the same"),
         ("batch", {"startingOffsets": "first"}, "'first' is neither a place"),
         ("batch", {"startingOffsets": "latest+5"}, "neither a place"),
         ("batch", {"startingOffsets": "earliest-5"}, "neither a place"),
@@ -122,17 +122,17 @@ def test_where_brokers_are() -> None:
         ("batch", {"startingOffsets": '{"t": {"0": -3}}'}, "neither a place"),
         ("batch", {"startingOffsets": '{"t": {"0": true}}'}, "neither a place"),
         ("batch", {"topicPattern": "t.*"}, "topic and topicPattern exclude each other"),
-        ("batch", {"topic": "a*"}, "'a*' is no name of a topic; for a regular"),
+        ("batch", {"topic": "a*"}, "'a*' is not a topic name; for a regular"),
         ("batch", {"view": "rows"}, "'rows' is neither messages nor batches"),
         ("batch", {"group": "g"}, "spark.readStream"),
         ("batch", {"tlsCaFile": "/nowhere"}, "there is no file '/nowhere'"),
-        ("batch", {"tlsKeyFile": "/nowhere"}, "says nothing without option tlsCertFile"),
+        ("batch", {"tlsKeyFile": "/nowhere"}, "needs option tlsCertFile too"),
         ("batch", {"minPartitions": "0"}, "not between 1"),
-        ("stream", {"retain": "true"}, "retain says nothing without option group"),
-        ("stream", {"maxDelay": "1s"}, "maxDelay says nothing without option minRows"),
+        ("stream", {"retain": "true"}, "retain needs option group too"),
+        ("stream", {"maxDelay": "1s"}, "maxDelay needs option minRows too"),
         ("stream", {"minRows": "5", "maxDelay": "soon"}, "'soon' is not a duration"),
         ("stream", {"maxBytesPerTrigger": "lots"}, "'lots' is not a size"),
-        ("stream", {"group": "a b"}, "'a b' is no name of a channel"),
+        ("stream", {"group": "a b"}, "'a b' is not a channel name"),
         ("stream", {"group": "g#ephemeral"}, "is ephemeral"),
         ("batch", {"startingOffsets": "latest", "startingTimestamp": "1"}, "exclude each other"),
         (
@@ -175,5 +175,5 @@ def test_another_type_of_a_column_is_refused() -> None:
 
 
 def test_a_pattern_that_is_none() -> None:
-    with pytest.raises(ValueError, match=r"option topicPattern: '\(' is no regular expression"):
+    with pytest.raises(ValueError, match=r"option topicPattern: '\(' is not a regular expression"):
         ReadOptions.parse({"addresses": "a:1", "topicPattern": "("}, "batch")

@@ -303,10 +303,10 @@ def test_what_goes_between_a_look_and_what_is_planned_by_it(
     streams = [reader(door, failOnDataLoss=word) for word in ("true", "false")]
     for stream in streams:
         assert ranges(stream, start, end) == [(0, 100)]
-        stream._look_interval_s = 60
+        stream._poll_interval_s = 60
     limited = reader(door, maxBytesPerTrigger="100")
     limited.initialOffset()
-    limited._look_interval_s = 60
+    limited._poll_interval_s = 60
     if gone == "made anew":
         folder.make_anew("t")
         folder.append("t", [b"z"] * 20)
@@ -408,7 +408,7 @@ def test_a_group_is_nowhere_in_another_topic_of_that_name(
     door = doors(folder)
     stream = reader(door, group="spark", retain="true")
     end = stream.latestOffset(stream.initialOffset(), ALL)
-    stream._look_interval_s = 60
+    stream._poll_interval_s = 60
     folder.make_anew("t")
     for _ in range(20):
         folder.append("t", [b"z"] * 10)

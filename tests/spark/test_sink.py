@@ -137,7 +137,7 @@ def test_a_task_that_fails_leaves_nothing(spark: SparkSession, broker: BrokerPro
     ("options", "what"),
     [
         ({"topik": "t"}, "unknown option 'topik': did you mean topic"),
-        ({}, "give option topic, or have a column 'topic'"),
+        ({}, "give option topic, or a column 'topic'"),
         ({"topic": "t", "batchId": "1"}, "give option applicationId too"),
     ],
 )

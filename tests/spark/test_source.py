@@ -114,7 +114,7 @@ def test_between_times(spark: SparkSession, broker: BrokerProcess) -> None:
     ("options", "message"),
     [
         ({"topic": "nothing"}, "there is no topic 'nothing' at .*; there is .*t"),
-        ({"startingOffsets": '{"t": {"0": 99999}}'}, "offset 99999 of topic t.*behind its end"),
+        ({"startingOffsets": '{"t": {"0": 99999}}'}, "offset 99999 of topic t.*after its end"),
         ({"startingOffsets": '{"t": {"7": 1}}'}, "there is no topic t, queue 7"),
         ({"startingOffsets": '{"u": {"0": 1}}'}, "startingOffsets"),
         ({"startOffsets": "earliest"}, "did you mean startingOffsets"),

@@ -24,7 +24,7 @@ from martlet.spark.write import sink
 from martlet.spark.write.broker_transaction import BrokerTransaction
 from martlet.spark.write.commit_message import BatchId, CommitMessage, WriteFailed
 from martlet.spark.write.options import WriteOptions
-from martlet.spark.write.placement import NoDoor, home_of, tcp_address
+from martlet.spark.write.placement import BrokerUnavailable, broker_for, tcp_address
 from martlet.spark.write.sink import BatchWriter, StreamWriter
 from martlet.testing import BrokerProcess
 
@@ -112,9 +112,9 @@ def test_a_batch_that_fails_leaves_nothing(broker: BrokerProcess) -> None:
     writer.abort([None], 1)
     assert open_count(broker) == 0
     assert values_of(broker.http_address, "failed") == []
-    with pytest.raises(WriteFailed, match="no news from 1 task of"):
+    with pytest.raises(WriteFailed, match="1 task did not report the rows staged"):
         writer.commit([told, None], 0)
-    with pytest.raises(WriteFailed, match=r"rolled-back.*given up.*start the query again"):
+    with pytest.raises(WriteFailed, match=r"rolled-back.*rolled back.*start the query again"):
         writer.commit([told], 0)
 
 
@@ -231,7 +231,7 @@ def test_a_query_has_one_home_and_takes_its_past_along(tmp_path: Path) -> None:
         both = options(a, b, topic="t")
         # A name that is at home at b while there are both.
         names = (f"query {number}" for number in range(1000))
-        name = next(n for n in names if home_of(n, both.addresses) == b.http_address)
+        name = next(n for n in names if broker_for(n, both.addresses) == b.http_address)
         alone = StreamWriter(options(a, topic="t"))
         alone.commit([task(alone._options, "x", BatchId(name, 4), batch("four"))], 4)
         writer = StreamWriter(both)
@@ -267,7 +267,7 @@ def test_a_broker_that_restarts_while_rows_are_staged(tmp_path: Path) -> None:
         assert values_of(broker.http_address, "t") == expected
 
 
-def test_doors_that_are_none() -> None:
+def test_addresses_of_no_broker() -> None:
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -281,15 +281,19 @@ def test_doors_that_are_none() -> None:
         address = f"127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.handle_request)
         thread.start()
-        with pytest.raises(NoDoor, match=f"{address} is no broker's HTTP door.*'hello'"):
+        with pytest.raises(
+            BrokerUnavailable, match=f"{address} is no broker's HTTP address.*'hello'"
+        ):
             tcp_address(address, None, 1000)
         thread.join()
-    with pytest.raises(NoDoor, match=r"did not answer /info.*waited 200 ms, see option timeoutMs"):
+    with pytest.raises(
+        BrokerUnavailable, match=r"did not answer /info.*waited 200 ms, see option timeoutMs"
+    ):
         tcp_address(address, None, 200)
 
 
 def test_the_tcp_door_is_not_what_is_wanted(broker: BrokerProcess) -> None:
-    with pytest.raises(NoDoor, match=rf"{broker.tcp_address}: that is a TCP port; give"):
+    with pytest.raises(BrokerUnavailable, match=rf"{broker.tcp_address}: that is a TCP port; give"):
         tcp_address(broker.tcp_address, None, 600_000)
 
 

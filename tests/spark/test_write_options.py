@@ -70,7 +70,7 @@ def test_all_of_them(tmp_path: Path) -> None:
         ({"path": "t"}, "a path, 't', means nothing here: option topic"),
         ({"topics": "t"}, "unknown option 'topics': did you mean topic.* the martlet sink knows"),
         ({"lookupAddresses": "here:4161"}, "stays at one broker.* give option addresses"),
-        ({"topic": "no name"}, "'no name' is no name of a topic"),
+        ({"topic": "no name"}, "'no name' is not a topic name"),
         ({"applicationId": ""}, "applicationId: '' is not 1 to 255 printable"),
         ({"applicationId": "x" * 256}, "is not 1 to 255 printable"),
         ({"batchId": "1"}, "option batchId is for df.write"),
@@ -78,7 +78,7 @@ def test_all_of_them(tmp_path: Path) -> None:
         ({"timeoutMs": "0"}, "option timeoutMs: 0 is not between 1 and"),
         ({"blockBytes": "1"}, "option blockBytes: 1 is not between 1024 and"),
         ({"tls": "perhaps"}, "option tls: 'perhaps' is neither true nor false"),
-        ({"tlsCaFile": "/x"}, "option tlsCaFile says nothing without option tls"),
+        ({"tlsCaFile": "/x"}, "option tlsCaFile needs option tls too"),
         ({"tls": "true", "tlsCaFile": "/x/y"}, "option tlsCaFile: there is no file '/x/y'"),
     ],
 )
@@ -137,7 +137,7 @@ def test_columns_of_all_types(columns: dict[str, str]) -> None:
     ("columns", "topic", "what"),
     [
         ({"topic": "STRING"}, None, "column 'value' is missing, there are topic: it is the body"),
-        ({"value": "STRING"}, None, "give option topic, or have a column 'topic'"),
+        ({"value": "STRING"}, None, "give option topic, or a column 'topic'"),
         ({"value": "STRING", "tpic": "STRING"}, "t", "no column 'tpic': did you mean topic"),
         ({"value": "STRING", "amount": "INT"}, "t", "no column 'amount': it has value, topic"),
         ({"value": "INT"}, "t", "'value' is int, the martlet sink wants BINARY or STRING: CAST"),
@@ -146,7 +146,7 @@ def test_columns_of_all_types(columns: dict[str, str]) -> None:
         (
             {"value": "STRING", "delay": "INT", "deliver_at": "TIMESTAMP"},
             "t",
-            "'deliver_at' and 'delay' each tell when",
+            "'deliver_at' and 'delay' exclude each other",
         ),
     ],
 )

@@ -26,7 +26,7 @@ def require_topics(options: StreamJobOptions, named: Mapping[str, str]) -> None:
     try:
         brokers = QueryBrokers(ReadOptions.parse({**options.source, **named}, "batch"))
         try:
-            brokers.require_topics(brokers.look(patient=True))
+            brokers.require_topics(brokers.poll(patient=True))
         finally:
             brokers.close()
     except NoSuchTopicError as error:

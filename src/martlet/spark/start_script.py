@@ -1,7 +1,7 @@
-"""Scripts of ours that start a program of others with other arguments or another environment.
+"""Start scripts: run another program with changed arguments or environment.
 
-Spark is told of a program by its path alone.  A script lies in the user's cache, in a folder that
-is named after its content, so it is made once and never changed.
+Spark takes a program as a path, without arguments.  So a script lies in the user's cache, in a
+folder named after its content: it is written once and never changed.
 """
 
 import hashlib
@@ -12,11 +12,11 @@ from pathlib import Path
 
 
 class NoShim(Exception):
-    """The script can neither be found nor made."""
+    """The script neither exists nor can be written."""
 
 
 def shim(name: str, script: str) -> Path:
-    """The path of a program `bin/name` that is this script.
+    """Return the path of a program `bin/name` that is this script; write it if missing.
 
     Raises:
         NoShim: the user's cache cannot be written, or another file is in its place.
@@ -25,7 +25,7 @@ def shim(name: str, script: str) -> Path:
     home = cache / f"{name}-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
     program = home / "bin" / name
     if not _is_ours(program, script):
-        # Made under another name and then renamed: two that start at once both find a whole one.
+        # Written under another name, then renamed: of two that start at once, none sees half of it.
         new = Path(tempfile.mkdtemp(prefix=f"{home.name}.", dir=cache))
         (new / "bin").mkdir()
         made = new / "bin" / name

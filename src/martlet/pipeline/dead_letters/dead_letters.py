@@ -85,7 +85,7 @@ def _run(options: DeadLetterJobOptions, run: Run) -> Grouped:
 def _keepers(options: DeadLetterJobOptions) -> list[Keeper]:
     brokers = QueryBrokers(ReadOptions.parse({**options.source, "topicPattern": ".*"}, "batch"))
     try:
-        brokers.look(patient=True)
+        brokers.poll(patient=True)
         return keepers(brokers.endpoint(broker) for broker in brokers.ids)
     finally:
         brokers.close()

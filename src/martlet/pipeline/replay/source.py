@@ -74,7 +74,7 @@ class TopicPast(Past):
             ValueError: the bounds are none.
         """
         brokers, options = self._brokers, self._options
-        seen = brokers.look(patient=True)
+        seen = brokers.poll(patient=True)
         brokers.require_topics(seen)
         start = resolve(brokers, options.start, seen, "startingOffsets")
         return start, resolve(brokers, options.end, seen, "endingOffsets")
@@ -85,7 +85,7 @@ class TopicPast(Past):
         Raises:
             JobFailed: a topic was deleted, or made anew, since the replay has begun.
         """
-        seen = self._brokers.look(patient=True)
+        seen = self._brokers.poll(patient=True)
         gone = [key for key, first in start.items() if key not in seen and first < end[key]]
         if gone:
             key = gone[0]

@@ -1,7 +1,7 @@
-"""Addresses of brokers and lookup daemons, and how those are spoken to that ask for TLS.
+"""Addresses of brokers and lookup daemons, and the TLS settings to reach them with.
 
-``host:port`` is HTTP and ``https://host:port`` is HTTP in TLS.  Where a broker's HTTP door says
-that it takes TLS only, and on which port, that is where it is spoken to.
+``host:port`` is HTTP and ``https://host:port`` is HTTPS.  A broker that takes TLS only answers an
+HTTP request with its HTTPS port, and the reader goes on there.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ def parse_addresses(name: str, text: str) -> tuple[str, ...]:
 
 
 def with_port(address: str, port: int) -> str:
-    """The address of the HTTPS door on another port of the same host."""
+    """The HTTPS address on another port of the same host."""
     host = address.removeprefix(_HTTPS).rpartition(":")[0]
     return f"{_HTTPS}{host}:{port}"
 
 
 @dataclass(frozen=True)
 class SparkTls:
-    """Whom to trust, and what to show: files, which each machine that reads must have.
+    """TLS settings of a query, as paths of files; each machine that reads must have them.
 
     Attributes:
-        ca_file: authorities beside those that the machine trusts; empty for none.
-        cert_file, key_file: what is shown to who asks; empty for none.
-        verify: whether a certificate has to be by one of them, and of the host.
+        ca_file: certificate authorities beside the machine's own; empty for none.
+        cert_file, key_file: the client certificate and its key; empty for none.
+        verify: whether to verify a broker's certificate and its host name.
     """
 
     ca_file: str = ""
@@ -57,9 +57,9 @@ class SparkTls:
 
     @classmethod
     def parse(cls, ca_file: str, cert_file: str, key_file: str, *, verify: bool) -> SparkTls:
-        """See that what is named is there. Raises ValueError."""
+        """Check that the files exist. Raises ValueError."""
         if key_file and not cert_file:
-            raise ValueError("option tlsKeyFile says nothing without option tlsCertFile")
+            raise ValueError("option tlsKeyFile needs option tlsCertFile too")
         for name, file in (
             ("tlsCaFile", ca_file),
             ("tlsCertFile", cert_file),
@@ -71,7 +71,7 @@ class SparkTls:
 
     @cached_property
     def context(self) -> ssl.SSLContext:
-        """What Python's ssl needs to know."""
+        """The settings as Python's ssl takes them."""
         context = ssl.create_default_context()
         if self.ca_file:
             context.load_verify_locations(self.ca_file)

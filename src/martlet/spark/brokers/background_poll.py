@@ -1,7 +1,7 @@
-"""A watch: something that is asked again and again, what it said last, and since when it is silent.
+"""Poll a broker or a lookup daemon repeatedly; keep its latest answer and since when it is silent.
 
-Several are asked at once, each in a thread of its own, so that one which does not answer keeps
-nobody waiting: what it is asked goes on behind, and counts when it has come.
+Several are polled at once, each in a thread of its own, so that a silent one does not hold up the
+others: its request goes on in the background, and its answer counts when it comes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as NotYet
+from concurrent.futures import TimeoutError as NotYetAnswered
 from typing import Generic, TypeVar
 
 from martlet.spark.brokers.endpoint import BrokerUnreachable, Endpoint
@@ -20,17 +20,17 @@ _CLOSE_S = 1.0
 
 
 class BackgroundPoll(Generic[T]):
-    """One of those that are asked.
+    """The polling of one endpoint.
 
     Args:
-        endpoint: where; nobody else uses it.
-        ask: asks it; told whether to be patient. Raises BrokerUnreachable.
+        endpoint: where to ask; nothing else may use it.
+        ask: send the request; its second argument is whether to retry until the endpoint's timeout.
+            Raises BrokerUnreachable.
 
     Attributes:
-        told: what it said last; None where it was never heard.
-        silent_since_s: the time, of `time.monotonic`, since when it does not answer; None where it
-            does.
-        trouble: why it does not.
+        latest: the latest answer; None before the first.
+        silent_since_s: when it stopped answering, by `time.monotonic`; None while it answers.
+        trouble: why it does not answer.
     """
 
     def __init__(self, endpoint: Endpoint, ask: Callable[[Endpoint, bool], T]) -> None:
@@ -40,51 +40,63 @@ class BackgroundPoll(Generic[T]):
         self.trouble = ""
         self._ask = ask
         self._lock = threading.Lock()
-        self._asked: Future[T] | None = None
+        self._request: Future[T] | None = None
         self._is_patient = False
 
     def begin(self, pool: ThreadPoolExecutor, *, patient: bool) -> None:
-        """Ask, unless that is under way; a patient one waits as long as the endpoint does."""
-        if self._asked is None or (patient and not self._is_patient):
+        """Send the request, unless one is under way.
+
+        Args:
+            pool: threads to send it in.
+            patient: retry until the endpoint's timeout, in place of one try.
+        """
+        if self._request is None or (patient and not self._is_patient):
             self.endpoint.is_given_up = False
-            self._asked = pool.submit(self._locked, patient)
+            self._request = pool.submit(self._ask_locked, patient)
             self._is_patient = patient
 
-    def _locked(self, patient: bool) -> T:
+    def _ask_locked(self, patient: bool) -> T:
         with self._lock:
             return self._ask(self.endpoint, patient)
 
     def end(self, wait_s: float | None) -> None:
-        """Take what it says, if it does within a time. Raises what `ask` raises otherwise."""
-        assert self._asked is not None
+        """Take the answer if it comes within a time; None waits for it.
+
+        Raises:
+            BrokerUnreachable: a patient request has timed out.
+            Exception: any other that `ask` raised.
+        """
+        assert self._request is not None
         try:
-            self.latest = self._asked.result(wait_s)
-        except NotYet:
-            self._silent("it has not answered yet")
+            self.latest = self._request.result(wait_s)
+        except NotYetAnswered:
+            self._mark_silent("it has not answered yet")
             return
         except BrokerUnreachable as error:
-            self._silent(str(error))
+            self._mark_silent(str(error))
             if self._is_patient:
-                self._asked = None
+                self._request = None
                 raise
         except BaseException:
-            self._asked = None
+            self._request = None
             raise
         else:
             self.silent_since_s = None
-        self._asked = None
+        self._request = None
 
     def close(self) -> None:
-        """Close the connection, unless it is needed for so long that nobody can wait for that; what
-        is under way is not tried again, since a process does not end before its threads.
+        """Close the connection, and let a request under way be the last.
+
+        A request that is still not over after 1 s keeps its connection: the process would wait for
+        its thread anyway.
         """
         self.endpoint.is_given_up = True
         if self._lock.acquire(timeout=_CLOSE_S):
             self.endpoint.close()
             self._lock.release()
-        self._asked = None
+        self._request = None
 
-    def _silent(self, trouble: str) -> None:
+    def _mark_silent(self, trouble: str) -> None:
         self.trouble = trouble
         if self.silent_since_s is None:
             self.silent_since_s = time.monotonic()

@@ -1,8 +1,8 @@
-"""A broker's HTTP address, as the source uses it: what there is, where it is, and the log itself.
+"""A client of one broker's HTTP API: list queues, find offsets, read the index and the log.
 
-One connection, kept alive and made anew when it breaks.  A broker that is out of reach is asked
-again, at growing intervals, until `timeout_ms` have passed.  An endpoint can be pickled; its copy
-connects by itself.
+It keeps one connection alive, and opens another when that breaks.  A request to a broker that is
+out of reach is retried at growing intervals until `timeout_ms` have passed.  An endpoint can be
+pickled; its copy opens a connection of its own.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ _MAX_PAUSE_S = 2.0
 _BUSY = (502, 503, 504)
 _BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _MAX_NAMED_LENGTH = 4000
-"""Characters of topics that are named; above that all are asked for, as URLs have limits too."""
-_PLACES_AT_ONCE = 1000
+"""Characters of topic names in a URL; a request with more asks for all topics instead."""
+_MAX_QUEUES_A_REQUEST = 1000
 _FULL_INDEX_BYTES = (1 << 20) - ENTRY.itemsize
-"""An answer of so many may lack some rows."""
+"""An answer of at least this size may lack rows."""
 PLAIN = SparkTls()
 Parameters = dict[str, str | int]
 
 
 class BrokerUnreachable(Exception):
-    """A broker did not answer for as long as it was given."""
+    """A broker did not answer within the timeout."""
 
 
 class BrokerRefused(Exception):
-    """A broker answered with an error that asking again will not mend."""
+    """A broker answered with an error that a retry will not mend."""
 
 
 class BrokerNotFound(BrokerRefused):
-    """A broker does not have what it was asked for."""
+    """A broker does not have the requested topic, queue or route."""
 
 
 class OffsetGone(Exception):
     """An offset is no longer in the broker's log.
 
     Attributes:
-        start_offset: the first offset that the queue still has.
+        start_offset: the first offset that the queue still holds.
     """
 
     def __init__(self, start_offset: int) -> None:
@@ -64,10 +64,10 @@ class OffsetGone(Exception):
 
 
 class BrokerQueue(NamedTuple):
-    """A queue at one broker, for what is asked of its log.
+    """A queue of one broker, as requests for its log name it.
 
     Attributes:
-        part_id: the number that its records name: another topic of the same name has another.
+        part_id: the number in its records; a later topic of the same name has another one.
     """
 
     topic: str
@@ -75,26 +75,26 @@ class BrokerQueue(NamedTuple):
     part_id: int
 
 
-def _of(place: BrokerQueue) -> Parameters:
-    return {"topic": place.topic, "queue": place.queue, "topic_id": place.part_id}
+def _of(queue: BrokerQueue) -> Parameters:
+    return {"topic": queue.topic, "queue": queue.queue, "topic_id": queue.part_id}
 
 
 class MadeAnew(BrokerNotFound):
-    """The topic that is asked for is another one of the same name now."""
+    """The topic was deleted, and another one with its name created."""
 
 
 class NotABroker(BrokerRefused):
-    """What answers at an address has no log to read: it is nsqd, say, or nsqlookupd."""
+    """The program at an address has no log to read: it is nsqd or nsqlookupd, for example."""
 
 
 @dataclass(frozen=True)
 class QueueRange:
-    """A queue of a topic and the offsets that it holds, the end not included.
+    """A queue of a topic and the offsets that it holds, `end_offset` excluded.
 
     Attributes:
-        topic_id: the topic's number, which no other one of that name has.
-        part_id: the number that the queue's records name.
-        holes: offsets that are missing though nothing around them was let go of.
+        topic_id: the topic's number; a later topic of the same name has another one.
+        part_id: the number in the queue's records.
+        holes: ranges of offsets that are missing between others that are stored.
     """
 
     topic: str
@@ -108,7 +108,7 @@ class QueueRange:
 
 @dataclass(frozen=True)
 class Listing:
-    """What a broker says of itself."""
+    """A broker's id, data folder and queues."""
 
     broker: str
     data_path: str
@@ -116,15 +116,15 @@ class Listing:
 
 
 class Endpoint:
-    """A client of one broker's HTTP door.
+    """A client of one broker's HTTP API.
 
     Args:
         address: ``host:port`` or ``https://host:port``.
         timeout_ms: how long the broker may be out of reach before a request fails.
-        tls: how it is spoken to where it takes TLS.
+        tls: the TLS settings, for a broker that takes TLS.
 
     Attributes:
-        is_given_up: set by another thread to have a request fail where it would be tried again.
+        is_given_up: set by another thread to make a request fail in place of its next retry.
     """
 
     def __init__(self, address: str, timeout_ms: int, tls: SparkTls = PLAIN) -> None:
@@ -132,17 +132,17 @@ class Endpoint:
         self.is_given_up = False
         self.timeout_ms = timeout_ms
         self._tls = tls
-        self._door = address
-        """Where it is spoken to: another one than `address` where that has said so."""
+        self._dialed_address = address
+        """The HTTPS address after the broker has redirected there, else `address`."""
         self._connection: http.client.HTTPConnection | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_connection": None}
 
     def another(self) -> Endpoint:
-        """One of the same broker, for another thread."""
+        """Return an endpoint of the same broker, for another thread."""
         endpoint = Endpoint(self.address, self.timeout_ms, self._tls)
-        endpoint._door = self._door
+        endpoint._dialed_address = self._dialed_address
         return endpoint
 
     def close(self) -> None:
@@ -152,11 +152,15 @@ class Endpoint:
             self._connection = None
 
     def listing(self, topics: Sequence[str] = (), *, patient: bool = True) -> Listing:
-        """The topics of the broker, all or those that are named. Not `patient`: one try only.
+        """List the broker's queues, of all topics or of those named.
+
+        Args:
+            topics: names; empty for all topics.
+            patient: retry until the timeout, in place of one try.
 
         Raises:
             BrokerUnreachable, BrokerRefused.
-            NotABroker: something else answers there.
+            NotABroker: another program answers there.
         """
         named = ",".join(topics)
         wanted: Parameters = {"names": named} if 0 < len(named) <= _MAX_NAMED_LENGTH else {}
@@ -187,7 +191,7 @@ class Endpoint:
             ) from None
 
     def nodes(self, *, patient: bool = True) -> list[Any]:
-        """The brokers that a lookup daemon knows, as its /nodes tells of them."""
+        """List the brokers that a lookup daemon knows, as /nodes has them."""
         try:
             _, body = self._ask("GET", "/nodes", {}, patient=patient)
             return list(json.loads(body)["producers"])
@@ -203,24 +207,26 @@ class Endpoint:
         _, body = self._ask("GET", "/log/offset", parameters)
         return int(json.loads(body)["offset"])
 
-    def reach(self, place: BrokerQueue, start: int, end: int, max_bytes: int) -> tuple[int, int]:
-        """How far one comes from `start` with so many bytes of the log, by whole batches but one at
-        least: the offset, `end` at most, and the bytes up to there.
-        """
-        parameters = _of(place) | {"start": start, "end": end, "max_bytes": max_bytes}
-        _, body = self._ask("GET", "/log/reach", parameters)
-        told = json.loads(body)
-        return int(told["offset"]), int(told["bytes"])
+    def reach(self, queue: BrokerQueue, start: int, end: int, max_bytes: int) -> tuple[int, int]:
+        """Find the offset up to which `max_bytes` of the log reach from `start`.
 
-    def index(self, place: BrokerQueue, start: int, end: int) -> Rows:
-        """The index's rows of the batches that hold any of the offsets from `start` up to `end`."""
-        pages = list(self.index_pages(place, start, end))
+        Returns:
+            That offset, at most `end`, after entire batches and at least one; and their bytes.
+        """
+        parameters = _of(queue) | {"start": start, "end": end, "max_bytes": max_bytes}
+        _, body = self._ask("GET", "/log/reach", parameters)
+        answer = json.loads(body)
+        return int(answer["offset"]), int(answer["bytes"])
+
+    def index(self, queue: BrokerQueue, start: int, end: int) -> Rows:
+        """Read the index rows of the batches that hold offsets from `start` up to `end`."""
+        pages = list(self.index_pages(queue, start, end))
         return np.concatenate(pages) if pages else np.empty(0, ENTRY)
 
-    def index_pages(self, place: BrokerQueue, start: int, end: int) -> Iterator[Rows]:
-        """The same, some rows at a time."""
+    def index_pages(self, queue: BrokerQueue, start: int, end: int) -> Iterator[Rows]:
+        """Read the same rows page by page."""
         while start < end:
-            _, body = self._ask("GET", "/log/index", _of(place) | {"start": start, "end": end})
+            _, body = self._ask("GET", "/log/index", _of(queue) | {"start": start, "end": end})
             page = np.frombuffer(body, ENTRY)
             if not len(page):
                 return
@@ -228,36 +234,36 @@ class Endpoint:
             start = int(page[-1]["first_offset"]) + int(page[-1]["count"])
 
     def indexes(self, ranges: Sequence[tuple[BrokerQueue, int, int]]) -> list[Rows]:
-        """The same of several queues, each from an offset up to another, in few requests."""
+        """Read the index rows of several ranges, each of one queue, in few requests."""
         found: list[Rows] = []
-        for number in range(0, len(ranges), _PLACES_AT_ONCE):
-            asked = ranges[number : number + _PLACES_AT_ONCE]
-            places = [[*place, start, end] for place, start, end in asked]
-            _, body = self._ask("POST", "/log/index", {}, json.dumps(places).encode())
+        for number in range(0, len(ranges), _MAX_QUEUES_A_REQUEST):
+            requested = ranges[number : number + _MAX_QUEUES_A_REQUEST]
+            fields = [[*queue, start, end] for queue, start, end in requested]
+            _, body = self._ask("POST", "/log/index", {}, json.dumps(fields).encode())
             is_full = len(body) >= _FULL_INDEX_BYTES
             at = 0
-            for place, start, end in asked:
+            for queue, start, end in requested:
                 row_count = int.from_bytes(body[at : at + 8], "little")
                 rows = np.frombuffer(body, ENTRY, row_count, at + 8)
                 at += 8 + rows.nbytes
                 reached = int(rows[-1]["first_offset"] + rows[-1]["count"]) if row_count else start
                 if is_full and reached < end:
-                    rows = np.concatenate((rows, self.index(place, reached, end)))
+                    rows = np.concatenate((rows, self.index(queue, reached, end)))
                 found.append(rows)
             assert at == len(body)
         return found
 
     def batches(
-        self, place: BrokerQueue, offset: int, max_bytes: int, *, bodies: bool = True
+        self, queue: BrokerQueue, offset: int, max_bytes: int, *, bodies: bool = True
     ) -> bytes:
-        """Whole records from the one that holds `offset`, one at least; none at the queue's end.
+        """Read entire records from the one that holds `offset`: at least one, none at the end.
 
-        Without `bodies`, of each record its header and, padded to 8 bytes, its properties.
+        Without `bodies`, each record is its header and its properties, padded to 8 bytes.
 
         Raises:
-            OffsetGone: it is no longer in the log.
+            OffsetGone: the offset is no longer in the log.
         """
-        parameters = _of(place) | {"offset": offset, "max_bytes": max_bytes}
+        parameters = _of(queue) | {"offset": offset, "max_bytes": max_bytes}
         if not bodies:
             parameters["bodies"] = "false"
         _, body = self._ask("GET", "/log/batches", parameters)
@@ -273,21 +279,21 @@ class Endpoint:
         retain: bool,
         patient: bool = True,
     ) -> None:
-        """Tell how far a reader is that a group of that name, made where it is missing, stands for.
+        """Report a query's position as the offsets of a consumer group, created if missing.
 
         Not `patient`: one try only.
         """
-        told = {
+        fields = {
             "topic": topic,
             "topic_id": topic_id,
             "group": group,
             "retain": retain,
             "offsets": {str(queue): offset for queue, offset in offsets.items()},
         }
-        self.call("group.follow", told, patient=patient)
+        self.call("group.follow", fields, patient=patient)
 
     def call(self, method: str, fields: Mapping[str, object], *, patient: bool = True) -> Any:
-        """What a broker answers to a call.
+        """Make an RPC call and return its answer.
 
         Not `patient`: one try only.
         """
@@ -297,7 +303,7 @@ class Endpoint:
         return json.loads(answer)
 
     def read(self, path: str, **parameters: str | int) -> bytes:
-        """What the broker answers to a GET.
+        """Return the body of the answer to a GET.
 
         Raises:
             BrokerUnreachable, BrokerRefused.
@@ -305,14 +311,13 @@ class Endpoint:
         return self._ask("GET", path, parameters)[1]
 
     def advance(
-        self, place: BrokerQueue, channel: str, offset: int, *, patient: bool = True
+        self, queue: BrokerQueue, channel: str, offset: int, *, patient: bool = True
     ) -> None:
-        """Let a channel, made where it is missing, go forward: it is done with all of a queue that
-        lies below `offset`.
+        """Finish all messages of a queue below `offset` in a channel, created if missing.
 
         Not `patient`: one try only.
         """
-        parameters = _of(place) | {"channel": channel, "offset": offset}
+        parameters = _of(queue) | {"channel": channel, "offset": offset}
         self._ask("POST", "/channel/advance", parameters, patient=patient)
 
     def _ask(
@@ -328,9 +333,9 @@ class Endpoint:
         pause_s = _FIRST_PAUSE_S
         target = f"{path}?{urlencode(parameters)}" if parameters else path
         while True:
-            answer = self._tried(method, target, body)
+            answer = self._try(method, target, body)
             if not isinstance(answer, str):
-                return self._checked(*answer, target)
+                return self._check(*answer, target)
             trouble = answer
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not patient or self.is_given_up:
@@ -348,11 +353,15 @@ class Endpoint:
             time.sleep(min(pause_s * random.uniform(0.5, 1), left_s))
             pause_s = min(pause_s * 2, _MAX_PAUSE_S)
 
-    def _tried(self, method: str, target: str, body: bytes | None) -> tuple[int, bytes] | str:
-        """The status and body of an answer, or what has kept it. Raises BrokerRefused."""
+    def _try(self, method: str, target: str, body: bytes | None) -> tuple[int, bytes] | str:
+        """Send a request once: the answer's status and body, or why none came.
+
+        Raises:
+            BrokerRefused: a retry would not help.
+        """
         try:
             status, answer = self._exchange(method, target, body)
-            if status == 403 and self._goes_to_https(answer):
+            if status == 403 and self._switch_to_https(answer):
                 status, answer = self._exchange(method, target, body)
         except (OSError, http.client.HTTPException) as error:
             self.close()
@@ -362,17 +371,17 @@ class Endpoint:
                 return unreachable.reason(error)
             if isinstance(error, ssl.SSLError) and not isinstance(error, _BROKEN_OFF):
                 raise BrokerRefused(
-                    f"the broker at {self._door} and this query do not agree about TLS: {error};"
-                    " see options tlsCaFile, tlsCertFile and tlsVerify"
+                    f"the broker at {self._dialed_address} and this query do not agree about TLS:"
+                    f" {error}; see options tlsCaFile, tlsCertFile and tlsVerify"
                 ) from error
             return f"{type(error).__name__}: {error}"
         if status in _BUSY and b"LIMIT_REACHED" not in answer:
             return f"HTTP {status}: {_message(answer)}"
         return status, answer
 
-    def _goes_to_https(self, answer: bytes) -> bool:
-        """Whether a broker that takes TLS only has said where, which is where it is spoken to."""
-        if self._door.startswith("https://"):
+    def _switch_to_https(self, answer: bytes) -> bool:
+        """Switch to the HTTPS port that a broker which takes TLS only has named, if it has."""
+        if self._dialed_address.startswith("https://"):
             return False
         try:
             port = json.loads(answer)["https_port"]
@@ -381,18 +390,18 @@ class Endpoint:
         if type(port) is not int or not 0 < port < 65536:
             return False
         self.close()
-        self._door = with_port(self._door, port)
+        self._dialed_address = with_port(self._dialed_address, port)
         return True
 
     def _exchange(self, method: str, target: str, body: bytes | None) -> tuple[int, bytes]:
-        """One request and its whole answer; a kept connection that has gone stale is replaced."""
+        """Send one request and read its answer; replace a kept connection that has gone stale."""
         kept = self._connection
         if kept is not None:
             try:
                 return self._exchange_on(kept, method, target, body)
             except (ConnectionError, http.client.RemoteDisconnected):
                 self.close()
-        self._connection = self._tls.connection(self._door, _ANSWER_TIMEOUT_S)
+        self._connection = self._tls.connection(self._dialed_address, _ANSWER_TIMEOUT_S)
         return self._exchange_on(self._connection, method, target, body)
 
     @staticmethod
@@ -403,7 +412,7 @@ class Endpoint:
         response = connection.getresponse()
         return response.status, response.read()
 
-    def _checked(self, status: int, body: bytes, target: str) -> tuple[int, bytes]:
+    def _check(self, status: int, body: bytes, target: str) -> tuple[int, bytes]:
         if status < 400:
             return status, body
         if status == 410:
@@ -417,14 +426,14 @@ class Endpoint:
 
 
 def not_http(error: Exception) -> bool:
-    """Whether something answered, and not over HTTP: to ask it again would not help."""
+    """Whether a program answered in another protocol than HTTP, so that a retry cannot help."""
     return isinstance(error, http.client.BadStatusLine) and not isinstance(
         error, http.client.RemoteDisconnected
     )
 
 
 def _message(body: bytes) -> str:
-    """The text of an error, which the broker wraps in JSON."""
+    """The text of an error, which the broker sends as JSON."""
     try:
         parsed = json.loads(body)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A batch query's reader: what the log holds between two bounds, once."""
+"""The reader of a batch query: the messages between two bounds, read once."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ class BatchReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Cut what is there now between the bounds into splits.
+        """Cut the offsets that the bounds enclose now into splits.
 
         Raises:
             NoSuchTopicError: a topic does not exist.
-            ValueError: the offsets given do not fit.
-            DataLossError: the offsets to start from have gone.
+            ValueError: the offsets of an option do not exist.
+            DataLossError: the log no longer holds the starting offsets.
         """
         brokers = QueryBrokers(self._options)
         try:
             return self._plan(brokers)
-        except BrokerNotFound:  # A topic has gone since it was seen.
+        except BrokerNotFound:  # A topic was deleted between the poll and the plan.
             return self._plan(brokers)
         finally:
             brokers.close()
 
     def _plan(self, brokers: QueryBrokers) -> list[InputPartition]:
         options = self._options
-        seen = brokers.look(patient=True)
+        seen = brokers.poll(patient=True)
         brokers.require_topics(seen)
         start = resolve(brokers, options.start, seen, "startingOffsets")
         for key, offset in start.items():

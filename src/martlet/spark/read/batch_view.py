@@ -1,11 +1,11 @@
-"""The overview: a row for each batch of the log, without its bodies.
+"""The view `batches`: a row for each batch of the log, without its bodies.
 
-Most of it stands in the index, 40 bytes a batch, so that an audit of counts, times and gaps reads
-nothing of the log.  What stands in the header and the properties is read where it is wanted, from
-the segment files where they are here, else from the broker, which sends no bodies for that.
+Most columns come from the index, 40 bytes a batch, so that an audit of counts, times and gaps
+reads none of the log.  The columns that stand in headers and properties are read only if the query
+wants them: from the segment files on this machine, else from the broker, which omits the bodies.
 
-A batch is in the split that holds its first offset, so that of a stream whose micro-batches end in
-the middle of it, it is in one.
+A batch belongs to the split that holds its first offset, so a stream yields it once, also when a
+micro-batch ends in the middle of it.
 """
 
 from __future__ import annotations
@@ -44,16 +44,21 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _HEADS_BYTES = 4 << 20
-"""About so much of headers and properties is asked for at once."""
+"""Headers and properties to request at once, about."""
 _RECORDS_BYTES = 16 << 20
-"""And of whole batches, where their checksums are wanted."""
+"""Entire batches to request at once, to verify their checksums."""
 _MICROSECOND_NS = 1000
 _INDEXED = frozenset(BATCHES.names[: BATCHES.names.index("channel_id") + 1])
 
 
 @dataclass
 class Head:
-    """What a batch's record tells beside the index; None where it is damaged."""
+    """The fields of a batch's record that the index lacks.
+
+    Attributes:
+        block: the record's properties.
+        is_intact: whether the checksum fits; None if the query does not ask.
+    """
 
     header: Header
     block: memoryview
@@ -66,10 +71,10 @@ def overview(
     """Yield a row for each batch that begins in a split.
 
     Args:
-        files: its broker's segments, where they are here.
+        files: its broker's segments, if they are on this machine.
 
     Raises:
-        DataLossError: some have gone, and the split says to fail then.
+        DataLossError: batches are missing, and the split is to fail then.
         BrokerUnreachable, BrokerRefused: the broker does not answer.
     """
     heads = None if _INDEXED.issuperset(schema.names) else _Heads(split, schema, endpoint, files)
@@ -91,7 +96,7 @@ def overview(
 
 
 class _Heads:
-    """Looks batches up in the log."""
+    """Reads the headers and properties of batches."""
 
     def __init__(
         self, split: Split, schema: pa.Schema, endpoint: Endpoint, files: SegmentFiles | None
@@ -102,12 +107,12 @@ class _Heads:
         self._files = files
 
     def of(self, rows: Rows) -> list[Head | None]:
-        """What the records of some rows tell, one behind the other."""
+        """Read the heads of consecutive rows of the index; None for a damaged record."""
         if self._files is not None:
             try:
                 return self._from_files(self._files, rows)
             except SegmentGone as trouble:
-                self._files.let_go()
+                self._files.forget()
                 _LOG.warning("%s: asking the broker: %s", self._split.key, trouble)
         return self._from_broker(rows)
 
@@ -140,7 +145,7 @@ class _Heads:
             except OffsetGone:
                 data = b""
             if not data:
-                heads.append(None)  # It has gone since the index was asked.
+                heads.append(None)  # Retention removed it after the index was read.
                 continue
             view = memoryview(data)
             at = 0
@@ -161,7 +166,7 @@ class _Heads:
 
     @staticmethod
     def _block_behind(view: memoryview, at: int, header: Header) -> tuple[memoryview, int]:
-        """The properties behind a header, and what they take; nothing where it is damaged."""
+        """The properties behind a header and their padded size; empty if it is damaged."""
         try:
             read_header(view, at, header.position)
         except BadRecord:
@@ -171,7 +176,7 @@ class _Heads:
         return view[start : start + header.properties_length], size
 
     def _head(self, record: memoryview, row: Any, block: memoryview) -> Head | None:
-        """What a record tells, if it is that of a row of the index."""
+        """The head of a record; None if it is not the record of this index row."""
         split = self._split
         try:
             header = read_header(record, 0, int.from_bytes(record[16:24], "little"))
@@ -219,8 +224,8 @@ def _record_batch(
             made = indexed[field.name]()
             arrays.append(made if isinstance(made, pa.Array) else pa.array(made, field.type))
         else:
-            told = _TOLD[field.name]
-            values = [None if head is None else told(head) for head in heads]
+            read = _FROM_HEAD[field.name]
+            values = [None if head is None else read(head) for head in heads]
             if field.name == "intact":
                 values = [False if value is None else value for value in values]
             arrays.append(pa.array(values, field.type))
@@ -233,7 +238,7 @@ def _times(ns: npt.NDArray[np.int64], none: npt.NDArray[np.bool_] | None = None)
 
 
 def _sends(head: Head) -> list[dict[str, object]] | None:
-    """Which producers' sends begin in a batch; None where none does, or nobody knows."""
+    """The producers' sends that begin in a batch; None for none or damaged properties."""
     if not len(head.block):
         return None
     try:
@@ -251,7 +256,7 @@ def _sends(head: Head) -> list[dict[str, object]] | None:
     ] or None
 
 
-_TOLD: Mapping[str, Callable[[Head], object]] = {
+_FROM_HEAD: Mapping[str, Callable[[Head], object]] = {
     "body_bytes": lambda head: head.header.payload_length - FRAME_HEADER_BYTES * head.header.count,
     "epoch": lambda head: head.header.epoch,
     "in_transaction": lambda head: bool(head.header.flags & RecordFlag.BUNDLED),

@@ -1,4 +1,4 @@
-"""What a query does when messages that it wants have gone, and how it tells why they have."""
+"""Data loss: fail a query whose messages are no longer in the log, or log why and go on."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _GO_ON = "To go on without them, set option failOnDataLoss to false."
 
 
 class LossReport(Enum):
-    """Why messages are not to be had: a word, what happened, and how to avoid it."""
+    """Why messages are missing: a word, the cause, and how to avoid it."""
 
     RETENTION = (
         "retention",
-        "the broker let go of what lies before, as no channel of the topic needed it any more",
+        "the broker has removed the earlier messages, as no channel of the topic needed them",
         "So that the broker keeps what a stream has not read yet, give the stream a group and set"
         " retain to true (options group and retain, or channel), or let the topic keep a history"
         " (--retention).",
     )
     RECREATION = (
         "recreation",
-        "the topic was deleted and made anew under the same name",
+        "the topic was deleted and created again under the same name",
         "The new topic is read from its start when the query goes on.",
     )
     DELETION = (
@@ -35,8 +35,8 @@ class LossReport(Enum):
     CORRUPTION = (
         "corruption",
         "the log is damaged there",
-        "What martlet log verify says of the broker's data folder may help; a replica or an archive"
-        " may have the messages.",
+        "Run martlet log verify on the broker's data folder to see what is damaged; an archive may"
+        " have the messages.",
     )
     TRUNCATION = (
         "truncation",
@@ -57,10 +57,10 @@ class LossReport(Enum):
 
 
 class DataLossError(Exception):
-    """Messages that a query wants are no longer, or not, in the broker's log.
+    """Messages that a query wants are not in the broker's log.
 
     Attributes:
-        loss: why.
+        loss: the cause.
     """
 
     def __init__(self, text: str, loss: LossReport) -> None:
@@ -79,10 +79,10 @@ def report_loss(
     Args:
         fail: the option failOnDataLoss.
         key: the queue.
-        wanted: the offset that was to be read.
+        wanted: the offset to be read.
         there: the offset at which the queue goes on.
-        loss: why it is not to be had.
-        detail: more of what happened, as far as it is known.
+        loss: the cause.
+        detail: more about the cause; empty if nothing is known.
 
     Raises:
         DataLossError: `fail` is set.
@@ -92,7 +92,7 @@ def report_loss(
     elif there < wanted:
         first = f"but the queue ends at {there}"
     else:
-        first = "and is not to be had"
+        first = "and is missing"
     text = f"data loss by {loss.word}: {key}: offset {wanted} is wanted, {first}: {loss.why}"
     text += f" ({detail})." if detail else "."
     if fail:

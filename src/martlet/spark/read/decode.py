@@ -1,15 +1,15 @@
-"""Records of the log as Arrow columns, with no work per message in Python.
+"""Decode records of the log into Arrow columns, without Python code for each message.
 
-The frames of a queue's batches lie in a buffer, a segment's mapping or a reply of the broker::
+The frames of a queue's batches lie in one buffer, a mapped segment or an answer of the broker::
 
     | header | frame frame frame | ends | ... | header | frame frame | ends | ...
                ^34 bytes, then the body
 
-An Arrow binary array is one buffer and the n + 1 places where it is cut, so it cannot leave bytes
-out.  But the places ``body 0 starts, body 0 ends, body 1 starts, body 1 ends ...`` cut the very
-same buffer into values that alternate between a body and the gap behind it, and ``take`` copies
-every second of them.  Where the bodies start and end is known from the ends stored with each batch.
-All other columns are gathered by numpy at fixed distances from the frames' starts, or constant.
+An Arrow binary array is one buffer and n + 1 offsets into it, so its values leave no bytes out.
+But the offsets ``body 0 starts, body 0 ends, body 1 starts, body 1 ends ...`` cut the same buffer
+into values that alternate between a body and the gap behind it, and ``take`` copies every second
+value.  The ends stored with each batch say where bodies start and end.  numpy gathers all other
+columns at fixed distances from the frames' starts, or they are constant.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from martlet.properties.model import Properties
 Int64s = npt.NDArray[np.int64]
 
 LOG_APPEND_TIME = 1
-"""Kafka's timestampType of a time that the broker gave, which is what a frame holds."""
+"""Kafka's timestampType of a time set by the broker, as a frame's is."""
 MAX_BYTES = 2**31 - 1
-"""Arrow's binary arrays are cut by int32: no chunk may span more bytes than this."""
+"""The size limit of a chunk: the offsets of Arrow's binary arrays are int32."""
 
 _TIMESTAMP_AT = 8
 _ATTEMPTS_AT = 16
@@ -52,9 +52,11 @@ _ID_BYTES = 16
 
 @dataclass(frozen=True)
 class LogChunk:
-    """Whole, verified batches of one queue, in the order of their offsets, in one buffer.
+    """Verified batches of one queue, in the order of their offsets, in one buffer.
 
-    `starts` holds where each record starts in `data`.
+    Attributes:
+        starts: where each record starts in `data`, in bytes.
+        headers: the records' headers, as rows of `HEADER`.
     """
 
     data: pa.Buffer
@@ -73,13 +75,13 @@ def chunk_of(
     """Check the records that start at `starts` in a buffer and return them as a chunk.
 
     Args:
-        data: anything that offers its bytes as a buffer.
+        data: any object with the buffer protocol.
         starts: ascending multiples of 8, not empty.
-        topic_id, queue: whose batches they must be.
-        positions: where they must lie in the log, if that is known.
+        topic_id, queue: the queue whose batches they must be.
+        positions: where they must lie in the log; None if unknown.
 
     Raises:
-        BadRecord: one of them is no batch of this queue and this position, or was changed.
+        BadRecord: a record is no batch of this queue and this position, or is damaged.
     """
     view = memoryview(data).cast("B")
     if int(starts[-1]) + HEADER_BYTES > len(view):
@@ -116,13 +118,13 @@ def chunk_of(
 
 
 def _ends_at(headers: npt.NDArray[Any]) -> Int64s:
-    """Where the frame ends stand in each record."""
+    """Where the list of frame ends starts in each record."""
     ends_at: Int64s = (HEADER_BYTES + headers["payload_length"].astype(np.int64) + 7) & ~7
     return ends_at
 
 
 class DecodedFrames:
-    """Where the wanted messages of a chunk are, as positions in its buffer."""
+    """The frames of the wanted messages of a chunk, as positions in its buffer."""
 
     def __init__(self, chunk: LogChunk, start_offset: int, end_offset: int) -> None:
         headers = chunk.headers
@@ -142,7 +144,7 @@ class DecodedFrames:
         starts[firsts] = payloads
         self._chunk = chunk
         self._first_rows = firsts - low
-        """Which row of these frames each record begins at; below 0 for one that is cut off."""
+        """The row of these frames that each record begins at; below 0 if its start is cut off."""
         self.offsets: Int64s = offsets[low:high]
         self.starts: Int64s = starts[low:high]
         self.ends: Int64s = ends[low:high]
@@ -163,7 +165,7 @@ class DecodedFrames:
         return both.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
 
     def gather(self, at: int, dtype: str) -> npt.NDArray[Any]:
-        """A field that stands at a fixed distance from each frame's start."""
+        """Gather a field that stands at a fixed distance from each frame's start."""
         field = np.dtype(dtype)
         places: npt.NDArray[Any] = np.ndarray(
             (self.data.size - field.itemsize + 1,), field, self.data, strides=(1,)
@@ -172,7 +174,7 @@ class DecodedFrames:
 
     @cached_property
     def properties(self) -> dict[int, Properties]:
-        """The properties of those messages that have any, by their rows."""
+        """The properties of the messages that have any, by row."""
         headers = self._chunk.headers
         found: dict[int, Properties] = {}
         for record in np.flatnonzero(headers["properties_length"]).tolist():
@@ -187,26 +189,26 @@ class DecodedFrames:
                     found[row] = Properties.unpack(block.entry(place))
         return found
 
-    def of_each(self, field: pa.Field, told: Callable[[Properties], object]) -> pa.Array:
-        """What the properties of each message tell; null where there is nothing."""
+    def of_each(self, field: pa.Field, read: Callable[[Properties], object]) -> pa.Array:
+        """A column read from the properties of each message; null where it has no value."""
         if not self.properties:
             return pa.nulls(len(self), field.type)
         values: list[object] = [None] * len(self)
         for row, properties in self.properties.items():
-            values[row] = told(properties) or None
+            values[row] = read(properties) or None
         return pa.array(values, field.type)
 
     def timestamps(self) -> pa.Array:
-        """When the broker took each message: timestamp[us, UTC]."""
+        """When the broker stored each message: timestamp[us, UTC]."""
         micros = self.gather(_TIMESTAMP_AT, ">i8").astype(np.int64) // 1000
         return pa.array(micros).view(pa.timestamp("us", "UTC"))
 
     def attempts(self) -> pa.Array:
-        """How often each was delivered, this time included, as a first consumer is told."""
+        """The deliveries of each message, as its first consumer would see them: int32."""
         return pa.array(self.gather(_ATTEMPTS_AT, ">u2").astype(np.int32))
 
     def message_ids(self) -> pa.Array:
-        """The 16 hexadecimal digits that name each message to an NSQ client."""
+        """The NSQ message id of each message, 16 hexadecimal digits: string."""
         count = len(self)
         cuts = np.arange(0, _ID_BYTES * (count + 1), _ID_BYTES, dtype=np.int32)
         digits = np.ascontiguousarray(self.gather(_ID_AT, f"S{_ID_BYTES}"))
@@ -237,11 +239,11 @@ _CARRIED: Mapping[str, Callable[[Properties], object]] = {
 
 
 class Columns:
-    """Makes record batches of one queue in the schema that Spark wants.
+    """Builds record batches of one queue in the schema that Spark wants.
 
     Args:
         schema: the wanted columns, any of those of `martlet.spark.read.schema`, in any order.
-        topic, queue, broker: the values of the columns that are the same in every row.
+        topic, queue, broker: the values of the columns that are constant.
     """
 
     def __init__(self, schema: pa.Schema, *, topic: str, queue: int, broker: str) -> None:
@@ -270,7 +272,7 @@ class Columns:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _constant(self, field: pa.Field, count: int) -> pa.Array:
-        """The same value for each row, made once for as many rows as were needed so far."""
+        """A constant column, cached at the largest length needed so far."""
         known = self._constants.get(field.name)
         if known is None or len(known) < count:
             rows = 1 << (count - 1).bit_length()

@@ -1,7 +1,7 @@
-"""A stream that cannot be: what is wrong with it is said where Spark hands it on.
+"""The reader of a stream with bad options: raise their error where Spark shows it.
 
-Of what `streamReader` raises, Spark tells but an `UnboundLocalError` of its own that follows upon
-it.  So a reader is made all the same, and says it at the first thing that it is asked.
+Spark hides an error raised by `streamReader` behind an `UnboundLocalError` of its own.  So the
+source returns this reader, which raises the error from the first method that Spark calls.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 
 
 class FailingStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """In the place of a reader.
+    """A reader that raises in each method.
 
     Args:
-        error: what is wrong with the query's options or columns.
+        error: the error in the query's options or columns.
     """
 
     def __init__(self, error: ValueError) -> None:

@@ -1,23 +1,23 @@
-"""Bounds: where a query starts or ends, as a user may write it.
+"""Parse bounds: where a query starts or ends, as the options say it.
 
-A place in a queue is one of
+The bound of one queue is one of
 
 ====================================  ============================================================
-``earliest``, ``latest``              the first offset that is stored, the offset of the next
-                                      message; in JSON also -2 and -1, as Spark's Kafka source has
-``earliest+1000``, ``latest-1000``    so many offsets from there, as far as there are
+``earliest``, ``latest``              the first stored offset, the offset of the next message; in
+                                      JSON also -2 and -1, as in Spark's Kafka source
+``earliest+1000``, ``latest-1000``    that many offsets from there, limited to the queue
 ``2026-11-22T08:00:00Z``              the first message stored at or after that time
-``now-1h30m``                         the same, so long before the query is planned
-``17``                                an offset; only in JSON, where it is a number
+``now-1h30m``                         the same, counted back from when the query is planned
+``17``                                an offset; only in JSON, as a number
 ====================================  ============================================================
 
-and a bound is one place for all queues, or JSON that has a place for a topic, for a queue, or for
-a queue of one broker::
+A bound is one of these for all queues, or JSON with one for a topic, for a queue, or for a queue
+of one broker::
 
     {"orders": "latest-1000", "flights": {"0": 17, "1": "earliest"}}
     {"<broker id>": {"orders": {"0": 17}}}
 
-What a query has told as its own position may be given back as it is.
+The position in a query's progress is such JSON too, and can be passed back unchanged.
 """
 
 from __future__ import annotations
@@ -44,15 +44,13 @@ _PLACES = "earliest, latest-1000, now-1h, 2026-11-22T08:00:00Z"
 
 @dataclass(frozen=True)
 class BoundOffset:
-    """A place in a queue.
-
-    Exactly one of these is set.
+    """The bound of one queue; exactly one of `offset`, `end`, `time_ns` and `ago_ns` is set.
 
     Attributes:
-        offset: that offset.
-        end: EARLIEST or LATEST, and `shift` so many offsets from there.
+        offset: an offset.
+        end: EARLIEST or LATEST, moved by `shift` offsets.
         time_ns: the first message stored at or after it, ns since 1970.
-        ago_ns: the first message stored so long ago or later.
+        ago_ns: the same, counted back from when the query is planned, ns.
     """
 
     offset: int | None = None
@@ -63,12 +61,12 @@ class BoundOffset:
 
 
 Places = Mapping[str, Any]
-"""By topic and queue, or by broker, topic and queue; a topic may have one for all its queues."""
+"""Bounds by topic and queue, or by broker, topic and queue; or one for all queues of a topic."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Where to start or to end: the same everywhere, or what is said for each queue."""
+    """Where to start or to end: the same in all queues, or by queue."""
 
     everywhere: BoundOffset | None = None
     places: Places | None = None
@@ -79,7 +77,7 @@ END = Bound(BoundOffset(end=LATEST))
 
 
 def parse_bound(name: str, text: str) -> Bound:
-    """Read an option. Raises ValueError, which names the option and what would be right."""
+    """Parse an option. Raises ValueError, which names the option and the valid forms."""
     text = text.strip()
     if not text.startswith(("{", "[")):
         place = _place(text)
@@ -87,12 +85,12 @@ def parse_bound(name: str, text: str) -> Bound:
             raise ValueError(_wrong(name, text))
         return Bound(place)
     try:
-        told = json.loads(text)
+        parsed = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"{_wrong(name, text)}: {error}") from error
-    if not isinstance(told, dict) or not told:
+    if not isinstance(parsed, dict) or not parsed:
         raise ValueError(_wrong(name, text))
-    return Bound(places={key: _topic_or_broker(name, text, value) for key, value in told.items()})
+    return Bound(places={key: _topic_or_broker(name, text, value) for key, value in parsed.items()})
 
 
 def _wrong(name: str, text: str) -> str:
@@ -107,7 +105,7 @@ def _wrong(name: str, text: str) -> str:
 
 
 def _topic_or_broker(name: str, text: str, value: object) -> object:
-    """What JSON has for a topic, or for a broker: of each topic the same."""
+    """Parse the JSON value of a topic, or of a broker, which holds one for each topic."""
     if not isinstance(value, dict):
         return _bound_of(name, text, value)
     if not value:
@@ -116,21 +114,23 @@ def _topic_or_broker(name: str, text: str, value: object) -> object:
         isinstance(inner, dict) for inner in value.values()
     ):
         return {
-            queue: _bound_of(name, text, told) for queue, told in value.items() if queue != TOPIC_ID
+            queue: _bound_of(name, text, inner)
+            for queue, inner in value.items()
+            if queue != TOPIC_ID
         }
     if any(isinstance(inner, dict) and _is_by_topic(inner) for inner in value.values()):
         raise ValueError(_wrong(name, text))
-    return {topic: _topic_or_broker(name, text, told) for topic, told in value.items()}
+    return {topic: _topic_or_broker(name, text, inner) for topic, inner in value.items()}
 
 
 def _is_by_topic(value: Mapping[str, object]) -> bool:
     return not value or any(isinstance(inner, dict) for inner in value.values())
 
 
-def _bound_of(name: str, text: str, told: object) -> BoundOffset:
-    if type(told) is int and told >= EARLIEST:
-        return BoundOffset(offset=told) if told >= 0 else BoundOffset(end=told)
-    place = _place(told.strip()) if isinstance(told, str) else None
+def _bound_of(name: str, text: str, value: object) -> BoundOffset:
+    if type(value) is int and value >= EARLIEST:
+        return BoundOffset(offset=value) if value >= 0 else BoundOffset(end=value)
+    place = _place(value.strip()) if isinstance(value, str) else None
     if place is None:
         raise ValueError(_wrong(name, text))
     return place
@@ -166,7 +166,7 @@ def _instant_ns(text: str) -> int:
 
 
 def parse_timestamp(name: str, text: str) -> Bound:
-    """Read an option that is a time. Raises ValueError."""
+    """Parse an option that is a time. Raises ValueError."""
     text = text.strip()
     if text.isdecimal() and len(text) <= _MAX_DIGITS:
         return Bound(BoundOffset(time_ns=int(text) * 1_000_000))

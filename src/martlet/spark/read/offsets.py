@@ -1,12 +1,12 @@
-"""Positions in queues: how a query writes them down, compares them and limits a step.
+"""Positions of a query: their form in the checkpoint, and the limits of a micro-batch.
 
-A query's position is one offset a queue, the first one not yet read, and the number of the topic,
-which another topic of the same name does not have::
+A position has the first unread offset of each queue, and the number of the topic, which a later
+topic of the same name does not share::
 
     {"<broker id>": {"<topic>": {"<queue>": 17, "topic_id": 3}}}
 
-which is what Spark keeps in the checkpoint, as JSON with sorted keys.  Where the number is missing,
-as in a checkpoint of an older version, any topic of that name is meant.
+Spark keeps it in the checkpoint as JSON with sorted keys.  A checkpoint of an older version lacks
+the number and means any topic of that name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 Offsets = dict[str, dict[str, dict[str, int]]]
 TOPIC_ID = "topic_id"
 ANY = 0
-"""The number of no topic: whichever has the name."""
+"""In place of a topic's number: any topic of the name."""
 
 
 class QueueKey(NamedTuple):
@@ -27,7 +27,7 @@ class QueueKey(NamedTuple):
         broker: the broker's id.
         topic: the topic's name.
         queue: the queue's number.
-        topic_id: the topic's number at its broker, which no other topic ever has there.
+        topic_id: the topic's number at its broker, never used again there.
     """
 
     broker: str
@@ -40,7 +40,7 @@ class QueueKey(NamedTuple):
 
     @property
     def name(self) -> QueueKey:
-        """The same of whichever topic has the name."""
+        """The same queue of any topic of the name."""
         return QueueKey(self.broker, self.topic, self.queue)
 
 
@@ -53,7 +53,7 @@ class Span(NamedTuple):
 
 
 def flatten(offsets: Offsets) -> dict[QueueKey, int]:
-    """The position as one entry a queue."""
+    """Convert a position to one entry a queue."""
     return {
         QueueKey(broker, topic, int(queue), queues.get(TOPIC_ID, ANY)): offset
         for broker, topics in offsets.items()
@@ -64,7 +64,7 @@ def flatten(offsets: Offsets) -> dict[QueueKey, int]:
 
 
 def nested(flat: Mapping[QueueKey, int]) -> Offsets:
-    """The inverse of `flatten`, in one order whatever the order of `flat`."""
+    """Convert back from `flatten`, in sorted order."""
     offsets: Offsets = {}
     for key in sorted(flat):
         queues = offsets.setdefault(key.broker, {}).setdefault(key.topic, {})
@@ -75,7 +75,7 @@ def nested(flat: Mapping[QueueKey, int]) -> Offsets:
 
 
 def adopted(flat: Mapping[QueueKey, int], seen: Iterable[QueueKey]) -> dict[QueueKey, int]:
-    """The position with the numbers of the topics that are there, where it has none."""
+    """Add the numbers of existing topics to a position that lacks them."""
     if all(key.topic_id != ANY for key in flat):
         return dict(flat)
     known = {key.name: key for key in seen}
@@ -85,7 +85,7 @@ def adopted(flat: Mapping[QueueKey, int], seen: Iterable[QueueKey]) -> dict[Queu
 
 
 def spans(start: Mapping[QueueKey, int], end: Mapping[QueueKey, int]) -> Iterator[Span]:
-    """What lies between two positions, queue by queue; a queue without a start has nothing."""
+    """Yield the offsets between two positions, by queue; none for a queue without a start."""
     for key in sorted(end):
         first = start.get(key, end[key])
         if first < end[key]:
@@ -95,10 +95,10 @@ def spans(start: Mapping[QueueKey, int], end: Mapping[QueueKey, int]) -> Iterato
 def step(
     start: Mapping[QueueKey, int], end: Mapping[QueueKey, int], max_offsets: int | None
 ) -> dict[QueueKey, int]:
-    """A position between `start` and `end` with at most `max_offsets` messages before it.
+    """Return the position at most `max_offsets` messages after `start`, and not after `end`.
 
-    What there is to read is shared out in proportion, and a queue that has anything to read gets at
-    least one message.  Where they are more than that, they take turns.
+    Queues share the limit in proportion to their unread messages, each at least 1 message.  If
+    there are more queues than `max_offsets`, they take turns.
     """
     reached = dict(end)
     todo = list(spans(start, end))
@@ -113,7 +113,7 @@ def step(
         for span in turn[:max_offsets]:
             reached[span.key] += 1
         return reached
-    # Smallest shares first: what rounding gives them up is taken from those that have most.
+    # Smallest shares first: the largest ones pay for the rounding up to 1 message.
     for span in sorted(todo, key=lambda span: span.end - span.start):
         size = span.end - span.start
         share = min(left, max(1, left * size // total))
@@ -124,10 +124,10 @@ def step(
 
 
 def in_turn(todo: list[Span]) -> list[Span]:
-    """The spans from the one on whose turn it is.
+    """Rotate the spans so that the one whose turn it is comes first.
 
-    It follows from the positions alone, so that nothing has to be kept from step to step: where
-    each step is one message for some of them, the turn goes on behind the last of those.
+    The turn follows from the positions alone, so no state is kept between micro-batches: after a
+    step of 1 message for some queues it goes on behind the last of them.
     """
     turn = sum(span.start for span in todo) % len(todo) if todo else 0
     return todo[turn:] + todo[:turn]

@@ -1,41 +1,41 @@
-"""What a user may say with ``.option(...)``, checked before anything is read.
+"""The options of a read query, checked before anything is read.
 
 ===================== ================ ===========================================================
 option                default          meaning
 ===================== ================ ===========================================================
 addresses             none             HTTP addresses of brokers, ``host:port`` or
                                        ``https://host:port``, comma separated
-lookupAddresses       none             HTTP addresses of lookup daemons: the brokers that they know,
-                                       and those that come; one of the two is required
+lookupAddresses       none             HTTP addresses of lookup daemons: all brokers that they know,
+                                       also later ones; one of the two is required
 topic, subscribe      none             topics, comma separated (two names of one option)
-topicPattern,         none             a regular expression that the whole name of a topic matches
+topicPattern,         none             a regular expression that matches the full name of a topic
 subscribePattern                       (two names of one); one of topic and topicPattern is required
 startingOffsets       latest (streams) where to start: see `martlet.spark.read.offset_bound`
                       earliest (batch)
 endingOffsets         latest           the same, for batch queries
-startingTimestamp     none             from the first message stored at or after it: milliseconds
-                                       since 1970, ISO 8601 with a zone, or ``now-1h``
-endingTimestamp       none             up to the same, for batch queries
-maxOffsetsPerTrigger  none             how many messages a micro-batch may hold
-maxBytesPerTrigger    none             how many bytes of the log, about
+startingTimestamp     none             start at the first message stored at or after this time:
+                                       milliseconds since 1970, ISO 8601 with a zone, or ``now-1h``
+endingTimestamp       none             end before the same, for batch queries
+maxOffsetsPerTrigger  none             maximum messages of a micro-batch
+maxBytesPerTrigger    none             maximum bytes of the log in a micro-batch, about
 minRows               none             a micro-batch of fewer messages waits for more
-maxDelay              1m               but for no longer than that
-failOnDataLoss        true             false: go on behind what is gone, and log it
+maxDelay              1m               for no longer than this
+failOnDataLoss        true             false: log the loss of messages and go on behind it
 splitBytes            128 MiB (batch)  bytes of the log that one Spark task reads
                       64 MiB (streams)
-minPartitions         none             so many tasks at least, as far as there are batches
+minPartitions         none             minimum number of tasks, if there are as many batches
 view                  messages         batches: a row for each batch of the log, without bodies
-group                 none             a group that shows how far a stream is
-retain                false            true: the broker keeps what the group has yet to read
-channel               none             a channel that is advanced as a stream's batches are
-                                       committed, so the broker keeps what was not yet read
+group                 none             a consumer group that shows the stream's offsets and lag
+retain                false            true: the broker retains what the group has yet to read
+channel               none             a channel that follows the stream's committed batches, so
+                                       that the broker retains unread messages
 timeoutMs             60000 (batch)    how long a broker may be out of reach
                       300000 (streams)
-tlsCaFile             none             the file of the authority that brokers' certificates are
-                                       checked with, beside those that the machine trusts
-tlsCertFile,          none             files of the certificate, and its key, that brokers ask for
+tlsCaFile             none             file of a certificate authority to verify brokers with,
+                                       beside the machine's own
+tlsCertFile,          none             files of the client certificate and its key
 tlsKeyFile
-tlsVerify             true             false: take any certificate
+tlsVerify             true             false: accept any certificate
 ===================== ================ ===========================================================
 """
 
@@ -79,7 +79,7 @@ NAMES = (
 )
 VIEWS = ("messages", "batches")
 _DEFAULT_SPLIT_BYTES = {"batch": 128 << 20, "stream": 64 << 20}
-"""A micro-batch of 500,000 messages is two tasks then, so that two processors have one each."""
+"""Chosen so that a micro-batch of 500,000 messages is 2 tasks, one for each of 2 processors."""
 _MIN_SPLIT_BYTES = 64 << 10
 _MAX_SPLIT_BYTES = 4 << 30
 _DEFAULT_TIMEOUT_MS = {"batch": 60_000, "stream": 300_000}
@@ -104,13 +104,13 @@ _FLOWS = {"stream": "readStream", "batch": "read"}
 
 @dataclass(frozen=True)
 class Topics:
-    """Which topics a query reads: those that are named, or whose name matches."""
+    """The topics that a query reads, by name or by pattern."""
 
     names: tuple[str, ...] = ()
     pattern: re.Pattern[str] | None = None
 
     def has(self, topic: str) -> bool:
-        """Whether the topic is one of them."""
+        """Whether the query reads the topic."""
         if self.pattern is None:
             return topic in self.names
         return self.pattern.fullmatch(topic) is not None
@@ -121,13 +121,12 @@ class Topics:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The options of one query, valid.
+    """The valid options of one query.
 
     Attributes:
-        max_delay_s: seconds.
-        group: the group that shows how far a stream is; None for none.
-        retain: whether the broker keeps what the group has yet to read.
-        tls: how brokers are spoken to whose address says so.
+        group: the consumer group that shows a stream's position; None for none.
+        retain: whether the broker retains what the group has yet to read.
+        tls: the settings for brokers that take TLS.
     """
 
     addresses: tuple[str, ...]
@@ -151,10 +150,10 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str], kind: Literal["batch", "stream"]) -> ReadOptions:
-        """Read the options of a query; their names may be of any case.
+        """Parse the options of a query, whose names are case-insensitive.
 
         Raises:
-            ValueError: an option is unknown, missing, wrong, or not for this kind of query.
+            ValueError: an option is unknown, missing, invalid, or not for this kind of query.
         """
         options = known(given, NAMES, "the martlet source")
         for name in _BATCHES_ONLY if kind == "stream" else _STREAMS_ONLY:
@@ -163,7 +162,7 @@ class ReadOptions:
                 raise ValueError(f"option {name} is for {other}, not for a {kind} query")
         for name, needs in (("maxDelay", "minRows"), ("retain", "group")):
             if name in options and needs not in options:
-                raise ValueError(f"option {name} says nothing without option {needs}")
+                raise ValueError(f"option {name} needs option {needs} too")
         addresses, lookup_addresses = (
             parse_addresses(name, options[name]) if name in options else ()
             for name in ("addresses", "lookupAddresses")
@@ -205,9 +204,9 @@ class ReadOptions:
 
 
 def view_of(given: Mapping[str, str]) -> str:
-    """The option view, of options that may be wrong otherwise. Raises ValueError."""
-    told = [value for name, value in given.items() if name.lower() == "view"]
-    return _view(told[0]) if told else VIEWS[0]
+    """Parse the option view alone, of options not yet checked. Raises ValueError."""
+    values = [value for name, value in given.items() if name.lower() == "view"]
+    return _view(values[0]) if values else VIEWS[0]
 
 
 def _view(text: str) -> str:
@@ -222,7 +221,7 @@ def _topics(options: Mapping[str, str]) -> Topics:
     patterns = [name for name in ("topicPattern", "subscribePattern") if name in options]
     for two in (given, patterns):
         if len(two) > 1:
-            raise ValueError(f"options {two[0]} and {two[1]} are two names of one: give one")
+            raise ValueError(f"options {two[0]} and {two[1]} mean the same: give one")
     if given and patterns:
         raise ValueError(
             f"options {given[0]} and {patterns[0]} exclude each other: a pattern may name topics"
@@ -234,7 +233,7 @@ def _topics(options: Mapping[str, str]) -> Topics:
             return Topics(pattern=re.compile(options[name]))
         except re.error as error:
             raise ValueError(
-                f"option {name}: {options[name]!r} is no regular expression: {error}"
+                f"option {name}: {options[name]!r} is not a regular expression: {error}"
             ) from error
     if not given:
         raise ValueError(
@@ -248,8 +247,8 @@ def _topics(options: Mapping[str, str]) -> Topics:
     for name in names:
         if not is_valid_name(name):
             raise ValueError(
-                f"option {given[0]}: {name!r} is no name of a topic; for a regular expression there"
-                " is topicPattern"
+                f"option {given[0]}: {name!r} is not a topic name; for a regular expression use"
+                " topicPattern"
             )
     return Topics(names)
 
@@ -258,7 +257,7 @@ def _channel_name(options: Mapping[str, str], name: str) -> str | None:
     value = options.get(name)
     if value is not None and not is_valid_name(value):
         raise ValueError(
-            f"option {name}: {value!r} is no name of a channel: 1 to 64 of . a-z A-Z 0-9 _ -"
+            f"option {name}: {value!r} is not a channel name: 1 to 64 of . a-z A-Z 0-9 _ -"
         )
     if name == "group" and value is not None and is_ephemeral(value):
         raise ValueError(f"option group: {value!r} is ephemeral, and a group keeps its offsets")
@@ -275,7 +274,7 @@ def _bound(options: Mapping[str, str], which: str, default: Bound) -> Bound:
 
 
 def _delay_s(name: str, text: str) -> float:
-    """Seconds of 90s, 1m30s, 500 ms or, as Spark writes it, 10 seconds."""
+    """Parse 90s, 1m30s, 500 ms or, in Spark's form, 10 seconds."""
     spark = _SPARKS_WORDS.fullmatch(text.strip())
     if spark is not None:
         unit = spark[2].lower()

@@ -1,8 +1,7 @@
-"""The follower: what a stream tells the brokers of how far it is.
+"""Report a stream's position to the brokers, as a consumer group's offsets or a channel's.
 
-Spark keeps the position in the query's checkpoint, so nothing depends on what is told here but what
-brokers keep and people see: a group whose lag is the query's, or a channel that goes along.  What
-cannot be told now is told with the next micro-batch.
+Spark keeps the authoritative position in the query's checkpoint.  The report only decides what
+brokers retain and what lag they show, so a report that fails is made up for by the next one.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class ProgressReporter:
-    """Tells the brokers of a query where it is.
+    """Reports the position of one query.
 
     Args:
-        options: the query's.
-        brokers: its brokers.
+        options: the query's options.
+        brokers: the query's brokers.
     """
 
     def __init__(self, options: ReadOptions, brokers: QueryBrokers) -> None:
@@ -37,9 +36,9 @@ class ProgressReporter:
         self._reported: dict[QueueKey, int] = {}
 
     def begin(self, seen: Mapping[QueueKey, QueueRange]) -> None:
-        """Make group and channel of the topics that exist, so that nothing which is stored from now
-        on is let go unread.  A topic that does not exist is never made; its channel comes with the
-        first `report` of it.
+        """Create the group and the channel of existing topics, which retain messages from now on.
+
+        Topics are never created; the channel of a later topic comes with its first `report`.
 
         Raises:
             BrokerUnreachable, BrokerRefused.
@@ -57,11 +56,12 @@ class ProgressReporter:
                 endpoint.follow(topic, id, options.group, {}, retain=options.retain)
 
     def report(self, position: Mapping[QueueKey, int], seen: Mapping[QueueKey, QueueRange]) -> None:
-        """The query is done with all before a position, or where its queue ends before that, with
-        all that there is.
+        """Report that the query has committed all messages before a position.
+
+        A queue that ends before its offset is reported up to its end.
 
         Raises:
-            BrokerRefused: there is a channel of the group's name that is none.
+            BrokerRefused: a channel of the group's name exists and is no group.
         """
         options, silent = self._options, self._brokers.silent
         changed: dict[tuple[str, str, int], dict[QueueKey, int]] = {}
@@ -69,7 +69,7 @@ class ProgressReporter:
             if self._reported.get(key) != offset and key in seen and key.broker not in silent:
                 changed.setdefault((key.broker, key.topic, key.topic_id), {})[key] = offset
         for (broker, topic, id), offsets in changed.items():
-            # It has to be there from the beginning; after that the next one makes up for a failure.
+            # The first report creates the channel, so it must succeed; later ones make up for it.
             patient = not offsets.keys() <= self._reported.keys()
             endpoint = self._brokers.endpoint(broker)
             reached = {key: min(offset, seen[key].end_offset) for key, offset in offsets.items()}
@@ -86,9 +86,9 @@ class ProgressReporter:
                         place = BrokerQueue(topic, key.queue, seen[key].part_id)
                         endpoint.advance(place, options.channel, offset, patient=patient)
             except BrokerUnreachable as error:
-                _LOG.warning("what follows topic %s stays behind for now: %s", topic, error)
+                _LOG.warning("the position in topic %s is not reported yet: %s", topic, error)
             except BrokerNotFound as error:
-                # Deleted since it was seen: the next look at the broker tells of that.
-                _LOG.warning("nothing follows topic %s for now: %s", topic, error)
+                # Deleted since the last poll; the next one finds out.
+                _LOG.warning("the position in topic %s cannot be reported: %s", topic, error)
             else:
                 self._reported |= offsets

@@ -1,4 +1,4 @@
-"""Limits of a micro-batch: how many bytes it may hold, and how many messages it waits for."""
+"""Limits of a micro-batch: its maximum bytes, and the minimum messages that it waits for."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from martlet.spark.read.offsets import QueueKey, Span, in_turn, spans
 
 Reach = Callable[[QueueKey, int, int, int], tuple[int, int]]
-"""How far one comes in a queue, between two offsets, with so many bytes; see `Endpoint.reach`."""
+"""From a queue, two offsets and a size to the offset reached and its bytes; `Endpoint.reach`."""
 
 
 def within_bytes(
     start: Mapping[QueueKey, int], end: Mapping[QueueKey, int], max_bytes: int, reach: Reach
 ) -> dict[QueueKey, int]:
-    """A position between `start` and `end` with about `max_bytes` of the log before it.
+    """Return the position about `max_bytes` of the log after `start`, and not after `end`.
 
-    What there is to read is shared out in proportion, by whole batches, one at least.  Where there
-    is not even room for one of each queue, they take turns.
+    Queues share the limit in proportion, by entire batches, each at least 1.  If there is no room
+    for 1 batch of each queue, they take turns.
     """
     todo = in_turn(list(spans(start, end)))
     found = {span.key: reach(*span, max_bytes) for span in todo}
@@ -39,17 +39,12 @@ def within_bytes(
 
 
 def unread(todo: list[Span]) -> int:
-    """How many messages there are to read."""
+    """Count the messages to read."""
     return sum(span.end - span.start for span in todo)
 
 
 class Gathering:
-    """Holds a micro-batch back until it has enough messages, or the first has waited long enough.
-
-    Args:
-        min_rows: how many are enough.
-        max_delay_s: how long is long enough, in seconds.
-    """
+    """Delays a micro-batch until it has `min_rows` messages or `max_delay_s` have passed."""
 
     def __init__(self, min_rows: int, max_delay_s: float) -> None:
         self._min_rows = min_rows
@@ -57,7 +52,7 @@ class Gathering:
         self._since_s: float | None = None
 
     def waits(self, count: int, now_s: float) -> bool:
-        """Whether a batch of so many messages is to wait for more."""
+        """Whether a batch of `count` messages shall wait for more."""
         if not count:
             self._since_s = None
             return False

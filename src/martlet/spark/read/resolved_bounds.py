@@ -1,4 +1,4 @@
-"""Places: the offsets that a bound means in the queues that there are."""
+"""Resolve bounds: from what an option says to the offsets in the queues that exist."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from martlet.spark.read.offset_bound import EARLIEST, Bound, BoundOffset, Places
 from martlet.spark.read.offsets import QueueKey
 
 _LAST_NS = (1 << 63) - 1
-"""In 2262: brokers know of no later time, and nothing was stored then."""
+"""In the year 2262: the latest time that brokers accept."""
 Seen = Mapping[QueueKey, QueueRange]
 
 
 def resolve(brokers: QueryBrokers, bound: Bound, seen: Seen, option: str) -> dict[QueueKey, int]:
-    """The offset that a bound means in each of the queues seen.
+    """Find the offset that a bound means in each of the queues seen.
 
     Args:
         option: the option's name, for the error.
 
     Raises:
-        ValueError: offsets are given for queues that do not exist, or not for all that do.
+        ValueError: the option names a queue that does not exist, or lacks one that does.
     """
     if bound.everywhere is not None:
         places = dict.fromkeys(seen, bound.everywhere)
@@ -47,7 +47,7 @@ def _offset(place: BoundOffset, key: QueueKey, queue: QueueRange, option: str) -
     if place.offset is not None:
         if place.offset > queue.end_offset:
             raise ValueError(
-                f"option {option}: offset {place.offset} of {key} is behind its end, "
+                f"option {option}: offset {place.offset} of {key} is after its end, "
                 f"{queue.end_offset}"
             )
         return place.offset
@@ -57,7 +57,7 @@ def _offset(place: BoundOffset, key: QueueKey, queue: QueueRange, option: str) -
 
 
 def _given(places: Places, seen: Seen, option: str) -> dict[QueueKey, BoundOffset]:
-    """The places of an option by queue, whether they are by broker or not.
+    """Map the bounds of an option to queues, whether it names brokers or not.
 
     Raises:
         ValueError: as `resolve`.
@@ -96,12 +96,12 @@ _ALL = -1
 
 
 def _flat(places: Places) -> Iterator[tuple[QueueKey, BoundOffset]]:
-    """What is said, by queue; without a broker, or for all queues, where that is what is said."""
-    for outer, told in places.items():
-        if isinstance(told, BoundOffset):
-            yield QueueKey("", outer, _ALL), told
+    """Yield the bounds by queue; an empty broker or `_ALL` queues where none is named."""
+    for outer, value in places.items():
+        if isinstance(value, BoundOffset):
+            yield QueueKey("", outer, _ALL), value
             continue
-        for inner, place in told.items():
+        for inner, place in value.items():
             if isinstance(place, dict):
                 for queue, exact in place.items():
                     yield QueueKey(outer, inner, int(queue)), exact
@@ -117,5 +117,5 @@ def _describe(key: QueueKey) -> str:
 
 
 def _some(seen: Seen) -> str:
-    told = [str(key) for key in sorted(seen)]
-    return "; ".join(told[:10]) + ("; ..." if len(told) > 10 else "") or "no queue at all"
+    names = [str(key) for key in sorted(seen)]
+    return "; ".join(names[:10]) + ("; ..." if len(names) > 10 else "") or "no queue at all"

@@ -1,8 +1,7 @@
-"""The columns of the source: those of Spark's Kafka source, and five of Martlet's own; and those of
-its other view, which has a row for each batch of the log.
+"""The columns of the source: Spark's Kafka source's, and five more; and those of its batch view.
 
-A query that names fewer columns with ``.schema("value BINARY")`` is spared the work for the others:
-Spark cannot tell a Python source by itself which columns a query uses.
+A query that names only the columns it uses, with ``.schema("value BINARY")``, saves the work for
+the others: Spark does not push the selection of columns down to a Python source.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ SCHEMA = StructType(
         StructField("keys", ArrayType(StringType())),
     ]
 )
-"""`partition` is the queue, `key` the order key.  What a message has none of is null, as all of
-these are in one that an NSQ client has published.
+"""`partition` is the queue, `key` the order key.  A property that a message lacks is null; a
+message of an NSQ client has none.
 """
 
 
@@ -82,21 +81,21 @@ BATCHES = StructType(
         ),
     ]
 )
-"""Of a batch. `offset` is its first message's and `end_offset` lies behind the last; `bytes` is
-what it takes in the log, `body_bytes` what its messages' bodies do.  `channel_id` is there where it
-is for one channel alone, `sends` tells which producer's sends begin in it.  The columns up to
-`channel_id` are the index's, and no byte of the log is read for them; the others are in the batch's
-header, and null where that is damaged.
+"""The columns of the batch view.  `offset` is that of the first message and `end_offset` the one
+after the last; `bytes` is the batch's size in the log, `body_bytes` that of its bodies.
+`channel_id` is set for a batch that one channel alone delivers; `sends` are the producers' sends
+that begin in it.  The columns up to `channel_id` come from the index, without a read of the log;
+the others from the batch's header, and are null if it is damaged.
 """
 
 INTACT = StructField("intact", BooleanType())
-"""Whether the batch's checksum fits, for which all of it has to be read: a column that has to be
-asked for by name.
+"""Whether the batch's checksum fits.  It costs a read of the entire batch, so a query has to name
+this column.
 """
 
 
 def schema_of(view: str) -> StructType:
-    """The columns of a view that has not been told which are wanted."""
+    """The default columns of a view."""
     return BATCHES if view == "batches" else SCHEMA
 
 
@@ -104,7 +103,7 @@ def arrow_schema(wanted: StructType, view: str = "messages") -> pa.Schema:
     """The Arrow schema of the columns that a query wants.
 
     Raises:
-        ValueError: a column is unknown or has another type here; the text names those there are.
+        ValueError: a column is unknown or of another type; the text names the existing ones.
     """
     fields = [*schema_of(view), *([INTACT] if view == "batches" else [])]
     types = {field.name: field.dataType for field in fields}
@@ -117,6 +116,6 @@ def arrow_schema(wanted: StructType, view: str = "messages") -> pa.Schema:
         if field.dataType.simpleString() != types[field.name].simpleString():
             raise ValueError(
                 f"column {field.name!r} of the martlet source is {types[field.name].simpleString()}"
-                f" and not {field.dataType.simpleString()}: read it as it is, CAST it in the query"
+                f" and not {field.dataType.simpleString()}: read it as that and CAST it later"
             )
     return to_arrow_schema(wanted, timezone="UTC")

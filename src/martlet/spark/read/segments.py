@@ -1,8 +1,8 @@
-"""A broker's segment files, read directly by a task that runs on the broker's machine.
+"""Read a broker's segment files directly, in a task that runs on the broker's machine.
 
-The files are the broker's, which reuses them: a segment that all channels have passed is renamed to
-the log's end and overwritten.  So what is read here counts only if, after it was copied, the file
-still has the name under which it was opened, as it is renamed before it is overwritten.
+The broker recycles its files: it renames a segment that all channels have passed to the log's end,
+then overwrites it.  So a copy counts only if afterwards the file still has the name under which it
+was opened.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ from martlet.spark.read.decode import MAX_BYTES, LogChunk, chunk_of
 
 
 class SegmentGone(Exception):
-    """A segment is not there, or not any more."""
+    """A segment file is missing, or was recycled."""
 
 
 @dataclass
 class SegmentView:
-    """A segment file, mapped."""
+    """A segment file, mapped into memory.
+
+    Attributes:
+        base: the position in the log of its first byte.
+    """
 
     path: Path
     base: int
@@ -36,10 +40,10 @@ class SegmentView:
     data: mmap.mmap
 
     def confirm(self) -> None:
-        """Make sure that the file is still the one that was opened.
+        """Check that the file is still the one that was opened.
 
         Raises:
-            SegmentGone: it was recycled or removed meanwhile.
+            SegmentGone: the broker has recycled or removed it.
         """
         try:
             inode = self.path.stat().st_ino
@@ -53,7 +57,7 @@ class SegmentFiles:
     """The segments of one data folder.
 
     Args:
-        folder: the data folder, which is that of the wanted broker: see `find`.
+        folder: the data folder of the wanted broker: see `find`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,36 +67,36 @@ class SegmentFiles:
 
     @classmethod
     def find(cls, data_path: str, broker: str) -> SegmentFiles | None:
-        """The segments of a broker, if its data folder is on this machine and can be read.
+        """Find the segments of a broker, if its data folder is on this machine and readable.
 
-        The same path may exist here and be another broker's: its `broker.json` tells.
+        The path may exist here and belong to another broker; its `broker.json` has the id.
         """
         folder = Path(data_path)
         try:
-            told = json.loads((folder / "broker.json").read_bytes())
+            identity = json.loads((folder / "broker.json").read_bytes())
             readable = os.access(folder / "log", os.R_OK | os.X_OK)
         except (OSError, ValueError):
             return None
-        if not readable or not isinstance(told, dict) or told.get("broker") != broker:
+        if not readable or not isinstance(identity, dict) or identity.get("broker") != broker:
             return None
         return cls(folder)
 
     def chunks(
         self, rows: Rows, topic_id: int, queue: int, chunk_bytes: int
     ) -> Iterator[tuple[SegmentView, LogChunk]]:
-        """The batches that the index's rows tell of, some at a time, verified.
+        """Yield the batches of index rows, verified, in chunks of about `chunk_bytes`.
 
-        What was copied out of a chunk counts once the segment has been confirmed after that.
+        A copy of a chunk's bytes counts only once `SegmentView.confirm` has returned after it.
 
         Raises:
-            SegmentGone: a segment is not there.
-            BadRecord: there is something else where a batch should be.
+            SegmentGone: a segment is missing.
+            BadRecord: there is no such batch at a position.
         """
         positions = rows["position"].astype(np.int64)
         lengths = rows["length"].astype(np.int64)
         ends = positions + lengths
         sums = np.cumsum(lengths)
-        # Rows ascend in position, but where cleaning has moved a batch: there a run of rows ends.
+        # Positions ascend, except where compaction has moved a batch: there a run of rows ends.
         run_ends = [*(np.flatnonzero(positions[1:] < ends[:-1]) + 1).tolist(), len(rows)]
         first = 0
         for run_end in run_ends:
@@ -119,13 +123,13 @@ class SegmentFiles:
                 yield segment, chunk
                 first = rows_here.stop
 
-    def let_go(self) -> None:
-        """Look anew for where segments are: one that is open was another."""
+    def forget(self) -> None:
+        """Forget the open segment and the list of segments, after one was recycled."""
         self._open = None
         self._bases = []
 
     def segment(self, position: int) -> SegmentView:
-        """The segment that holds a position, opened."""
+        """Open the segment that holds a position. Raises SegmentGone."""
         held = self._open
         if held is not None and held.base <= position < held.base + len(held.data):
             return held

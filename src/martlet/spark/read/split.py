@@ -1,8 +1,8 @@
-"""A split: some offsets of one queue; and a task, which reads one of them, or several small ones.
+"""Cut a query's offsets into splits, each a range of one queue, and group splits into Spark tasks.
 
-A task costs Spark some 10 ms however little it reads, and a thousand topics of which each has a few
-new messages would be a thousand of them.  So small splits of one broker share a task; those that
-are worth one have their own, for they are what is to be read side by side.
+A task costs Spark about 10 ms however little it reads, so a thousand topics with a few new messages
+each must not become a thousand tasks.  Small splits of one broker share a task; a large split has
+its own, so that large ones are read in parallel.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from martlet.spark.read.offsets import QueueKey, Span
 from martlet.spark.read.options import ReadOptions
 
 _SMALL = 32
-"""Splits below this part of `splitBytes` share a task, as many of them as fill it four times."""
+"""Splits below this fraction of `splitBytes` share tasks of up to four times that size."""
 _MAX_SMALL = 128
-"""And no more than so many: each costs about 1 ms."""
+"""Splits a task: each costs about 1 ms."""
 _FEW_ROWS = 64
-"""So many rows of the index a task is told, and needs not ask for."""
+"""Rows of the index to ship with a task, which saves it a request for them."""
 
 
 @dataclass
 class Split:
-    """The offsets of a queue from `start` up to `end`, and how to get at them.
+    """The offsets of a queue from `start` up to `end`, and where to read them.
 
     Attributes:
-        part_id: the number that the queue's records name.
+        part_id: the number in the queue's records.
         data_path: the broker's data folder, read directly by tasks on the broker's machine.
-        view: what a row stands for: see `martlet.spark.read.options`.
-        holes: offsets that are known to be damaged, or lost.
-        index: rows of the index, of 40 bytes, that were of it when it was planned; empty where they
-            are many, or its span was cut.
+        view: the option view: see `martlet.spark.read.options`.
+        holes: ranges of offsets known to be damaged or lost.
+        index: the split's rows of the index, 40 bytes each, as planned; empty if they are more
+            than `_FEW_ROWS`, or the span was cut.
     """
 
     key: QueueKey
@@ -59,25 +59,32 @@ class Split:
 
     @property
     def place(self) -> BrokerQueue:
-        """The queue, for the broker."""
+        """The queue, as requests to the broker name it."""
         return BrokerQueue(self.key.topic, self.key.queue, self.part_id)
 
     def describe_gap(self, wanted: int, there: int) -> int:
-        """Offsets from `wanted` up to `there` are in no batch. Raises DataLossError."""
+        """Report that offsets from `wanted` up to `there` are in no batch.
+
+        Returns:
+            The offset to go on at.
+
+        Raises:
+            DataLossError: the split is to fail then.
+        """
         loss, detail = LossReport.RETENTION, ""
         if any(first <= wanted and there <= end for first, end in self.holes):
             loss = LossReport.CORRUPTION
             missing = counted(there - wanted, "message")
             detail = (
-                f"the log misses {missing}, though nothing around them was let go of: their record"
-                " was damaged when the broker was started, or had been lost"
+                f"the log misses {missing} between others that it has: their record was damaged"
+                " when the broker was started, or had been lost"
             )
         return report_loss(self.fail_on_data_loss, self.key, wanted, there, loss, detail)
 
 
 @dataclass
 class Task(InputPartition):
-    """What one Spark task reads, one split behind the other; all of one broker."""
+    """The splits that one Spark task reads, in this order; all of one broker."""
 
     splits: tuple[Split, ...]
 
@@ -88,7 +95,7 @@ def plan(
     brokers: QueryBrokers,
     options: ReadOptions,
 ) -> list[Task]:
-    """Cut spans into splits of about `options.split_bytes`, at the edges of batches, for tasks."""
+    """Cut spans at batch boundaries into splits of about `options.split_bytes`, for tasks."""
     found = list(_indexed(spans, seen, brokers))
     total = sum(int(rows["length"].sum()) for _, rows in found)
     split_bytes = options.split_bytes
@@ -111,7 +118,7 @@ def plan(
 def _indexed(
     spans: Iterable[Span], seen: Mapping[QueueKey, QueueRange], brokers: QueryBrokers
 ) -> Iterator[tuple[Span, Rows]]:
-    """The spans with the batches that they are of, a broker's one behind the other."""
+    """Yield the spans with the index rows of their batches, broker by broker."""
     for broker, group in groupby(sorted(spans), key=lambda span: span.key.broker):
         some = list(group)
         ranges = [
@@ -142,7 +149,7 @@ def _split(
 
 
 def _tasks(splits: Iterable[tuple[Split, int]], small_bytes: int, max_count: int) -> Iterator[Task]:
-    """Splits, with their sizes, dealt out to tasks: up to `max_count` small ones to each."""
+    """Group splits, which come with their sizes, into tasks of up to `max_count` small ones."""
     gathered: list[Split] = []
     gathered_bytes = 0
     for split, size_bytes in splits:
@@ -160,7 +167,7 @@ def _tasks(splits: Iterable[tuple[Split, int]], small_bytes: int, max_count: int
 
 
 def edges_of(rows: Rows, start: int, end: int, split_bytes: int) -> list[int]:
-    """First offsets of the batches at which a span is best cut, into equal parts."""
+    """Find the batches at which to cut a span into equal parts: their first offsets."""
     if not len(rows):
         return []
     lengths = rows["length"].astype(np.int64)

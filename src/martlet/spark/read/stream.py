@@ -1,14 +1,14 @@
-"""A stream's reader: its position, what a micro-batch holds, and who is told how far it is.
+"""The reader of a stream: plan micro-batches, and report the stream's position to the brokers.
 
 Spark keeps the position in the query's checkpoint, so a restarted query continues exactly where the
-last finished micro-batch ended.  A micro-batch once planned is read as it was planned, however
-often that is tried::
+last finished micro-batch ended.  A planned micro-batch keeps its bounds, however often it is
+retried::
 
-    latestOffset(start) -> end      what there is, within the limits; of brokers that are silent,
-                                    and of queues that are new, nothing yet
-    partitions(start, end)          waits for the brokers that it needs
+    latestOffset(start) -> end      the end of the next micro-batch within the limits; it includes
+                                    nothing of silent brokers and of queues just found
+    partitions(start, end)          wait for the brokers of the micro-batch, and cut it into tasks
     read(task)                      in the tasks
-    latestOffset(end)               all before `end` is done: so the brokers are told
+    latestOffset(end)               all before `end` is committed: report it to the brokers
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from martlet.spark.read.task import read
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
-_LOOK_INTERVAL_S = 0.1
-"""An idle query asks for the latest offset 77 times a second; the brokers are asked 10 times."""
-_MAX_LOOK_INTERVAL_S = 1.0
-_LOOK_SHARE = 0.1
-"""No more than this part of a processor goes into looking, as it would with thousands of topics."""
+_POLL_INTERVAL_S = 0.1
+"""Spark asks an idle query for the latest offset 77 times a second; brokers are polled 10 times."""
+_MAX_POLL_INTERVAL_S = 1.0
+_POLL_SHARE = 0.1
+"""Processor share that polling may take, which would be more with thousands of topics."""
 
 Seen = Mapping[QueueKey, QueueRange]
 Position = dict[QueueKey, int]
@@ -55,73 +55,72 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans the micro-batches of a stream on the driver and reads them in the tasks.
 
     Args:
-        options: the query's.
-        schema: the columns it wants.
+        options: the query's options.
+        schema: the columns that it wants.
     """
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
         self._brokers = QueryBrokers(options)
-        self._follower = ProgressReporter(options, self._brokers)
+        self._reporter = ProgressReporter(options, self._brokers)
         self._gathering = (
             None if options.min_rows is None else Gathering(options.min_rows, options.max_delay_s)
         )
         self._seen: Seen = {}
         self._seen_at_s = 0.0
-        self._look_interval_s = _LOOK_INTERVAL_S
+        self._poll_interval_s = _POLL_INTERVAL_S
         self._target: Position | None = None
         self._reported_missing: set[QueueKey] = set()
         self._missing_since_s: dict[str, float] = {}
         self._is_nameless = False
-        """Whether the position was written by a version that did not note topics' numbers."""
+        """Whether the checkpoint is of an older version, without the topics' numbers."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # A task's splits say all that it needs.
+        # The splits have all that a task needs.
         return {"_options": self._options, "_schema": self._schema}
 
     def initialOffset(self) -> Offsets:
-        """Where a query without a checkpoint begins."""
+        """The position at which a query without a checkpoint starts."""
         return self._planned(self._initial)
 
     def _initial(self) -> Offsets:
         options = self._options
-        seen = self._look(patient=True)
-        self._follower.begin(seen)
-        seen = self._look(patient=True)
+        seen = self._poll(patient=True)
+        self._reporter.begin(seen)
+        seen = self._poll(patient=True)
         for topic in options.topics.names:
             if not any(key.topic == topic for key in seen):
                 _LOG.warning("there is no topic %s yet; it is read from its start", topic)
         start = resolve(self._brokers, options.start, seen, "startingOffsets")
         for key, offset in start.items():
             start[key] = self._in_range(key, offset, seen)
-        self._follower.report(start, seen)
+        self._reporter.report(start, seen)
         return nested(start)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """The option maxOffsetsPerTrigger; the other limits are minded beside it."""
+        """The option maxOffsetsPerTrigger; `latestOffset` applies the other limits itself."""
         max_count = self._options.max_offsets
         return ReadAllAvailable() if max_count is None else ReadMaxRows(max_count)
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        """Where the next micro-batch ends.
+        """The position at which the next micro-batch ends.
 
-        A queue that has just appeared is taken in at its first offset: it has messages from the
-        next micro-batch on, and where it began is then in the checkpoint.
+        A new queue enters the position at its first offset: its messages come with the micro-batch
+        after this one, when the checkpoint has that offset.
 
         Raises:
-            DataLossError: a queue that the stream was reading is not there any more.
+            DataLossError: a queue of the stream no longer exists.
         """
         return self._planned(lambda: self._latest(start, limit))
 
     def _latest(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        seen = self._look(patient=False)
+        seen = self._poll(patient=False)
         begin = self._position(start, seen)
-        # All before `start` has been committed, though Spark may never say so with `commit`: it
-        # does not for the last micro-batch of a run.
-        self._follower.report(begin, seen)
+        # All before `start` is committed; Spark does not call `commit` for the last of a run.
+        self._reporter.report(begin, seen)
         if self._target is not None:
-            # It would be over without those that are silent just now.
+            # Without this wait the run would end without the messages of brokers silent just now.
             target = self._target
             seen = self._wait_for({key.broker for key in target if begin.get(key, 0) < target[key]})
         reached = self._reachable(begin, seen)
@@ -138,7 +137,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return nested(reached)
 
     def _reachable(self, begin: Position, seen: Seen) -> Position:
-        """The position that all there is, to be read now, would lead to. Raises DataLossError."""
+        """The position behind all that can be read now. Raises DataLossError."""
         reached: Position = {}
         silent = self._brokers.silent
         for key, queue in seen.items():
@@ -150,51 +149,51 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._target is not None:
                 end = min(end, self._target.get(key, queue.start_offset))
             if key not in begin:
-                reached[key] = self._taken_in(key, begin, queue)
+                reached[key] = self._first_offset(key, begin, queue)
             elif begin[key] > queue.end_offset:
                 reached[key] = self._in_range(key, begin[key], seen)
             else:
                 reached[key] = max(end, begin[key])
         for key in begin.keys() - seen.keys():
-            if self._stays(key, begin[key], seen):
+            if self._keeps(key, begin[key], seen):
                 reached[key] = begin[key]
         return reached
 
-    def _taken_in(self, key: QueueKey, begin: Position, queue: QueueRange) -> int:
-        """Where a queue that has appeared begins. Raises DataLossError."""
+    def _first_offset(self, key: QueueKey, begin: Position, queue: QueueRange) -> int:
+        """The first offset to read of a new queue. Raises DataLossError."""
         if not queue.start_offset:
             return 0
         if any(known.broker == key.broker for known in begin):
-            detail = "it has appeared since the stream began, and was not read yet"
+            detail = "it is newer than the stream, and was not read yet"
             return self._lose(key, 0, queue.start_offset, LossReport.RETENTION, detail)
         _LOG.warning("%s is new and begins at offset %d", key, queue.start_offset)
         return queue.start_offset
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the end: what is stored later is for the next run."""
-        seen = self._look(patient=True)
+        """Fix the end of this run at the current ends of the queues."""
+        seen = self._poll(patient=True)
         self._target = {key: queue.end_offset for key, queue in seen.items()}
 
     def reportLatestOffset(self) -> Offsets | None:
-        """The ends of the queues as last seen, for the query's progress: how far behind it is."""
+        """The latest ends of the queues, from which Spark computes the query's lag."""
         return nested({key: queue.end_offset for key, queue in self._seen.items()}) or None
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         """Cut a micro-batch into tasks.
 
         Raises:
-            DataLossError: some of it has gone.
+            DataLossError: the log no longer has all of it.
         """
         return self._planned(lambda: self._tasks(start, end))
 
     def _tasks(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
-        seen = self._look(patient=False)
+        seen = self._poll(patient=False)
         begin, reached = self._position(start, seen), self._position(end, seen)
         seen = self._wait_for({span.key.broker for span in spans(begin, reached)})
         begin, reached = self._position(start, seen), self._position(end, seen)
         for key, first, _ in list(spans(begin, reached)):
             if key not in seen:
-                self._stays(key, first, seen, is_needed=True)
+                self._keeps(key, first, seen, is_needed=True)
                 del reached[key]
             else:
                 begin[key] = self._in_range(key, first, seen)
@@ -206,15 +205,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read(partition, self._schema)
 
     def commit(self, end: Offsets) -> None:
-        """Spark is done with all before `end`: so the brokers are told."""
-        self._follower.report(self._position(end, self._seen), self._seen)
+        """Report to the brokers that Spark has committed all before `end`."""
+        self._reporter.report(self._position(end, self._seen), self._seen)
 
     def stop(self) -> None:
-        """The query has ended."""
+        """Close the connections when the query ends."""
         self._brokers.close()
 
     def _planned(self, plan: Callable[[], T]) -> T:
-        """What is planned by what was seen: anew where a topic of that has gone meanwhile."""
+        """Plan, and plan again after a new poll if a topic was deleted meanwhile."""
         try:
             return plan()
         except BrokerNotFound:
@@ -230,37 +229,35 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         place = BrokerQueue(key.topic, key.queue, self._seen[key].part_id)
         return self._brokers.endpoint(key.broker).reach(place, start, end, max_bytes)
 
-    def _look(self, *, patient: bool) -> Seen:
-        """What the brokers hold, at most `_look_interval_s` old."""
+    def _poll(self, *, patient: bool) -> Seen:
+        """The queues of the brokers, at most `_poll_interval_s` old."""
         now_s = time.monotonic()
-        if patient or now_s - self._seen_at_s > self._look_interval_s:
+        if patient or now_s - self._seen_at_s > self._poll_interval_s:
             began_s = time.process_time()
-            self._seen = self._brokers.look(patient=patient)
-            wanted_s = (time.process_time() - began_s) / _LOOK_SHARE
-            self._look_interval_s = min(max(_LOOK_INTERVAL_S, wanted_s), _MAX_LOOK_INTERVAL_S)
+            self._seen = self._brokers.poll(patient=patient)
+            wanted_s = (time.process_time() - began_s) / _POLL_SHARE
+            self._poll_interval_s = min(max(_POLL_INTERVAL_S, wanted_s), _MAX_POLL_INTERVAL_S)
             self._seen_at_s = time.monotonic()
         return self._seen
 
     def _wait_for(self, needed: Collection[str]) -> Seen:
-        """What the brokers hold, once those that are needed are heard, or have had their time.
+        """Wait until the brokers needed answer, or until the timeout; return all queues.
 
         Raises:
-            BrokerUnreachable: one was silent for too long.
+            BrokerUnreachable: a broker was silent for longer than the timeout.
         """
         brokers = self._brokers
         deadline_s = time.monotonic() + self._options.timeout_ms / 1000
-        seen = self._look(patient=False)
+        seen = self._poll(patient=False)
         while True:
-            heard = set(brokers.ids)
-            absent = {b for b in needed if b in brokers.silent or b not in heard}
-            if not absent or (not brokers.may_come and not absent & heard):
+            found = set(brokers.ids)
+            absent = {b for b in needed if b in brokers.silent or b not in found}
+            if not absent or (not brokers.may_come and not absent & found):
                 return seen
             if time.monotonic() > deadline_s:
                 return seen
-            time.sleep(_LOOK_INTERVAL_S)
-            seen = self._look(patient=False)
-
-    # what has gone
+            time.sleep(_POLL_INTERVAL_S)
+            seen = self._poll(patient=False)
 
     def _lose(
         self, key: QueueKey, wanted: int, there: int, loss: LossReport, detail: str = ""
@@ -268,39 +265,41 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return report_loss(self._options.fail_on_data_loss, key, wanted, there, loss, detail)
 
     def _in_range(self, key: QueueKey, offset: int, seen: Seen) -> int:
-        """An offset that its queue has, or where it goes on. Raises DataLossError."""
+        """Return the offset if its queue has it, else where to go on. Raises DataLossError."""
         queue = seen[key]
         if offset < queue.start_offset:
             return self._lose(key, offset, queue.start_offset, LossReport.RETENTION)
         if offset > queue.end_offset:
             detail = (
-                "or the topic was made anew: the checkpoint is of a version that did not note which"
-                " topic it was"
+                "or the topic was deleted and created again: the checkpoint is of a version that"
+                " did not note the topic's number"
                 if self._is_nameless
                 else ""
             )
             return self._lose(key, offset, queue.end_offset, LossReport.TRUNCATION, detail)
         return offset
 
-    def _stays(self, key: QueueKey, offset: int, seen: Seen, *, is_needed: bool = False) -> bool:
-        """Whether the position in a queue that is not to be seen is kept.
+    def _keeps(self, key: QueueKey, offset: int, seen: Seen, *, is_needed: bool = False) -> bool:
+        """Whether the position keeps a queue that no broker lists now.
 
         Args:
-            is_needed: messages of it are to be read now, and its broker was waited for.
+            is_needed: the current micro-batch has messages of it, and the wait for its broker is
+                over.
 
         Raises:
-            DataLossError: it has gone.
-            ValueError: it is needed, and not of the query's topics any more.
+            DataLossError: the queue no longer exists.
+            ValueError: it is needed, and no longer one of the query's topics.
         """
         brokers = self._brokers
         if not self._options.topics.has(key.topic):
             if is_needed:
                 raise ValueError(
-                    f"the micro-batch that was under way has messages of {key}, but the topics of"
-                    f" the query are {self._options.topics} now: let it end with that topic first"
+                    f"the unfinished micro-batch of the checkpoint has messages of {key}, but the"
+                    f" query's topics are {self._options.topics} now: run the query with that"
+                    " topic once more first"
                 )
             if key not in self._reported_missing:
-                _LOG.warning("%s is not read any more; the checkpoint keeps its place", key)
+                _LOG.warning("%s is no longer read; the checkpoint keeps its offset", key)
                 self._reported_missing.add(key)
             return True
         if key.broker not in brokers.ids:
@@ -320,7 +319,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 detail = f"it was number {key.topic_id} and is number {named[0].topic_id} now"
             else:
                 loss, detail = LossReport.DELETION, ""
-        # Said once: a stream that goes on comes here with every micro-batch.
+        # Report it once: a stream that goes on comes here with every micro-batch.
         if key not in self._reported_missing:
             self._lose(key, offset, offset, loss, detail)
             self._reported_missing.add(key)

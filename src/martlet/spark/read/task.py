@@ -1,11 +1,11 @@
-"""A task's work: the messages of its splits as record batches.
+"""Read the messages of a task's splits as Arrow record batches.
 
-From the segment files where the broker runs on this machine, else through the broker.  Whatever
-goes wrong with the files, a segment that was recycled or a batch that cleaning has moved, is asked
-of the broker, which knows best; a record that the broker too hands out damaged has been lost.
+A task on the broker's machine reads the segment files, any other asks the broker.  Where a file
+fails it, as after a recycled segment or a batch moved by compaction, it asks the broker too.  A
+record that the broker also returns damaged is lost.
 
-A batch for one channel alone, such as dead letters that were brought back to it, is passed over:
-its messages were in the topic before.
+A batch for one channel alone, such as redriven dead letters, is skipped: its messages were in the
+topic before.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from martlet.spark.read.split import Split, Task
 
 _LOG = logging.getLogger(__name__)
 CHUNK_BYTES = 4 << 20
-"""Bytes of the log that become one record batch."""
+"""Bytes of the log in one record batch, about."""
 _SMALL_BYTES = 1 << 20
-"""Record batches below that are joined."""
+"""Record batches below this size are joined."""
 
 
 def read(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the messages of a task's splits, in order.
 
     Raises:
-        DataLossError: some have gone, or are damaged, and the split says to fail then.
+        DataLossError: messages are missing or damaged, and the split is to fail then.
         BrokerUnreachable, BrokerRefused: the broker is needed and does not answer.
     """
     first = task.splits[0]
@@ -47,14 +47,14 @@ def read(task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     files = SegmentFiles.find(first.data_path, first.key.broker)
     try:
         found = (_read_split(split, schema, endpoint, files) for split in task.splits)
-        yield from _gathered(itertools.chain.from_iterable(found))
+        yield from _joined(itertools.chain.from_iterable(found))
     finally:
         endpoint.close()
         _spare_collector()
 
 
-def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows, small batches joined: each costs Java as much as a thousand rows."""
+def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Join small batches: each costs Java as much as a thousand rows."""
     small: list[pa.RecordBatch] = []
     small_bytes = 0
     for batch in batches:
@@ -70,7 +70,7 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _read_split(
     split: Split, schema: pa.Schema, endpoint: Endpoint, files: SegmentFiles | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of one split, from its broker's files, where they are here, or from it."""
+    """Yield the messages of one split, from its broker's files or from the broker."""
     reading = _Reading(split, schema, endpoint)
     try:
         if split.view == "batches":
@@ -86,16 +86,16 @@ def _read_split(
 
 @functools.cache
 def _spare_collector() -> None:
-    """Take what is loaded when the first split has been read out of garbage collection.
+    """Exempt the objects that exist after the first split from garbage collection.
 
-    Spark's workers collect all garbage after each task, and go through everything that pyspark,
-    pandas and pyarrow have loaded: 50 ms, as long as decoding 100 MB of the log takes.
+    Spark's workers run a full collection after each task, through all that pyspark, pandas and
+    pyarrow have loaded: 50 ms, as long as decoding 100 MB of the log takes.
     """
     gc.freeze()
 
 
 class _Reading:
-    """How far the reading of a split has come: `offset` is the next that is wanted."""
+    """The progress of reading one split: `offset` is the next one wanted."""
 
     def __init__(self, split: Split, schema: pa.Schema, endpoint: Endpoint) -> None:
         self.split = split
@@ -106,7 +106,7 @@ class _Reading:
         )
 
     def from_files(self, files: SegmentFiles) -> Iterator[pa.RecordBatch]:
-        """What the segment files give, from `offset` on."""
+        """Read from `offset` on, from the segment files."""
         split = self.split
         if split.index:
             rows = np.frombuffer(split.index, ENTRY)
@@ -120,13 +120,13 @@ class _Reading:
                 yield from batches
                 self._pass(chunk)
         except (SegmentGone, BadRecord) as trouble:
-            files.let_go()
+            files.forget()
             _LOG.warning(
                 "%s: asking the broker from offset %d on: %s", split.key, self.offset, trouble
             )
 
     def from_broker(self) -> Iterator[pa.RecordBatch]:
-        """What the broker gives, from `offset` on."""
+        """Read from `offset` on, from the broker."""
         split = self.split
         key = split.key
         while self.offset < split.end:
@@ -142,13 +142,13 @@ class _Reading:
             try:
                 chunk = chunk_of(data, _starts_of(data), topic_id=split.part_id, queue=key.queue)
             except BadRecord as trouble:
-                yield from self._undamaged(data, trouble)
+                yield from self._intact_batches(data, trouble)
                 continue
             yield from self._batches(chunk)
             self._pass(chunk)
 
-    def _undamaged(self, data: bytes, trouble: BadRecord) -> Iterator[pa.RecordBatch]:
-        """Of an answer that is damaged somewhere, all else, by what the index says of it."""
+    def _intact_batches(self, data: bytes, trouble: BadRecord) -> Iterator[pa.RecordBatch]:
+        """Read the intact batches of a damaged answer, which the index locates."""
         split = self.split
         key = split.key
         rows = next(self.endpoint.index_pages(split.place, self.offset, split.end), None)
@@ -181,7 +181,7 @@ class _Reading:
             at += length
 
     def _batches(self, chunk: LogChunk) -> Iterator[pa.RecordBatch]:
-        """The wanted messages of a chunk, checked to be without a gap."""
+        """Convert the wanted messages of a chunk, and report each gap between them."""
         firsts = chunk.headers["first_offset"].astype(np.int64)
         ends = firsts + chunk.headers["count"]
         if firsts[0] > self.offset:
@@ -202,17 +202,17 @@ class _Reading:
         self.offset = max(self.offset, int(last["first_offset"]) + int(last["count"]))
 
     def lose(self, there: int, loss: LossReport, detail: str = "") -> None:
-        """What lies before an offset is not to be had. Raises DataLossError."""
+        """Report the loss of the messages up to an offset. Raises DataLossError."""
         split = self.split
         fail = split.fail_on_data_loss
         self.offset = report_loss(fail, split.key, self.offset, there, loss, detail)
 
 
 def _starts_of(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Where each of the records starts that stand one behind the other in an answer.
+    """Find where each of the consecutive records of an answer starts.
 
     Raises:
-        BadRecord: one of them is none, so that nobody knows where the next one is.
+        BadRecord: a header is damaged, so the start of the next record is unknown.
     """
     starts = []
     at = 0

@@ -1,13 +1,13 @@
-"""What a task, or the driver, does at the broker: stages rows, commits them, or gives them up.
+"""A transaction of one write at its broker: stage rows, commit them, or roll them back.
 
 ::
 
     task    rows -> blocks -> SEND into the transaction     branch, count --+
     task    rows -> blocks -> SEND into the transaction     branch, count --+--> driver: commit
                                                                             |
-    task    that died or was tried again                    (not named) ----x
+    task    that died or was retried                        (not named) ----x
 
-While a block is on its way the next one is made.
+A task encodes its next block while the previous one is sent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from martlet.client.transport.tls import Tls
 from martlet.spark.write.commit_message import BatchId, CommitMessage, WriteFailed
 from martlet.spark.write.encode import Encoder
 from martlet.spark.write.options import WriteOptions
-from martlet.spark.write.placement import home_of, tcp_address
+from martlet.spark.write.placement import broker_for, tcp_address
 
 _DEFAULT_MESSAGE_BYTES = 1 << 20
 _DEFAULT_BODY_BYTES = 5 << 20
@@ -36,27 +36,27 @@ _COMMITTED = "committed"
 
 
 class BrokerTransaction:
-    """A transaction at its home, for as long as a ``with`` block.
+    """A connection for one transaction, open within a ``with`` block.
 
     Args:
-        options: the query's.
-        transaction: its id.
-        place: None for a write that nobody repeats.
-        address: another broker than its home.
+        options: the query's options.
+        transaction: the transaction's id.
+        batch_id: the batch that it publishes; None for a write that is never repeated.
+        address: a broker other than the one that `broker_for` chooses.
     """
 
     def __init__(
-        self, options: WriteOptions, transaction: str, place: BatchId | None, address: str = ""
+        self, options: WriteOptions, transaction: str, batch_id: BatchId | None, address: str = ""
     ) -> None:
         self._options = options
         self._transaction = transaction
-        self._place = place
-        name = transaction if place is None else place.name
-        self.address = address or home_of(name, options.addresses)
+        self._batch_id = batch_id
+        name = transaction if batch_id is None else batch_id.name
+        self.address = address or broker_for(name, options.addresses)
         self._thread = loop_thread()
 
     def __enter__(self) -> Self:
-        """Connect. Raises NoDoor and WriteFailed."""
+        """Connect. Raises BrokerUnavailable and WriteFailed."""
         options = self._options
         self._producer = Producer(
             tcp_address(self.address, options.tls, options.timeout_ms),
@@ -84,16 +84,14 @@ class BrokerTransaction:
             "disposable": True,
             "check_after_ms": self._options.abandon_after_ms,
         }
-        return begin | _to_json(self._place)
-
-    # a task's
+        return begin | _to_json(self._batch_id)
 
     def stage(self, batches: Iterable[pa.RecordBatch]) -> CommitMessage:
         """Add rows to the transaction.
 
         Raises:
-            ValueError: a row cannot be a message.
-            WriteFailed: the broker does not take them, or did not answer.
+            ValueError: a row is no valid message.
+            WriteFailed: the broker refused the rows, or did not answer.
         """
         on_the_way: Future[None] | None = None
         is_repeated = False
@@ -114,7 +112,7 @@ class BrokerTransaction:
             if on_the_way is not None and not on_the_way.done():
                 on_the_way.cancel()
         branch, count = self._staging.contribution
-        return CommitMessage(self._transaction, self._place, branch, count, is_repeated)
+        return CommitMessage(self._transaction, self._batch_id, branch, count, is_repeated)
 
     def _blocks(self, batches: Iterable[pa.RecordBatch]) -> Iterable[MessageBlock]:
         features = self._thread.call(self._staging.features())
@@ -131,49 +129,56 @@ class BrokerTransaction:
 
     def _queue_count(self, topic: str) -> int:
         try:
-            told = self._thread.call(self._staging.call("topic.describe", topic=topic))
+            described = self._thread.call(self._staging.call("topic.describe", topic=topic))
         except TransactionRefused as error:
             if error.code != "NOT_FOUND":
                 raise
-            return 1  # It is made by what is staged for it, with one queue.
-        return len(told["queues"])
-
-    # the driver's
+            return 1  # Staging for it will create it with 1 queue.
+        return len(described["queues"])
 
     def commit(self, branches: Mapping[str, int]) -> bool:
-        """Publish what tasks have staged. Returns whether it was published before.
+        """Publish the rows that the tasks have staged.
 
-        Raises WriteFailed.
+        Args:
+            branches: the rows of each task's branch.
+
+        Returns:
+            Whether the batch was published before.
+
+        Raises:
+            WriteFailed: the broker refused, or did not answer.
         """
         fields: dict[str, Any] = {"id": self._transaction, "branches": dict(branches)}
         try:
-            told = self._call("transaction.commit", **fields, **_to_json(self._place))
+            answer = self._call("transaction.commit", **fields, **_to_json(self._batch_id))
         except ClientError as error:
             raise _explained(error) from error
-        return bool(told.get("repeated", False))
+        return bool(answer.get("repeated", False))
 
     def last_number(self) -> int | None:
-        """The last batch of this name that the broker has published; None for none.
+        """The number of the last batch of this name that the broker published; None for none.
 
-        Raises WriteFailed.
+        Raises:
+            WriteFailed: the broker refused, or did not answer.
         """
-        assert self._place is not None
+        assert self._batch_id is not None
         try:
-            told = self._call("transaction.series", series=self._place.name)
+            answer = self._call("transaction.series", series=self._batch_id.name)
         except ClientError as error:
             raise _explained(error) from error
-        number: int | None = told["series_number"]
+        number: int | None = answer["series_number"]
         return number
 
     def roll_back(self) -> None:
-        """Give up what was staged; what was published stays.
+        """Discard the staged rows; a batch that was published stays.
 
-        Raises WriteFailed.
+        Raises:
+            WriteFailed: the broker refused, or did not answer.
         """
         try:
             self._call("transaction.rollback", id=self._transaction)
         except TransactionRefused as error:
-            # It was published, or nothing came to the broker, or it was given up before.
+            # It was committed or rolled back before, or no row came to the broker.
             if error.code not in ("CONFLICT", "NOT_FOUND"):
                 raise _explained(error) from error
         except ClientError as error:
@@ -183,36 +188,36 @@ class BrokerTransaction:
         return self._thread.call(self._staging.call(method, **fields))
 
 
-def _to_json(place: BatchId | None) -> dict[str, Any]:
-    return {} if place is None else {"series": place.name, "series_number": place.number}
+def _to_json(batch_id: BatchId | None) -> dict[str, Any]:
+    return {} if batch_id is None else {"series": batch_id.name, "series_number": batch_id.number}
 
 
 def _block_bytes(options: WriteOptions, features: Features) -> int:
-    """How large a block is to be: what is told beside the messages has to go with it."""
+    """The size of a block, with room for the fields that go with it in a command's body."""
     max_count = features.max_body_bytes or _DEFAULT_BODY_BYTES
     return max(1, min(options.block_bytes, max_count * 3 // 4))
 
 
 def _explained(error: ClientError) -> WriteFailed:
-    """An error with the way out that this sink has."""
+    """The error with the way out that the sink has for it."""
     text = str(error)
     if isinstance(error, TransactionUnclear):
         text += "; see option timeoutMs"
     elif "--max-transaction-bytes" in text:
         text += (
-            ". A batch is published whole or not at all: let one have fewer rows"
+            ". A batch is published entirely or not at all: let it have fewer rows"
             " (maxOffsetsPerTrigger of a stream, or several writes with their own batchId), or"
-            " start the broker with more"
+            " raise that limit of the broker"
         )
     elif "--max-transaction-sends" in text:
         text += ". Fewer topics or queues in one batch, or a larger option delayStepMs, will do too"
     elif isinstance(error, TransactionRefused) and error.code in ("CONFLICT", "NOT_FOUND"):
         text += (
-            ". What was staged was given up, as it was not heard of for long (option"
-            " abandonAfterMs), or by a person: start the query again"
+            ". The staged rows were rolled back, after abandonAfterMs without a commit or by an"
+            " operator: start the query again"
         )
     elif isinstance(error, TransactionRefused) and error.code == "INCOMPLETE":
-        text += ". The broker has lost what was staged (a power cut does): start the query again"
+        text += ". The broker has lost staged rows, as in a power cut: start the query again"
     if isinstance(error, TransactionError):
         return WriteFailed(f"the broker refuses the rows: {text}")
     return WriteFailed(text)

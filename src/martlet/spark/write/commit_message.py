@@ -1,4 +1,4 @@
-"""What a task has staged, as it tells the driver."""
+"""The message by which a task reports its staged rows to the driver."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 
 class WriteFailed(Exception):
-    """Rows could not be staged or published; the text says why, and the way out."""
+    """Rows could not be staged or published; the text has the cause and the way out."""
 
 
 class BatchId(NamedTuple):
-    """Which batch this is, of whose.
+    """The identity of a batch, by which the broker deduplicates it.
 
     Attributes:
-        name: the application's, or the query's id.
-        number: of the batch.
+        name: the option applicationId, or the query's id.
+        number: the batch's number.
     """
 
     name: str
@@ -27,23 +27,23 @@ class BatchId(NamedTuple):
 
 @dataclass(frozen=True)
 class CommitMessage(WriterCommitMessage):
-    """What a task has staged, told to the driver.
+    """The rows that a task has staged.
 
     Attributes:
-        transaction: in which.
-        place: None for a write that nobody repeats.
-        branch: by which it is known in the transaction.
-        message_count: how many rows.
-        is_repeated: whether the broker said that the batch was published before.
+        transaction: the transaction's id.
+        batch_id: None for a write that is never repeated.
+        branch: the name of the task's rows within the transaction.
+        message_count: the number of rows.
+        is_repeated: whether the broker has published this batch before.
     """
 
     transaction: str
-    place: BatchId | None
+    batch_id: BatchId | None
     branch: str
     message_count: int
     is_repeated: bool = False
 
 
 def branches_of(staged: Sequence[CommitMessage]) -> dict[str, int]:
-    """What belongs to the transaction."""
+    """The branches to commit, with their row counts."""
     return {each.branch: each.message_count for each in staged if each.message_count}

@@ -1,10 +1,9 @@
-"""Rows as blocks of messages, with no work per row in Python.
+"""Encode rows as blocks of messages, without Python code for each row.
 
-A block is what is sent in one piece: messages of one topic, and of one queue where that matters.
-Bodies are joined with their sizes before them, which Arrow does for a whole column, and their
-properties are columns too (`martlet.spark.write.property_encoding`).  Where the rows of a batch go
-to several places, one stable sort by the number of the place puts each place's in one stretch, in
-their order.
+A block is sent in one piece: messages of one topic, and of one queue if the rows choose queues.
+Arrow joins the bodies of a column, each behind its size; properties are encoded by column too
+(`martlet.spark.write.property_encoding`).  If a batch's rows have several destinations, one stable
+sort by destination makes the rows of each contiguous and keeps their order.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from martlet.spark.write.property_encoding import (
 
 _SIZE_BYTES = 4
 _ROW_BYTES = 16
-"""What a message with properties takes beside its body and its entry."""
+"""Bytes of a message with properties beside its body and its entry."""
 _TIME_BYTES = 32
-"""What the time of a message may take."""
+"""Maximum bytes of a message's delivery time."""
 MAX_ROWS = 50_000
-"""Of one block: what is not done for all of them at once must not take long."""
+"""Rows of one block, so that the work for each row in a block stays short."""
 MAX_PENDING_BYTES = 64 << 20
-"""Of all places together; then the largest is sent before its block is full."""
+"""Pending rows of all destinations; above it the largest is sent before its block is full."""
 _ANY = -1
 _MAX_QUEUES = 1 << 16
 """More than any topic has."""
@@ -48,20 +47,20 @@ _MS_US = 1000
 
 
 class RowDestination(NamedTuple):
-    """Where messages go: a topic, and its queue, -1 for any."""
+    """A topic and its queue, -1 for any."""
 
     topic: str
     queue: int
 
 
 class Rows(NamedTuple):
-    """Messages of one place.
+    """Messages of one destination, as columns.
 
     Attributes:
         bodies: binary, without nulls.
-        entries: their properties, binary; None for none at all.
-        tags: the hashes of their tags; None for none at all.
-        times: when each is to be delivered, milliseconds; 0 for at once, None for all at once.
+        entries: the property entries, binary; None if no message has properties.
+        tags: the tags' hashes; None if no message has a tag.
+        times: the delivery times in milliseconds, 0 for at once; None if all are at once.
     """
 
     bodies: pa.Array
@@ -71,7 +70,7 @@ class Rows(NamedTuple):
 
     @property
     def sizes(self) -> Int64s:
-        """What each takes in a block."""
+        """The bytes of each message in a block."""
         sizes = sizes_of(self.bodies) + _SIZE_BYTES
         if self.entries is not None:
             sizes += sizes_of(self.entries) + _ROW_BYTES
@@ -80,7 +79,7 @@ class Rows(NamedTuple):
         return sizes
 
     def take(self, order: Int64s) -> Rows:
-        """Some of them, in an order."""
+        """Select rows by their numbers, in that order."""
         return Rows(
             self.bodies.take(pa.array(order)),
             None if self.entries is None else self.entries.take(pa.array(order)),
@@ -89,7 +88,7 @@ class Rows(NamedTuple):
         )
 
     def slice(self, first: int, stop: int) -> Rows:
-        """Those from one up to another."""
+        """Select the rows from `first` up to `stop`."""
         return Rows(
             self.bodies[first:stop],
             None if self.entries is None else self.entries[first:stop],
@@ -100,21 +99,21 @@ class Rows(NamedTuple):
 
 @dataclass
 class _Pending:
-    """What waits for a place's next block."""
+    """The rows that wait for a destination's next block."""
 
     rows: list[Rows] = field(default_factory=list)
     size_bytes: int = 0
 
 
 class Encoder:
-    """Makes blocks of a task's rows.
+    """Builds blocks of a task's rows.
 
     Args:
-        topic: where all go; None where column ``topic`` tells.
-        queue_count: how many queues a topic has; asked for where rows have keys.
-        block_bytes: how large a block is to be.
-        max_message_bytes: the most that the broker takes as one message.
-        delay_step_ms: times are rounded up to multiples of it.
+        topic: the topic of all rows; None if column ``topic`` has it.
+        queue_count: returns the number of queues of a topic; called if rows have keys.
+        block_bytes: the size of a full block.
+        max_message_bytes: the broker's limit of one message.
+        delay_step_ms: delivery times are rounded up to multiples of it.
     """
 
     def __init__(
@@ -137,10 +136,10 @@ class Encoder:
         self._are_delays = False
 
     def add(self, batch: pa.RecordBatch) -> Iterator[MessageBlock]:
-        """Take rows in, and yield the blocks that are full then.
+        """Add rows, and yield the blocks that are full then.
 
         Raises:
-            ValueError: a row cannot be a message; the text says which column, and why.
+            ValueError: a row is no valid message; the text names the column and the cause.
         """
         if not len(batch):
             return
@@ -158,11 +157,9 @@ class Encoder:
             yield from self._all(place)
 
     def rest(self) -> Iterator[MessageBlock]:
-        """What is left."""
+        """Yield the blocks of all pending rows."""
         for place in list(self._pending):
             yield from self._all(place)
-
-    # where rows go
 
     def _by_place(self, batch: pa.RecordBatch) -> Iterator[tuple[RowDestination, Rows]]:
         rows = Rows(self._bodies(batch), entries_of(batch), tag_hashes(batch), self._times(batch))
@@ -191,7 +188,7 @@ class Encoder:
         if empty:
             raise ValueError(
                 f"column 'value' is null or empty in {empty} of {len(batch)} rows, and a message"
-                " has one byte at least: leave them out, as .where(length(value) > 0) does"
+                " has at least 1 byte: leave them out, as .where(length(value) > 0) does"
             )
         max_length = int(sizes.max())
         if max_length > self._max_message_bytes:
@@ -202,21 +199,21 @@ class Encoder:
         return bodies
 
     def _topics(self, batch: pa.RecordBatch) -> tuple[list[str], Int64s]:
-        """The topics, and which of them each row is for."""
+        """The topics, and the number of each row's topic among them."""
         if self._topic is not None:
             return [self._topic], np.zeros(len(batch), np.int64)
         column = batch.column("topic")
         if column.null_count:
             raise ValueError(
-                f"column 'topic' is null in {column.null_count} of {len(batch)} rows: where do they"
-                " go? Leave them out, or coalesce(topic, '...')"
+                f"column 'topic' is null in {column.null_count} of {len(batch)} rows: leave them"
+                " out, or use coalesce(topic, '...')"
             )
         coded = column.dictionary_encode()
         topics: list[str] = coded.dictionary.to_pylist()
         for topic in topics:
             if not is_valid_name(topic):
                 raise ValueError(
-                    f"column 'topic' has {topic[:80]!r}, which is no name of a topic: 1 to 64 of"
+                    f"column 'topic' has {topic[:80]!r}, which is not a topic name: 1 to 64 of"
                     " . a-z A-Z 0-9 _ -"
                 )
         return topics, coded.indices.to_numpy().astype(np.int64)
@@ -231,15 +228,15 @@ class Encoder:
                 queues = _queues_of_keys(as_binary(batch.column(at)), counts)
         at = batch.schema.get_field_index("partition")
         if at >= 0:
-            told = batch.column(at)
-            exact: Int64s = told.fill_null(_ANY).to_numpy(zero_copy_only=False).astype(np.int64)
-            if int(exact.min()) < 0 and (exact[np.asarray(told.is_valid())] < 0).any():
+            column = batch.column(at)
+            exact: Int64s = column.fill_null(_ANY).to_numpy(zero_copy_only=False).astype(np.int64)
+            if int(exact.min()) < 0 and (exact[np.asarray(column.is_valid())] < 0).any():
                 raise ValueError(f"column 'partition' has {int(exact.min())}: queues count from 0")
             if int(exact.max()) >= _MAX_QUEUES:
                 raise ValueError(
                     f"column 'partition' has {int(exact.max())}: no topic has so many queues"
                 )
-            queues = np.where(np.asarray(told.is_valid()), exact, queues)
+            queues = np.where(np.asarray(column.is_valid()), exact, queues)
         return queues
 
     def _count(self, topic: str) -> int:
@@ -249,7 +246,7 @@ class Encoder:
         return known
 
     def _times(self, batch: pa.RecordBatch) -> Int64s | None:
-        """When each row is to be delivered, in milliseconds, rounded up."""
+        """The delivery time of each row, in milliseconds, rounded up to `delay_step_ms`."""
         for name in ("deliver_at", "delay"):
             at = batch.schema.get_field_index(name)
             if at < 0 or batch.column(at).null_count == len(batch):
@@ -264,15 +261,13 @@ class Encoder:
             values = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
             if name == "delay" and int(values.min()) < 0:
                 raise ValueError("column 'delay' is below 0 in a row: greatest(delay, 0)")
-            # What is for a time before 1970 is for now too.
+            # A time before 1970 means at once too.
             rounded: Int64s = -(-np.maximum(values, 0) // step) * self._delay_step_ms
             return rounded
         return None
 
-    # blocks
-
     def _full(self, place: RowDestination, pending: _Pending) -> Iterator[MessageBlock]:
-        """The blocks that are full; what is behind them waits on."""
+        """Yield the full blocks of a destination; the rows behind them stay pending."""
         rows = _joined(pending.rows)
         ends = np.cumsum(rows.sizes)
         first, before = 0, 0
@@ -312,7 +307,7 @@ class Encoder:
 
 
 def _joined(some: list[Rows]) -> Rows:
-    """Rows of one place one behind the other."""
+    """Concatenate rows of one destination."""
     if len(some) == 1:
         return some[0]
     entries = tags = times = None
@@ -336,7 +331,7 @@ def _nothing(rows: Rows) -> pa.Array:
 
 
 def _queues_of_keys(keys: pa.Array, counts: Int64s) -> Int64s:
-    """The queue that each key leads to: one call for each distinct one."""
+    """The queue of each key, hashed once for each distinct key."""
     coded = keys.dictionary_encode()
     hashes = np.array([*map(crc32c, coded.dictionary.to_pylist()), 0], np.int64)
     codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
@@ -346,7 +341,7 @@ def _queues_of_keys(keys: pa.Array, counts: Int64s) -> Int64s:
 
 
 def _framed(bodies: pa.Array) -> memoryview:
-    """Bodies one behind the other, each behind its size."""
+    """Concatenate the bodies, each behind its size."""
     count = len(bodies)
     cuts = cuts_of(bodies)
     sizes = np.diff(cuts)

@@ -148,7 +148,7 @@ def _topic(options: Mapping[str, str]) -> str | None:
     topic = options.get("topic")
     if topic is not None and not is_valid_name(topic):
         raise ValueError(
-            f"option topic: {topic[:80]!r} is no name of a topic: 1 to 64 of . a-z A-Z 0-9 _ -;"
+            f"option topic: {topic[:80]!r} is not a topic name: 1 to 64 of . a-z A-Z 0-9 _ -;"
             " for several give each row a column 'topic'"
         )
     return topic
@@ -169,6 +169,6 @@ def _tls(options: Mapping[str, str], addresses: tuple[str, ...]) -> SparkTls | N
     given = [name for name in options if name.startswith("tls") and name != "tls"]
     if not wanted:
         if given:
-            raise ValueError(f"option {given[0]} says nothing without option tls")
+            raise ValueError(f"option {given[0]} needs option tls too")
         return None
     return tls(options)

@@ -1,13 +1,13 @@
-"""The home of what is written: the one broker of several that gets a series, whole.
+"""Placement: choose the one broker of several that gets all batches of a query.
 
-A transaction is at one broker, and so is a batch of a query: else it could be seen by halves.  All
-batches of a query go to the same one, so that the rows of a key stay in order, and so that one
-broker knows which batches were published.  It is found by rendezvous hashing of the query's name
-and the addresses: every task finds it without asking anybody, queries spread over the brokers, and
-where an address comes or goes few queries move.
+A transaction lives on one broker, and so does a batch: otherwise readers could see half of it.  All
+batches of a query go to the same broker, so that the rows of a key stay in order, and so that one
+broker knows which batches were published.  Rendezvous hashing of the query's name and the addresses
+chooses it: each task computes it alone, queries spread over the brokers, and a change of the
+addresses moves few queries.
 
-A query whose home has moved would find a broker that does not know its last batch, and publish it
-again.  So a commit at a home that does not know the batch before asks the other brokers first.
+After such a move the new broker does not know the query's last batch, and would publish it again.
+So the commit at a broker that does not know the previous batch asks the other brokers first.
 """
 
 from __future__ import annotations
@@ -28,40 +28,38 @@ _FIRST_PAUSE_S = 0.05
 _MAX_PAUSE_S = 2.0
 
 
-class NoDoor(Exception):
-    """No broker answers at an address, or what answers is none; the text says why."""
+class BrokerUnavailable(Exception):
+    """No broker answers at an address, or another program does; the text has the cause."""
 
 
-def home_of(name: str, addresses: Sequence[str]) -> str:
-    """The address of the broker at which a name is at home."""
-    told = name.encode()
+def broker_for(name: str, addresses: Sequence[str]) -> str:
+    """Choose the address of the broker for a name."""
+    key = name.encode()
 
-    def drawn(address: str) -> tuple[bytes, str]:
-        return blake2b(address.encode() + b" " + told, digest_size=8).digest(), address
+    def weight(address: str) -> tuple[bytes, str]:
+        return blake2b(address.encode() + b" " + key, digest_size=8).digest(), address
 
-    return max(addresses, key=drawn)
+    return max(addresses, key=weight)
 
 
 def tcp_address(address: str, tls: SparkTls | None, timeout_ms: int) -> str:
-    """Where the broker whose HTTP door is at an address takes messages.
-
-    Asks again, at growing intervals, while nobody answers.
+    """Ask the broker at an HTTP address for its TCP address; retry at growing intervals.
 
     Raises:
-        NoDoor: nobody did for `timeout_ms`, or it is no broker.
+        BrokerUnavailable: no broker answered for `timeout_ms`, or another program did.
     """
     deadline_s = time.monotonic() + timeout_ms / 1000
     pause_s = _FIRST_PAUSE_S
     while True:
         try:
-            return _asked(address, tls)
+            return _ask(address, tls)
         except (OSError, http.client.HTTPException) as error:
             trouble = f"{type(error).__name__}: {error}"
             if not_http(error):
-                raise NoDoor(f"{address}: {unreachable.not_http(error)}") from None
+                raise BrokerUnavailable(f"{address}: {unreachable.not_http(error)}") from None
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
-            raise NoDoor(
+            raise BrokerUnavailable(
                 f"the broker at {address} did not answer /info ({trouble}); waited {timeout_ms} ms,"
                 " see option timeoutMs"
             )
@@ -69,7 +67,7 @@ def tcp_address(address: str, tls: SparkTls | None, timeout_ms: int) -> str:
         pause_s = min(pause_s * 2, _MAX_PAUSE_S)
 
 
-def _asked(address: str, tls: SparkTls | None) -> str:
+def _ask(address: str, tls: SparkTls | None) -> str:
     connection = (tls or SparkTls()).connection(address, _ANSWER_TIMEOUT_S)
     with closing(connection):
         connection.request("GET", "/info")
@@ -81,8 +79,9 @@ def _asked(address: str, tls: SparkTls | None) -> str:
         tcp_port = json.loads(body)["tcp_port"]
     except (ValueError, KeyError, TypeError):
         text = body[:200].decode(errors="replace")
-        raise NoDoor(
-            f"{address} is no broker's HTTP door: /info answered HTTP {response.status}, {text!r}"
+        raise BrokerUnavailable(
+            f"{address} is no broker's HTTP address: /info answered HTTP {response.status},"
+            f" {text!r}"
         ) from None
     host = address.removeprefix("https://").rpartition(":")[0]
     return f"{host}:{int(tcp_port)}"

@@ -1,10 +1,9 @@
-"""Properties as Arrow columns, made into the entries that messages carry, with no step per row.
+"""Encode property columns as the entries of messages, without Python code for each row.
 
-An entry is fields one behind the other, ``kind u8 | name length u8 | value length u16 | name |
-value`` (see `martlet.properties.model`).  So a column of texts becomes a column of fields by
-joining each with a head of four bytes; a column of lists does so with all its elements at once, and
-is cut again where the lists are: an Arrow binary array is one buffer and the places where it is
-cut.
+An entry is a sequence of fields ``kind u8 | name length u8 | value length u16 | name | value`` (see
+`martlet.properties.model`).  A column of texts becomes a column of fields by joining each with a
+head of 4 bytes.  A column of lists does so with all its elements at once; new offsets then cut the
+result into lists again, as an Arrow binary array is one buffer with offsets into it.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ _MAX_VALUE_BYTES = 0xFFFF
 
 
 def as_binary(array: pa.Array) -> pa.Array:
-    """Texts or bytes as one binary array with ends of 32 bits."""
+    """Convert texts or bytes to a binary array with 32-bit offsets."""
     return array if array.type == pa.binary() else array.cast(pa.binary())
 
 
 def cuts_of(array: pa.Array) -> npt.NDArray[np.int32]:
-    """The places where a binary array is cut: one more than it has values."""
+    """The offsets of a binary array: one more than it has values."""
     cuts: npt.NDArray[np.int32] = np.frombuffer(array.buffers()[1], np.int32)
     return cuts[array.offset : array.offset + len(array) + 1]
 
 
 def sizes_of(array: pa.Array) -> Int64s:
-    """The bytes of each value; of a null 0."""
+    """The bytes of each value; 0 for a null."""
     if not len(array):
         return np.empty(0, np.int64)
     sizes = np.diff(cuts_of(array)).astype(np.int64)
@@ -54,17 +53,17 @@ def sizes_of(array: pa.Array) -> Int64s:
 
 
 def of_fixed(rows: npt.NDArray[Any]) -> pa.Array:
-    """A numpy array of items of one size as a binary array of their bytes."""
+    """Convert a numpy array of items of one size to a binary array of their bytes."""
     count, size = len(rows), rows.itemsize
     cuts = np.arange(0, size * (count + 1), size, dtype=np.int32)
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(cuts), pa.py_buffer(rows)])
 
 
 def entries_of(batch: pa.RecordBatch) -> pa.Array | None:
-    """The entry of each row of a batch of the sink, empty for none; None where no row has any.
+    """Encode the property entry of each row, empty for none; None if no row has any.
 
     Raises:
-        BadProperties: a row has what no message may carry; the text says what.
+        BadProperties: a row exceeds a limit of properties; the text names it.
     """
     columns = []
     if (tag := _column(batch, "tag")) is not None:
@@ -91,7 +90,7 @@ def entries_of(batch: pa.RecordBatch) -> pa.Array | None:
 
 
 def tag_hashes(batch: pa.RecordBatch) -> npt.NDArray[np.uint32] | None:
-    """The hash of each row's tag, 0 for none; None where no row has any."""
+    """The hash of each row's tag, 0 for none; None if no row has any."""
     tag = _column(batch, "tag")
     if tag is None:
         return None
@@ -101,7 +100,7 @@ def tag_hashes(batch: pa.RecordBatch) -> npt.NDArray[np.uint32] | None:
 
 
 def _column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
-    """A column that has anything in it."""
+    """The column, unless it is missing or entirely null."""
     at = batch.schema.get_field_index(name)
     if at < 0:
         return None
@@ -115,13 +114,13 @@ def _texts(coded: pa.DictionaryArray) -> list[str]:
 
 
 def _codes(coded: pa.DictionaryArray) -> Int64s:
-    """Which value each has; -1 for null."""
+    """The dictionary index of each row; -1 for null."""
     codes: Int64s = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
     return codes
 
 
 def _present(texts: pa.Array) -> pa.Array:
-    """Texts, with null for those that are empty."""
+    """The texts, with null in place of empty ones."""
     binary = as_binary(texts)
     empty = sizes_of(binary) == 0
     return (
@@ -135,7 +134,7 @@ def _check_tags(tag: pa.Array) -> None:
 
 
 def _key(what: str, keys: pa.Array) -> pa.Array:
-    """Keys that messages may have."""
+    """Check the limits of keys."""
     try:
         keys.cast(pa.string())
     except pa.ArrowInvalid:
@@ -147,7 +146,7 @@ def _key(what: str, keys: pa.Array) -> pa.Array:
 
 
 def _fields(kind: Field, values: pa.Array, names: pa.Array | None = None) -> pa.Array:
-    """One field for each value; null where that is null."""
+    """Encode one field for each value; null for a null."""
     heads = np.zeros(len(values), _HEAD)
     heads["kind"] = kind
     heads["value"] = sizes_of(values)
@@ -159,7 +158,7 @@ def _fields(kind: Field, values: pa.Array, names: pa.Array | None = None) -> pa.
 
 
 def _cut_again(fields: pa.Array, counts: Int64s) -> pa.Array:
-    """Fields of lists one behind the other, cut into what belongs to each list."""
+    """Cut the concatenated fields of lists into one value for each list."""
     ends = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=ends[1:])
     cuts = cuts_of(fields)[ends] if len(fields) else np.zeros(len(counts) + 1, np.int32)
@@ -213,7 +212,7 @@ def _headers(lists: pa.Array) -> pa.Array:
 
 
 def _as_lists(maps: pa.Array) -> pa.Array:
-    """Maps as lists of keys and values."""
+    """Convert maps to lists of keys and values."""
     key, item = maps.type.key_type, maps.type.item_type
     kind = pa.list_(pa.struct([pa.field("key", key, nullable=False), pa.field("value", item)]))
     return pa.Array.from_buffers(

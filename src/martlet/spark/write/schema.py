@@ -1,23 +1,23 @@
-"""The columns that the sink takes, as Spark's Kafka sink does, and some of Martlet's own.
+"""The columns of the sink: those of Spark's Kafka sink, and some more.
 
 =============== ============================ ======================================================
 column          type                         meaning
 =============== ============================ ======================================================
 value           BINARY, STRING               the body; required, and never null or empty
-topic           STRING                       where it belongs, unless option ``topic`` says it
+topic           STRING                       the topic, unless option ``topic`` has it
 key             BINARY, STRING               the order key, UTF-8: leads to one queue, in order
 partition       INT, BIGINT                  the queue, in place of the key's
 headers         ARRAY<STRUCT<key, value>>,   the application's headers: text, and text or UTF-8
                 MAP<STRING, ...>
-tag             STRING                       a word to filter by
-keys            ARRAY<STRING>                to find the message by
-deliver_at      TIMESTAMP                    not before this time
-delay           INT, BIGINT (milliseconds),  not before so long from when it is staged
+tag             STRING                       a word for consumers to filter by
+keys            ARRAY<STRING>                words to find the message by
+deliver_at      TIMESTAMP                    deliver not before this time
+delay           INT, BIGINT (milliseconds),  deliver not before this long after staging
                 INTERVAL DAY TO SECOND
 =============== ============================ ======================================================
 
-Null means none in all but ``value`` and ``topic``.  The columns that the source has beside these
-say where a message was, and are passed over: what was read can be written.
+Null means none, except in ``value`` and ``topic``.  The sink ignores the source's other columns,
+which say where a message was stored: rows that were read can be written as they are.
 """
 
 from __future__ import annotations
@@ -92,15 +92,15 @@ PASSED_OVER = frozenset(field.name for field in SCHEMA) - COLUMNS.keys()
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:
-    """See that rows of a schema can be written.
+    """Check that rows of a schema can be written.
 
     Args:
-        schema: the rows'.
-        topic: where all of them go; None where each row tells.
+        schema: the schema of the rows.
+        topic: the topic of all rows; None if each row has its own.
 
     Raises:
-        ValueError: a column is missing, unknown, or of another type; the text names those there
-            are.
+        ValueError: a column is missing, unknown, or of another type; the text names the known
+            columns.
     """
     types = {field.name: field.dataType for field in schema}
     for name, type in types.items():
@@ -112,7 +112,7 @@ def check_columns(schema: StructType, topic: str | None) -> None:
             hint = f"did you mean {near[0]}? " if near else ""
             raise ValueError(
                 f"the martlet sink has no column {name!r}: {hint}it has {', '.join(COLUMNS)};"
-                " put what else there is into value, as to_json(struct(*)) does, or into headers"
+                " put other data into value, as to_json(struct(*)) does, or into headers"
             )
         if not known.fits(type):
             raise ValueError(
@@ -125,8 +125,6 @@ def check_columns(schema: StructType, topic: str | None) -> None:
             " BINARY or STRING, such as to_json(struct(*)) AS value"
         )
     if topic is None and "topic" not in types:
-        raise ValueError(
-            "where do the rows go? give option topic, or have a column 'topic' in each row"
-        )
+        raise ValueError("the rows have no topic: give option topic, or a column 'topic'")
     if "deliver_at" in types and "delay" in types:
-        raise ValueError("columns 'deliver_at' and 'delay' each tell when: have one of them")
+        raise ValueError("columns 'deliver_at' and 'delay' exclude each other: keep one of them")

@@ -1,15 +1,16 @@
 """The sink: ``df.writeStream.format("martlet")`` and ``df.write.format("martlet")``, exactly once.
 
-Tasks stage their rows in a transaction of the broker, where nobody sees them.  When all are done,
-the driver commits: one record of the broker's log publishes the rows of all tasks, together with
-the number of the batch in the series of the query.  So whatever is killed, and when:
+Tasks stage their rows in a transaction of the broker, where no consumer sees them.  When all are
+done, the driver commits: one record of the broker's log publishes the rows of all tasks, together
+with the batch's number in the query's sequence.  So whatever is killed, and when:
 
-- before the commit, nothing of the batch is seen.  It is done again under another transaction, and
-  what was staged goes by the next commit, or by its age;
-- after the commit and before Spark's own, the batch is done again too, and the broker, which knows
-  its number, publishes nothing: the same offsets come in other pieces, so only the number tells.
+- before the commit, no row of the batch is visible.  Spark repeats the batch in another
+  transaction, and the staged rows go with the next commit, or by their age;
+- after the commit and before Spark's own, Spark repeats the batch too, and the broker, which knows
+  its number, publishes no row again.  Only the number identifies the batch: Spark may split the
+  same offsets into other tasks.
 
-The series is named by option ``applicationId``, or by the query's id, which the checkpoint keeps.
+The option ``applicationId`` names the sequence, else the query's id, which the checkpoint keeps.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pyspark.sql.types import StructType
 from martlet.plural import counted
 from martlet.spark.write.commit_message import BatchId, CommitMessage, WriteFailed, branches_of
 from martlet.spark.write.options import WriteOptions
-from martlet.spark.write.placement import NoDoor, home_of
+from martlet.spark.write.placement import BrokerUnavailable, broker_for
 from martlet.spark.write.schema import check_columns
 
 if TYPE_CHECKING:
@@ -49,11 +50,7 @@ Messages = Sequence[WriterCommitMessage | None]
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Writes the micro-batches of a stream.
-
-    Args:
-        options: the query's.
-    """
+    """Writes the micro-batches of a stream."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -62,50 +59,46 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """In a task: stage its rows."""
         context = TaskContext.get()
         if context is None:
-            raise WriteFailed("no task of Spark's runs here")
+            raise WriteFailed("this is no task of Spark")
         query, batch, run = map(context.getLocalProperty, (_QUERY_ID, _BATCH_ID, _RUN_ID))
         if not query or batch is None:
-            raise WriteFailed(f"Spark does not tell {_QUERY_ID} and {_BATCH_ID} of this task")
-        place = BatchId(self._options.application_id or query, int(batch))
-        # What a run that was killed has staged is not in the way of the next.
-        told = "\0".join((place.name, query, run or ""))
-        digest = blake2b(told.encode(), digest_size=8).hexdigest()
-        return _staged(self._options, f"spark-{digest}-{place.number}", place, iterator)
+            raise WriteFailed(f"Spark has not set {_QUERY_ID} and {_BATCH_ID} for this task")
+        batch_id = BatchId(self._options.application_id or query, int(batch))
+        # By run, so that the rows staged by a killed run are not in the way of the next.
+        identity = "\0".join((batch_id.name, query, run or ""))
+        digest = blake2b(identity.encode(), digest_size=8).hexdigest()
+        return _staged(self._options, f"spark-{digest}-{batch_id.number}", batch_id, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """On the driver: publish what tasks have staged."""
+        """On the driver: publish the staged rows."""
         _commit(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """On the driver: give it up."""
+        """On the driver: discard the staged rows."""
         _abort(self._options, messages)
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Writes the rows of a batch query, all or none.
-
-    Args:
-        options: the query's.
-    """
+    """Writes the rows of a batch query, all or none."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
         self._transaction = f"spark-{secrets.token_hex(16)}"
-        self._place: BatchId | None = None
+        self._batch_id: BatchId | None = None
         if options.application_id is not None and options.batch_id is not None:
-            self._place = BatchId(options.application_id, options.batch_id)
+            self._batch_id = BatchId(options.application_id, options.batch_id)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> CommitMessage:
         """In a task: stage its rows."""
-        return _staged(self._options, self._transaction, self._place, iterator)
+        return _staged(self._options, self._transaction, self._batch_id, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver: publish what tasks have staged."""
+        """On the driver: publish the staged rows."""
         _commit(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver: give it up, whatever tasks that failed have left unsaid."""
-        _roll_back(self._options, self._transaction, self._place)
+        """On the driver: discard the staged rows, also those of failed tasks."""
+        _roll_back(self._options, self._transaction, self._batch_id)
 
 
 def stream_writer(given: Mapping[str, str], schema: StructType) -> StreamWriter:
@@ -128,24 +121,27 @@ def batch_writer(given: Mapping[str, str], schema: StructType, *, overwrite: boo
 
 
 def _stage(
-    options: WriteOptions, transaction: str, place: BatchId | None, address: str = ""
+    options: WriteOptions, transaction: str, batch_id: BatchId | None, address: str = ""
 ) -> BrokerTransaction:
-    """Imported here: Spark plans each batch in a process of its own, which has no need of it."""
+    """Import late: the process in which Spark plans each batch does not need the client."""
     from martlet.spark.write.broker_transaction import BrokerTransaction
 
-    return BrokerTransaction(options, transaction, place, address)
+    return BrokerTransaction(options, transaction, batch_id, address)
 
 
 def _staged(
-    options: WriteOptions, transaction: str, place: BatchId | None, rows: Iterator[pa.RecordBatch]
+    options: WriteOptions,
+    transaction: str,
+    batch_id: BatchId | None,
+    rows: Iterator[pa.RecordBatch],
 ) -> CommitMessage:
     first = next((batch for batch in rows if len(batch)), None)
     if first is None:
-        return CommitMessage(transaction, place, "", 0)
-    with _stage(options, transaction, place) as stage:
+        return CommitMessage(transaction, batch_id, "", 0)
+    with _stage(options, transaction, batch_id) as stage:
         staged = stage.stage(_chain(first, rows))
     for _ in rows:
-        pass  # Of a batch that was published before: Spark wants its rows to be read.
+        pass  # Spark wants all rows read, also of a batch that was published before.
     return staged
 
 
@@ -158,64 +154,64 @@ def _commit(options: WriteOptions, messages: Messages) -> None:
     staged = [each for each in messages if isinstance(each, CommitMessage)]
     if len(staged) < len(messages):
         raise WriteFailed(
-            f"no news from {counted(len(messages) - len(staged), 'task')} of the rows written"
+            f"{counted(len(messages) - len(staged), 'task')} did not report the rows staged"
         )
     filled = [each for each in staged if each.message_count or each.is_repeated]
     if not filled:
         return
-    if len({(each.transaction, each.place) for each in filled}) > 1:
+    if len({(each.transaction, each.batch_id) for each in filled}) > 1:
         raise WriteFailed("tasks have staged in several transactions: start the query again")
-    transaction, place = filled[0].transaction, filled[0].place
+    transaction, batch_id = filled[0].transaction, filled[0].batch_id
     branches = branches_of(filled)
-    with _stage(options, transaction, place) as stage:
-        elsewhere = _published_elsewhere(options, stage, transaction, place)
+    with _stage(options, transaction, batch_id) as stage:
+        elsewhere = _published_elsewhere(options, stage, transaction, batch_id)
         if elsewhere:
             stage.roll_back()
         if elsewhere or stage.commit(branches):
-            assert place is not None
+            assert batch_id is not None
             _LOG.warning(
-                "batch %d of %s was published before, at %s, and its %d rows are not again; were"
-                " they to be others, as of a query with a new checkpoint, give them another"
+                "batch %d of %s was published before, at %s, so its %d rows are not published"
+                " again; if they are new rows, as of a query with a new checkpoint, set another"
                 " applicationId",
-                place.number,
-                place.name,
+                batch_id.number,
+                batch_id.name,
                 elsewhere or stage.address,
                 sum(branches.values()),
             )
 
 
 def _published_elsewhere(
-    options: WriteOptions, stage: BrokerTransaction, transaction: str, place: BatchId | None
+    options: WriteOptions, stage: BrokerTransaction, transaction: str, batch_id: BatchId | None
 ) -> str:
-    """The address of another broker that has published the batch; empty where none has."""
-    if place is None or len(options.addresses) == 1:
+    """The address of another broker that has published the batch; empty if none has."""
+    if batch_id is None or len(options.addresses) == 1:
         return ""
     last = stage.last_number()
-    if last is not None and last >= place.number - 1:
+    if last is not None and last >= batch_id.number - 1:
         return ""
     for address in options.addresses:
         if address != stage.address:
-            with _stage(options, transaction, place, address) as other:
+            with _stage(options, transaction, batch_id, address) as other:
                 last = other.last_number()
-            if last is not None and last >= place.number:
+            if last is not None and last >= batch_id.number:
                 return address
     return ""
 
 
 def _abort(options: WriteOptions, messages: Messages) -> None:
     known = {
-        (each.transaction, each.place)
+        (each.transaction, each.batch_id)
         for each in messages
         if isinstance(each, CommitMessage) and each.message_count
     }
-    for transaction, place in known:
-        _roll_back(options, transaction, place)
+    for transaction, batch_id in known:
+        _roll_back(options, transaction, batch_id)
 
 
-def _roll_back(options: WriteOptions, transaction: str, place: BatchId | None) -> None:
+def _roll_back(options: WriteOptions, transaction: str, batch_id: BatchId | None) -> None:
     try:
-        with _stage(options, transaction, place) as stage:
+        with _stage(options, transaction, batch_id) as stage:
             stage.roll_back()
-    except (WriteFailed, NoDoor) as error:
-        name = home_of(transaction if place is None else place.name, options.addresses)
-        _LOG.warning("what was staged at %s stays there for now: %s", name, error)
+    except (WriteFailed, BrokerUnavailable) as error:
+        name = broker_for(transaction if batch_id is None else batch_id.name, options.addresses)
+        _LOG.warning("the rows staged at %s stay there until they expire: %s", name, error)
