@@ -1,27 +1,42 @@
-"""`./run`: what it makes, when it makes it again, and what it says if it cannot.
+"""`./run`: the environment that it makes, when it makes it again, and its errors.
 
-The interpreter is a stand-in that notes what it was asked for, so that nothing is installed here;
-the real thing happens each time a fresh clone runs its tests.
+The interpreter is a stand-in that records its arguments, so nothing is installed here; the real
+thing happens each time a fresh clone runs its tests.
 """
 
+import hashlib
 import os
 import shutil
 import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TOOLS = "cat cksum date dirname env head ln mkdir mv readlink rm rmdir sh sleep tr cp grep"
+TOOLS = "cat cksum date dirname du env head ln mkdir mv readlink rm rmdir sh sleep tr cp grep"
 
 # Behaves as python, and as pip and martlet of the environments that it makes. $home is its folder.
 PYTHON = """#!/bin/sh
 home={home}
 printf '%s\\n' "$*" >>"$home/asked"
+last=
 case "$*" in
 "-c import sys; sys.exit(sys.version_info < (3, 11))") exit ${{TOO_OLD:-0}} ;;
 "-c import sys; print(sys._base_executable)") echo "$home/python3" ;;
+"- "*) [ ! -e "$home/has-ssl" ] || exec {python} "$@"; exit 1 ;;
+*" --target "*)
+    [ -e "$home/uv-in-the-index" ] || exit 1
+    for word do [ "$last" != --target ] || folder=$word; last=$word; done
+    mkdir -p "$folder/bin"
+    cp "$home/uv-in-the-index" "$folder/bin/uv" ;;
 *"-m pip"*--version*)
     case "$0" in */.venv/*) [ ! -e "$home/no-ensurepip" ] ;; *) [ ! -e "$home/no-pip" ] ;; esac ;;
 *"-m pip"*" install "*)
@@ -35,6 +50,17 @@ case "$*" in
     printf '#!/bin/sh\\necho "martlet $*"\\n' >"$folder/bin/martlet"
     chmod +x "$folder/bin/martlet" ;;
 *) exit 1 ;;
+esac
+"""
+
+# Behaves as uv: its `venv` is that of the stand-in above.
+UV = """#!/bin/sh
+home={home}
+[ "$*" != --version ] || exit 0
+printf 'uv %s\\n' "$*" >>"$home/asked"
+case "$1" in
+venv) for folder do :; done; "$home/python3" -m venv --without-pip "$folder" ;;
+pip) [ ! -e "$home/broken-index" ] || {{ echo "no such package" >&2; exit 1; }} ;;
 esac
 """
 
@@ -62,11 +88,21 @@ class Machine:
         return process.returncode, out, err
 
     def asked(self, what: str) -> list[str]:
-        """What the interpreter was asked for since the last time, if `what` is in it."""
+        """The commands of the interpreter and of uv since the last time that have `what` in them.
+
+        Without those that try to get uv.
+        """
         file = self.home / "asked"
         lines = file.read_text().splitlines() if file.exists() else []
         file.write_text("")
+        lines = [line for line in lines if "--target" not in line and not line.startswith("- ")]
         return [line for line in lines if what in line]
+
+    def offer_uv(self) -> None:
+        """Let pip find uv in the index."""
+        uv = self.home / "uv-in-the-index"
+        uv.write_text(UV.format(home=self.home))
+        uv.chmod(0o755)
 
 
 @pytest.fixture
@@ -80,11 +116,12 @@ def machine(tmp_path: Path) -> Machine:
         assert program, name
         (home / name).symlink_to(program)
     python = home / "python3"
-    python.write_text(PYTHON.format(home=home))
+    python.write_text(PYTHON.format(home=home, python=sys.executable))
     python.chmod(0o755)
     shutil.copy(ROOT / "run", clone)
-    for name in ("pyproject.toml", "requirements.lock", "requirements-build.lock"):
-        (clone / name).write_text(name)
+    (clone / "pyproject.toml").write_text("martlet")
+    for name in ("", "-core", "-build", "-uv"):
+        (clone / f"requirements{name}.lock").write_text(f"a{name}==1 --hash=sha256:00\n")
     return Machine(home, clone)
 
 
@@ -99,10 +136,131 @@ def test_it_sets_up_once_and_hands_on_the_arguments(machine: Machine) -> None:
     assert machine.asked("") == []
 
 
+@pytest.mark.parametrize(
+    ("command", "lock"),
+    [
+        ("broker --data-path=x", "requirements-core.lock"),
+        ("bench --rows mpub", "requirements-core.lock"),
+        ("", "requirements-core.lock"),
+        ("bench spark-read", "requirements.lock"),
+        ("demo", "requirements.lock"),
+        ("pipeline archive", "requirements.lock"),
+    ],
+)
+def test_a_command_gets_the_packages_that_it_needs(
+    machine: Machine, command: str, lock: str
+) -> None:
+    code, out, err = machine.run(*command.split())
+    assert (code, out) == (0, f"martlet {command}\n")
+    assert ("Spark and Java come when" in err) == (lock == "requirements-core.lock")
+    assert f" 1 packages of {lock}" in err
+    locked = [line.rpartition("/")[2] for line in machine.asked("--require-hashes")]
+    assert locked == ["requirements-build.lock", lock]
+
+
+def test_spark_comes_into_the_environment_with_the_first_command_that_needs_it(
+    machine: Machine,
+) -> None:
+    machine.run("broker")
+    machine.asked("")
+    code, _, err = machine.run("demo")
+    assert code == 0
+    assert "adding Spark" in err
+    asked = machine.asked("")
+    assert not any("venv " in line.split("--")[0] for line in asked)
+    (install,) = [line for line in asked if " install " in line]
+    assert install.endswith("requirements.lock")
+    for command in ("broker", "demo"):
+        assert machine.run(command) == (0, f"martlet {command}\n", "")
+    assert machine.asked("") == []
+
+
+def test_a_broker_needs_no_newer_spark(machine: Machine) -> None:
+    machine.run("demo")
+    (machine.clone / "requirements.lock").write_text("other versions")
+    assert machine.run("broker") == (0, "martlet broker\n", "")
+    machine.asked("")
+    assert "adding Spark" in machine.run("demo")[2]
+    assert len(machine.asked(" install ")) == 1
+
+
+def test_spark_that_cannot_be_added_leaves_the_core_as_it_was(machine: Machine) -> None:
+    machine.run("broker")
+    (machine.home / "broken-index").touch()
+    assert machine.run("demo")[0] == 1
+    assert machine.run("broker") == (0, "martlet broker\n", "")
+
+
+def test_uv_that_pip_brings_makes_and_fills_the_environment(machine: Machine) -> None:
+    machine.offer_uv()
+    (machine.home / "no-ensurepip").touch()
+    code, out, err = machine.run("broker")
+    assert (code, out) == (0, "martlet broker\n"), err
+    assert "getting uv" in err
+    assert all(line.startswith("uv pip ") for line in machine.asked(" install "))
+    assert not (machine.clone / ".venv.uv").exists()
+    # It stays in the environment, so nothing has to bring it again.
+    (machine.home / "uv-in-the-index").unlink()
+    code, out, err = machine.run("demo")
+    assert (code, out) == (0, "martlet demo\n")
+    assert "getting uv" not in err
+    (install,) = machine.asked(" install ")
+    assert install.startswith("uv pip ")
+
+
+def test_where_uv_cannot_install_pip_does(machine: Machine) -> None:
+    machine.offer_uv()
+    uv = machine.home / "uv-in-the-index"
+    uv.write_text(uv.read_text().replace("broken-index", "uv-in-the-index"))
+    code, out, err = machine.run("broker")
+    assert (code, out) == (0, "martlet broker\n"), err
+    assert "trying pip" in err
+    assert len([line for line in machine.asked(" install ") if not line.startswith("uv")]) == 3
+
+
+@contextmanager
+def index(folder: Path) -> Iterator[str]:
+    """An index of packages, which is served from a folder."""
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/simple"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("is_genuine", [True, False])
+def test_a_python_without_pip_and_venv_fetches_uv(
+    machine: Machine, tmp_path: Path, is_genuine: bool
+) -> None:
+    (machine.home / "has-ssl").touch()
+    (machine.home / "no-pip").touch()
+    (machine.home / "no-ensurepip").touch()
+    page = tmp_path / "simple" / "uv"
+    page.mkdir(parents=True)
+    wheel = page / f"uv-1.2-py3-none-manylinux_2_17_{os.uname().machine}.whl"
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("uv-1.2.data/scripts/uv", UV.format(home=machine.home))
+    others = ("uv-1.1-py3-none-manylinux_2_17_x86_64.whl", "uv-1.2-py3-none-win_amd64.whl")
+    names = [others[0], wheel.name, others[1]]
+    links = [f'<a href="/simple/uv/{name}#sha256=00">{name}</a>' for name in names]
+    (page / "index.html").write_text("\n".join(links))
+    found = hashlib.sha256(wheel.read_bytes() if is_genuine else b"another").hexdigest()
+    lock = f"uv==1.2 \\\n    --hash=sha256:{found}\n"
+    (machine.clone / "requirements-uv.lock").write_text(lock)
+    with index(tmp_path) as url:
+        code, out, err = machine.run("broker", PIP_INDEX_URL=url)
+    if is_genuine:
+        assert (code, out) == (0, "martlet broker\n"), err
+        assert all(line.startswith("uv pip ") for line in machine.asked(" install "))
+    else:
+        assert code == 1
+        assert "cannot make a virtual environment" in err
+
+
 def test_a_changed_lock_file_brings_the_environment_up_to_date(machine: Machine) -> None:
     machine.run()
     machine.asked("")
-    (machine.clone / "requirements.lock").write_text("other versions")
+    (machine.clone / "requirements-core.lock").write_text("other versions")
     code, _, err = machine.run()
     assert code == 0
     assert "up to date" in err
@@ -113,7 +271,7 @@ def test_a_changed_lock_file_brings_the_environment_up_to_date(machine: Machine)
 
 def test_an_update_that_fails_keeps_the_environment_and_is_tried_again(machine: Machine) -> None:
     machine.run()
-    (machine.clone / "requirements.lock").write_text("other versions")
+    (machine.clone / "requirements-core.lock").write_text("other versions")
     (machine.home / "broken-index").touch()
     code, out, err = machine.run()
     assert (code, out) == (1, "")
