@@ -32,9 +32,9 @@ from typing import IO, NoReturn, cast
 
 from martlet.testing.broker_process import BrokerProcess
 
-COMMAND = (sys.executable, "-m", "martlet.apps.main")
+COMMAND = (sys.executable, "-m", "martlet")
 _MAX_REQUEST_BYTES = 1 << 20
-_MODULES = ("martlet.apps.broker", "martlet.server.server", "martlet.server.http.server")
+_MODULES = ("martlet.cli.servers.broker", "martlet.server.server", "martlet.server.http.server")
 
 
 class Forked:

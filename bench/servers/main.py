@@ -22,7 +22,7 @@ from bench.servers.report import document, machine, notes, table
 from bench.servers.row import ROWS, Row
 from bench.servers.target import Target, TargetFailed
 from martlet import __version__
-from martlet.apps import pipe
+from martlet.cli import pipe
 from martlet.testing.broker_process import BrokerProcess
 
 _HTTP = "HOST:PORT[,HTTP_PORT]"

@@ -20,8 +20,7 @@ from pyspark.sql import SparkSession
 
 from bench.spark.beside import Way, folder_for, parser, take_turns, tell, timed
 from bench.spark.letters import TOPIC, fill
-from martlet.options.archive import ArchiveOptions
-from martlet.pipeline.archive import archive
+from martlet.pipeline.archive import ArchiveOptions, archive
 from martlet.spark.java import spark_session
 from martlet.testing import BrokerProcess
 

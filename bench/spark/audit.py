@@ -20,8 +20,7 @@ from pyspark.sql import SparkSession
 from bench.spark.beside import Way, folder_for, parser, take_turns, tell, timed
 from bench.spark.letters import TOPIC, fill
 from martlet.client.sync import Consumer
-from martlet.options.audit import AuditOptions
-from martlet.pipeline.audit import Audit, audit
+from martlet.pipeline.audit import Audit, AuditOptions, audit
 from martlet.spark.java import spark_session
 from martlet.testing import BrokerProcess
 

@@ -29,8 +29,7 @@ from pyspark.sql import functions as F
 from examples.flights.flights import KEY, SCHEMA
 from examples.flights.handling import TOPIC
 from examples.flights.place import PARQUET
-from martlet.options.archive import ArchiveOptions
-from martlet.pipeline.archive import CORRUPT, Archive
+from martlet.pipeline.archive import CORRUPT, Archive, ArchiveOptions
 from martlet.pipeline.archive.query import ArchiveBatch
 from martlet.spark.java import spark_session
 

@@ -126,7 +126,7 @@ class DemoBroker:
 
 async def verify(data_path: Path) -> tuple[bool, str]:
     """What ``martlet log verify`` says of the folder: whether all is well, and its last line."""
-    command = [sys.executable, "-m", "martlet.apps.main", "log", "verify", str(data_path)]
+    command = [sys.executable, "-m", "martlet", "log", "verify", str(data_path)]
     done = await asyncio.to_thread(
         subprocess.run, command, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )

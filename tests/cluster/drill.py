@@ -79,7 +79,7 @@ class Drill:
         python = [sys.executable, "-m"]
         for host in lookups:
             host.run(
-                *(*python, "martlet.apps.main", "lookup", "--log-level=warn"),
+                *(*python, "martlet.cli.main", "lookup", "--log-level=warn"),
                 f"--tcp-address={host.address}:{LOOKUP_TCP}",
                 f"--http-address={host.address}:{LOOKUP_HTTP}",
                 f"--broadcast-address={host.address}",
@@ -87,7 +87,7 @@ class Drill:
         for host in brokers:
             (self._folder / host.name).mkdir()
             host.run(
-                *(*python, "martlet.apps.main", "broker", "--log-level=warn"),
+                *(*python, "martlet.cli.main", "broker", "--log-level=warn"),
                 f"--tcp-address={host.address}:{TCP}",
                 f"--http-address={host.address}:{HTTP}",
                 f"--broadcast-address={host.address}",

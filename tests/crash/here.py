@@ -7,7 +7,7 @@ import logging
 import threading
 from pathlib import Path
 
-from martlet.apps.broker import arguments
+from martlet.cli.servers.broker import arguments
 from martlet.options import BrokerOptions
 from martlet.server.server import Server
 

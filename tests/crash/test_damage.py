@@ -25,7 +25,7 @@ from tests.crash.written_folder import (
     flip,
 )
 
-from martlet.apps.main import main
+from martlet.cli.main import main
 from martlet.log.folder import Folder
 from martlet.log.record import HEADER_BYTES, BadRecord, RecordKind, read_record
 from martlet.log.recovery import RecoveryReport, scan

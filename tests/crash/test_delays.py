@@ -18,7 +18,7 @@ from tests.crash.load import EARLY_NS, JOURNAL_INTERVAL_S, until_gone
 from tests.crash.wire import ERROR, MESSAGE, Refused, Wire, drain, http, message, mpub
 
 from martlet.addresses import Address
-from martlet.apps.main import main
+from martlet.cli.main import main
 from martlet.client import Identity
 from martlet.client.transport.connection import Connection
 from martlet.protocol.nsq import commands

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.crash.wire import HttpRefused, Refused, Wire, drain, http, mpub, pub, until
 
-from martlet.apps.main import main
+from martlet.cli.main import main
 from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.crash

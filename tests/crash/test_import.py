@@ -20,9 +20,9 @@ from tests.interop.nsqd_files import (
     write_queue,
 )
 
-from martlet.apps.main import main
 from martlet.broker.broker import BrokerCore
 from martlet.broker.recovery.restore import restore
+from martlet.cli.main import main
 from martlet.log.commit_log import CommitLog
 from martlet.migration.findings import Findings
 from martlet.migration.importing import Importing

@@ -14,7 +14,7 @@ import pytest
 from tests.crash.load import JOURNAL_INTERVAL_S, Ledger, consume, produce, until_gone
 from tests.crash.wire import drain, http, http_now
 
-from martlet.apps.main import main
+from martlet.cli.main import main
 from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.crash

@@ -12,7 +12,7 @@ import pytest
 from tests.crash.test_disk_full import small_disk
 from tests.crash.wire import Wire, drain, http, mpub, until
 
-from martlet.apps.main import main
+from martlet.cli.main import main
 from martlet.testing import BrokerProcess
 
 __all__ = ["small_disk"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.crash.wire import drain, http
 
-from martlet.apps.main import main
+from martlet.cli.main import main
 from martlet.client import Backoff, Outcome, PendingTransaction, Producer, TransactionError
 from martlet.testing import BrokerProcess
 

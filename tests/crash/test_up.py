@@ -38,7 +38,7 @@ class Up:
         self._log = folder / "up.log"
         with open(self._log, "wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "martlet.apps.main", "up", *ANYWHERE, *arguments],
+                [sys.executable, "-m", "martlet", "up", *ANYWHERE, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

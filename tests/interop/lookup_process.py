@@ -18,7 +18,7 @@ NO_NSQLOOKUPD = f"no nsqlookupd beside it: {NO_NSQD}"
 class LookupProcess(BrokerProcess):
     """A ``martlet lookup``."""
 
-    program: tuple[str, ...] = (sys.executable, "-m", "martlet.apps.main", "lookup")
+    program: tuple[str, ...] = (sys.executable, "-m", "martlet", "lookup")
 
     @property
     def command(self) -> list[str]:

@@ -179,7 +179,7 @@ def left_of(path: Path, *channels: str) -> dict[str, list[bytes]]:
 def command(source: Path, data_path: Path, *flags: str) -> list[str]:
     """The command line of an import."""
     return [
-        *(sys.executable, "-m", "martlet.apps.main", "import-nsqd", str(source)),
+        *(sys.executable, "-m", "martlet", "import-nsqd", str(source)),
         f"--data-path={data_path}",
         "--min-free-bytes=0",
         *flags,

@@ -9,9 +9,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from martlet.apps.configure import _shown, read
-from martlet.apps.main import main
 from martlet.broker.policy import BadPolicy, ChannelPolicy, TopicPolicy
+from martlet.cli.admin.configure import _shown, read
+from martlet.cli.main import main
 from martlet.testing import BrokerProcess
 
 

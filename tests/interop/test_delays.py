@@ -17,14 +17,13 @@ import aiohttp
 import pytest
 
 from martlet.addresses import Address
+from martlet.cli.admin.delayed import DelayedOptions, DelayedTool, lines
 from martlet.client import CallRefused, Consumer, Identity, Properties
 from martlet.client.transport.connection import Connection
-from martlet.options.delayed import DelayedOptions
 from martlet.properties.block import pack_block
 from martlet.protocol.nsq import commands
 from martlet.testing import Broker
 from martlet.testing.broker_process import BrokerProcess
-from martlet.tools.delayed import DelayedTool, lines
 
 
 @pytest.fixture
@@ -282,7 +281,7 @@ async def test_the_command_lists_and_cancels(broker: Broker, connection: Connect
     assert [len(page) async for _, _, page in tool(broker, "list", limit=1).pages()] == [1]
     unknown = "0123456789abcdef"
     door = f"--nsqd-http-address={broker.http_address}"
-    command = [sys.executable, "-m", "martlet.apps.main", "delayed", "cancel", "t", near_id]
+    command = [sys.executable, "-m", "martlet", "delayed", "cancel", "t", near_id]
     ran = await asyncio.to_thread(
         subprocess.run,
         [*command, unknown, door],

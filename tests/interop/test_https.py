@@ -191,7 +191,7 @@ def test_what_cannot_be_is_refused_at_the_start(
         name, _, value = flag.partition("=")
         given.append(f"{name}={paths.get(value, value)}" if value else name)
     common = [f"--data-path={tmp_path}", "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"]
-    ours = [sys.executable, "-m", "martlet.apps.main", "broker"]
+    ours = [sys.executable, "-m", "martlet", "broker"]
     for command in (ours, [NSQD]) if NSQD else (ours,):
         done = subprocess.run(
             [*command, *common, *given],
@@ -216,7 +216,7 @@ def test_without_pyopenssl_the_policy_require_is_refused_at_the_start(
     ]
     run = (
         "import sys; sys.modules['OpenSSL'] = None;"
-        " from martlet.apps.main import main; sys.exit(main())"
+        " from martlet.cli.main import main; sys.exit(main())"
     )
     done = subprocess.run(
         [sys.executable, "-c", run, "broker", *flags, *certificates.flags],

@@ -26,8 +26,8 @@ from tests.interop.nsqd_files import (
     write_queue,
 )
 
-from martlet.apps.import_nsqd import main
-from martlet.apps.main import main as martlet
+from martlet.cli.import_nsqd import main
+from martlet.cli.main import main as martlet
 from martlet.migration.findings import Findings
 from martlet.migration.importing import Importing, ImportResult, opened
 from martlet.migration.nsqd_folder import NsqdFolder

@@ -12,14 +12,14 @@ import pytest
 from tests.interop.nsqd_process import NEEDS_NSQD, NSQD
 from tests.interop.option_cases import CASES, NAMES, Case, Outcome, changed, run
 
-from martlet.apps.broker import arguments
-from martlet.apps.start import WRONG
+from martlet.cli.servers.broker import arguments
+from martlet.cli.start import WRONG
 from martlet.options import BrokerOptions, OptionError
 
 pytestmark = pytest.mark.interop
 
 RECORDED = json.loads(Path(__file__).with_name("nsqd_options.json").read_text(encoding="utf-8"))
-MARTLET = [sys.executable, "-m", "martlet.apps.main", "broker"]
+MARTLET = [sys.executable, "-m", "martlet", "broker"]
 _OTHER_DEFAULTS = {"log_prefix": "[nsqd] "}
 """What nsqd's default is where ours is another."""
 _FLAGS = {flag.config_key: flag for flag in BrokerOptions.flags().values()}

@@ -20,7 +20,7 @@ from martlet.protocol.nsq.frames import FrameSplitter, Piece, Response
 from martlet.protocol.nsq.message_run import MessageRun
 from martlet.testing import Broker
 
-COMMAND = (sys.executable, "-m", "martlet.apps.main")
+COMMAND = (sys.executable, "-m", "martlet")
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ async def test_tail_and_dump_show_them(tmp_path: Path) -> None:
             *(
                 sys.executable,
                 "-m",
-                "martlet.apps.main",
+                "martlet",
                 "tail",
                 "--topic=t",
                 "--channel=c",
@@ -226,7 +226,7 @@ async def test_tail_and_dump_show_them(tmp_path: Path) -> None:
         *(
             sys.executable,
             "-m",
-            "martlet.apps.main",
+            "martlet",
             "log",
             "dump",
             str(tmp_path),

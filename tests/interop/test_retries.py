@@ -14,8 +14,8 @@ import pytest
 from tests.interop.agent import Agent
 
 from martlet.addresses import Address
-from martlet.apps import log
 from martlet.broker.dead_letters.dead_letter import CHANNEL
+from martlet.cli import log
 from martlet.client import CallRefused, Consumer, Identity, Producer, Properties
 from martlet.client.transport.connection import Connection
 from martlet.protocol.nsq import commands

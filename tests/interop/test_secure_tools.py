@@ -53,7 +53,7 @@ def secure(certificates: Certificates) -> list[str]:
 
 def martlet(name: str, *arguments: str, input: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """Run a tool to its end."""
-    command = [sys.executable, "-m", "martlet.apps.main", name, *arguments]
+    command = [sys.executable, "-m", "martlet", name, *arguments]
     return subprocess.run(command, input=input, capture_output=True, timeout=30, check=False)
 
 

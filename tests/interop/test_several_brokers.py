@@ -17,6 +17,7 @@ from tests.interop.test_pull import FAST, Ledger, call, put, until, with_queues
 from martlet.addresses import Address
 from martlet.allocation import STRATEGIES
 from martlet.broker.groups.membership import CUSTOM
+from martlet.cli.admin.groups import describe_lines
 from martlet.client import (
     GroupMember,
     Identity,
@@ -31,7 +32,6 @@ from martlet.client.transport.connection import Connection
 from martlet.server.rpc.methods import broker_methods
 from martlet.testing import Broker, BrokerProcess
 from martlet.testing.ports import free_port
-from martlet.tools.groups import describe_lines
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from tests.interop.asking import until
 from tests.interop.lookup_process import LookupProcess
-from tests.unit.tools.test_output import whole_members
-from tests.unit.tools.test_standard_output import is_full
+from tests.unit.cli.nsq_tools.test_output_file import whole_members
+from tests.unit.cli.test_standard_output import is_full
 
 from martlet.testing import BrokerProcess
 
@@ -31,7 +31,7 @@ def broker() -> Iterator[BrokerProcess]:
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "martlet.apps.main", *arguments]
+    return [sys.executable, "-m", "martlet", *arguments]
 
 
 def martlet(*arguments: str, input: bytes = b"") -> subprocess.CompletedProcess[bytes]:

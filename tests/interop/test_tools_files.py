@@ -11,7 +11,7 @@ import pytest
 from tests.interop.asking import ask, until
 from tests.interop.test_tools import channels, command
 from tests.interop.test_tools_send import fill, stored_all
-from tests.unit.tools.test_output import whole_members
+from tests.unit.cli.nsq_tools.test_output_file import whole_members
 
 from martlet.testing import BrokerProcess
 

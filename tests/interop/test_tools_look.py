@@ -20,9 +20,9 @@ from tests.interop.asking import ask, until
 from tests.interop.lookup_process import LookupProcess
 from tests.interop.nsqd_process import NEEDS_NSQD, NSQD, NsqdProcess
 from tests.interop.test_tools import channels, command
-from tests.unit.tools.test_standard_output import waiting_bytes
+from tests.unit.cli.test_standard_output import waiting_bytes
 
-from martlet.apps.main import main
+from martlet.cli.main import main
 from martlet.testing import BrokerProcess
 
 pytestmark = pytest.mark.interop

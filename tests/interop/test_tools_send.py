@@ -17,13 +17,11 @@ from tests.interop.http_sink import HttpSink
 from tests.interop.nsqd_process import NEEDS_NSQD, NsqdProcess
 from tests.interop.test_tools import channels, command, running
 
+from martlet.cli.nsq_tools import relay as relay_module
+from martlet.cli.nsq_tools.relay import Relay, RelayOptions
+from martlet.cli.nsq_tools.to_http import ToHttp, ToHttpOptions
 from martlet.options import OptionError
-from martlet.options.relay import RelayOptions
-from martlet.options.to_http import ToHttpOptions
 from martlet.testing import BrokerProcess
-from martlet.tools import relay as relay_module
-from martlet.tools.relay import Relay
-from martlet.tools.to_http import ToHttp
 
 pytestmark = pytest.mark.interop
 

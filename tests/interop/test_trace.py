@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from tests.crash.wire import HttpRefused, http_now
 
-from martlet.apps.main import main
+from martlet.cli.main import main
 from martlet.client import (
     Consumer,
     Identity,

@@ -21,9 +21,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from tests.spark.publish import publish
 
-from martlet.options.archive import ArchiveOptions
 from martlet.options.flag import OptionError
-from martlet.pipeline.archive import JOB, archive
+from martlet.pipeline.archive import JOB, ArchiveOptions, archive
 from martlet.pipeline.job import OK, carry_out, cause
 from martlet.testing import BrokerProcess
 from martlet.testing.ports import free_port
@@ -200,7 +199,7 @@ def test_the_command(broker: BrokerProcess, tmp_path: Path) -> None:
     publish(broker.http_address, "raw", [b"\xff\x00", b"two"])
     out = tmp_path / "out"
     command = [
-        *(sys.executable, "-m", "martlet.apps.main", "pipeline", "archive", "--once"),
+        *(sys.executable, "-m", "martlet", "pipeline", "archive", "--once"),
         *("--addresses", broker.http_address, "--topic", "raw", "--master", "local[1]"),
     ]
     done = subprocess.run(

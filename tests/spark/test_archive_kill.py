@@ -62,7 +62,7 @@ class Feed:
 
 def command(broker: BrokerProcess, out: Path, *more: str) -> list[str]:
     return [
-        *(sys.executable, "-m", "martlet.apps.main", "pipeline", "archive", "--master=local[2]"),
+        *(sys.executable, "-m", "martlet", "pipeline", "archive", "--master=local[2]"),
         *(f"--addresses={broker.http_address}", "--topic=t", f"--out={out}"),
         *("--interval=0s", f"--max-offsets={3 * BATCH}", "--compact-files=8", *more),
     ]

@@ -14,8 +14,7 @@ from tests.spark.publish import publish
 
 from martlet.broker.tracing.counters import FIRST_BUCKET
 from martlet.client.sync import Consumer
-from martlet.options.audit import AuditOptions
-from martlet.pipeline.audit import JOB, audit
+from martlet.pipeline.audit import JOB, AuditOptions, audit
 from martlet.pipeline.audit.facts import FactKind
 from martlet.pipeline.audit.reading import decoded
 from martlet.pipeline.audit.segment_listing import look

@@ -10,9 +10,8 @@ from pyspark.sql import SparkSession
 from tests.spark.publish import ask, post
 
 from martlet.client.sync import Consumer, Producer
-from martlet.options.dead_letter_job import DeadLetterJobOptions
 from martlet.options.flag import OptionError
-from martlet.pipeline.dead_letters import dead_letters
+from martlet.pipeline.dead_letters import DeadLetterJobOptions, dead_letters
 from martlet.pipeline.dead_letters.reader import kind_of
 from martlet.pipeline.job import JobFailed
 from martlet.testing import BrokerProcess

@@ -27,7 +27,7 @@ LIMIT_S = 400
 @contextmanager
 def demo(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "martlet.apps.main", "demo", *arguments],
+        [sys.executable, "-m", "martlet", "demo", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -12,17 +12,15 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.spark.publish import ask, publish
 
-from martlet.options.archive import ArchiveOptions
-from martlet.options.audit import AuditOptions
-from martlet.options.live_report import LiveReportOptions
-from martlet.options.replay_job import ReplayJobOptions
 from martlet.pipeline import archive as archive_job
 from martlet.pipeline import audit as audit_job
 from martlet.pipeline import replay as replay_job
 from martlet.pipeline import report as report_job
-from martlet.pipeline.archive import archive
+from martlet.pipeline.archive import ArchiveOptions, archive
+from martlet.pipeline.audit import AuditOptions
 from martlet.pipeline.job import OK, WRONG, carry_out
-from martlet.pipeline.report import report
+from martlet.pipeline.replay import ReplayJobOptions
+from martlet.pipeline.report import LiveReportOptions, report
 from martlet.pipeline.report.description import of_sql
 from martlet.testing import BrokerProcess
 from martlet.testing.ports import free_port
@@ -125,7 +123,7 @@ def test_topics_that_are_yet_to_come(
 def test_a_job_is_told_to_end_while_it_waits_for_a_broker(tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [
-        *(sys.executable, "-m", "martlet.apps.main", "pipeline", "archive", "--topic=orders"),
+        *(sys.executable, "-m", "martlet", "pipeline", "archive", "--topic=orders"),
         *(f"--addresses=127.0.0.1:{free_port()}", f"--out={out}"),
     ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

@@ -11,12 +11,11 @@ import pytest
 from pyspark.sql import Row, SparkSession
 from tests.spark.publish import post, publish
 
-from martlet.options.archive import ArchiveOptions
 from martlet.options.flag import OptionError
-from martlet.options.replay_job import ReplayJobOptions
 from martlet.pipeline import archive
+from martlet.pipeline.archive import ArchiveOptions
 from martlet.pipeline.job import OK, JobFailed, Run, carry_out
-from martlet.pipeline.replay import JOB, Replayed, replay
+from martlet.pipeline.replay import JOB, Replayed, ReplayJobOptions, replay
 from martlet.pipeline.replay.progress import Ledger
 from martlet.pipeline.replay.replay import ReplayJob
 from martlet.testing import BrokerProcess

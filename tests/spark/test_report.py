@@ -13,9 +13,8 @@ from pyspark.sql import SparkSession
 from tests.spark.publish import publish
 
 from martlet.options.flag import OptionError
-from martlet.options.live_report import LiveReportOptions
 from martlet.pipeline.job import JobFailed
-from martlet.pipeline.report import of_sql, parse, report
+from martlet.pipeline.report import LiveReportOptions, of_sql, parse, report
 from martlet.testing import BrokerProcess
 
 # A machine that is busy elsewhere starts a Java virtual machine in a minute.

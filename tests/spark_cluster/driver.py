@@ -18,12 +18,12 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from martlet.options.archive import ArchiveOptions
-from martlet.options.audit import AuditOptions
-from martlet.options.dead_letter_job import DeadLetterJobOptions
-from martlet.options.live_report import LiveReportOptions
-from martlet.options.replay_job import ReplayJobOptions
+from martlet.pipeline.archive import ArchiveOptions
+from martlet.pipeline.audit import AuditOptions
+from martlet.pipeline.dead_letters import DeadLetterJobOptions
 from martlet.pipeline.job import Run
+from martlet.pipeline.replay import ReplayJobOptions
+from martlet.pipeline.report import LiveReportOptions
 from martlet.pipeline.stream_monitor import follow
 from martlet.spark.java import spark_session
 

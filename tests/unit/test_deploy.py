@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from martlet.apps import broker, lookup, start
+from martlet.cli import start
+from martlet.cli.servers import broker, lookup
 from martlet.options import BrokerOptions, LogOptions, LookupOptions
 from martlet.testing import Broker
 
@@ -59,7 +60,7 @@ def test_a_wrong_config_file_is_not_tried_again(name: str, tmp_path: Path) -> No
     config = tmp_path / "config.toml"
     config.write_text('log_level = "loud"', encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-m", "martlet.apps.main", name, f"--config={config}"],
+        [sys.executable, "-m", "martlet", name, f"--config={config}"],
         capture_output=True,
         text=True,
         timeout=60,

@@ -16,14 +16,13 @@ DOORS = {"admin", "spark", "client", "lookup", "server"}
 
 # What each room may import beside itself and the modules on the ground.
 MAY_IMPORT = {
-    "apps": {"pipeline", "supervisor", "tools", "migration", "testing", "protocol"} | DOORS | LOWER,
+    "cli": {"pipeline", "supervisor", "migration", "testing", "protocol"} | DOORS | LOWER,
     "migration": {"server"} | LOWER,
     "testing": {"protocol"} | DOORS | LOWER,
     "admin": {"client"} | LOWER,
     "pipeline": {"client", "spark"} | LOWER,
     "spark": {"client"} | LOWER,
     "client": {"layer", "protocol"},
-    "tools": {"client"},
     "supervisor": set(),
     # Its HTTP door and its listening sockets are those of the broker.
     "lookup": {"layer", "protocol", "server"} | LOWER,
@@ -108,7 +107,7 @@ def room_of(module: str) -> str | None:
         return None
     room = rest.partition(".")[0]
     if room == "__main__":
-        return "apps"
+        return "cli"
     if room in {"options", "properties"} or not (SOURCE / "martlet" / room).is_dir():
         return "ground"
     return room or "ground"
@@ -180,9 +179,9 @@ def test_every_module_keeps_to_the_order_of_the_rooms() -> None:
         ("martlet.server.tcp", "from martlet.client import connection"),
         ("martlet.spark.source", "from martlet.protocol import nsq_v2"),
         ("martlet.client.group", "from martlet.testing import Broker"),
-        ("martlet.migration.load", "from martlet.apps import main"),
+        ("martlet.migration.load", "from martlet.cli import main"),
         ("martlet.options", "from martlet.log import record"),
-        ("martlet.spark.source", "from martlet.apps import main"),
+        ("martlet.spark.source", "from martlet.cli import main"),
         ("pyspark_martlet", "from martlet.server import tcp"),
     ],
 )
@@ -203,7 +202,7 @@ def test_the_check_finds(module: str, source: str) -> None:
         ("martlet.broker.topic.topic", "from martlet.options import BrokerOptions"),
         ("martlet.protocol.nsq.v2", "import struct\nimport numpy as np"),
         ("martlet.log.segment", "import os, mmap\nfrom martlet import __version__"),
-        ("martlet.apps.up", "from martlet.protocol import nsq_v2\nimport martlet.testing"),
+        ("martlet.cli.up", "from martlet.protocol import nsq_v2\nimport martlet.testing"),
         ("pyspark_martlet", "from martlet.spark.source import MartletDataSource"),
     ],
 )
@@ -219,14 +218,14 @@ def test_the_check_lets_pass(module: str, source: str) -> None:
             {"pyspark", "pyarrow", "pandas", "aiohttp", "rich", "opentelemetry"},
         ),
         ("import martlet.testing.pytest_plugin", {"pyspark", "pyarrow", "pandas", "aiohttp"}),
-        ("import martlet.apps.broker", {"pyspark", "pyarrow", "pandas", "aiohttp", "rich"}),
-        ("import martlet.apps.import_nsqd", {"pyspark", "pyarrow", "pandas", "aiohttp", "rich"}),
+        ("import martlet.cli.servers.broker", {"pyspark", "pyarrow", "pandas", "aiohttp", "rich"}),
+        ("import martlet.cli.import_nsqd", {"pyspark", "pyarrow", "pandas", "aiohttp", "rich"}),
         (
-            "from martlet.apps.main import main; assert main(['--version']) == 0",
+            "from martlet.cli.main import main; assert main(['--version']) == 0",
             {"pyspark", "pyarrow", "pandas", "aiohttp", "rich", "numpy", "asyncio", "uvloop"},
         ),
         (
-            "from martlet.apps.main import main; assert main(['--help']) == 0",
+            "from martlet.cli.main import main; assert main(['--help']) == 0",
             {"pyspark", "pyarrow", "pandas", "aiohttp", "rich", "numpy", "asyncio", "uvloop"},
         ),
     ],

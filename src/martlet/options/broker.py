@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from martlet.names import is_valid_name
 from martlet.options.delivery import DeliveryOptions
 from martlet.options.flag import OptionError
+from martlet.options.metrics import ReportOptions
 from martlet.options.network import NetworkOptions
-from martlet.options.report import ReportOptions
 from martlet.options.security import SecurityOptions
 from martlet.options.storage import StorageOptions
 from martlet.options.transactions import TransactionOptions

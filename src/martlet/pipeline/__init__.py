@@ -2,8 +2,7 @@
 
 Each is a module with its function, and its `JOB`, which `martlet.pipeline.job` says what is::
 
-    from martlet.options.archive import ArchiveOptions
-    from martlet.pipeline.archive import archive
+    from martlet.pipeline.archive import ArchiveOptions, archive
 
     archive(ArchiveOptions(addresses=("127.0.0.1:4151",), topics=("orders",), out="archive"))
 

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from rich.console import Console
 
 from martlet.options.flag import OptionError
-from martlet.options.pipeline import JobOptions
 from martlet.pipeline.metrics import Meter
+from martlet.pipeline.options import JobOptions
 from martlet.spark.brokers.brokers import NoSuchTopicError
 from martlet.spark.java import spark_session
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from martlet.options.flag import OptionError
-from martlet.options.pipeline import StreamJobOptions
+from martlet.pipeline.options import StreamJobOptions
 from martlet.spark.brokers.brokers import NoSuchTopicError, QueryBrokers
 from martlet.spark.read.options import ReadOptions
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from martlet.options import LogLevel
-from martlet.options.up import EVERYWHERE, PORT_STEP, UpOptions, host_of, port_of
+from martlet.supervisor.options import EVERYWHERE, PORT_STEP, UpOptions, host_of, port_of
 
 
 @dataclass(frozen=True)

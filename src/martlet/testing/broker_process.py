@@ -95,7 +95,7 @@ class BrokerProcess:
     def command(self) -> list[str]:
         """What is run."""
         return [
-            *(sys.executable, "-m", "martlet.apps.main", "broker"),
+            *(sys.executable, "-m", "martlet", "broker"),
             f"--tcp-address={self.tcp_address}",
             f"--http-address={self.http_address}",
             f"--https-address={self.https_address}",

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from martlet.options.pipeline import JobOptions
 from martlet.pipeline import job as module
 from martlet.pipeline.job import FAILED, OK, WRONG, Job, Run, WrongQuery, carry_out
+from martlet.pipeline.options import JobOptions
 
 
 @pytest.fixture

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from martlet.apps import start, up
-from martlet.apps.broker import arguments
+from martlet.cli import start
+from martlet.cli.servers import up
+from martlet.cli.servers.broker import arguments
 from martlet.options import OptionError
-from martlet.options.up import UpOptions
+from martlet.supervisor.options import UpOptions
 from martlet.supervisor.plan import plan
 
 

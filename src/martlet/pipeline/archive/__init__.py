@@ -16,7 +16,8 @@ each queue is archived is told by the very commit that lets its files be there.
 """
 
 from martlet.pipeline.archive.job import JOB, Result, archive
+from martlet.pipeline.archive.options import ArchiveOptions
 from martlet.pipeline.archive.query import Archive
 from martlet.pipeline.archive.rows import CORRUPT
 
-__all__ = ["CORRUPT", "JOB", "Archive", "Result", "archive"]
+__all__ = ["CORRUPT", "JOB", "Archive", "ArchiveOptions", "Result", "archive"]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import Counter
 
-from martlet.options.archive import ArchiveOptions
 from martlet.options.flag import OptionError
 from martlet.pipeline.archive.compaction import Compacted
+from martlet.pipeline.archive.options import ArchiveOptions
 from martlet.pipeline.archive.parquet_table import ParquetTable
 from martlet.pipeline.archive.query import (
     Archive,

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from martlet.options.archive import ArchiveOptions
 from martlet.pipeline.archive.compaction import Compacted, Compaction, CompactionWatch
 from martlet.pipeline.archive.manifest import Manifest
+from martlet.pipeline.archive.options import ArchiveOptions
 from martlet.pipeline.archive.parquet_table import ParquetTable
 from martlet.pipeline.archive.rows import shape_of
 from martlet.pipeline.archive.source import FORMAT, RUN, WRITING, ArchiveSource, packed

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from martlet.durations import MILLISECOND_NS
 from martlet.log.folder import NoLog
-from martlet.options.audit import AuditOptions
 from martlet.pipeline.audit.coverage import Extent
 from martlet.pipeline.audit.facts import Fact, FactKind
 from martlet.pipeline.audit.finding import Finding
+from martlet.pipeline.audit.options import AuditOptions
 from martlet.pipeline.audit.result import Audit, LogSummary
 from martlet.pipeline.audit.segment_listing import Survey, ask, look
 from martlet.pipeline.job import LOSS, OK, Job, JobFailed, Run, session
@@ -33,7 +33,7 @@ from martlet.spark.brokers.endpoint import Endpoint
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["JOB", "Audit", "audit"]
+__all__ = ["JOB", "Audit", "AuditOptions", "audit"]
 
 _LOOKS = 3
 """So often a log is looked at that changes while it is read."""

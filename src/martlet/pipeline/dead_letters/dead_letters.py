@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from martlet.options.dead_letter_job import DeadLetterJobOptions
+from martlet.pipeline.dead_letters.options import DeadLetterJobOptions
 from martlet.pipeline.dead_letters.reader import Keeper, keepers, letters
 from martlet.pipeline.dead_letters.redrive import Done, act
 from martlet.pipeline.fields import with_fields

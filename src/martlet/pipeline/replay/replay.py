@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from martlet.durations import SECOND_NS
 from martlet.options.flag import OptionError
-from martlet.options.replay_job import TOPIC_PLACE, ReplayJobOptions
 from martlet.pipeline.fields import with_fields
 from martlet.pipeline.job import OK, Job, Run, query_errors_as, session
+from martlet.pipeline.replay.options import TOPIC_PLACE, ReplayJobOptions
 from martlet.pipeline.replay.progress import Ledger, ReplayPlan, ReplayProgress, ReplayStep
 from martlet.pipeline.replay.source import Past, Position, left, sent_columns
 from martlet.plural import counted

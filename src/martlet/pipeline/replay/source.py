@@ -15,8 +15,8 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
-from martlet.options.replay_job import ReplayJobOptions
 from martlet.pipeline.job import JobFailed, query_errors_as
+from martlet.pipeline.replay.options import ReplayJobOptions
 from martlet.spark.brokers.brokers import QueryBrokers
 from martlet.spark.read.offset_bound import Bound, BoundOffset, parse_bound
 from martlet.spark.read.offsets import QueueKey, nested

@@ -1,6 +1,16 @@
 """The live report: figures over windows of time, from any topic, shown while messages come in."""
 
 from martlet.pipeline.report.description import BadDescription, Description, Figure, of_sql, parse
+from martlet.pipeline.report.options import LiveReportOptions
 from martlet.pipeline.report.report import JOB, report
 
-__all__ = ["JOB", "BadDescription", "Description", "Figure", "of_sql", "parse", "report"]
+__all__ = [
+    "JOB",
+    "BadDescription",
+    "Description",
+    "Figure",
+    "LiveReportOptions",
+    "of_sql",
+    "parse",
+    "report",
+]

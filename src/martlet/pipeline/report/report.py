@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from martlet.durations import SECOND_NS
 from martlet.options.flag import OptionError
-from martlet.options.live_report import LiveReportOptions
 from martlet.pipeline.archive.store import Store
 from martlet.pipeline.fields import with_fields
 from martlet.pipeline.job import OK, Job, JobFailed, Run, cause, query_errors_as, session
@@ -32,6 +31,7 @@ from martlet.pipeline.report.description import (
     parse,
 )
 from martlet.pipeline.report.identity import keys_of
+from martlet.pipeline.report.options import LiveReportOptions
 from martlet.pipeline.report.query import START, TABLE, quoted, require_columns, sql_of
 from martlet.pipeline.report.render import page_of, print_board
 from martlet.pipeline.stream_monitor import begun, follow

@@ -21,11 +21,11 @@ from martlet.broker.topic.follow import follow
 from martlet.broker.topic.offset_reset import begin_group, reset_group
 from martlet.broker.tracing.model import Trace, TraceResult, fields_of
 from martlet.broker.tracing.recorder import TraceStep
+from martlet.cli.admin.trace import text as text_of
 from martlet.log.folder import Folder
 from martlet.log.storage import DiskStorage
 from martlet.properties.model import Properties
 from martlet.testing import SimulatedClock
-from martlet.tools.trace import text as text_of
 
 SEGMENT_BYTES = 1 << 16
 

@@ -1,0 +1,5 @@
+"""Commands that look at brokers and change them, over HTTP.
+
+May import: `martlet.cli.broker_http`, and `martlet.broker` for names and policies. Start with
+`peek`, a typical one.
+"""

@@ -1,0 +1,254 @@
+"""``martlet groups``: the groups whose members fetch from allocated queues, looked at and reset.
+
+Each broker is asked by calls (see `martlet.server.rpc.groups`), and has groups of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from martlet.cli import tool
+from martlet.cli.admin.replay import time_ns
+from martlet.cli.broker_http import BrokerHttpClients, DoorOptions, NoHttpAnswer
+from martlet.cli.standard_output import StandardOutput
+from martlet.cli.text import laid_out, printable
+from martlet.durations import MILLISECOND_NS
+from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.options import require_names
+from martlet.plural import counted
+
+ACTIONS = ("list", "describe", "reset")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupOptions(DoorOptions):
+    """What ``martlet groups`` is started with.
+
+    Raises:
+        OptionError: there is no such action, or it is not said which group, or where to.
+    """
+
+    action: str = option(
+        "action", FlagKind.STRING, "", f"one of {', '.join(ACTIONS)}", section="what to do"
+    )
+    topic: str = option("topic", FlagKind.STRING, "", "the topic", section="which group")
+    group: str = option("group", FlagKind.STRING, "", "its name")
+    to_first: bool = option(
+        "to-first", FlagKind.BOOL, False, "to all that is there", section="where to reset it"
+    )
+    to_last: bool = option("to-last", FlagKind.BOOL, False, "to what comes from now on")
+    to_time: str = option(
+        "to-time",
+        FlagKind.STRING,
+        "",
+        "to what was published at or after this time: 2026-01-31T12:00:00 in local time, with Z or"
+        " +01:00 in another, seconds since 1970, or how long ago, as 90m",
+    )
+    to_offset: int = option(
+        "to-offset",
+        FlagKind.INT,
+        -1,
+        "to this offset, of one --queue where there are several (default: not given)",
+        limits=(-1, None),
+    )
+    queue: int = option(
+        "queue",
+        FlagKind.INT,
+        -1,
+        "only this queue of the topic (default: all of them)",
+        limits=(-1, 1023),
+    )
+    force: bool = option(
+        "force", FlagKind.BOOL, False, "though it has members: they have to join again"
+    )
+    json: bool = option("json", FlagKind.BOOL, False, "lines of JSON", section="output")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.action not in ACTIONS:
+            told = f"{self.action!r} is none of them" if self.action else "none is given"
+            raise OptionError(f"what to do is one of {', '.join(ACTIONS)}: {told}")
+        for flag in ("topic", "group"):
+            value = getattr(self, flag)
+            if value:
+                require_names(flag, [value])
+            elif self.action != "list":
+                raise OptionError(f"which group? Name --{flag}")
+        if self.action == "reset":
+            self._check_reset()
+
+    def _check_reset(self) -> None:
+        given = self.to_first + self.to_last + bool(self.to_time) + (self.to_offset >= 0)
+        if given != 1:
+            raise OptionError(
+                "say where to, with one of --to-first, --to-last, --to-time and --to-offset"
+            )
+        if self.to_time:
+            time_ns("to-time", self.to_time, 0)
+        if self.to_offset >= 0 and len(self.nsqd_http_addresses) != 1:
+            raise OptionError(
+                "--to-offset needs one --nsqd-http-address: each broker counts offsets of its own"
+            )
+
+    def fields(self, now_ns: int) -> dict[str, object]:
+        """Those of the call."""
+        fields: dict[str, object] = {}
+        if self.topic:
+            fields["topic"] = self.topic
+        if self.action == "list":
+            return fields
+        fields["group"] = self.group
+        if self.action == "reset":
+            fields["force"] = self.force
+            if self.queue >= 0:
+                fields["queue"] = self.queue
+            if self.to_time:
+                time_ms = time_ns("to-time", self.to_time, now_ns) // MILLISECOND_NS
+                fields |= {"to": "time", "time_ms": time_ms}
+            elif self.to_offset >= 0:
+                fields |= {"to": "offset", "offset": self.to_offset}
+            else:
+                fields["to"] = "first" if self.to_first else "last"
+        return fields
+
+
+Fields = dict[str, Any]
+_NOT_THERE = 404
+
+
+class GroupTool:
+    """Does what the flags say.
+
+    Args:
+        options: as the flags give them.
+        clock: nanoseconds since 1970.
+    """
+
+    def __init__(self, options: GroupOptions, clock: Callable[[], int] = time.time_ns) -> None:
+        self._options = options
+        self._clock = clock
+
+    async def run(self) -> list[Fields]:
+        """What each broker answers, with ``broker`` in it; one that has no such group is passed
+        over, if another has. Raises NoHttpAnswer.
+        """
+        options = self._options
+        found: list[Fields] = []
+        missing: NoHttpAnswer | None = None
+        async with BrokerHttpClients(options) as doors:
+            for url in await doors.brokers(options.topic):
+                try:
+                    fields = options.fields(self._clock())
+                    answer = await doors.call(url, f"group.{options.action}", fields)
+                except NoHttpAnswer as error:
+                    if error.status != _NOT_THERE:
+                        raise
+                    missing = error
+                else:
+                    found.append({"broker": url} | answer)
+        if missing is not None and not found:
+            raise missing
+        return found
+
+
+def list_lines(answers: Iterable[Fields]) -> list[str]:
+    """Groups for people, a line each."""
+    rows: list[tuple[str, ...]] = [("TOPIC", "GROUP", "MEMBERS", "QUEUES", "LAG", "BROKER")]
+    for answer in answers:
+        for group in answer["groups"]:
+            count = [str(group[name]) for name in ("members", "queues", "lag")]
+            paused = " (paused)" if group["paused"] else _follows(group)
+            rows.append((group["topic"], group["group"] + paused, *count, answer["broker"]))
+    return laid_out(rows, (2, 3, 4))
+
+
+def describe_lines(answer: Fields, now_ms: int) -> list[str]:
+    """A group for people."""
+    paused = ", paused" if answer["paused"] else ""
+    who = _follows(answer).strip(" ()") or (
+        f"{counted(len(answer['members']), 'member')}, {answer['strategy']}"
+    )
+    if answer.get("leader") is not None:
+        who += f" over all brokers, led by {printable(answer['leader'])}"
+    tags = f", only tags {', '.join(answer['tags'])}" if answer["tags"] else ""
+    lines = [
+        f"{answer['topic']}/{answer['group']} at {answer['broker']}: lag {answer['lag']},"
+        f" {who}{paused}{tags}"
+    ]
+    rows: list[tuple[str, ...]] = [("QUEUE", "MEMBER", "COMMITTED", "END", "LAG", "DEFERRED")]
+    for queue in answer["queues"]:
+        holder = printable(queue["member"] or "-")
+        if queue["revoked"]:
+            holder += " (to let go of it)"
+        count = [str(queue[name]) for name in ("offset", "end_offset", "lag", "deferred")]
+        rows.append((str(queue["queue"]), holder, *count))
+    lines += ["", *laid_out(rows, (0, 2, 3, 4, 5))]
+    if answer["members"]:
+        rows = [("MEMBER", "ADDRESS", "ROOM", "SINCE", "QUEUES")]
+        for member in answer["members"]:
+            since = f"{max(0, now_ms - member['since_ms']) // 1000}s"
+            queues = " ".join(map(str, member["queues"])) or "-"
+            name, room = printable(member["member"]), printable(member["room"])
+            rows.append((name, member["address"], room, since, queues))
+        lines += ["", *laid_out(rows, (3,))]
+    return lines
+
+
+def _follows(group: Fields) -> str:
+    """Whether a group stands for a reader that keeps its own place."""
+    if group.get("kind") != "follower":
+        return ""
+    return " (follower, retains)" if group["retain"] else " (follower)"
+
+
+def reset_lines(answer: Fields) -> list[str]:
+    """What became of a reset, for people."""
+    names = ("queue", "before", "offset", "lag")
+    rows: list[tuple[str, ...]] = [("QUEUE", "WAS AT", "IS AT", "LAG")]
+    rows += [tuple(str(queue[name]) for name in names) for queue in answer["queues"]]
+    return [f"reset at {answer['broker']}", "", *laid_out(rows, (0, 1, 2, 3))]
+
+
+DESCRIPTION = (
+    "List the groups whose members fetch from the queues allocated to them, describe one (its"
+    " members, who has which queue, how far each queue is committed and what is left), or reset its"
+    " offsets. What to do, the topic and the group may stand without their flags: martlet groups"
+    " describe TOPIC GROUP. A reset is refused while the group has members, unless --force is"
+    " given: they have to join again then, which clients do by themselves. A reset forward passes"
+    " over what lies between; deferred messages keep their times, wherever the group is set."
+)
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Do it; the result is the exit code of the process."""
+    found = tool.named(GroupOptions, argv, "action", "topic", "group")
+    options = tool.options("groups", DESCRIPTION, GroupOptions, found, "ACTION [TOPIC GROUP]")
+
+    async def run() -> None:
+        answers = await GroupTool(options).run()
+        lines: list[str] = []
+        if options.json:
+            lines = [json.dumps(answer, ensure_ascii=False) for answer in answers]
+        elif options.action == "list":
+            lines = list_lines(answers)
+            if not lines:
+                log.info("there are no groups")
+        elif options.action == "reset":
+            for answer in answers:
+                lines += reset_lines(answer)
+        else:
+            for number, answer in enumerate(answers):
+                lines += [""] * bool(number)
+                lines += describe_lines(answer, time.time_ns() // 1_000_000)
+        if lines:
+            output = StandardOutput(sys.stdout.fileno())
+            await output.show([f"{line}\n".encode() for line in lines])
+
+    return tool.run_alone(run)

@@ -1,0 +1,233 @@
+"""``martlet peek``: shows what a channel has yet to finish, and takes nothing.
+
+Each broker is asked page by page; what is shown changes while it is looked at, as a queue does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from base64 import b64decode
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from martlet.cli import tool
+from martlet.cli.broker_http import BrokerHttpClients, ChannelOptions
+from martlet.cli.standard_output import StandardOutput
+from martlet.cli.text import printable
+from martlet.extras import how_to_install
+from martlet.options.flag import FlagKind, OptionError, option
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+STATES = ("in_flight", "deferred", "due", "waiting")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeekOptions(ChannelOptions):
+    """What ``martlet peek`` is started with."""
+
+    states: tuple[str, ...] = option(
+        "state",
+        FlagKind.STRINGS,
+        (),
+        f"only messages in this state, one of {', '.join(STATES)}; may be given several times",
+        section="messages",
+    )
+    offset: int = option(
+        "offset",
+        FlagKind.INT,
+        0,
+        "begin with the message at this offset, of each queue",
+        limits=(0, None),
+    )
+    limit: int = option(
+        "limit",
+        FlagKind.INT,
+        20,
+        "show so many messages of each broker (0: all of them)",
+        limits=(0, None),
+    )
+    max_body_bytes: int = option(
+        "max-body-bytes",
+        FlagKind.SIZE,
+        1024,
+        "show no more of a body",
+        limits=(0, 8 << 20),
+        section="output",
+    )
+    json: bool = option("json", FlagKind.BOOL, False, "a line of JSON for each message")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for state in self.states:
+            if state not in STATES:
+                raise OptionError(f"--state={state} is none of {', '.join(STATES)}")
+
+
+Message = dict[str, Any]
+"""As a broker tells it, and ``broker``, which of them it is."""
+_PAGE = 500
+
+
+class Peek:
+    """Looks into a channel.
+
+    Args:
+        options: as the flags give them.
+    """
+
+    def __init__(self, options: PeekOptions) -> None:
+        self._options = options
+
+    async def pages(self) -> AsyncIterator[list[Message]]:
+        """The messages of each broker, queue by queue and by offset, a few hundred at a time.
+
+        Raises NoAnswer.
+        """
+        options = self._options
+        async with BrokerHttpClients(options) as doors:
+            for url in await doors.brokers(options.topic):
+                left = options.limit or None
+                offset, queue = options.offset, 0
+                while left != 0:
+                    page = await doors.get(
+                        url,
+                        "/channel/peek",
+                        {
+                            "topic": options.topic,
+                            "channel": options.channel,
+                            "state": ",".join(options.states),
+                            "queue": str(queue),
+                            "offset": str(offset),
+                            "limit": str(min(_PAGE, left or _PAGE)),
+                            "max_body_bytes": str(options.max_body_bytes),
+                        },
+                    )
+                    told = {"broker": url, "now_ns": page["now_ns"]}
+                    queues = page.get("queue_count", 1)
+                    if queues > 1:
+                        told["queue"] = queue
+                    yield [told | message for message in page["messages"]]
+                    left = None if left is None else left - len(page["messages"])
+                    if page["next_offset"] is not None:
+                        offset = page["next_offset"]
+                    elif queue + 1 < queues:
+                        offset, queue = options.offset, queue + 1
+                    else:
+                        break
+
+
+def line(message: Message) -> str:
+    """A message as a line of JSON."""
+    told = {key: value for key, value in message.items() if key != "now_ns"}
+    return json.dumps(told, ensure_ascii=False)
+
+
+def table(messages: list[Message]) -> Table:
+    """Messages for people."""
+    from rich.table import Table
+    from rich.text import Text
+
+    several = len({message["broker"] for message in messages}) > 1
+    has_queues = any("queue" in message for message in messages)
+    shown = Table(box=None, header_style="bold", pad_edge=False)
+    if several:
+        shown.add_column("broker")
+    if has_queues:
+        shown.add_column("queue", justify="right")
+    for name in ("offset", "state", "attempts", "age", "due in", "with"):
+        numbers = name in ("offset", "attempts", "age", "due in")
+        shown.add_column(name, justify="right" if numbers else "left", no_wrap=True)
+    shown.add_column("bytes", justify="right", no_wrap=True)
+    has_properties = any(_carried(message) for message in messages)
+    if has_properties:
+        shown.add_column("tag, keys", overflow="ellipsis", max_width=40, no_wrap=True)
+    shown.add_column("body", no_wrap=True, overflow="ellipsis", ratio=1)
+    for message in messages:
+        cells = [message["broker"].partition("://")[2]] if several else []
+        cells += [str(message.get("queue", 0))] if has_queues else []
+        client = message["client"]
+        cells += [
+            str(message["offset"]),
+            message["state"],
+            str(message["attempts"]),
+            _seconds(message["now_ns"], message["timestamp_ns"]),
+            _seconds(message["due_ns"], message["now_ns"]),
+            "" if client is None else f"{client['client_id']} {client['remote_address']}".strip(),
+            "" if message["body_bytes"] is None else str(message["body_bytes"]),
+        ]
+        carried = [Text(_carried(message))] if has_properties else []
+        shown.add_row(*cells, *carried, Text(_body(message)))
+    return shown
+
+
+def _seconds(later_ns: int | None, earlier_ns: int | None) -> str:
+    if later_ns is None or earlier_ns is None:
+        return ""
+    return f"{max(0, later_ns - earlier_ns) / 1e9:.1f} s"
+
+
+def _carried(message: Message) -> str:
+    properties = message.get("properties", {})
+    told = [properties.get("tag", ""), *properties.get("keys", ())]
+    return ", ".join(printable(each) for each in told if each)
+
+
+def _body(message: Message) -> str:
+    if message["body_bytes"] is None:
+        return "(cannot be read)"
+    if message["body"] is None:
+        return repr(b64decode(message["body_base64"]))[2:-1]
+    return printable(message["body"])
+
+
+DESCRIPTION = (
+    "Show the messages that a channel has yet to finish, in flight (with whom, until when),"
+    " deferred, due or waiting, without taking any. The topic and the channel may stand without"
+    " their flags: martlet peek TOPIC CHANNEL."
+)
+PIPE_WIDTH = 240
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Show messages; the result is the exit code of the process."""
+    found = tool.named(PeekOptions, argv, "topic", "channel")
+    options = tool.options("peek", DESCRIPTION, PeekOptions, found, "TOPIC CHANNEL")
+    if not options.json and find_spec("rich") is None:
+        log.critical("needs the package rich: %s; or use --json", how_to_install("cli"))
+        return 1
+    peek = Peek(options)
+
+    async def show() -> None:
+        output = StandardOutput(sys.stdout.fileno())
+        messages: list[Message] = []
+        async for page in peek.pages():
+            if options.json:
+                await output.show([f"{line(message)}\n".encode() for message in page])
+            else:
+                messages += page
+        if messages:
+            await output.show([drawn(messages).encode()])
+        elif not options.json:
+            log.info("nothing of that is there")
+
+    return tool.run_alone(show)
+
+
+def drawn(messages: list[Message]) -> str:
+    """Messages for people, as they are drawn on what standard output is."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    with console.capture() as capture:
+        console.print(table(messages))
+    return capture.get()

@@ -1,0 +1,336 @@
+"""``martlet trace``: shows where a message has been.
+
+::
+
+    message 9c41d0... of topic orders, offset 17: 28 bytes, key order-17
+      21:55:34.123  stored
+    channel billing: done
+      21:55:34.124     +1 ms  delivered to till-3 127.0.0.1:41904
+      21:55:35.126    +1.0 s  requeued by till-3 127.0.0.1:41904, to come again in 10.0 s: no card
+      21:55:45.127   +11.0 s  delivered to till-3 127.0.0.1:41904, attempt 2
+      21:55:45.130   +11.0 s  finished by till-3 127.0.0.1:41904
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from martlet.broker.recovery.trace_search import Search, TraceNotFound
+from martlet.broker.tracing.model import fields_of
+from martlet.cli import tool
+from martlet.cli.broker_http import BrokerHttpClients, DoorOptions, NoHttpAnswer
+from martlet.cli.standard_output import StandardOutput
+from martlet.durations import MILLISECOND_NS, SECOND_NS
+from martlet.log.folder import Folder, NoLog
+from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.options import Options
+from martlet.plural import counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions(DoorOptions):
+    """What ``martlet trace`` is started with.
+
+    Raises:
+        OptionError: it does not say which message, or where to look.
+    """
+
+    id: str = option(
+        "id", FlagKind.STRING, "", "the message's id, 16 hexadecimal digits", section="message"
+    )
+    key: str = option(
+        "key", FlagKind.STRING, "", "messages with this key, instead of one with an id"
+    )
+    topic: str = option("topic", FlagKind.STRING, "", "look only at this topic")
+    since_ns: int = option(
+        "since",
+        FlagKind.DURATION,
+        0,
+        "with --key, look only at what was stored so long ago or later (default: at everything)",
+        limits=(0, None),
+    )
+    limit: int = option(
+        "limit", FlagKind.INT, 20, "with --key, show so many messages", limits=(1, 1000)
+    )
+    data_path: str = option(
+        "data-path",
+        FlagKind.STRING,
+        "",
+        "read this data folder instead of asking a broker; one may run on it, or not",
+        section="search",
+    )
+    time_limit_ns: int = option(
+        "time-limit",
+        FlagKind.DURATION,
+        10 * SECOND_NS,
+        "look for so long and no longer",
+        limits=(MILLISECOND_NS, 600 * SECOND_NS),
+    )
+    json: bool = option(
+        "json", FlagKind.BOOL, False, "a line of JSON for each message", section="output"
+    )
+
+    def __post_init__(self) -> None:
+        if bool(self.id) == bool(self.key):
+            raise OptionError("which message? Give its id or, with --key, a key, and not both")
+        if not self.data_path:
+            super().__post_init__()
+            return
+        Options.__post_init__(self)
+        if self.nsqd_http_addresses or self.lookupd_http_addresses:
+            raise OptionError(
+                "give brokers to ask or, with --data-path, a folder to read: not both"
+            )
+
+
+_GRACE_S = 5
+"""So much longer than the search may take the answer may."""
+Message = Mapping[str, Any]
+_STATES = {
+    "waiting": "waits for its first delivery",
+    "unfinished": "was delivered and is not finished",
+    "deferred": "waits for its time",
+    "done": "done",
+}
+_GROUP_STATES = {
+    "waiting": "not committed yet",
+    "unfinished": "not committed yet",
+    "deferred": "waits for its time",
+    "done": "committed past it",
+}
+_DELAYED = {
+    "waiting": "it waits for its time; then it is the topic's, and has an id of its own there",
+    "done": "it does not wait any more: it was cancelled, or delivered and has gone since",
+}
+
+
+class Tracing:
+    """Finds messages.
+
+    Args:
+        options: as the flags give them.
+        clock: nanoseconds since 1970.
+
+    Attributes:
+        errors: what brokers answered that did not find any, or could not be asked.
+    """
+
+    def __init__(self, options: TraceOptions, clock: Callable[[], int] = time.time_ns) -> None:
+        self._options = options
+        self.since_ns = clock() - options.since_ns if options.since_ns else 0
+        """Only what was stored then or later is looked at, if it is looked for by a key."""
+        self.errors: list[str] = []
+
+    async def answers(self) -> list[dict[str, Any]]:
+        """What was found: as the call ``trace.find`` answers, of each broker that found any.
+
+        What was not found anywhere stands in `errors`; where one broker has found it, others need
+        not.
+        """
+        options = self._options
+        found: list[dict[str, Any]] = []
+        unknown: list[str] = []
+        limit_ns = options.time_limit_ns
+        asked = options.replace(
+            request_timeout_ns=max(options.request_timeout_ns, limit_ns + _GRACE_S * 10**9)
+        )
+        async with BrokerHttpClients(asked) as doors:
+            for url in await doors.brokers(options.topic):
+                try:
+                    found.append(await doors.call(url, "trace.find", self._fields()))
+                except NoHttpAnswer as error:
+                    (unknown if error.status == 404 else self.errors).append(str(error))
+        if not found:
+            self.errors += unknown
+        return found
+
+    def _fields(self) -> dict[str, object]:
+        options = self._options
+        fields: dict[str, object] = {"limit_ms": options.time_limit_ns // 1_000_000}
+        if options.topic:
+            fields["topic"] = options.topic
+        if options.id:
+            return {**fields, "id": options.id}
+        return {**fields, "key": options.key, "since_ns": self.since_ns, "most": options.limit}
+
+
+def line(message: Message) -> bytes:
+    """A message as a line of JSON."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def text(message: Message, answer: Mapping[str, Any]) -> bytes:
+    """A message for people."""
+    return "\n".join([*_lines(message, answer), ""]).encode()
+
+
+def _lines(message: Message, answer: Mapping[str, Any]) -> Iterator[str]:
+    queue = f", queue {message['queue']}" if message["queue"] else ""
+    offset = "" if message["offset"] is None else f", offset {message['offset']}"
+    yield (
+        f"message {message['id']} of topic {message['topic']}{queue}{offset}:"
+        f" {', '.join([counted(message['body_bytes'], 'byte'), *_carried(message['properties'])])}"
+    )
+    stored_ns = message["stored_at_ns"]
+    due_ns = message["deliver_at_ns"]
+    due = f", to be delivered {_time(due_ns, stored_ns)}" if due_ns else ""
+    yield f"  {_day(stored_ns)} {_clock(stored_ns)}  stored{due}"
+    if message.get("delayed"):
+        yield f"  {_DELAYED[message['delayed']]}"
+        return
+    standing = {each["channel"]: each for each in message["channels"]}
+    for name in dict.fromkeys([*standing, *(event["channel"] for event in message["events"])]):
+        yield from _channel(name, standing.get(name), message, answer)
+    if not answer["traced"]:
+        yield "what becomes of this topic's messages is not written down: see --trace of the broker"
+    elif message["known_since_ns"] > stored_ns:
+        since_ns = message["known_since_ns"]
+        yield f"what became of it before {_day(since_ns)} {_clock(since_ns)} is no longer known"
+
+
+def _channel(
+    name: str, standing: Mapping[str, Any] | None, message: Message, answer: Mapping[str, Any]
+) -> Iterator[str]:
+    stored_ns = message["stored_at_ns"]
+    told: list[tuple[int, str]] = [
+        (event["time_ns"], _happened(event))
+        for event in message["events"]
+        if event["channel"] == name
+    ]
+    if told:
+        first_ns = told[0][0]
+        starts = [(at_ns, "the broker was started") for at_ns in message["starts_ns"]]
+        told = sorted([*told, *(each for each in starts if each[0] > first_ns)], key=lambda t: t[0])
+    if standing is None:
+        yield f"channel {name}: it is not there any more"
+    elif standing.get("is_group"):
+        state = _GROUP_STATES.get(standing["state"], standing["state"])
+        if standing["state"] == "done" and answer["traced"] and not told:
+            state += ": it was made later, or went past it before it was traced"
+        yield f"group {name}: {state}"
+    else:
+        due_ns = standing["due_ns"]
+        due = f": {_time(due_ns, stored_ns)}" if due_ns else ""
+        attempts = standing["attempts"]
+        if standing["state"] == "done" and answer["traced"] and not told:
+            due = ": it was made later, or emptied, or went past it before it was traced"
+        tried = f", {attempts} attempts" if attempts > 1 else ""
+        yield f"channel {name}: {_STATES.get(standing['state'], standing['state'])}{due}{tried}"
+    for time_ns, what in told:
+        yield f"  {_time(time_ns, stored_ns)}  {'+' + _span(time_ns - stored_ns):>9}  {what}"
+
+
+def _happened(event: Mapping[str, Any]) -> str:
+    who = event["client"]
+    attempt = f", attempt {event['attempt']}" if event["attempt"] > 1 else ""
+    why = f": {event['reason']}" if event["reason"] else ""
+    delay_ms = event["delay_ms"]
+    again = f", to come again in {_span(delay_ms * 1_000_000)}" if delay_ms else ""
+    by = f" by {who}" if who else ""
+    return {
+        "delivered": f"delivered to {who}{attempt}",
+        "finished": f"finished{by}",
+        "requeued": f"requeued{by}{again}{why}",
+        "timed_out": f"timed out at {who}{again}{why}",
+        "given_back": f"given back{by}, which has gone or stopped{again}{why}",
+        "fetched": f"fetched{by}",
+        "committed": f"committed{by or ' by its reader'}",
+        "set_back": f"set back{by}, to fetch it again",
+        "set_forward": f"set forward past it{by}",
+        "given_up": f"given up after {counted(event['attempt'], 'attempt')}{by}{why}",
+    }.get(event["event"], f"{event['event']}{by}{attempt}{again}{why}")
+
+
+def _carried(properties: Mapping[str, Any]) -> Iterator[str]:
+    for key in properties.get("keys", ()):
+        yield f"key {key}"
+    for name in ("tag", "order_key"):
+        if properties.get(name):
+            yield f"{name.replace('_', ' ')} {properties[name]}"
+    for name, value in properties.get("system", {}).items():
+        yield f"{name} {value}"
+
+
+def _moment(time_ns: int) -> datetime:
+    return datetime.fromtimestamp(time_ns / 1e9, UTC)
+
+
+def _day(time_ns: int) -> str:
+    return f"{_moment(time_ns):%Y-%m-%d}"
+
+
+def _clock(time_ns: int) -> str:
+    moment = _moment(time_ns)
+    return f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}"
+
+
+def _time(time_ns: int, reference_ns: int) -> str:
+    """The time of day, with the day where that is not the one of a reference."""
+    day = "" if _day(time_ns) == _day(reference_ns) else f"{_day(time_ns)} "
+    return day + _clock(time_ns)
+
+
+def _span(duration_ns: int) -> str:
+    milliseconds = duration_ns / 1e6
+    if milliseconds < 1000:
+        return f"{milliseconds:.0f} ms"
+    seconds = milliseconds / 1000
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+DESCRIPTION = (
+    "Show where a message has been, by its id or a key: stored, delivered to whom, failed why,"
+    " delivered again, finished or given up. The id may stand without its flag: martlet trace ID."
+    " What becomes of messages is written down where the broker is started with --trace, or a"
+    " topic's policy says so, and is kept as long as the segments of the log that it stands in."
+)
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Show it; the result is the exit code of the process."""
+    found = tool.named(TraceOptions, argv, "id")
+    options = tool.options("trace", DESCRIPTION, TraceOptions, found, "ID")
+    tracing = Tracing(options)
+
+    async def show() -> None:
+        output = StandardOutput(sys.stdout.fileno())
+        answers = [read(options, tracing)] if options.data_path else await tracing.answers()
+        for answer in answers:
+            messages = answer["messages"]
+            shown = map(line, messages) if options.json else (text(m, answer) for m in messages)
+            await output.show(list(shown))
+            if not answer["complete"]:
+                log.warning(
+                    "not all was looked at: there are more, or the time was over (--limit, --since,"
+                    " --time-limit)"
+                )
+        for error in tracing.errors:
+            log.error("%s", error)
+
+    try:
+        code = tool.run_alone(show)
+    except (TraceNotFound, NoLog) as error:
+        log.error("%s", error)
+        return 1
+    return code or (1 if tracing.errors else 0)
+
+
+def read(options: TraceOptions, tracing: Tracing) -> dict[str, Any]:
+    """What a data folder says. Raises TraceNotFound and NoLog."""
+    ends_s = time.monotonic() + options.time_limit_ns / 1e9
+    folder = Folder(Path(options.data_path))
+    search = Search(folder, lambda: time.monotonic() >= ends_s, options.topic)
+    if options.id:
+        return fields_of(search.by_id(options.id))
+    return fields_of(search.by_key(options.key, tracing.since_ns, options.limit))

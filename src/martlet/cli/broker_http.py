@@ -1,0 +1,265 @@
+"""The HTTP doors of brokers: which there are, and what they answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from martlet import unreachable
+from martlet.http_answer import read_answer, read_json
+from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.network import connect_timeout, request_timeout
+from martlet.options.options import LogOptions, require_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoorOptions(LogOptions):
+    """Which brokers are asked, and how long they may take.
+
+    Raises:
+        OptionError: no broker is named, or both brokers and lookup daemons are.
+    """
+
+    nsqd_http_addresses: tuple[str, ...] = option(
+        "nsqd-http-address",
+        FlagKind.STRINGS,
+        (),
+        "<addr>:<port> of a broker's HTTP; may be given several times",
+        section="brokers",
+    )
+    lookupd_http_addresses: tuple[str, ...] = option(
+        "lookupd-http-address",
+        FlagKind.STRINGS,
+        (),
+        "<addr>:<port> of a lookup daemon, which knows the brokers that have the topic; may be"
+        " given several times",
+    )
+    connect_timeout_ns: int = connect_timeout()
+    request_timeout_ns: int = request_timeout()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.nsqd_http_addresses) == bool(self.lookupd_http_addresses):
+            raise OptionError(
+                "say which brokers to ask, either with --nsqd-http-address or with"
+                " --lookupd-http-address"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicOptions(DoorOptions):
+    """Which topic is asked for.
+
+    Raises:
+        OptionError: none is named, or its name is not valid.
+    """
+
+    topic: str = option("topic", FlagKind.STRING, "", "the topic", section="topic")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.topic:
+            raise OptionError("which topic is it? Write its name, or --topic=NAME")
+        require_name("topic", self.topic)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelOptions(DoorOptions):
+    """Which channel is asked for.
+
+    Raises:
+        OptionError: none is named, or its name is not valid.
+    """
+
+    topic: str = option("topic", FlagKind.STRING, "", "the topic", section="channel")
+    channel: str = option("channel", FlagKind.STRING, "", "the channel")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.topic or not self.channel:
+            raise OptionError("--topic and --channel are needed: which channel is it?")
+        require_name("topic", self.topic)
+        require_name("channel", self.channel)
+
+
+_MAX_BYTES = 1 << 26
+CALL_PATH = "/call/"
+_NOT_NSQD = ("/channel/peek", "/channel/replay")
+_TOLD_IN_TEXT = (200, 500)
+"""A broker that is not well says why with status 500."""
+_MISSING = {
+    "TOPIC_NOT_FOUND": "there is no topic '{topic}'",
+    "CHANNEL_NOT_FOUND": "there is no channel '{channel}' of topic '{topic}'",
+}
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError)
+"""What an answer of another shape raises."""
+
+
+class NoHttpAnswer(OSError):
+    """A broker or a lookup daemon did not do what it was asked for; the text says which, and why.
+
+    Attributes:
+        why: the text without the address.
+        status: of its answer; 0 where there was none.
+    """
+
+    def __init__(self, url: str, why: str, status: int = 0) -> None:
+        super().__init__(f"{url}: {why}")
+        self.why = why
+        self.status = status
+
+
+class NoConnection(NoHttpAnswer):
+    """Nothing listens at an address, or nothing that can be reached."""
+
+    def __init__(self, url: str, error: OSError, server: str) -> None:
+        super().__init__(f"cannot connect to {url}", unreachable.reason(error, server))
+
+
+class BrokerHttpClients:
+    """Asks the brokers that some options name, inside ``async with``.
+
+    Args:
+        options: which brokers, and how long they may take.
+    """
+
+    def __init__(self, options: DoorOptions) -> None:
+        self._options = options
+
+    async def __aenter__(self) -> Self:
+        options = self._options
+        timeout = aiohttp.ClientTimeout(
+            total=options.request_timeout_ns / 1e9, connect=options.connect_timeout_ns / 1e9
+        )
+        self._session = aiohttp.ClientSession(timeout=timeout)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._session.close()
+
+    async def brokers(self, topic: str) -> list[str]:
+        """The URLs of the brokers: those named, or those that lookup daemons know to have a topic;
+        with no topic all that they know.
+
+        Raises:
+            NoHttpAnswer: no lookup daemon answered, or none knows a broker.
+        """
+        options = self._options
+        if options.nsqd_http_addresses:
+            return list(dict.fromkeys(map(_url, options.nsqd_http_addresses)))
+        daemons = self.daemons()
+        told = await asyncio.gather(
+            *(self._known(daemon, topic) for daemon in daemons), return_exceptions=True
+        )
+        found = dict.fromkeys(url for urls in told if isinstance(urls, list) for url in urls)
+        if found:
+            return list(found)
+        for error in told:
+            if isinstance(error, BaseException):
+                raise error
+        what = f"broker with topic {topic!r}" if topic else "broker"
+        raise NoHttpAnswer(", ".join(daemons), f"no {what} is known there", 404)
+
+    def daemons(self) -> list[str]:
+        """The URLs of the lookup daemons that are named."""
+        return list(dict.fromkeys(map(_url, self._options.lookupd_http_addresses)))
+
+    async def _known(self, daemon: str, topic: str) -> list[str]:
+        try:
+            path = "/lookup" if topic else "/nodes"
+            known = await self.get(daemon, path, {"topic": topic} if topic else {})
+            return [
+                _url(f"{each['broadcast_address']}:{int(each['http_port'])}")
+                for each in known.get("data", known)["producers"] or ()
+            ]
+        except NoHttpAnswer as error:
+            if error.status == 404:
+                return []
+            raise
+        except _UNREADABLE as error:
+            raise NoHttpAnswer(daemon, f"no answer of a lookup daemon: {error!r}") from None
+
+    async def get(self, url: str, path: str, arguments: Mapping[str, str]) -> Any:
+        """What a door tells. Raises NoHttpAnswer."""
+        return await self._ask("GET", url, path, arguments)
+
+    async def post(self, url: str, path: str, arguments: Mapping[str, str]) -> Any:
+        """What a door answers when something is to be done. Raises NoHttpAnswer."""
+        return await self._ask("POST", url, path, arguments)
+
+    async def text(self, url: str, path: str) -> str:
+        """What a door tells in plain text, whatever the status. Raises NoHttpAnswer."""
+        return str(await self._ask("GET", url, path, {}, as_text=True))
+
+    async def call(self, url: str, name: str, fields: Mapping[str, Any]) -> Any:
+        """What a broker answers to a call. Raises NoHttpAnswer."""
+        return await self._ask("POST", url, CALL_PATH + name, {}, fields)
+
+    async def _ask(
+        self,
+        method: str,
+        url: str,
+        path: str,
+        arguments: Mapping[str, str],
+        fields: Mapping[str, Any] | None = None,
+        *,
+        as_text: bool = False,
+    ) -> Any:
+        try:
+            async with self._session.request(
+                method, url + path, params=arguments, json=fields
+            ) as response:
+                status = response.status
+                if as_text and status in _TOLD_IN_TEXT:
+                    return (await read_answer(response, _MAX_BYTES)).decode(errors="replace")
+                # What only does something says nothing, as nsqd.
+                answer = None if response.content_length == 0 else await _json(response)
+        except TimeoutError:
+            raise NoHttpAnswer(url, "no answer in time") from None
+        except aiohttp.ClientConnectorError as error:
+            raise NoConnection(url, error.os_error, self._kind(url)) from None
+        except aiohttp.ClientResponseError as error:
+            if unreachable.is_tcp_port(error):
+                raise NoHttpAnswer(url, unreachable.http_wanted(self._kind(url))) from None
+            why = (error.message or str(error)).partition("\n")[0].rstrip(":")
+            raise NoHttpAnswer(
+                url, f"no answer over HTTP: {why}; is that its HTTP address?"
+            ) from None
+        except aiohttp.ClientError as error:
+            raise NoHttpAnswer(url, str(error) or type(error).__name__) from None
+        except ValueError as error:
+            raise NoHttpAnswer(url, f"no answer of a broker: {error}") from None
+        if status == 200:
+            return answer
+        message = answer.get("message") if isinstance(answer, dict) else None
+        if message == "NOT_FOUND" and url in self.daemons():
+            raise NoHttpAnswer(url, unreachable.not_that_server(unreachable.LOOKUP_DAEMON, path))
+        if message == "NOT_FOUND":
+            is_ours = path in _NOT_NSQD or path.startswith(CALL_PATH)
+            hint = "nsqd has none; " if is_ours else ""
+            raise NoHttpAnswer(url, f"it has no {path}: {hint}is that the right address?")
+        if message in _MISSING:
+            message = _MISSING[message].format_map(arguments)
+        raise NoHttpAnswer(url, message or f"status {status}", status)
+
+    def _kind(self, url: str) -> str:
+        is_daemon = url in self.daemons()
+        return unreachable.LOOKUP_DAEMON if is_daemon else unreachable.BROKER
+
+
+async def _json(response: aiohttp.ClientResponse) -> Any:
+    return await read_json(response, _MAX_BYTES)
+
+
+def _url(address: str) -> str:
+    return address.rstrip("/") if "://" in address else f"http://{address}"

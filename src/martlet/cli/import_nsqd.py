@@ -1,0 +1,130 @@
+"""``martlet import-nsqd``: takes nsqd's topics, channels and messages over into a broker's log.
+
+Exit codes: 0 when everything was imported, or had been before; 3 when it was, but some files could
+not be read in full, which the report tells; 1 when the import is refused or could not be ended, so
+that it has to be run again; 2 when the command line is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from martlet.broker.errors import WritesRefused
+from martlet.cli import progress
+from martlet.log.storage import FolderInUse
+from martlet.migration.findings import Findings
+from martlet.migration.importing import MAX_BATCH_BYTES, Importing, ImportResult, opened
+from martlet.migration.nsqd_folder import NoNsqdFolder, NsqdFolder, held
+from martlet.migration.progress import ImportRefused
+from martlet.plural import counted
+from martlet.server.broker_identity import WrongVersion
+
+_MIB = 1 << 20
+_DESCRIPTION = """\
+Take the topics, channels, pauses and messages of a stopped nsqd over into the data folder of a
+broker. Nothing in nsqd's folder is changed. An import that was interrupted goes on when it is run
+again; one that is done says so."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the import; the result is the exit code of the process."""
+    given = _parser().parse_args(argv)
+    try:
+        outcome = _import(given)
+    except (NoNsqdFolder, ImportRefused, FolderInUse, WrongVersion) as error:
+        print(f"martlet import-nsqd: {error}", file=sys.stderr)
+        return 1
+    except (WritesRefused, OSError) as error:
+        print(
+            f"martlet import-nsqd: {error}; what was imported stays: run the command again",
+            file=sys.stderr,
+        )
+        return 1
+    except KeyboardInterrupt:
+        print("martlet import-nsqd: interrupted; run it again to go on", file=sys.stderr)
+        return 130
+    _print_result(outcome, given)
+    return 0 if outcome.entry.complete else 3
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="martlet import-nsqd", description=_DESCRIPTION)
+    add = parser.add_argument
+    add("source", type=Path, metavar="NSQD_DATA_PATH", help="nsqd's --data-path")
+    add("--data-path", type=Path, required=True, metavar="DIR", help="the broker's --data-path")
+    add(
+        "--with-bad",
+        action="store_true",
+        help="read the .bad files too, which nsqd has given up: what was consumed of them before"
+        " that is delivered again",
+    )
+    add(
+        "--max-bytes-per-file",
+        type=_bytes,
+        default=100 * _MIB,
+        metavar="BYTES",
+        help="the size of a segment of the log (default: 100 MiB)",
+    )
+    add(
+        "--min-free-bytes",
+        type=_bytes_or_none,
+        default=64 * _MIB,
+        metavar="BYTES",
+        help="stop while the disk has less than this free (default: 64 MiB)",
+    )
+    return parser
+
+
+def _bytes(text: str) -> int:
+    if not text.isdecimal() or not 4096 <= int(text) <= 2**40:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes from 4096 to {2**40}")
+    return -(-int(text) // 4096) * 4096
+
+
+def _bytes_or_none(text: str) -> int:
+    return 0 if text == "0" else _bytes(text)
+
+
+def _import(given: argparse.Namespace) -> ImportResult:
+    findings = Findings()
+    if given.data_path.resolve() == given.source.resolve():
+        raise ImportRefused("nsqd's folder and the broker's must be two: give another --data-path")
+    with held(given.source):
+        folder = NsqdFolder(given.source, findings, with_bad=given.with_bad)
+        total = 2 * sum(q.unread_bytes for t in folder.topics.values() for q in t.queues())
+        with (
+            opened(given.data_path, given.max_bytes_per_file, given.min_free_bytes, findings) as (
+                broker,
+                storage,
+            ),
+            progress.shown("importing", total) as advance,
+        ):
+            return Importing(
+                broker,
+                storage,
+                folder,
+                advance,
+                batch_bytes=min(MAX_BATCH_BYTES, given.max_bytes_per_file // 4),
+            ).run()
+
+
+def _print_result(outcome: ImportResult, given: argparse.Namespace) -> None:
+    for line in outcome.entry.report:
+        print(line)
+    if not outcome.is_new:
+        print(f"{given.source} was imported at {outcome.entry.done}; nothing is left to be done")
+        return
+    for topic in outcome.topics:
+        print(
+            f"topic {topic.name}: {counted(topic.channels, 'channel')},"
+            f" {counted(topic.copies, 'message')} in nsqd's files, {topic.messages} stored"
+        )
+    messages = sum(topic.messages for topic in outcome.topics)
+    verdict = "everything was read" if outcome.entry.complete else "NOT everything could be read"
+    print(
+        f"{counted(len(outcome.topics), 'topic')}, {counted(messages, 'message')} stored;"
+        f" {verdict}. Next: martlet broker --data-path={given.data_path}"
+    )

@@ -1,0 +1,190 @@
+"""The `martlet` command: hands each sub-command to its module, which is imported only then.
+
+So `martlet --help` answers at once, `martlet broker` never imports Spark, and a command whose
+extra is not installed stands in nobody's way.
+"""
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from martlet import __version__
+from martlet.cli import pipe
+from martlet.extras import how_to_install
+
+
+class Command(NamedTuple):
+    """A sub-command: the module whose `main(argv)` runs it, and a line of help."""
+
+    module: str
+    help: str
+    extra: str | None = None
+    """The extra of the package that brings what the command imports beyond the base."""
+    is_in_checkout: bool = False
+    """The module is no part of the package: it is in the repository, beside `src`."""
+
+
+COMMANDS = {
+    "broker": Command("martlet.cli.servers.broker", "run a broker; takes nsqd's flags"),
+    "lookup": Command(
+        "martlet.cli.servers.lookup", "run a lookup daemon; takes nsqlookupd's flags"
+    ),
+    "up": Command("martlet.cli.servers.up", "run brokers and a lookup daemon on this machine"),
+    "pub": Command("martlet.cli.nsq_tools.pub", "publish a pipe or files; takes to_nsq's flags"),
+    "tail": Command(
+        "martlet.cli.nsq_tools.tail", "show messages as they come; takes nsq_tail's flags"
+    ),
+    "to-file": Command(
+        "martlet.cli.nsq_tools.to_file", "topics to files; takes nsq_to_file's flags"
+    ),
+    "to-http": Command(
+        "martlet.cli.nsq_tools.to_http", "topics to URLs; takes nsq_to_http's flags"
+    ),
+    "relay": Command(
+        "martlet.cli.nsq_tools.relay", "topics to other brokers; takes nsq_to_nsq's flags"
+    ),
+    "stat": Command("martlet.cli.nsq_tools.stat", "counts as they change; takes nsq_stat's flags"),
+    "peek": Command(
+        "martlet.cli.admin.peek", "show what a channel has yet to finish, and take nothing"
+    ),
+    "replay": Command("martlet.cli.admin.replay", "set a channel back to an offset or a time"),
+    "trace": Command(
+        "martlet.cli.admin.trace", "show where a message has been, by its id or a key"
+    ),
+    "topic": Command(
+        "martlet.cli.admin.topic", "list, create, pause, empty, delete or configure topics"
+    ),
+    "channel": Command(
+        "martlet.cli.admin.channel", "list, create, pause, empty, delete or configure channels"
+    ),
+    "nodes": Command("martlet.cli.admin.nodes", "which brokers lookup daemons know"),
+    "health": Command("martlet.cli.admin.health", "whether brokers and lookup daemons are well"),
+    "delayed": Command("martlet.cli.admin.delayed", "list or cancel what waits for its time"),
+    "dead-letters": Command(
+        "martlet.cli.admin.dead_letters",
+        "list, show, bring back or purge what has failed too often",
+    ),
+    "groups": Command(
+        "martlet.cli.admin.groups", "who fetches which queue in a group, and how far they are"
+    ),
+    "transactions": Command(
+        "martlet.cli.admin.transactions", "list, show, commit or roll back transactions"
+    ),
+    "log": Command("martlet.cli.log", "verify or dump the commit log of a data folder"),
+    "import-nsqd": Command("martlet.cli.import_nsqd", "take a stopped nsqd's data folder over"),
+    "pipeline": Command("martlet.cli.pipeline", "jobs on topics that run on Spark", "spark"),
+    "bench": Command(
+        "bench.main", "measure a broker, beside another NSQ server", "cli", is_in_checkout=True
+    ),
+    "demo": Command(
+        "examples.flights.main",
+        "the main job on real data, with a kill -9",
+        "demo",
+        is_in_checkout=True,
+    ),
+}
+
+
+def usage() -> str:
+    """What `martlet --help` prints."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: martlet COMMAND [ARGUMENTS]",
+            "       martlet COMMAND --help",
+            "       martlet --version",
+            "",
+            "A message broker that every NSQ client uses unchanged, and that forgets nothing",
+            "it answered OK.",
+            "",
+            "commands:",
+            *lines,
+        ]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that the arguments name; the result is the exit code of the process.
+
+    `argv` is `sys.argv[1:]` when not given. A command that does not exist, or none at all, is
+    told on standard error and gives 2. Where nobody reads the output any more, as behind
+    ``| head -1``, the command ends without a word, and the result is 141.
+    """
+    try:
+        try:
+            return _main(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not pipe.is_closed():
+            raise
+        pipe.discard()
+        return pipe.EXIT_CODE
+
+
+def _main(arguments: list[str]) -> int:
+    if not arguments:
+        print(usage(), file=sys.stderr)
+        return 2
+    name, *rest = arguments
+    if name in ("--help", "-help", "-h", "help"):
+        print(usage())
+        return 0
+    if name in ("--version", "-version", "version"):
+        print(f"martlet {__version__}")
+        return 0
+    command = COMMANDS.get(name)
+    if command is None:
+        print(_unknown(name), file=sys.stderr)
+        return 2
+    return _run(name, command, rest)
+
+
+def _run(name: str, command: Command, arguments: list[str]) -> int:
+    if command.is_in_checkout and not _add_checkout(command.module):
+        print(
+            f"martlet {name}: is in Martlet's repository and not in the installed package;"
+            f" run ./run {name} in a checkout",
+            file=sys.stderr,
+        )
+        return 1
+    try:
+        module = importlib.import_module(command.module)
+    except ModuleNotFoundError as error:
+        # A module of our own that is missing is a bug, and is told as one.
+        if command.extra is None or error.name is None or error.name.startswith("martlet"):
+            raise
+        print(
+            f"martlet {name}: needs the package {error.name}, which is not installed; "
+            f"get it with: {how_to_install(command.extra)}",
+            file=sys.stderr,
+        )
+        return 1
+    code: int = module.main(arguments)
+    return code
+
+
+def _add_checkout(module: str) -> bool:
+    """Make the checkout's own modules importable, if this is a checkout that has the module."""
+    folder = os.path.abspath(__file__)
+    for _ in range(4):
+        folder = os.path.dirname(folder)
+    if not os.path.isfile(os.path.join(folder, *module.split(".")) + ".py"):
+        return False
+    sys.path.insert(0, folder)
+    return True
+
+
+def _unknown(name: str) -> str:
+    what = "option" if name.startswith("-") else "command"
+    near = difflib.get_close_matches(name, [*COMMANDS, "--help", "--version"], n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(COMMANDS)}."
+    return f"martlet: no {what} {name!r}; {hint} See martlet --help."
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,372 @@
+"""The client that ``--consumer-opt`` and ``--producer-opt`` ask for.
+
+Each is given as ``KEY,VALUE``, under the names that go-nsq's Config has; a key alone means true,
+and ``-`` may stand for ``_``.  What has no meaning here is accepted, and a warning says what
+happens instead.  Where go-nsq's default would be felt, Martlet's own is kept.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from martlet.client import FailureBackoff, Identity, LinearDelay, Rotation, Tls
+from martlet.client.consumer.handling.failure_policy import RETRY, Delay
+from martlet.durations import HOUR_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
+from martlet.options.flag import Flag, FlagKind, OptionError, option
+from martlet.options.options import Options
+
+_OWN = " (default: Martlet's own)"
+_MAX_NS = 24 * HOUR_NS
+_UNSET = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientOptions(Options):
+    """The options of a client, under the names of go-nsq's Config.
+
+    Raises:
+        OptionError: a value is out of its limits, or two do not go together.
+    """
+
+    tls_v1: bool = option("tls_v1", FlagKind.BOOL, False, "speak TLS")
+    tls_root_ca_file: str = option(
+        "tls_root_ca_file",
+        FlagKind.STRING,
+        "",
+        "the authorities to trust, in PEM (default: system's)",
+    )
+    tls_cert: str = option("tls_cert", FlagKind.STRING, "", "the certificate to show, in PEM")
+    tls_key: str = option("tls_key", FlagKind.STRING, "", "its private key")
+    tls_insecure_skip_verify: bool = option(
+        "tls_insecure_skip_verify", FlagKind.BOOL, False, "trust any certificate, of whatever name"
+    )
+    tls_min_version: str = option(
+        "tls_min_version",
+        FlagKind.CHOICE,
+        "tls1.2",
+        "the oldest TLS to speak; less than 1.2 is never spoken",
+        choices=tuple((name, name) for name in ("ssl3.0", "tls1.0", "tls1.1", "tls1.2", "tls1.3")),
+    )
+    snappy: bool = option("snappy", FlagKind.BOOL, False, "compress by snappy")
+    deflate: bool = option("deflate", FlagKind.BOOL, False, "compress by deflate")
+    deflate_level: int = option("deflate_level", FlagKind.INT, 6, "1 to 9", limits=(1, 9))
+    auth_secret: str = option("auth_secret", FlagKind.STRING, "", "the secret for AUTH")
+    client_id: str = option("client_id", FlagKind.STRING, "", "names the client in /stats" + _OWN)
+    hostname: str = option("hostname", FlagKind.STRING, "", "names the machine in /stats" + _OWN)
+    user_agent: str = option("user_agent", FlagKind.STRING, "", "names the software there" + _OWN)
+    topology_region: str = option("topology_region", FlagKind.STRING, "", "where the client is")
+    topology_zone: str = option("topology_zone", FlagKind.STRING, "", "where in the region")
+    heartbeat_interval_ns: int = option(
+        "heartbeat_interval",
+        FlagKind.DURATION,
+        30 * SECOND_NS,
+        "how often the broker is to send a heartbeat",
+        limits=(SECOND_NS, _MAX_NS),
+    )
+    sample_rate: int = option(
+        "sample_rate", FlagKind.INT, 0, "percentage of messages to get, 0 for all", limits=(0, 99)
+    )
+    output_buffer_size: int = option(
+        "output_buffer_size",
+        FlagKind.INT,
+        0,
+        "what nsqd gathers, in bytes" + _OWN,
+        limits=(-1, None),
+    )
+    output_buffer_timeout_ns: int = option(
+        "output_buffer_timeout",
+        FlagKind.DURATION,
+        25 * MILLISECOND_NS,
+        "how long nsqd holds back what it gathered",
+        limits=(0, _MAX_NS),
+    )
+    msg_timeout_ns: int = option(
+        "msg_timeout",
+        FlagKind.DURATION,
+        0,
+        "how long a message may take (default: the broker's)",
+        limits=(0, _MAX_NS),
+    )
+    dial_timeout_ns: int = option(
+        "dial_timeout",
+        FlagKind.DURATION,
+        5 * SECOND_NS,
+        "how long one attempt to connect may take",
+        limits=(1, _MAX_NS),
+    )
+    lookupd_poll_interval_ns: int = option(
+        "lookupd_poll_interval",
+        FlagKind.DURATION,
+        MINUTE_NS,
+        "how often lookup daemons are asked",
+        limits=(10 * MILLISECOND_NS, 5 * MINUTE_NS),
+    )
+    backoff_strategy: str = option(
+        "backoff_strategy",
+        FlagKind.CHOICE,
+        "exponential",
+        "how long to wait while handlers fail",
+        choices=(("exponential", "exponential"), ("full_jitter", "full_jitter")),
+    )
+    backoff_multiplier_ns: int = option(
+        "backoff_multiplier",
+        FlagKind.DURATION,
+        SECOND_NS,
+        "the unit of that time",
+        limits=(0, HOUR_NS),
+    )
+    max_backoff_duration_ns: int = option(
+        "max_backoff_duration",
+        FlagKind.DURATION,
+        2 * MINUTE_NS,
+        "and the most of it; 0 never waits",
+        limits=(0, HOUR_NS),
+    )
+    low_rdy_idle_timeout_ns: int = option(
+        "low_rdy_idle_timeout",
+        FlagKind.DURATION,
+        10 * SECOND_NS,
+        "when brokers take turns: a turn's length without messages",
+        limits=(SECOND_NS, 5 * MINUTE_NS),
+    )
+    low_rdy_timeout_ns: int = option(
+        "low_rdy_timeout",
+        FlagKind.DURATION,
+        30 * SECOND_NS,
+        "when brokers take turns: a turn's length",
+        limits=(SECOND_NS, 5 * MINUTE_NS),
+    )
+    rdy_redistribute_interval_ns: int = option(
+        "rdy_redistribute_interval",
+        FlagKind.DURATION,
+        5 * SECOND_NS,
+        "how often turns are looked at",
+        limits=(MILLISECOND_NS, 5 * SECOND_NS),
+    )
+    max_attempts: int = option(
+        "max_attempts",
+        FlagKind.INT,
+        0,
+        "a message that comes for more than so many times is given up: finished, and lost; 0 never",
+        limits=(0, 65535),
+    )
+    default_requeue_delay_ns: int = option(
+        "default_requeue_delay",
+        FlagKind.DURATION,
+        _UNSET,
+        "what failed waits for so long, times its attempts" + _OWN,
+        limits=(_UNSET, HOUR_NS),
+    )
+    max_requeue_delay_ns: int = option(
+        "max_requeue_delay",
+        FlagKind.DURATION,
+        _UNSET,
+        "and no longer than this" + _OWN,
+        limits=(_UNSET, HOUR_NS),
+    )
+    local_addr: str = option(
+        "local_addr",
+        FlagKind.STRING,
+        "",
+        "where connections come from",
+        missing="the system chooses the address that connections come from",
+    )
+    # What has no meaning here.
+    max_in_flight: int = option(
+        "max_in_flight",
+        FlagKind.INT,
+        1,
+        "",
+        limits=(0, 2**31 - 1),
+        instead="--max-in-flight says it, as in NSQ's tools",
+    )
+    read_timeout_ns: int = option(
+        "read_timeout",
+        FlagKind.DURATION,
+        MINUTE_NS,
+        "",
+        instead="a broker is given up after two heartbeat intervals of silence",
+    )
+    write_timeout_ns: int = option(
+        "write_timeout",
+        FlagKind.DURATION,
+        SECOND_NS,
+        "",
+        instead="a broker is given up after two heartbeat intervals of silence",
+    )
+    lookupd_poll_jitter: float = option(
+        "lookupd_poll_jitter",
+        FlagKind.FLOAT,
+        0.3,
+        "",
+        instead="up to 30 percent of the interval is left to chance",
+    )
+    lookupd_poll_timeout_ns: int = option(
+        "lookupd_poll_timeout",
+        FlagKind.DURATION,
+        MINUTE_NS,
+        "",
+        instead="a lookup daemon has 5 s to answer",
+    )
+    max_msg_size: int = option(
+        "max_msg_size", FlagKind.SIZE, 0, "", instead="a frame may have 64 MiB"
+    )
+    skip_lookupd_authorization: bool = option(
+        "skip_lookupd_authorization",
+        FlagKind.BOOL,
+        True,
+        "",
+        instead="lookup daemons are not told the secret",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.snappy and self.deflate:
+            raise OptionError("snappy and deflate exclude each other: choose one")
+        if self.tls_key and not self.tls_cert:
+            raise OptionError("tls_key needs tls_cert too")
+        tls = ("tls_root_ca_file", "tls_cert", "tls_insecure_skip_verify")
+        given = [name for name in tls if getattr(self, name)]
+        if given and not self.tls_v1:
+            raise OptionError(f"{given[0]} has no effect without tls_v1: ask for that too")
+
+
+def client_options(flag: str, texts: Iterable[str]) -> ClientOptions:
+    """What is given by ``--consumer-opt`` or ``--producer-opt``.
+
+    Args:
+        flag: which of them, for errors.
+        texts: each ``KEY,VALUE`` or ``KEY``; the last of a key counts.
+
+    Raises:
+        OptionError: a key is not known, or its value is wrong.
+    """
+    known = ClientOptions.flags()
+    values: dict[str, object] = {}
+    for text in texts:
+        name, comma, value = text.partition(",")
+        key = known.get(name.replace("-", "_"))
+        if key is None:
+            # Not the value: it may be a secret under a name that was mistyped.
+            raise OptionError(f"--{flag}: {name!r} is none of {', '.join(known)}")
+        if not comma and key.kind is not FlagKind.BOOL:
+            raise OptionError(f"--{flag}={name} needs a value: --{flag}={name},VALUE")
+        try:
+            values[key.field] = key.parse(value if comma else "true")
+        except OptionError as error:
+            raise OptionError(f"--{flag}: {_bare(error)}") from None
+    try:
+        return ClientOptions(**values)  # type: ignore[arg-type]
+    except OptionError as error:
+        raise OptionError(f"--{flag}: {_bare(error)}") from None
+
+
+def without_effect(
+    flag: str, options: ClientOptions, also: Mapping[str, str] = MappingProxyType({})
+) -> list[tuple[Flag, object]]:
+    """See `Options.without_effect`; the flags are named as they are given.
+
+    Args:
+        flag: ``consumer-opt`` or ``producer-opt``.
+        options: what it says.
+        also: keys that have no effect in this tool, and what happens instead.
+    """
+    known = ClientOptions.flags()
+    found = options.without_effect() + [
+        (replace(known[name], instead=instead), getattr(options, known[name].field))
+        for name, instead in also.items()
+    ]
+    defaults = ClientOptions.defaults()
+    return [
+        (replace(key, name=f"{flag} {key.name}"), value)
+        for key, value in found
+        if value != defaults[key.field]
+    ]
+
+
+def _bare(error: OptionError) -> str:
+    return str(error).removeprefix("--")
+
+
+_VERSIONS = {"tls1.3": ssl.TLSVersion.TLSv1_3}
+
+
+def consumer_settings(options: ClientOptions) -> dict[str, Any]:
+    """The arguments of a Consumer."""
+    seconds = _seconds_of(options)
+    return {
+        **producer_settings(options),
+        "retry": retry(options),
+        "max_attempts": options.max_attempts,
+        "lookup_poll_s": seconds["lookupd_poll_interval"],
+        "failure_backoff": FailureBackoff(
+            multiplier_s=seconds["backoff_multiplier"],
+            max_s=seconds["max_backoff_duration"],
+            strategy="full_jitter" if options.backoff_strategy == "full_jitter" else "exponential",
+        ),
+        "rotation": Rotation(
+            low_rdy_idle_timeout_s=seconds["low_rdy_idle_timeout"],
+            low_rdy_timeout_s=seconds["low_rdy_timeout"],
+            rdy_redistribute_interval_s=seconds["rdy_redistribute_interval"],
+        ),
+    }
+
+
+def producer_settings(options: ClientOptions) -> dict[str, Any]:
+    """The arguments of a Producer."""
+    return {
+        "identity": _identity(options),
+        "connect_timeout_s": options.dial_timeout_ns / SECOND_NS,
+    }
+
+
+def retry(options: ClientOptions) -> Delay:
+    """How long what failed waits: as in NSQ's client, where its options are given."""
+    seconds = _seconds_of(options)
+    step_s, max_s = seconds["default_requeue_delay"], seconds["max_requeue_delay"]
+    if step_s < 0 and max_s < 0:
+        return RETRY
+    usual = LinearDelay()
+    max_s = usual.max_s if max_s < 0 else max_s
+    return LinearDelay(step_s=min(usual.step_s if step_s < 0 else step_s, max_s), max_s=max_s)
+
+
+def _seconds_of(options: ClientOptions) -> dict[str, float]:
+    return {
+        flag.name: getattr(options, flag.field) / SECOND_NS
+        for flag in options.flags().values()
+        if flag.field.endswith("_ns")
+    }
+
+
+def _identity(options: ClientOptions) -> Identity:
+    names = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone")
+    own = {name: getattr(options, name) for name in names if getattr(options, name)}
+    return Identity(
+        **own,
+        heartbeat_interval_ms=options.heartbeat_interval_ns // MILLISECOND_NS,
+        message_timeout_ms=options.msg_timeout_ns // MILLISECOND_NS or None,
+        output_buffer_bytes=options.output_buffer_size or None,
+        output_buffer_timeout_ms=options.output_buffer_timeout_ns // MILLISECOND_NS or None,
+        sample_rate=options.sample_rate,
+        tls=_tls(options),
+        compression="snappy" if options.snappy else "deflate" if options.deflate else None,
+        deflate_level=options.deflate_level,
+        auth_secret=options.auth_secret or None,
+    )
+
+
+def _tls(options: ClientOptions) -> Tls | bool:
+    if not options.tls_v1:
+        return False
+    return Tls(
+        ca_file=options.tls_root_ca_file or None,
+        cert_file=options.tls_cert or None,
+        key_file=options.tls_key or None,
+        verify=not options.tls_insecure_skip_verify,
+        min_version=_VERSIONS.get(options.tls_min_version, ssl.TLSVersion.TLSv1_2),
+    )

@@ -1,0 +1,184 @@
+"""Several destinations: which of them is next, and how long each takes.
+
+===============  ==============================================================================
+round-robin      each in its turn, whether it works or not
+hostpool         each in its turn of those that work; one that failed is left alone for
+                 30 seconds, then for twice as long each time, up to 15 minutes
+epsilon-greedy   the same, but those that answer quickly are taken more often: nine times out
+                 of ten at random, with weights of 1 / seconds, else each in its turn
+===============  ==============================================================================
+
+Where none works, all are tried again: the sender has no other choice.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from martlet.options.flag import FlagKind, option
+
+_MODES = {
+    "hostpool": "each in its turn of those that work",
+    "epsilon-greedy": "those that answer quickly more often",
+    "round-robin": "each in its turn",
+    "multicast": "all of them",
+}
+
+
+def mode_option(of: str, *, multicast: bool = False) -> Any:
+    """``--mode``: which of several gets a message."""
+    modes = [name for name in _MODES if multicast or name != "multicast"]
+    meanings = "; ".join(f"{name}, {_MODES[name]}" for name in modes)
+    choices = tuple((name, name) for name in modes)
+    return option(
+        "mode", FlagKind.CHOICE, modes[0], f"of several {of}: {meanings}", choices=choices
+    )
+
+
+def status_option(help: str) -> Any:
+    """``--status-every``: after how many messages it is logged how long they take."""
+    return option("status-every", FlagKind.INT, 250, help, limits=(0, 10**6))
+
+
+MODES = ("round-robin", "hostpool", "epsilon-greedy")
+FIRST_DELAY_S = 30.0
+MAX_DELAY_S = 900.0
+EPSILON = 0.1
+_LATEST_WEIGHS = 0.2
+_MIN_S = 1e-4
+
+
+@dataclass(slots=True)
+class _Host:
+    name: str
+    dead_until_s: float = 0.0
+    delay_s: float = 0.0
+    seconds: float = _MIN_S
+    """How long it takes, the latest weighing most."""
+
+
+class HostPool:
+    """Some hosts.
+
+    Args:
+        names: theirs.
+        mode: one of `MODES`.
+        clock: seconds.
+        dice: for epsilon-greedy.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        mode: str,
+        clock: Callable[[], float] = time.monotonic,
+        dice: random.Random | None = None,
+    ) -> None:
+        self._hosts = [_Host(name) for name in dict.fromkeys(names)]
+        self._mode = mode
+        self._clock = clock
+        self._dice = dice or random.Random()
+        self._next = 0
+
+    def order(self) -> list[str]:
+        """Those to be tried now, one after the other until one does it."""
+        hosts = self._hosts
+        turn = hosts[self._next :] + hosts[: self._next]
+        if self._mode != "round-robin":
+            now_s = self._clock()
+            turn = [host for host in turn if host.dead_until_s <= now_s] or turn
+        first = turn[0]
+        if self._mode == "epsilon-greedy" and self._dice.random() >= EPSILON:
+            weights = [1 / host.seconds for host in turn]
+            (first,) = self._dice.choices(turn, weights)
+        self._next = (hosts.index(first) + 1) % len(hosts)
+        return [first.name, *(host.name for host in turn if host is not first)]
+
+    def pick(self) -> str:
+        """The next one."""
+        return self.order()[0]
+
+    def succeeded(self, name: str, seconds: float) -> None:
+        """One has done it, in so many seconds."""
+        host = self._host(name)
+        host.dead_until_s = host.delay_s = 0.0
+        host.seconds += (max(seconds, _MIN_S) - host.seconds) * _LATEST_WEIGHS
+
+    def failed(self, name: str) -> None:
+        """One has not: leave it alone for a while."""
+        host = self._host(name)
+        now_s = self._clock()
+        if host.dead_until_s <= now_s:  # what fails at once fails once
+            host.delay_s = min(max(FIRST_DELAY_S, 2 * host.delay_s), MAX_DELAY_S)
+            host.dead_until_s = now_s + host.delay_s
+
+    def _host(self, name: str) -> _Host:
+        return next(host for host in self._hosts if host.name == name)
+
+
+log = logging.getLogger(__name__)
+
+
+class Timing:
+    """Gathers the times of requests.
+
+    Args:
+        every: after how many to log; 0 for never.
+        prefix: what a log line begins with.
+    """
+
+    def __init__(self, every: int, prefix: str) -> None:
+        self._every = every
+        self._prefix = prefix
+        self._seconds: list[float] = []
+
+    def note(self, seconds: float, count: int = 1) -> None:
+        """So many requests took so many seconds each."""
+        if not self._every:
+            return
+        while count:
+            some = min(count, self._every - len(self._seconds))
+            self._seconds += [seconds] * some
+            count -= some
+            if len(self._seconds) == self._every:
+                self._log()
+
+    def _log(self) -> None:
+        times = sorted(self._seconds)
+        self._seconds.clear()
+        last = len(times) - 1
+        log.info(
+            "%s finished %d requests - 99th: %.2fms - 95th: %.2fms - avg: %.2fms",
+            self._prefix,
+            len(times),
+            1000 * times[round(0.99 * last)],
+            1000 * times[round(0.95 * last)],
+            1000 * sum(times) / len(times),
+        )
+
+
+class Timings:
+    """The times of several hosts, and of all together.
+
+    Args:
+        every: after how many requests to log; 0 for never.
+        hosts: whose times are told apart, where there are several.
+    """
+
+    def __init__(self, every: int, hosts: tuple[str, ...]) -> None:
+        alone = len(hosts) < 2
+        self._each = {host: Timing(0 if alone else every, f"[{host}]:") for host in hosts}
+        self._all = Timing(every, "[aggregate]:")
+
+    def note_host(self, host: str, seconds: float, count: int = 1) -> None:
+        """One host has done so many requests, in so many seconds each."""
+        self._each[host].note(seconds, count)
+
+    def note(self, seconds: float, count: int = 1) -> None:
+        """So many are done, by whichever host, or by all that it takes."""
+        self._all.note(seconds, count)

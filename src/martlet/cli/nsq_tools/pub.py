@@ -1,0 +1,203 @@
+"""``martlet pub``: publishes what comes from a pipe or files, a message for each line.
+
+Each of the brokers named gets every message, as from to_nsq.
+
+What has been read is published in batches, as much as there is at a time; reading waits while the
+broker has more than a few of them to answer.  It ends when everything is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import time
+from binascii import a2b_base64
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from concurrent.futures import CancelledError
+from contextlib import AsyncExitStack, ExitStack, suppress
+from io import FileIO
+from threading import Thread
+
+from martlet.cli import progress, tool
+from martlet.cli.nsq_tools.client_options import producer_settings
+from martlet.cli.nsq_tools.source import PublishOptions
+from martlet.client import Producer
+from martlet.client.errors import ClientError
+from martlet.client.names import check_name
+from martlet.plural import counted
+
+
+def body_of(line: bytes) -> bytes:
+    """The body of the message that a line tells. Raises ClientError where it is no such line."""
+    try:
+        return a2b_base64(json.loads(line)["body_base64"], strict_mode=True)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ClientError(f"{line[:60]!r} is no line of dead letters: {error}") from None
+
+
+_READ_BYTES = 1 << 18
+_FLYING = 8
+"""How many batches may be on their way."""
+
+
+class PublishTool:
+    """Publishes files.
+
+    Args:
+        options: as the flags give them.
+        on_stored: told how many more bytes of the input are stored.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        options: PublishOptions,
+        on_stored: Callable[[int], None] = lambda size_bytes: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._on_stored = on_stored
+        self._clock = clock
+        self._delimiter = b"\n" if options.dead_letters else options.delimiter.encode()
+        self.count = 0
+        """How many messages are stored."""
+
+    async def run(self, files: Iterable[FileIO]) -> int:
+        """Publish what the files hold, and return how many messages that was.
+
+        Raises:
+            ClientError: the broker does not take it, or is not there.
+        """
+        check_name(self._options.topic, "topic")
+        flying = asyncio.Semaphore(_FLYING)
+        settings = producer_settings(self._options.client)
+        async with AsyncExitStack() as connected:
+            producers = [
+                await connected.enter_async_context(
+                    Producer(address, timeout_s=self._options.timeout_ns / 1e9, **settings)
+                )
+                for address in dict.fromkeys(self._options.nsqd_tcp_addresses)
+            ]
+            async with asyncio.TaskGroup() as group:
+                async for bodies in self._paced(files):
+                    await flying.acquire()
+                    group.create_task(self._send(producers, bodies, flying))
+        return self.count
+
+    async def _send(
+        self, producers: list[Producer], bodies: list[bytes], flying: asyncio.Semaphore
+    ) -> None:
+        topic = self._options.topic
+        try:
+            await asyncio.gather(*(each.publish_many(topic, bodies) for each in producers))
+        finally:
+            flying.release()
+        self.count += len(bodies)
+        self._on_stored(sum(map(len, bodies)) + len(bodies) * len(self._delimiter))
+
+    async def _paced(self, files: Iterable[FileIO]) -> AsyncIterator[list[bytes]]:
+        """The messages, no faster than is allowed."""
+        rate = self._options.rate
+        sent, began_s = 0, self._clock()
+        async for bodies in self._messages(files):
+            if not rate:
+                yield bodies
+                continue
+            max_count = max(1, rate // 10)
+            for at in range(0, len(bodies), max_count):
+                some = bodies[at : at + max_count]
+                await asyncio.sleep(max(0.0, began_s + sent / rate - self._clock()))
+                sent += len(some)
+                yield some
+
+    async def _messages(self, files: Iterable[FileIO]) -> AsyncIterator[list[bytes]]:
+        """What is read, cut into messages; empty ones are left out, as nobody may publish them."""
+        unpack: Callable[[bytes], bytes] = body_of if self._options.dead_letters else bytes
+        for file in files:
+            rest = b""
+            async for data in _pieces(file):
+                *whole, rest = (rest + data).split(self._delimiter)
+                if bodies := [body for body in map(unpack, filter(None, whole)) if body]:
+                    yield bodies
+            if rest:
+                yield [unpack(rest)]
+
+
+async def _pieces(file: FileIO) -> AsyncIterator[bytes]:
+    """What is read, piece by piece.
+
+    A thread of its own reads, which nobody waits for: a pipe may never say anything again.  So the
+    file has no buffer: the thread would hold its lock, and Python ends badly where somebody does.
+    """
+    loop = asyncio.get_running_loop()
+    pieces: asyncio.Queue[bytes | OSError] = asyncio.Queue(1)
+
+    def hand(piece: bytes | OSError) -> bytes | OSError:
+        asyncio.run_coroutine_threadsafe(pieces.put(piece), loop).result()
+        return piece
+
+    def reader() -> None:
+        with suppress(CancelledError, RuntimeError):  # nobody listens any more
+            try:
+                while hand(file.read(_READ_BYTES)):
+                    pass
+            except OSError as error:
+                hand(error)
+
+    Thread(target=reader, name="martlet pub", daemon=True).start()
+    while piece := await pieces.get():
+        if isinstance(piece, OSError):
+            raise piece
+        yield piece
+
+
+DESCRIPTION = (
+    "Publish standard input, or the files named behind the flags, a message for each line, and show"
+    " how far files have come; takes the flags of to_nsq."
+)
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Publish; the result is the exit code of the process."""
+    found, paths = tool.split(PublishOptions, argv)
+    options = tool.options("pub", DESCRIPTION, PublishOptions, found, "[FILE ...]")
+    with ExitStack() as opened:
+        files: list[FileIO] = []
+        for path in paths:
+            try:
+                files.append(opened.enter_context(open(path, "rb", buffering=0)))
+            except OSError as error:
+                log.critical("%s", error)
+                return 1
+        publish = PublishTool(options)
+        total_bytes = sum(os.fstat(file.fileno()).st_size for file in files)
+        if total_bytes and not options.dead_letters:
+            shown = opened.enter_context(progress.shown("publishing", total_bytes))
+            publish = PublishTool(options, shown)
+        if not files:
+            files.append(opened.enter_context(FileIO(sys.stdin.fileno(), closefd=False)))
+        return _run(publish, files)
+
+
+def _run(publish: PublishTool, files: list[FileIO]) -> int:
+    """1 as well where it was stopped: not all of the input is published."""
+    stopped = False
+
+    async def work() -> None:
+        nonlocal stopped
+        try:
+            count = await publish.run(files)
+        except asyncio.CancelledError:
+            stopped = True
+            log.warning("stopped: stored %s", counted(publish.count, "message"))
+            raise
+        except BaseExceptionGroup:
+            log.warning("broken off: stored at least %s", counted(publish.count, "message"))
+            raise
+        await tool.show([f"stored {counted(count, 'message')}"])
+
+    return tool.run_alone(work) or int(stopped)

@@ -1,0 +1,373 @@
+"""``martlet relay``: passes the messages of topics on to other brokers.
+
+Messages go as they come, many in one command.  Where a destination does not take them the next one
+that works is tried; where none does they are requeued, for longer with each attempt, and the
+consumer backs off.  A message that a destination refuses for itself, as one that is too large for
+it, does not hold up the others that came with it: then each is published alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from martlet.cli import tool
+from martlet.cli.nsq_tools.client_options import (
+    ClientOptions,
+    client_options,
+    producer_settings,
+    retry,
+    without_effect,
+)
+from martlet.cli.nsq_tools.hosts import HostPool, Timings, mode_option, status_option
+from martlet.cli.nsq_tools.source import SourceOptions, consumer
+from martlet.client import (
+    BadBody,
+    Batch,
+    ClientError,
+    ConnectRefused,
+    Consumer,
+    Producer,
+    PublishRefused,
+)
+from martlet.options.flag import Flag, FlagKind, OptionError, option
+from martlet.options.options import require_addresses, require_names
+from martlet.outage import Outage
+from martlet.plural import counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelayOptions(SourceOptions):
+    """What ``martlet relay`` is started with.
+
+    Raises:
+        OptionError: no topic, no destination, a name that is none, or a circle.
+    """
+
+    channel: str = option("channel", FlagKind.STRING, "nsq_to_nsq", "the channel")
+    destination_topic: str = option(
+        "destination-topic",
+        FlagKind.STRING,
+        "",
+        "the topic to publish to (default: each message's own)",
+        section="destination",
+    )
+    destination_addresses: tuple[str, ...] = option(
+        "destination-nsqd-tcp-address",
+        FlagKind.STRINGS,
+        (),
+        "<addr>:<port> of a broker to publish to; may be given several times",
+    )
+    mode: str = mode_option("destinations")
+    producer_opts: tuple[str, ...] = option(
+        "producer-opt",
+        FlagKind.STRINGS,
+        (),
+        "KEY,VALUE for the destinations, as --consumer-opt",
+    )
+    status_every: int = status_option(
+        "log how long publishing takes after so many messages (0: never)"
+    )
+    require_json_field: str = option(
+        "require-json-field",
+        FlagKind.STRING,
+        "",
+        "pass only JSON objects with this field; others are finished and left out",
+        section="filter",
+    )
+    require_json_value: str = option(
+        "require-json-value",
+        FlagKind.STRING,
+        "",
+        "and only where it has this value, a text or a number",
+    )
+    whitelist_json_fields: tuple[str, ...] = option(
+        "whitelist-json-field",
+        FlagKind.STRINGS,
+        (),
+        "pass only this field of JSON objects; may be given several times",
+    )
+
+    @property
+    def producer(self) -> ClientOptions:
+        """What ``--producer-opt`` says."""
+        return client_options("producer-opt", self.producer_opts)
+
+    def without_effect(self) -> list[tuple[Flag, object]]:
+        """See `Options`."""
+        return super().without_effect() + without_effect("producer-opt", self.producer)
+
+    @property
+    def filters(self) -> bool:
+        """Whether messages are read as JSON."""
+        return bool(self.require_json_field or self.whitelist_json_fields)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.producer
+        if not self.topics or not self.channel:
+            raise OptionError("--topic and --channel are needed: which messages are to be passed?")
+        if not self.destination_addresses:
+            raise OptionError("--destination-nsqd-tcp-address is missing: where are they to go?")
+        require_names("destination-topic", filter(None, [self.destination_topic]))
+        require_addresses("destination-nsqd-tcp-address", self.destination_addresses)
+        if self.require_json_value and not self.require_json_field:
+            raise OptionError("--require-json-value needs a --require-json-field: of which field?")
+        same_topic = not self.destination_topic or self.destination_topic in self.topics
+        circle = set(self.nsqd_tcp_addresses) & set(self.destination_addresses)
+        if circle and same_topic:
+            raise OptionError(
+                f"messages would go round in a circle: {min(circle)} is where they come from and"
+                " where they go; give another --destination-topic"
+            )
+
+
+class JsonFilter:
+    """A filter.
+
+    Args:
+        field: must be there; empty for none.
+        value: and have this value; empty for any.
+        fields: what passes of an object; all of it where there are none.
+    """
+
+    def __init__(self, field: str = "", value: str = "", fields: Sequence[str] = ()) -> None:
+        self._field = field
+        self._value = value
+        self._fields = fields
+        self._number = _number(value)
+
+    def passes(self, body: bytes) -> bytes | None:
+        """What passes of a message; None where nothing does.
+
+        Raises:
+            ValueError: it is no JSON object.
+        """
+        found = _read(body)
+        if self._field and not (self._field in found and self._fits(found[self._field])):
+            return None
+        if not self._fields:
+            return body
+        left = {field: _plain(found[field]) for field in self._fields if field in found}
+        return json.dumps(left, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
+
+    def _fits(self, value: object) -> bool:
+        if not self._value or value == self._value:
+            return True
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and value == self._number
+
+
+def _read(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    if found is None:  # nsq_to_nsq takes it for an object without fields
+        return {}
+    if not isinstance(found, dict):
+        raise ValueError("it is not an object")
+    return found
+
+
+def _plain(value: object) -> object:
+    """A value as nsq_to_nsq writes it: a whole number without a point."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 10.0
+"""How long a destination may take to store messages, connecting included."""
+_MAX_AT_ONCE = 2000
+_OWN_FAULT = ("E_BAD_MESSAGE", "E_BAD_BODY")
+"""What is refused for itself, and not because the destination can not store anything."""
+
+
+class Destination:
+    """A broker to publish to, which is connected when it is first needed."""
+
+    def __init__(self, address: str, options: RelayOptions) -> None:
+        self._address = address
+        self._options = options
+        self._connecting: asyncio.Task[Producer] | None = None
+        """One attempt for all that wait for it."""
+
+    async def publish(self, topic: str, bodies: Sequence[bytes]) -> None:
+        """Return when everything is stored. Raises ClientError."""
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._connect())
+        connecting = self._connecting
+        try:
+            producer = await asyncio.shield(connecting)
+        except ClientError:
+            if self._connecting is connecting:
+                self._connecting = None
+            raise
+        await producer.publish_many(topic, list(bodies))
+
+    async def _connect(self) -> Producer:
+        settings = producer_settings(self._options.producer)
+        producer = Producer(self._address, timeout_s=TIMEOUT_S, **settings)
+        return await producer.__aenter__()
+
+    async def close(self) -> None:
+        """Hang up."""
+        connecting = self._connecting
+        if connecting is None:
+            return
+        if not connecting.done():
+            connecting.cancel()
+            await asyncio.wait([connecting])
+        if not connecting.cancelled() and connecting.exception() is None:
+            await connecting.result().close()
+
+
+class Relay:
+    """Passes messages on.
+
+    Args:
+        options: as the flags give them.
+    """
+
+    def __init__(self, options: RelayOptions) -> None:
+        self._options = options
+        addresses = tuple(dict.fromkeys(options.destination_addresses))
+        self._addresses = addresses
+        self._pool = HostPool(addresses, options.mode)
+        self._outages = {
+            each: Outage(f"cannot publish to {each}", f"publishing to {each} again")
+            for each in addresses
+        }
+        self._timings = Timings(options.status_every, addresses)
+        self._filter = JsonFilter(
+            options.require_json_field, options.require_json_value, options.whitelist_json_fields
+        )
+        self._retry = retry(options.client)
+        self._consumers = {
+            topic: consumer(options, topic, options.channel)
+            for topic in dict.fromkeys(options.topics)
+        }
+
+    async def run(self) -> None:
+        """Pass messages on until stopped.
+
+        Raises:
+            ClientError: a broker, or a destination, will not have it.
+        """
+        async with AsyncExitStack() as opened:
+            self._destinations = {
+                address: Destination(address, self._options) for address in self._addresses
+            }
+            for destination in self._destinations.values():
+                opened.push_async_callback(destination.close)
+            async with asyncio.TaskGroup() as group:
+                for topic, source in self._consumers.items():
+                    name = f"martlet relay {topic}"
+                    group.create_task(self._follow(topic, source), name=name)
+
+    def stop(self) -> None:
+        """Take no more messages; those in hand are stored and finished."""
+        for each in self._consumers.values():
+            each.stop()
+
+    async def _follow(self, topic: str, source: Consumer) -> None:
+        to = self._options.destination_topic or topic
+        async with source, asyncio.TaskGroup() as passing:
+            async for batch in source.batches(max_messages=_MAX_AT_ONCE):
+                passing.create_task(self._pass(to, batch))
+
+    async def _pass(self, topic: str, batch: Batch) -> None:
+        """See what becomes of the messages of a batch, and answer each for it."""
+        places, bodies = self._filtered(batch)
+        stored = np.ones(len(batch), np.bool_)
+        if bodies:
+            stored[places] = await self._publish(topic, bodies)
+        if stored.any():
+            await batch.finish(stored)
+        if not stored.all():
+            attempts = int(batch.attempts[~stored].min())
+            delay_ms = round(1000 * self._retry.delay_s(attempts))
+            log.debug(
+                "%s again in %d ms", counted(int(np.count_nonzero(~stored)), "message"), delay_ms
+            )
+            await batch.requeue(delay_ms, backoff=True)
+
+    def _filtered(self, batch: Batch) -> tuple[list[int], list[bytes]]:
+        """What passes the filter, and its places in the batch."""
+        if not self._options.filters:
+            return list(range(len(batch))), batch.bodies
+        places: list[int] = []
+        bodies: list[bytes] = []
+        for place, body in enumerate(batch.bodies):
+            try:
+                left = self._filter.passes(body)
+            except ValueError as error:
+                log.error("left out, as it is no JSON object: %.200r: %s", body, error)
+                continue
+            if left is not None:
+                places.append(place)
+                bodies.append(left)
+        return places, bodies
+
+    async def _publish(self, topic: str, bodies: list[bytes]) -> list[bool]:
+        """Publish to the first destination that takes messages; which of them are stored."""
+        for address in self._pool.order():
+            began_s = time.monotonic()
+            try:
+                await self._destinations[address].publish(topic, bodies)
+            except (PublishRefused, BadBody) as error:
+                code = error.code if isinstance(error, PublishRefused) else _OWN_FAULT[0]
+                if code == "E_UNAUTHORIZED":
+                    raise  # It will be said of the others too.
+                if code in _OWN_FAULT and len(bodies) > 1:
+                    alone = await asyncio.gather(*(self._publish(topic, [body]) for body in bodies))
+                    return [stored for each in alone for stored in each]
+                log.error("%s: %s: %s", address, counted(len(bodies), "message"), error)
+                if code not in _OWN_FAULT:
+                    self._pool.failed(address)
+            except ConnectRefused:
+                raise
+            except ClientError as error:
+                self._outages[address].failed(str(error))
+                self._pool.failed(address)
+            else:
+                self._outages[address].over()
+                seconds = time.monotonic() - began_s
+                self._pool.succeeded(address, seconds)
+                self._timings.note_host(address, seconds, len(bodies))
+                self._timings.note(seconds, len(bodies))
+                return [True] * len(bodies)
+        return [False] * len(bodies)
+
+
+DESCRIPTION = (
+    "Publish the messages of topics to other brokers, and finish them once those have answered OK;"
+    " takes the flags of nsq_to_nsq. Of several destinations each message goes to one."
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Pass messages on; the result is the exit code of the process."""
+    options = tool.options("relay", DESCRIPTION, RelayOptions, argv)
+    relay = Relay(options)
+    return tool.run(relay.run, relay.stop)

@@ -1,0 +1,329 @@
+"""``martlet stat``: what brokers count, as it changes.
+
+::
+
+    ------rate------+----------------depth----------------+--------------metadata---------------
+    ingress  egress |   total     mem    disk inflt   def |     req     t-o         msgs clients
+        512     498 |     140       0     140    20     0 |       3       1        90214       4
+
+A line is laid out as nsq_stat's, for scripts; a person at a terminal gets a table of all channels.
+What comes in and goes out is told per second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from io import StringIO
+from typing import TYPE_CHECKING, Any, Self
+
+from martlet.cli import start, tool
+from martlet.cli.broker_http import BrokerHttpClients, DoorOptions, NoHttpAnswer
+from martlet.cli.standard_output import StandardOutput
+from martlet.durations import SECOND_NS
+from martlet.options.flag import FlagKind, OptionError, option
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatOptions(DoorOptions):
+    """What ``martlet stat`` is started with.
+
+    Raises:
+        OptionError: a channel without its topic.
+    """
+
+    topic: str = option(
+        "topic", FlagKind.STRING, "", "only this topic (default: every topic)", section="what"
+    )
+    channel: str = option(
+        "channel", FlagKind.STRING, "", "only this channel of it (default: every channel)"
+    )
+    interval_ns: int = option(
+        "interval",
+        FlagKind.DURATION,
+        2 * SECOND_NS,
+        "how often the brokers are asked",
+        limits=(1, None),
+        section="output",
+    )
+    count: int = option(
+        "count",
+        FlagKind.INT,
+        0,
+        "print so many lines and end (0: until it is stopped)",
+        limits=(0, None),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.channel and not self.topic:
+            raise OptionError("--topic is missing: of which topic is that channel?")
+
+
+HEAD_EVERY = 25
+HEAD = (
+    "------rate------+----------------depth----------------+--------------metadata---------------\n"
+    f"{'ingress':>7} {'egress':>7} | {'total':>7} {'mem':>7} {'disk':>7} {'inflt':>5} {'def':>5}"
+    f" | {'req':>7} {'t-o':>7} {'msgs':>12} {'clients':>7}"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatCounts:
+    """The counts of a channel, of one broker or of all together, named as in ``/stats``."""
+
+    depth: int = 0
+    backend_depth: int = 0
+    in_flight_count: int = 0
+    deferred_count: int = 0
+    requeue_count: int = 0
+    timeout_count: int = 0
+    message_count: int = 0
+    client_count: int = 0
+
+    @classmethod
+    def read(cls, told: dict[str, Any]) -> Self:
+        """The counts that an entry of ``/stats`` tells."""
+        return cls(**{field.name: int(told[field.name]) for field in fields(cls)})
+
+    def __add__(self, other: StatCounts) -> StatCounts:
+        return StatCounts(
+            **{
+                field.name: getattr(self, field.name) + getattr(other, field.name)
+                for field in fields(self)
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Look:
+    """What all brokers counted at one moment.
+
+    Attributes:
+        at_s: when, in seconds of some clock.
+        channels: by topic and channel; of a topic itself the channel is empty.
+        paused: those of them that are paused at some broker.
+        failed: the brokers that did not answer, and why.
+    """
+
+    at_s: float
+    channels: dict[tuple[str, str], StatCounts]
+    paused: frozenset[tuple[str, str]]
+    failed: list[str]
+
+
+class Stat:
+    """Asks brokers for what they count.
+
+    Args:
+        options: as the flags give them.
+        clock: seconds.
+    """
+
+    def __init__(self, options: StatOptions, clock: Callable[[], float] = time.monotonic) -> None:
+        self._options = options
+        self._clock = clock
+
+    async def looks(self) -> AsyncGenerator[Look]:
+        """One look after the other, each an interval after the one before.
+
+        Raises:
+            NoHttpAnswer: no broker was found, or none of them answered, at the first look; later
+            ones
+                tell of it.
+        """
+        interval_s = self._options.interval_ns / 1e9
+        async with BrokerHttpClients(self._options) as doors:
+            next_s = self._clock()
+            look: Look | None = None
+            while True:
+                try:
+                    look = await self._look(doors)
+                except NoHttpAnswer as error:
+                    if look is None:
+                        raise
+                    look = Look(self._clock(), {}, frozenset(), [str(error)])
+                yield look
+                next_s = max(next_s + interval_s, self._clock())
+                await asyncio.sleep(next_s - self._clock())
+
+    async def _look(self, doors: BrokerHttpClients) -> Look:
+        options = self._options
+        arguments = {"format": "json", "include_clients": "false", "include_mem": "false"}
+        if options.topic:
+            arguments["topic"] = options.topic
+        if options.channel:
+            arguments["channel"] = options.channel
+        urls = await doors.brokers(options.topic)
+        told = await asyncio.gather(
+            *(doors.get(url, "/stats", arguments) for url in urls), return_exceptions=True
+        )
+        channels: dict[tuple[str, str], StatCounts] = {}
+        paused: set[tuple[str, str]] = set()
+        failed = []
+        for answer in told:
+            if isinstance(answer, NoHttpAnswer):
+                failed.append(answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                for name, counts, is_paused in _entries(answer):
+                    channels[name] = channels.get(name, StatCounts()) + counts
+                    paused |= {name} if is_paused else set()
+        if len(failed) == len(urls):
+            raise failed[0]
+        return Look(self._clock(), channels, frozenset(paused), [str(error) for error in failed])
+
+
+def _entries(stats: dict[str, Any]) -> list[tuple[tuple[str, str], StatCounts, bool]]:
+    """The channels, and the topics that have none, of an answer of ``/stats``."""
+    found = []
+    for topic in stats.get("data", stats)["topics"] or ():
+        name = str(topic["topic_name"])
+        waiting = StatCounts(
+            depth=int(topic["depth"]),
+            backend_depth=int(topic["backend_depth"]),
+            message_count=int(topic["message_count"]),
+        )
+        if waiting.depth or not topic["channels"]:
+            found.append(((name, ""), waiting, bool(topic["paused"])))
+        found += [
+            ((name, str(each["channel_name"])), StatCounts.read(each), bool(each["paused"]))
+            for each in topic["channels"]
+        ]
+    return found
+
+
+def rates(before: StatCounts, after: StatCounts, seconds: float) -> tuple[int, int]:
+    """How many messages came in and went out, per second."""
+    came = after.message_count - before.message_count
+    return int(came / seconds), int((came - (after.depth - before.depth)) / seconds)
+
+
+def line(before: StatCounts, after: StatCounts, seconds: float) -> str:
+    """A channel's line, as nsq_stat's."""
+    ingress, egress = rates(before, after, seconds)
+    return (
+        f"{ingress:7d} {egress:7d} | {after.depth:7d} {after.depth - after.backend_depth:7d}"
+        f" {after.backend_depth:7d} {after.in_flight_count:5d} {after.deferred_count:5d} |"
+        f" {after.requeue_count:7d} {after.timeout_count:7d} {after.message_count:12d}"
+        f" {after.client_count:7d}"
+    )
+
+
+def table(before: Look | None, now: Look) -> Table:
+    """All channels, for people."""
+    from rich.table import Table
+
+    shown = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("topic", "channel"):
+        shown.add_column(title, no_wrap=True)
+    for title in (
+        *("in/s", "out/s", "depth", "in flight", "deferred", "requeued", "timed out"),
+        *("messages", "clients"),
+    ):
+        shown.add_column(title, justify="right", no_wrap=True)
+    for name, counts in sorted(now.channels.items()):
+        earlier = before.channels.get(name) if before is not None else None
+        told = ["", ""]
+        if before is not None and earlier is not None:
+            told = [str(rate) for rate in rates(earlier, counts, now.at_s - before.at_s)]
+        topic, channel = name
+        mark = " (paused)" if name in now.paused else ""
+        shown.add_row(
+            topic,
+            (channel or "(none yet)") + mark,
+            *told,
+            str(counts.depth),
+            str(counts.in_flight_count),
+            str(counts.deferred_count),
+            str(counts.requeue_count),
+            str(counts.timeout_count),
+            str(counts.message_count),
+            str(counts.client_count),
+        )
+    if now.failed:
+        shown.caption = "\n".join(now.failed)
+    return shown
+
+
+DESCRIPTION = (
+    "Show what brokers count, added up, and how it changes: at a terminal a table of all channels;"
+    " with --count, or into a pipe, a line each --interval of one channel, as nsq_stat prints it."
+    " Takes the flags of nsq_stat."
+)
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Show counts; the result is the exit code of the process."""
+    options = tool.options("stat", DESCRIPTION, StatOptions, argv)
+    if options.count or not sys.stdout.isatty() or find_spec("rich") is None:
+        if not options.channel:
+            log.critical("--topic and --channel are needed for lines: which channel is it?")
+            return start.WRONG
+        return tool.run_alone(lambda: print_lines(options))
+    return tool.run_alone(lambda: show_table(options))
+
+
+async def print_lines(options: StatOptions) -> None:
+    """Print a line for each interval. Raises NoHttpAnswer where a broker does not answer."""
+    name = (options.topic, options.channel)
+    before: Look | None = None
+    number = 0
+    output = StandardOutput(sys.stdout.fileno())
+    async with aclosing(Stat(options).looks()) as looks:
+        async for look in looks:
+            if look.failed:
+                raise NoHttpAnswer("not every broker answers", "; ".join(look.failed))
+            if name not in look.channels:
+                raise NoHttpAnswer(
+                    f"topic {options.topic}", f"no broker has its channel {options.channel}"
+                )
+            if number % HEAD_EVERY == 0:
+                await output.show([f"{HEAD}\n".encode()])
+            if before is not None:
+                seconds = look.at_s - before.at_s
+                text = line(before.channels[name], look.channels[name], seconds)
+                await output.show([f"{text}\n".encode()])
+            if number and number == options.count:
+                return
+            before = look
+            number += 1
+
+
+async def show_table(options: StatOptions) -> None:
+    """Keep a table on the screen. Raises NoHttpAnswer where no broker answers at first."""
+    from rich.console import Console
+    from rich.live import Live
+
+    screen = StringIO()
+    output = StandardOutput(sys.stdout.fileno())
+
+    async def draw() -> None:
+        text = screen.getvalue()
+        screen.seek(0)
+        screen.truncate()
+        await output.show([text.encode()])
+
+    before: Look | None = None
+    console = Console(file=screen, force_terminal=True)
+    try:
+        with Live(console=console, auto_refresh=False) as live:
+            async with aclosing(Stat(options).looks()) as looks:
+                async for look in looks:
+                    live.update(table(before, look), refresh=True)
+                    await draw()
+                    before = look
+    finally:
+        output.stop()
+        await draw()  # the end of it, with the cursor

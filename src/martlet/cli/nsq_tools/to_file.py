@@ -1,0 +1,220 @@
+"""``martlet to-file``: writes the messages of topics into files.
+
+Messages are finished after they were flushed to disk: when as many are in hand as may be, or when
+no more come for a moment.  So none is lost whenever this or the broker ends; one may be written
+twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from martlet.cli import tool
+from martlet.cli.nsq_tools.output_file import Output, OutputOptions
+from martlet.cli.nsq_tools.source import SourceOptions, consumer
+from martlet.client import Batch
+from martlet.client.transport.discovery import KnownTopics
+from martlet.durations import MINUTE_NS
+from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.network import connect_timeout, request_timeout
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TopicsOptions(SourceOptions):
+    """Which topics ``martlet to-file`` writes."""
+
+    channel: str = option("channel", FlagKind.STRING, "nsq_to_file", "the channel")
+    topic_pattern: str = option(
+        "topic-pattern",
+        FlagKind.STRING,
+        "",
+        "a regular expression: every topic that lookup daemons know and whose name holds it",
+    )
+    topic_refresh_ns: int = option(
+        "topic-refresh",
+        FlagKind.DURATION,
+        MINUTE_NS,
+        "how often lookup daemons are asked for topics",
+        limits=(1, None),
+    )
+    connect_timeout_ns: int = connect_timeout("how long connecting to a lookup daemon may take")
+    request_timeout_ns: int = request_timeout(
+        "how long a lookup daemon may take to tell its topics"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.topics and not self.topic_pattern:
+            raise OptionError("say which topics, with --topic or --topic-pattern")
+        if self.topic_pattern and not self.lookupd_http_addresses:
+            raise OptionError("--topic-pattern needs a --lookupd-http-address")
+        try:
+            re.compile(self.topic_pattern)
+        except re.error as error:
+            raise OptionError(f"--topic-pattern={self.topic_pattern}: {error}") from None
+        if not self.channel:
+            raise OptionError("--channel needs a name")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions(OutputOptions, _TopicsOptions):
+    """What ``martlet to-file`` is started with."""
+
+
+log = logging.getLogger(__name__)
+
+_STARVED_MS = 100
+"""Messages wait for others for so long, before they are flushed and finished."""
+
+
+class TopicWriter:
+    """Writes one topic.
+
+    Args:
+        options: as the flags give them.
+        topic: which.
+    """
+
+    def __init__(self, options: FileOptions, topic: str) -> None:
+        self._options = options
+        self._where = f"[{topic}/{options.channel}]"
+        self._output = Output(options, topic, log=lambda text: log.info("%s %s", self._where, text))
+        self._consumer = consumer(options, topic, options.channel)
+        self._lock = asyncio.Lock()
+        """The file is written, flushed or exchanged, one after the other."""
+
+    async def run(self) -> None:
+        """Write until stopped. Raises OSError where a file cannot be written."""
+        batches = self._consumer.batches(
+            max_messages=self._options.max_in_flight, max_wait_ms=_STARVED_MS
+        )
+        try:
+            async with self._consumer, asyncio.TaskGroup() as group:
+                ticker = group.create_task(self._tick())
+                async for batch in batches:
+                    await self._take(batch)
+                ticker.cancel()
+        finally:
+            self._output.close()
+
+    def stop(self) -> None:
+        """Take no more messages; what is in hand is written and finished."""
+        self._consumer.stop()
+
+    async def reopen(self) -> None:
+        """End the file, as on SIGHUP."""
+        async with self._lock:
+            self._output.close()
+
+    async def _take(self, batch: Batch) -> None:
+        """Write messages, flush them, and only then finish them."""
+        async with self._lock:
+            self._output.write(b"\n".join(batch.bodies) + b"\n")
+            await self._sync()
+        log.debug("%s %d records are on disk", self._where, len(batch))
+        await batch.finish()
+
+    async def _sync(self) -> None:
+        """Flush the file in a thread, which is waited for whatever happens: who is cancelled
+        closes the file next.
+        """
+        syncing = asyncio.create_task(asyncio.to_thread(self._output.sync))
+        try:
+            await asyncio.shield(syncing)
+        except asyncio.CancelledError:
+            await asyncio.wait([syncing])
+            raise
+
+    async def _tick(self) -> None:
+        """See that files end in time, though no message comes."""
+        while True:
+            await asyncio.sleep(self._options.sync_interval_ns / 1e9)
+            async with self._lock:
+                if self._output.is_due:
+                    if self._options.skip_empty_files:
+                        self._output.close()
+                    else:
+                        self._output.begin()
+
+
+class Writers:
+    """Writes all topics that are asked for, those too that come later.
+
+    Args:
+        options: as the flags give them.
+    """
+
+    def __init__(self, options: FileOptions) -> None:
+        self._options = options
+        self._writers: dict[str, TopicWriter] = {}
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Write until stopped. Raises OSError where a file cannot be written."""
+        async with asyncio.TaskGroup() as group:
+            for topic in dict.fromkeys(self._options.topics):
+                self._begin(group, topic)
+            if self._options.topic_pattern:
+                group.create_task(self._discover(group))
+
+    def stop(self) -> None:
+        """Take no more messages; `run` returns when what is in hand is done with."""
+        self._stopping.set()
+        for writer in self._writers.values():
+            writer.stop()
+
+    async def reopen(self) -> None:
+        """End all files and begin others with the next messages."""
+        await asyncio.gather(*(writer.reopen() for writer in self._writers.values()))
+
+    def _begin(self, group: asyncio.TaskGroup, topic: str) -> None:
+        writer = self._writers[topic] = TopicWriter(self._options, topic)
+        group.create_task(writer.run(), name=f"martlet to-file {topic}")
+
+    async def _discover(self, group: asyncio.TaskGroup) -> None:
+        options = self._options
+        pattern = re.compile(options.topic_pattern)
+        known = KnownTopics(
+            options.lookupd_http_addresses,
+            connect_s=options.connect_timeout_ns / 1e9,
+            answer_s=options.request_timeout_ns / 1e9,
+        )
+        while not self._stopping.is_set():
+            began_s = time.monotonic()
+            topics = await known.look()
+            if self._stopping.is_set():
+                return  # Nobody would stop what is begun now.
+            for topic in topics:
+                if pattern.search(topic) and topic not in self._writers:
+                    self._begin(group, topic)
+            rest_s = options.topic_refresh_ns / 1e9 - (time.monotonic() - began_s)
+            try:
+                async with asyncio.timeout(max(0.0, rest_s)):
+                    await self._stopping.wait()
+            except TimeoutError:
+                continue
+
+
+DESCRIPTION = (
+    "Write the messages of topics into files, a line each, and finish them once they are on disk;"
+    " takes the flags of nsq_to_file. SIGHUP ends the files; others are begun."
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write files; the result is the exit code of the process."""
+    options = tool.options("to-file", DESCRIPTION, FileOptions, argv)
+    writers = Writers(options)
+    reopening: set[asyncio.Task[None]] = set()
+
+    def reopen() -> None:
+        task = asyncio.ensure_future(writers.reopen())
+        reopening.add(task)
+        task.add_done_callback(reopening.discard)
+
+    return tool.run(writers.run, writers.stop, SIGHUP=reopen)

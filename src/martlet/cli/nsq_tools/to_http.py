@@ -1,0 +1,333 @@
+"""``martlet to-http``: sends the messages of topics over HTTP.
+
+Whatever else happens, another status, no answer in time, nobody there, the message is requeued for
+a while that grows with its attempts, and the consumer backs off (see
+`martlet.client.consumer.handling.backoff`).  So a message may be sent twice, and none is lost.
+
+Redirects are followed, but for those that make a GET without a body of a POST (301, 302 and 303):
+whatever a URL answers that, it has not got the message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, cast
+from urllib.parse import quote_plus
+
+import aiohttp
+from aiohttp.client_proto import ResponseHandler
+from yarl import URL
+
+from martlet import __version__, unreachable
+from martlet.cli import tool
+from martlet.cli.nsq_tools.client_options import retry
+from martlet.cli.nsq_tools.hosts import HostPool, Timings, mode_option, status_option
+from martlet.cli.nsq_tools.source import SourceOptions, consumer
+from martlet.client import Consumer, Message
+from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.network import connect_timeout, request_timeout
+from martlet.outage import Outage
+
+DEFAULT_CONTENT_TYPE = "application/octet-stream"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToHttpOptions(SourceOptions):
+    """What ``martlet to-http`` is started with.
+
+    Raises:
+        OptionError: no topic, no URL, or both kinds of them; a header or a URL that is none.
+    """
+
+    gives_up: ClassVar[bool] = True
+    channel: str = option("channel", FlagKind.STRING, "nsq_to_http", "the channel")
+    sample: float = option(
+        "sample", FlagKind.FLOAT, 1.0, "the part of the messages to send, from 0 to 1"
+    )
+    post_urls: tuple[str, ...] = option(
+        "post",
+        FlagKind.STRINGS,
+        (),
+        "a URL to POST each message to; may be given several times",
+        section="requests",
+    )
+    get_urls: tuple[str, ...] = option(
+        "get",
+        FlagKind.STRINGS,
+        (),
+        "a URL to GET, with %s where the message is to stand; may be given several times",
+    )
+    mode: str = mode_option("URLs", multicast=True)
+    publishers: int = option(
+        "n", FlagKind.INT, 100, "how many messages are on their way at once", limits=(1, 100_000)
+    )
+    content_type: str = option(
+        "content-type", FlagKind.STRING, DEFAULT_CONTENT_TYPE, "the Content-Type of a POST"
+    )
+    headers: tuple[str, ...] = option(
+        "header", FlagKind.STRINGS, (), "NAME:VALUE of each request; may be given several times"
+    )
+    connect_timeout_ns: int = connect_timeout()
+    request_timeout_ns: int = request_timeout(seconds=20)
+    status_every: int = status_option("log how long requests take after so many (0: never)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.topics or not self.channel:
+            raise OptionError("--topic and --channel are needed: which messages are to be sent?")
+        if bool(self.post_urls) == bool(self.get_urls):
+            raise OptionError("say where to send messages, either with --post or with --get")
+        for url in self.urls:
+            if not url.startswith(("http://", "https://")):
+                raise OptionError(f"{url!r} is no URL; write http://HOST/PATH or https://HOST/PATH")
+        for url in self.get_urls:
+            if url.count("%s") != 1:
+                raise OptionError(f"--get={url} needs %s once, where the message is to stand")
+        if not self.content_type:
+            raise OptionError("--content-type needs a value")
+        if self.content_type != DEFAULT_CONTENT_TYPE and not self.post_urls:
+            raise OptionError("--content-type goes with --post: a GET has no body")
+        if not 0 <= self.sample <= 1:
+            raise OptionError(f"--sample={self.sample:g} must be from 0 to 1")
+        _ = self.header_fields
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Where messages go."""
+        return tuple(dict.fromkeys(self.post_urls or self.get_urls))
+
+    @property
+    def header_fields(self) -> dict[str, str]:
+        """What ``--header`` says. Raises OptionError."""
+        fields = {}
+        for header in self.headers:
+            name, _, value = map(str.strip, header.partition(":"))
+            if not name or not value or not name.isascii() or not header.isprintable():
+                raise OptionError(f"--header={header!r} is none; write NAME:VALUE")
+            fields[name] = value
+        return fields
+
+
+MAX_ANSWERS = 100
+"""To one request, with the interim ones: a server that is slow may say 102 each second or so."""
+
+
+class BoundedAnswers(ResponseHandler):
+    """A connection to an HTTP server.
+
+    Args:
+        loop: the event loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._answer_count = 0
+
+    def set_response_params(self, **params: Any) -> None:
+        """A request is made: what comes from now on answers it."""
+        self._answer_count = 0
+        super().set_response_params(**params)
+
+    def feed_data(self, data: Any, size: int = 0) -> None:
+        """One more answer has come, at least its head."""
+        self._answer_count += 1
+        if self._answer_count <= MAX_ANSWERS:
+            super().feed_data(data, size)
+        elif self._answer_count == MAX_ANSWERS + 1:
+            self.abort()
+            self.set_exception(
+                aiohttp.ClientPayloadError(f"more than {MAX_ANSWERS} answers to one request")
+            )
+
+
+class BoundedConnector(aiohttp.TCPConnector):
+    """Connects to HTTP servers whose answers are counted, with any number of connections."""
+
+    def __init__(self) -> None:
+        super().__init__(limit=0)
+        factory = partial(BoundedAnswers, loop=self._loop)
+        self._factory = cast("partial[ResponseHandler]", factory)
+
+
+log = logging.getLogger(__name__)
+
+_MAX_DRAINED_BYTES = 1 << 20
+"""So much of an answer is read for the connection's sake; of a longer one it is closed."""
+_DROPS_BODY = frozenset({301, 302, 303})
+"""Redirects after which a POST is made a GET, as browsers do."""
+_MAX_TOLD = 200
+"""So many characters of an error are logged: it may quote what came."""
+
+
+class NotTaken(Exception):
+    """A URL did not take a message; the text says which and why."""
+
+
+class _Unreachable(NotTaken):
+    """There is no connection to a URL: no message is to blame."""
+
+    def __init__(self, url: str, why: str) -> None:
+        super().__init__(f"{url}: {why}")
+        self.url = url
+        self.why = why
+
+
+class _MessageDropped(Exception):
+    """A redirect leads to where the message would not be; the text says which."""
+
+
+async def _keep_the_message(
+    request: aiohttp.ClientRequest, ask: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """Make a request, the first or one that a redirect leads to. Raises _MessageDropped."""
+    response = await ask(request)
+    if request.method == "POST" and response.status in _DROPS_BODY:
+        to = response.headers.get("Location", "")
+        response.release()
+        raise _MessageDropped(
+            f"status {response.status} to {to!r:.{_MAX_TOLD}}, which would get no message: name"
+            " the URL that takes it, or answer 307 or 308"
+        )
+    return response
+
+
+class ToHttp:
+    """Sends the messages of topics.
+
+    Args:
+        options: as the flags give them.
+        dice: for sampling, and for the choice of URLs.
+    """
+
+    def __init__(self, options: ToHttpOptions, dice: random.Random | None = None) -> None:
+        self._options = options
+        self._dice = dice or random.Random()
+        self._multicast = options.mode == "multicast"
+        mode = "round-robin" if self._multicast else options.mode
+        self._pool = HostPool(options.urls, mode, dice=self._dice)
+        self._timings = Timings(options.status_every, options.urls)
+        self._outages = {
+            url: Outage(f"cannot connect to {url}", f"connected to {url}") for url in options.urls
+        }
+        self._headers = {"User-Agent": f"martlet/{__version__}"}
+        if options.post_urls:
+            self._headers["Content-Type"] = options.content_type
+        self._headers |= options.header_fields
+        self._retry = retry(options.client)
+        self._consumers = {
+            topic: consumer(options, topic, options.channel)
+            for topic in dict.fromkeys(options.topics)
+        }
+
+    async def run(self) -> None:
+        """Send until stopped. Raises ClientError where a broker will not have it."""
+        options = self._options
+        timeout = aiohttp.ClientTimeout(
+            total=options.request_timeout_ns / 1e9, connect=options.connect_timeout_ns / 1e9
+        )
+        async with (
+            aiohttp.ClientSession(
+                timeout=timeout,
+                connector=BoundedConnector(),
+                headers=self._headers,
+                middlewares=(_keep_the_message,),
+                cookie_jar=aiohttp.DummyCookieJar(),  # kept cookies would grow each request
+            ) as self._session,
+            asyncio.TaskGroup() as group,
+        ):
+            for topic, source in self._consumers.items():
+                group.create_task(self._follow(source), name=f"martlet to-http {topic}")
+
+    def stop(self) -> None:
+        """Take no more messages; those on their way are waited for."""
+        for each in self._consumers.values():
+            each.stop()
+
+    async def _follow(self, source: Consumer) -> None:
+        async with source:
+            await source.run(self._handle, concurrency=self._options.publishers)
+
+    async def _handle(self, message: Message) -> None:
+        """Send a message, or leave it out where only a part is wanted."""
+        if self._options.sample < 1 and self._dice.random() >= self._options.sample:
+            return
+        began_s = time.monotonic()
+        try:
+            if self._multicast:
+                await self._send_to_all(message.body)
+            else:
+                await self._send_to_one(message.body)
+        except NotTaken as error:
+            delay_ms = round(1000 * self._retry.delay_s(message.attempts))
+            level = logging.ERROR
+            if isinstance(error, _Unreachable):
+                self._outages[error.url].failed(error.why)
+                level = logging.DEBUG
+            log.log(level, "%s; attempt %d, again in %d ms", error, message.attempts, delay_ms)
+            message.requeue(delay_ms, backoff=True)
+        else:
+            self._timings.note(time.monotonic() - began_s)
+
+    async def _send_to_all(self, body: bytes) -> None:
+        for url in self._options.urls:
+            self._timings.note_host(url, await self._send(url, body))
+
+    async def _send_to_one(self, body: bytes) -> None:
+        url = self._pool.pick()
+        try:
+            seconds = await self._send(url, body)
+        except NotTaken:
+            self._pool.failed(url)
+            raise
+        self._pool.succeeded(url, seconds)
+        self._timings.note_host(url, seconds)
+
+    async def _send(self, url: str, body: bytes) -> float:
+        """Send a message to a URL; how many seconds that took.
+
+        Raises:
+            NotTaken: the answer was not 2xx, or there was none.
+        """
+        began_s = time.monotonic()
+        method, data = "POST", body or None
+        if self._options.get_urls:
+            method, data = "GET", None
+        target = URL(url.replace("%s", quote_plus(body)) if data is None else url, encoded=True)
+        try:
+            async with self._session.request(method, target, data=data) as response:
+                status = response.status
+                await response.content.read(_MAX_DRAINED_BYTES)
+        except _MessageDropped as error:
+            raise NotTaken(f"{method} {url}: {error}") from None
+        except TimeoutError:
+            raise NotTaken(f"{method} {url}: no answer in time") from None
+        except aiohttp.ServerDisconnectedError:
+            raise NotTaken(f"{method} {url}: it hung up without a whole answer") from None
+        except aiohttp.ClientConnectorError as error:
+            raise _Unreachable(url, unreachable.reason(error.os_error, "server")) from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            reason = str(error) or type(error).__name__
+            raise NotTaken(f"{method} {url}: {reason:.{_MAX_TOLD}}") from None
+        self._outages[url].over()
+        if not 200 <= status < 300:
+            raise NotTaken(f"{method} {url}: status {status}")
+        return time.monotonic() - began_s
+
+
+DESCRIPTION = (
+    "Send each message of topics to a URL, and finish it when the answer was 2xx; else it is sent"
+    " again, later each time. Takes the flags of nsq_to_http."
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Send messages; the result is the exit code of the process."""
+    options = tool.options("to-http", DESCRIPTION, ToHttpOptions, argv)
+    sender = ToHttp(options)
+    return tool.run(sender.run, sender.stop)

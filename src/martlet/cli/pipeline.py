@@ -1,0 +1,67 @@
+"""`martlet pipeline`: the jobs on topics that run on Spark."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from martlet.cli import start, tool
+
+JOBS = {
+    "archive": "topics as a growing table of Parquet files",
+    "report": "figures over windows of time, live: a terminal, a page with plots, Parquet, a topic",
+    "replay": "messages of a topic's past or of an archive, sent again, each exactly once",
+    "dead-letters": "dead letters grouped by why they died, brought back or dropped by a condition",
+    "audit": "what became of every message, by the logs of the brokers",
+}
+"""The jobs, each a module of `martlet.pipeline`, and what ``--help`` says of them."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a job; the result is the exit code of the process."""
+    name, *rest = argv or [""]
+    if name in ("--help", "-help", "-h", "help"):
+        print(usage())
+        return 0
+    if name == "--submit-file":
+        print(Path(__file__).with_name("submit") / "martlet_pipeline.py")
+        return 0
+    if name not in JOBS:
+        print(_unknown(name), file=sys.stderr)
+        return start.WRONG
+    module = importlib.import_module(f"martlet.pipeline.{name.replace('-', '_')}")
+    job: Any = module.JOB
+    found = tool.named(job.options, rest, *job.operands)
+    others = " ".join(operand.upper() for operand in job.operands)
+    options = tool.options(f"pipeline {name}", job.description, job.options, found, others)
+    from martlet.pipeline.job import carry_out
+
+    return carry_out(job, options)
+
+
+def usage() -> str:
+    """What ``martlet pipeline --help`` prints."""
+    width = max(map(len, JOBS))
+    return "\n".join(
+        [
+            "usage: martlet pipeline JOB [--FLAG=VALUE ...]",
+            "       martlet pipeline JOB --help",
+            "       spark-submit [...] $(martlet pipeline --submit-file) JOB [--FLAG=VALUE ...]",
+            "",
+            "The jobs on topics that run on Spark, on this machine or where --master says.",
+            "",
+            "jobs:",
+            *(f"  {name:<{width}}  {help}" for name, help in JOBS.items()),
+        ]
+    )
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name, JOBS, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    wrong = f"there is no job {name!r}{hint}" if name else "which job?"
+    return f"martlet pipeline: {wrong} There are {', '.join(JOBS)}; see martlet pipeline --help"

@@ -1,0 +1,77 @@
+"""``martlet broker``: runs a broker until it is told to stop.
+
+Exit codes: 0 after a clean stop (SIGTERM or SIGINT), 2 when the command line or the config file
+is wrong, 1 for everything else, with the reason as the last log line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+from collections.abc import Sequence
+
+from martlet.cli import log_line, start
+from martlet.cli.servers import service
+from martlet.options import BrokerOptions
+from martlet.options.command_line import ParsedArguments
+
+log = logging.getLogger(log_line.ROOT)
+
+_COLLECT_AFTER = 50_000
+"""New objects before the garbage collector looks at them: a broker makes few cycles, and most of
+what it makes is gone within the turn."""
+
+DESCRIPTION = (
+    "Run a broker that NSQ's clients use unchanged. Takes the flags and the config file of nsqd."
+)
+
+
+def arguments() -> ParsedArguments:
+    """The command line of a broker."""
+    return start.arguments("broker", DESCRIPTION, BrokerOptions)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a broker with the flags given; the result is the exit code of the process."""
+    options = start.options(arguments(), BrokerOptions, argv, _hello)
+    with asyncio.Runner(loop_factory=start.loop_factory()) as runner:
+        return runner.run(_serve(options))
+
+
+def _hello(options: BrokerOptions) -> list[str]:
+    return [start.version(), f"ID: {options.node_id}"]
+
+
+async def _serve(options: BrokerOptions) -> int:
+    from martlet.server.server import Server
+
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stop(number: signal.Signals) -> None:
+        if stopping.is_set():
+            log.warning("%s again: stopping at once; the log is whole all the same", number.name)
+            os._exit(1)
+        log.info("%s: stopping", number.name)
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number)
+    server = Server(options)
+    try:
+        await server.start()
+    except OSError as error:
+        log.critical("%s", error)
+        return 1
+    # What a start leaves behind lives as long as the process: no collection need look at it.
+    gc.freeze()
+    gc.set_threshold(_COLLECT_AFTER)
+    service.notify(service.READY)
+    await stopping.wait()
+    service.notify(service.STOPPING)
+    await server.stop()
+    log.info("NSQ: bye")
+    return 0

@@ -1,0 +1,136 @@
+"""``martlet up``: the brokers and the lookup daemon of one machine, in one command.
+
+Exit codes: 0 after a clean stop, 2 when the command line or a config file is wrong, 1 when a server
+cannot start or does not stay up, with the reason as the last log line.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from martlet.cli import log_line, start, tool
+from martlet.cli.servers import broker, lookup, service
+from martlet.options import BrokerOptions, LookupOptions, OptionError
+from martlet.server.data_folder import refusal
+from martlet.supervisor.child import Child
+from martlet.supervisor.options import UpOptions
+from martlet.supervisor.plan import Planned, ServerPlan, plan
+from martlet.supervisor.supervisor import Supervisor
+
+DESCRIPTION = (
+    "Run brokers and a lookup daemon on this machine, start again what dies, and stop all with one"
+    " Ctrl-C. What follows -- are flags for every broker:"
+    " martlet up --workers=2 --data-path=data -- --max-msg-size=4MiB"
+)
+_OURS = ("data-path", "tcp-address", "http-address", "https-address", "broadcast-address")
+"""What a broker is told by this command, and must not be told by others."""
+
+_log = logging.getLogger(log_line.ROOT)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the servers; the result is the exit code of the process."""
+    at = list(argv).index("--") if "--" in argv else len(argv)
+    options = tool.options("up", DESCRIPTION, UpOptions, argv[:at], "[-- --FLAG=VALUE ...]")
+    try:
+        found = plan(options, tuple(argv[at + 1 :]))
+        _check(found, argv[at + 1 :])
+        for server in found.brokers:
+            _make(server.folder)
+    except (OptionError, OSError) as error:
+        _log.critical("%s", error)
+        return start.WRONG if isinstance(error, OptionError) else 1
+    for folder in _not_served(Path(options.data_path), found):
+        _log.warning("%s holds messages of a broker that is not started: see --workers", folder)
+    with tempfile.TemporaryDirectory(prefix="martlet-up-") as sockets:
+        supervisor = _supervisor(options, found, Path(sockets))
+        code = tool.run(supervisor.run, supervisor.stop)
+    if code == 0:
+        _log.info("bye")
+    return code
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise refusal(folder, error) from error
+
+
+def _supervisor(options: UpOptions, found: ServerPlan, sockets: Path) -> Supervisor:
+    width = max(len(server.name) for server in found.servers)
+    log_line.set_up(options.log_level, f"{'up':<{width}} | {options.log_prefix}")
+
+    def show(name: str, line: bytes) -> None:
+        try:
+            sys.stderr.buffer.write(f"{name:<{width}} | ".encode() + line + b"\n")
+            sys.stderr.buffer.flush()
+        except OSError:
+            # Nobody reads the log any more. The servers must not wait for somebody who does.
+            return
+
+    def child(server: Planned) -> Child:
+        command = [sys.executable, "-m", "martlet.cli.servers.supervised", str(os.getpid())]
+        arguments = [*command, *server.arguments]
+        return Child(server.name, arguments, show, sockets, options.max_restarts)
+
+    return Supervisor(
+        [[child(server) for server in group] for group in (found.lookup, found.brokers)],
+        options.stop_timeout_ns / 1e9,
+        lambda: _print_ready(found),
+        lambda: service.notify(service.STOPPING),
+    )
+
+
+def _print_ready(found: ServerPlan) -> None:
+    rows = [["", "TCP", "HTTP", "data"]]
+    for server in found.servers:
+        folder = str(server.folder) if server in found.brokers else ""
+        rows.append([server.name, server.tcp_address, server.http_address, folder])
+    widths = [max(len(row[at]) for row in rows) for at in range(3)]
+    lines = []
+    for row in rows:
+        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
+        lines.append("  ".join([*cells, row[-1]]).rstrip())
+    try:
+        print(*lines, "ready; Ctrl-C stops all", sep="\n", flush=True)
+    except OSError as error:
+        _log.warning("nobody reads where the servers are: %s", error)
+    service.notify(service.READY)
+
+
+def _check(found: ServerPlan, added: Sequence[str]) -> None:
+    """See that the servers will take their arguments, before any is started.
+
+    Raises:
+        OptionError: they will not.
+    """
+    if any(each.startswith("-") and _name_of(each) == "config" for each in added):
+        raise OptionError("--config after --: name the brokers' config file with --broker-config")
+    values, _ = broker.arguments().read(added)
+    for name in _OURS:
+        if BrokerOptions.flags()[name].field in values:
+            raise OptionError(f"--{name} after -- is for martlet up to say: put it before the --")
+    for server in found.brokers:
+        values, _ = broker.arguments().read(server.arguments[1:])
+        BrokerOptions(**values)
+    command = start.arguments("lookup", lookup.DESCRIPTION, LookupOptions)
+    for server in found.lookup:
+        values, _ = command.read(server.arguments[1:])
+        LookupOptions(**values)
+
+
+def _name_of(argument: str) -> str:
+    return argument.lstrip("-").partition("=")[0]
+
+
+def _not_served(folder: Path, found: ServerPlan) -> list[Path]:
+    """The folders in which a broker has left its log, and none will run."""
+    served = {server.folder for server in found.brokers}
+    folders = [folder, *sorted(folder.glob("broker-*"))]
+    return [each for each in folders if each not in served and (each / "log").is_dir()]

@@ -1,0 +1,147 @@
+"""What the commands of the tools share: reading flags, and ending on a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from martlet.cli import log_line, pipe, start
+from martlet.cli.standard_output import StandardOutput
+from martlet.client import ClientError
+from martlet.options import LogOptions
+from martlet.options.flag import FlagKind
+
+T = TypeVar("T", bound=LogOptions)
+A = TypeVar("A")
+_log = logging.getLogger(log_line.ROOT)
+
+
+def options(
+    command: str, description: str, kind: type[T], argv: Sequence[str], others: str = ""
+) -> T:
+    """What a command line sets.
+
+    ``others`` is what the command has taken out of it before, for usage.
+
+    Raises:
+        SystemExit: after ``--help`` or ``--version``, and where it is wrong, which has been told.
+    """
+    return start.options(start.arguments(command, description, kind, others), kind, argv)
+
+
+def split(kind: type[LogOptions], argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The flags of a command line with their values, and what else stands there, ``--`` or not."""
+    known = kind.flags()
+    found: list[str] = []
+    others: list[str] = []
+    arguments = iter(argv)
+    for argument in arguments:
+        if argument == "--":
+            others += arguments
+        elif argument.startswith("-") and argument != "-":
+            found.append(argument)
+            flag = known.get(argument.lstrip("-"))
+            if flag is not None and flag.kind is not FlagKind.BOOL:
+                found += [value for value in [next(arguments, None)] if value is not None]
+        else:
+            others.append(argument)
+    return found, others
+
+
+def named(kind: type[LogOptions], argv: Sequence[str], *names: str) -> list[str]:
+    """The command line with what stands without a flag as the values of these, in their order."""
+    found, others = split(kind, argv)
+    for name, value in zip(names, others, strict=False):
+        found.append(f"--{name}={value}")
+    return found + others[len(names) :]
+
+
+async def show(lines: Iterable[str]) -> None:
+    """Write lines of a command's result to standard output."""
+    await StandardOutput(sys.stdout.fileno()).show([f"{line}\n".encode() for line in lines])
+
+
+def run_at_each(
+    work: Callable[[], Awaitable[Iterable[tuple[str, A | OSError]]]], told: Callable[[A], str]
+) -> int:
+    """Do something at each of several servers, and show what each has done, or why not.
+
+    Args:
+        work: does it; for each server its URL and its answer, or why there is none.
+        told: the answer in words.
+
+    Returns:
+        The exit code of the process: 1 as well where one server has not done it.
+    """
+    has_failed = False
+
+    async def run_it() -> None:
+        nonlocal has_failed
+        done = []
+        for url, answer in await work():
+            if isinstance(answer, OSError):
+                has_failed = True
+                _log.error("%s", answer)
+            else:
+                done.append(f"{url}: {told(answer)}")
+        await show(done)
+
+    return run_alone(run_it) or int(has_failed)
+
+
+def run_alone(work: Callable[[], Coroutine[Any, Any, object]]) -> int:
+    """Run a tool that has nothing in hand, and may be broken off by SIGTERM or SIGINT."""
+    running: list[asyncio.Task[object]] = []
+
+    async def run_it() -> None:
+        running.append(asyncio.create_task(work()))
+        with suppress(asyncio.CancelledError):
+            await running[0]
+
+    return run(run_it, lambda: [task.cancel() for task in running])
+
+
+def run(
+    work: Callable[[], Awaitable[Any]], stop: Callable[[], object], **on: Callable[[], object]
+) -> int:
+    """Run a tool until it ends, or is told to by SIGTERM or SIGINT; the exit code of the process.
+
+    Args:
+        work: what is to be done.
+        stop: makes it end well.
+        on: what to do on other signals, by name.
+    """
+
+    async def serve() -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop)
+        for name, call in on.items():
+            loop.add_signal_handler(signal.Signals[name], call)
+        code = 0
+        try:
+            await work()
+        except* (ClientError, OSError) as group:
+            code = 1
+            for error in _each(group):
+                if isinstance(error, BrokenPipeError) and pipe.is_closed():
+                    code = pipe.EXIT_CODE
+                    break
+                _log.critical("%s", error)
+        return code
+
+    with asyncio.Runner(loop_factory=start.loop_factory()) as runner:
+        return runner.run(serve())
+
+
+def _each(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _each(error)
+        else:
+            yield error

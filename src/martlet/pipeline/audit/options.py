@@ -1,0 +1,51 @@
+"""The options of ``martlet pipeline audit``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.options import require_names
+from martlet.pipeline.options import JobOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions(JobOptions):
+    """Whose logs to audit, and what to make of what is found.
+
+    Raises:
+        OptionError: it is not said whose logs, or what to do with what is found is none.
+    """
+
+    data_paths: tuple[str, ...] = option(
+        "data-path",
+        FlagKind.STRINGS,
+        (),
+        "the data folder of a broker, stopped or running, which every worker must see at that"
+        " path; may be given several times",
+        section="audit",
+    )
+    topics: tuple[str, ...] = option(
+        "topic", FlagKind.STRINGS, (), "audit only this topic; may be given several times"
+    )
+    out: str = option(
+        "out", FlagKind.STRING, "", "folder for audit.json and audit.html, made if there is none"
+    )
+    json: bool = option("json", FlagKind.BOOL, False, "print JSON instead of a table")
+    fail_on_doubled: bool = option(
+        "fail-on-doubled",
+        FlagKind.BOOL,
+        False,
+        "end with 3 also where nothing is lost, but messages are stored twice",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.data_paths or self.addresses or self.lookupd_http_addresses):
+            raise OptionError(
+                "whose logs? Name brokers with --addresses=HOST:PORT, a lookup that knows them with"
+                " --lookupd-http-address=HOST:PORT, or data folders with --data-path=DIR"
+            )
+        require_names("topic", self.topics)
+        if any(not path for path in self.data_paths):
+            raise OptionError("--data-path is empty: name a broker's data folder")

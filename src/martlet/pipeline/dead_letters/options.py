@@ -1,0 +1,93 @@
+"""The options of ``martlet pipeline dead-letters``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.options import require_names
+from martlet.pipeline.options import JobOptions
+
+_QUOTES = "'\"`"
+ACTIONS = ("list", "redrive", "drop")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadLetterJobOptions(JobOptions):
+    """Which dead letters, and what to do with them.
+
+    Raises:
+        OptionError: it is not said which are meant, or there is no such action.
+    """
+
+    action: str = option(
+        "action",
+        FlagKind.STRING,
+        "list",
+        "list: group them; redrive: bring them back to the channels that gave them up; drop: throw"
+        " them away",
+        section="dead letters",
+    )
+    where: str = option(
+        "where",
+        FlagKind.STRING,
+        "",
+        "which: a condition in Spark's SQL, reason = 'max_attempts' AND last_error LIKE '%smtp%'",
+    )
+    all: bool = option("all", FlagKind.BOOL, False, "redrive or drop all there are")
+    by: str = option(
+        "by",
+        FlagKind.STRING,
+        "reason,topic,channel,error",
+        "the columns or expressions that they are grouped by",
+    )
+    json_schema: str = option(
+        "json-schema",
+        FlagKind.STRING,
+        "",
+        "fields of messages that are JSON, for --where and --by: 'customer STRING, amount DOUBLE'",
+    )
+    to_topic: str = option(
+        "to-topic", FlagKind.STRING, "", "redrive: to this topic, in place of where they came from"
+    )
+    dry_run: bool = option(
+        "dry-run", FlagKind.BOOL, False, "do nothing: show which it would be, by the same groups"
+    )
+    out: str = option(
+        "out",
+        FlagKind.STRING,
+        "",
+        "also write the dead letters, one row each, to this Parquet folder",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_brokers()
+        if self.action not in ACTIONS:
+            raise OptionError(f"--action={self.action} is none of {', '.join(ACTIONS)}")
+        if self.action == "list":
+            if self.all or self.dry_run or self.to_topic:
+                raise OptionError("--all, --dry-run and --to-topic are for redrive and drop")
+        elif bool(self.where) == self.all:
+            raise OptionError(f"say which to {self.action}: either --where=CONDITION or --all")
+        if self.to_topic:
+            if self.action == "drop":
+                raise OptionError("--to-topic is for redrive")
+            require_names("to-topic", [self.to_topic])
+        if not any(self.expressions):
+            raise OptionError("--by is empty: reason,topic,channel,error")
+
+    @property
+    def expressions(self) -> list[str]:
+        """What they are grouped by; commas in parentheses or quotes separate nothing."""
+        found, depth, quote = [""], 0, ""
+        for character in self.by:
+            if quote or character in _QUOTES:
+                quote = "" if character == quote else quote or character
+            else:
+                depth += (character == "(") - (character == ")")
+            if character == "," and not depth and not quote:
+                found.append("")
+            else:
+                found[-1] += character
+        return [expression.strip() for expression in found if expression.strip()]

@@ -1,0 +1,122 @@
+"""The options of ``martlet pipeline replay``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from martlet.durations import SECOND_NS
+from martlet.options.flag import FlagKind, OptionError, option
+from martlet.options.options import require_names
+from martlet.pipeline.options import JobOptions
+
+TOPIC_PLACE = "{topic}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayJobOptions(JobOptions):
+    """What to send again, and where to.
+
+    Raises:
+        OptionError: it is not said what, or where to.
+    """
+
+    from_topics: tuple[str, ...] = option(
+        "from-topic",
+        FlagKind.STRINGS,
+        (),
+        "a topic whose past is sent again; may be given several times",
+        section="replay",
+    )
+    from_archive: str = option(
+        "from-archive",
+        FlagKind.STRING,
+        "",
+        "instead: the folder or URL of an archive, as `martlet pipeline archive` writes it",
+    )
+    start: str = option(
+        "start",
+        FlagKind.STRING,
+        "earliest",
+        "from where: earliest, latest-1000, now-1h, 2026-11-22T08:00:00Z; of a topic also JSON,"
+        ' {"orders": {"0": 17}}',
+    )
+    end: str = option("end", FlagKind.STRING, "latest", "up to where, the same, not included")
+    where: str = option(
+        "where", FlagKind.STRING, "", "which messages: a condition in Spark's SQL, tag = 'paid'"
+    )
+    json_schema: str = option(
+        "json-schema",
+        FlagKind.STRING,
+        "",
+        "fields of messages that are JSON, for --where: 'customer STRING, amount DOUBLE'",
+    )
+    to_topic: str = option(
+        "to-topic",
+        FlagKind.STRING,
+        "",
+        "the topic that gets them; {topic} in it stands for the one that each message was in",
+    )
+    to_addresses: tuple[str, ...] = option(
+        "to-addresses",
+        FlagKind.STRINGS,
+        (),
+        "<addr>:<port> of the HTTP door of the brokers that get them (default: --addresses)",
+    )
+    rate: int = option(
+        "rate",
+        FlagKind.INT,
+        0,
+        "how many messages a second at most, before --where; 0 for no limit",
+        limits=(0, None),
+    )
+    interval_ns: int = option(
+        "interval",
+        FlagKind.DURATION,
+        SECOND_NS,
+        "with --rate: how long the messages of one step last",
+        limits=(100_000_000, None),
+    )
+    max_offsets: int = option(
+        "max-offsets",
+        FlagKind.INT,
+        250_000,
+        "the most messages of one step, which is seen as a whole",
+        limits=(1, None),
+    )
+    checkpoint: str = option(
+        "checkpoint",
+        FlagKind.STRING,
+        "",
+        "folder or URL that keeps how far it is: started again with it, the replay goes on, and"
+        " sends nothing twice",
+    )
+    dry_run: bool = option("dry-run", FlagKind.BOOL, False, "send nothing; only count")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.from_topics) == bool(self.from_archive):
+            raise OptionError(
+                "say what to replay: either --from-topic=TOPIC or --from-archive=FOLDER"
+            )
+        require_names("from-topic", self.from_topics)
+        if self.from_topics or not self.to_addresses:
+            self.require_brokers()
+        if self.dry_run:
+            return
+        if not self.to_topic:
+            raise OptionError("say where to: --to-topic=TOPIC")
+        require_names("to-topic", [self.to_topic.replace(TOPIC_PLACE, "t")])
+        if self.to_topic in self.from_topics or (self.from_topics and self.to_topic == TOPIC_PLACE):
+            raise OptionError(f"--to-topic={self.to_topic} is where the messages are already")
+        if not (self.to_addresses or self.addresses):
+            raise OptionError("say which brokers get them: --to-addresses=HOST:PORT")
+        if not self.checkpoint:
+            raise OptionError(
+                "--checkpoint=FOLDER keeps how far the replay is, so that no message is sent twice"
+            )
+
+    @property
+    def step_offsets(self) -> int:
+        """The most messages of one step."""
+        by_rate = self.rate * self.interval_ns // SECOND_NS
+        return min(self.max_offsets, max(1, by_rate)) if self.rate else self.max_offsets

@@ -1,0 +1,53 @@
+"""What `martlet delayed` and `martlet dead-letters` are told wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from martlet.broker.dead_letters.dead_letter import DeadLetterReason
+from martlet.cli.admin.dead_letters import REASONS, DeadLetterOptions
+from martlet.cli.admin.delayed import DelayedOptions
+from martlet.options.flag import OptionError
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"action": "list"}, "which topic is it?"),
+        ({"topic": "t"}, "what to do is one of list, cancel: none is given"),
+        ({"action": "forget", "topic": "t"}, "list, cancel: 'forget' is none of them"),
+        ({"action": "cancel", "topic": "t"}, "which ones are meant?"),
+        (
+            {"action": "cancel", "topic": "t", "ids": ("0" * 16,), "all": True},
+            "which ones are meant?",
+        ),
+        ({"action": "cancel", "topic": "t", "ids": ("xyz",)}, "--id=xyz: an id has 16 hexadecimal"),
+        ({"action": "list", "topic": "a b"}, "a b"),
+    ],
+)
+def test_what_is_wrong_is_told(given: dict[str, object], why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        DelayedOptions(nsqd_http_addresses=("127.0.0.1:4151",), **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"reason": "reject"}, "--reason=reject: it is one of max_attempts, timeout"),
+        ({"ids": ("xyz",)}, "--id=xyz: an id has 16 hexadecimal"),
+        ({}, "which dead letters are meant?"),
+    ],
+)
+def test_which_dead_letters_are_meant_is_no_guess(given: dict[str, object], why: str) -> None:
+    with pytest.raises(OptionError, match=why):
+        DeadLetterOptions(
+            nsqd_http_addresses=("127.0.0.1:4151",),
+            action="purge",
+            topic="t",
+            channel="c",
+            **given,  # type: ignore[arg-type]
+        )
+
+
+def test_all_reasons_of_dead_letters_can_be_asked_for() -> None:
+    assert tuple(DeadLetterReason) == REASONS

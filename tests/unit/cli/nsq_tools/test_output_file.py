@@ -1,0 +1,291 @@
+"""Output files: their names, when the next one is begun, and what can be read when."""
+
+import errno
+import gzip
+import random
+import resource
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import cramjam
+import pytest
+
+from martlet.cli.nsq_tools.output_file import Output
+from martlet.cli.nsq_tools.to_file import FileOptions
+from martlet.options import OptionError
+
+START_S = 1_700_000_000.0
+
+
+class World:
+    """An output in a folder, with a clock."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        self.now_s = START_S
+        self.folder = folder
+        flags: dict[str, Any] = {
+            "topics": ("t",),
+            "nsqd_tcp_addresses": ("127.0.0.1:4150",),
+            "output_dir": str(folder),
+            "host_identifier": "here",
+            "datetime_format": "%H",
+        }
+        self.options = FileOptions(**(flags | changes))
+        self.output = Output(self.options, "t", lambda: self.now_s)
+
+    def files(self) -> dict[str, bytes]:
+        """What is in the folder."""
+        return {
+            str(path.relative_to(self.folder)): path.read_bytes()
+            for path in sorted(self.folder.rglob("*"))
+            if path.is_file()
+        }
+
+
+def hour(now_s: float) -> str:
+    return time.strftime("%H", time.localtime(now_s))
+
+
+def whole_members(data: bytes) -> bytes:
+    """What can be read of a compressed file, up to the member that was being written."""
+    found = b""
+    while data:
+        member = zlib.decompressobj(wbits=31)
+        text = member.decompress(data)
+        if not member.eof:
+            break
+        found += text
+        data = member.unused_data
+    return found
+
+
+def test_a_plain_file_has_no_number_and_is_gone_on_with(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.output.write(b"one\n")
+    world.output.close()
+    again = World(tmp_path)
+    again.output.write(b"two\n")
+    again.output.close()
+    assert world.files() == {f"t.here.{hour(START_S)}.log": b"one\ntwo\n"}
+
+
+def test_another_hour_is_another_file(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.output.write(b"one\n")
+    world.now_s += 3600
+    world.output.write(b"two\n")
+    world.output.close()
+    assert list(world.files().values()) == [b"one\n", b"two\n"]
+
+
+def test_size_and_age_begin_files_with_numbers(tmp_path: Path) -> None:
+    world = World(tmp_path, rotate_size=6, rotate_interval_ns=10 * 10**9)
+    for line in (b"one\n", b"two\n", b"three\n"):
+        world.output.write(line)
+    world.now_s += 11
+    world.output.write(b"four\n")
+    world.output.close()
+    head = "t.here-00000"
+    tail = f".{hour(START_S)}.log"
+    assert world.files() == {
+        f"{head}0{tail}": b"one\ntwo\n",
+        f"{head}1{tail}": b"three\n",
+        f"{head}2{tail}": b"four\n",
+    }
+
+
+def test_what_was_synced_can_be_read_though_the_writer_never_ended(tmp_path: Path) -> None:
+    world = World(tmp_path, gzip=True)
+    world.output.write(b"one\n")
+    world.output.sync()
+    world.output.write(b"two\n")
+    world.output.sync()
+    world.output.write(b"not synced\n")
+    (name,) = world.files()
+    assert name.endswith(".log.gz")
+    assert whole_members(world.files()[name]) == b"one\ntwo\n"
+    world.output.close()
+    assert gzip.decompress(world.files()[name]) == b"one\ntwo\nnot synced\n"
+
+
+def test_a_zstd_file_is_a_row_of_frames(tmp_path: Path) -> None:
+    world = World(tmp_path, zstd=True)
+    world.output.write(b"one\n")
+    world.output.sync()
+    world.output.write(b"two\n")
+    world.output.sync()
+    world.output.write(b"not synced\n")
+    (name,) = world.files()
+    assert name.endswith(".log.zst")
+    assert bytes(cramjam.zstd.decompress(world.files()[name])) == b"one\ntwo\n"
+    world.output.close()
+    assert bytes(cramjam.zstd.decompress(world.files()[name])) == b"one\ntwo\nnot synced\n"
+    again = World(tmp_path, zstd=True)
+    again.output.write(b"another file\n")
+    again.output.close()
+    assert len(world.files()) == 2
+
+
+def test_a_line_that_was_broken_off_is_ended(tmp_path: Path) -> None:
+    path = tmp_path / f"t.here.{hour(START_S)}.log"
+    path.write_bytes(b"one\ntw")
+    world = World(tmp_path)
+    world.output.write(b"two\n")
+    world.output.close()
+    assert path.read_bytes() == b"one\ntw\ntwo\n"
+
+
+def test_a_whole_file_is_moved_and_takes_nobodys_name(tmp_path: Path) -> None:
+    work, done = tmp_path / "work", tmp_path / "done"
+    world = World(
+        tmp_path,
+        work_dir=str(work),
+        output_dir=str(done),
+        filename_format="<TOPIC>/<TOPIC><REV>.log",
+    )
+    world.output.write(b"one\n")
+    assert list(world.files()) == ["work/t/t-000000.log"]
+    (done / "t" / "t-000000.log").write_bytes(b"somebody else's")
+    world.output.close()
+    world.output.write(b"two\n")
+    world.output.close()
+    assert world.files() == {
+        "done/t/t-000000.log": b"somebody else's",
+        "done/t/t-000001.log": b"one\n",
+        "done/t/t-000002.log": b"two\n",
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"topics": ()}, "--topic or --topic-pattern"),
+        ({"nsqd_tcp_addresses": ()}, "say where the messages are"),
+        ({"gzip": True, "filename_format": "x"}, "needs a <REV>"),
+        ({"rotate_size": 1, "filename_format": "x"}, "needs a <REV>"),
+        ({"topic_pattern": "a"}, "needs a --lookupd-http-address"),
+        ({"gzip": True, "gzip_level": 10}, "--gzip-level"),
+        ({"zstd": True, "zstd_level": 20}, "--zstd-level"),
+        ({"zstd": True, "gzip": True}, "one of --gzip and --zstd"),
+        ({"zstd": True, "filename_format": "x"}, "needs a <REV>"),
+        ({"channel": ""}, "--channel needs a name"),
+        (
+            {
+                "topic_pattern": "(",
+                "nsqd_tcp_addresses": (),
+                "lookupd_http_addresses": ("127.0.0.1:1",),
+            },
+            r"--topic-pattern=\(: missing \)",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    tmp_path: Path, changes: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(OptionError, match=text):
+        World(tmp_path, **changes)
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.output.write(b"whole\n")
+    world.output.sync()
+    gone = World(tmp_path, gzip=True, filename_format="<TOPIC><REV>")
+    gone.output.write(random.randbytes(5000))
+    with files_of_at_most(4096):
+        with pytest.raises(OSError, match=r"File too large: '.*/t\.here\."):
+            world.output.write(b"x" * 5000)
+        with pytest.raises(OSError, match=r"File too large: '.*/t-000000\.gz'"):
+            gone.output.sync()
+    assert any(data.startswith(b"whole\n") for data in world.files().values())
+
+
+@contextmanager
+def files_of_at_most(size_bytes: int) -> Iterator[None]:
+    """No file may become larger, as on a full disk: what fits of a write is written."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def torn(folder: Path, **changes: Any) -> tuple[World, Path]:
+    """An output whose file has a line that is whole, and where its files end."""
+    work, done = folder / "work", folder / "done"
+    names = {"work_dir": str(work), "output_dir": str(done), "filename_format": "<REV>"}
+    world = World(folder, **(names | changes))
+    world.output.write(b"whole\n")
+    world.output.sync()
+    return world, done / f"-000000{world.options.suffix}"
+
+
+@pytest.mark.parametrize("changes", [{"gzip": True}, {"rotate_interval_ns": 10**12}], ids=str)
+def test_what_a_full_disk_tore_is_cut_before_more_is_written(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """Nothing could be read behind a torn member."""
+    world, path = torn(tmp_path, **changes)
+    with files_of_at_most(4096), pytest.raises(OSError, match="File too large"):
+        world.output.write(random.randbytes(100_000))
+    world.output.write(b"after\n")
+    world.output.close()
+    assert read_whole(path) == b"whole\nafter\n"
+
+
+@pytest.mark.parametrize("kind", ["gzip", "zstd"])
+@pytest.mark.parametrize("ends", ["sync", "close"])
+def test_a_file_that_cannot_be_ended_is_whole_where_it_is_moved_to(
+    tmp_path: Path, kind: str, ends: str
+) -> None:
+    """It was moved with the torn member at its end, or not moved at all."""
+    world, path = torn(tmp_path, **{kind: True})
+    world.output.write(random.randbytes(5000))
+    with files_of_at_most(4096), pytest.raises(OSError, match="File too large"):
+        getattr(world.output, ends)()
+    world.output.close()
+    assert read_whole(path) == b"whole\n"
+    assert list(world.files()) == [f"done/{path.name}"]
+
+
+def test_what_cannot_be_cut_is_not_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, path = torn(tmp_path, gzip=True)
+    world.output.write(random.randbytes(5000))
+
+    def fails(_file: int, _size: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("martlet.cli.nsq_tools.output_file.os.ftruncate", fails)
+    with files_of_at_most(4096), pytest.raises(OSError, match="Input/output error"):
+        world.output.close()
+    assert list(world.files()) == [f"work/{path.name}"]
+    assert whole_members(world.files()[f"work/{path.name}"]) == b"whole\n"
+
+
+def test_a_shared_file_is_not_cut(tmp_path: Path) -> None:
+    """What is at its end may be somebody else's."""
+    world = World(tmp_path)
+    world.output.write(b"whole\n")
+    (path,) = tmp_path.iterdir()
+    with path.open("ab") as other:
+        other.write(b"another's\n")
+    with files_of_at_most(4096), pytest.raises(OSError, match="File too large"):
+        world.output.write(b"x" * 5000)
+    world.output.close()
+    again = World(tmp_path)
+    again.output.write(b"after\n")
+    again.output.close()
+    assert path.read_bytes() == b"whole\nanother's\n".ljust(4096, b"x") + b"\nafter\n"
+
+
+def read_whole(path: Path) -> bytes:
+    """What a reader gets that stops at anything that is torn."""
+    data = path.read_bytes()
+    if path.suffix == ".gz":
+        return gzip.decompress(data)
+    return bytes(cramjam.zstd.decompress(data)) if path.suffix == ".zst" else data

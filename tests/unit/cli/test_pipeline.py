@@ -1,0 +1,54 @@
+"""`martlet pipeline`: what it knows, and what it says of what it does not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from martlet.cli.pipeline import JOBS, main
+
+
+def test_help_names_every_job(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    told = capsys.readouterr().out
+    assert all(f"  {name} " in told for name in JOBS)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ([], "which job?"),
+        (["archiv"], "there is no job 'archiv'; did you mean archive?"),
+        (["--once"], "there is no job '--once'"),
+    ],
+)
+def test_a_job_that_there_is_not(
+    typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(typed) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_each_job_says_what_it_takes(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([job, "--help"])
+    assert ended.value.code in (None, 0)
+    told = capsys.readouterr().out
+    assert "--addresses" in told
+    assert "--master" in told
+
+
+def test_the_file_for_spark_submit_is_there_and_hides_no_module(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--submit-file"]) == 0
+    file = Path(capsys.readouterr().out.strip())
+    assert [path.name for path in file.parent.glob("*.py")] == ["__init__.py", file.name]
+    done = subprocess.run(
+        [sys.executable, file, "--help"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.startswith("usage: martlet pipeline JOB")

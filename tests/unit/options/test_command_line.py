@@ -1,0 +1,267 @@
+import io
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from martlet.cli import log_line
+from martlet.cli.servers.broker import arguments, main
+from martlet.durations import SECOND_NS
+from martlet.options import BrokerOptions, LogLevel, OptionError, TlsRequired
+
+
+def read(*argv: str) -> dict[str, Any]:
+    return arguments().read(argv)[0]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--tcp-address=1.2.3.4:5"],
+        ["-tcp-address=1.2.3.4:5"],
+        ["--tcp-address", "1.2.3.4:5"],
+        ["-tcp-address", "1.2.3.4:5"],
+        ["-tcp-address", "9.9.9.9:9", "--tcp-address=1.2.3.4:5"],
+    ],
+)
+def test_reads_the_forms_of_go(argv: list[str]) -> None:
+    assert read(*argv) == {"tcp_address": "1.2.3.4:5"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["-deflate"], True),
+        (["--deflate"], True),
+        (["-deflate=false"], False),
+        (["--deflate=0"], False),
+        (["--deflate=T"], True),
+    ],
+)
+def test_reads_true_and_false_as_go(argv: list[str], expected: bool) -> None:
+    assert read(*argv) == {"deflate": expected}
+
+
+def test_a_value_may_begin_with_a_dash_or_hold_an_equals_sign() -> None:
+    assert read("-log-prefix", "-x=y ") == {"log_prefix": "-x=y "}
+    assert read("-log-prefix=a=b") == {"log_prefix": "a=b"}
+
+
+def test_takes_deprecated_flags() -> None:
+    assert read("-verbose", "--verbose=false", "-worker-id=true", "-msg-timeout", "1m30s") == {
+        "msg_timeout_ns": 90 * SECOND_NS
+    }
+
+
+def test_lists_grow_and_percentiles_are_sorted() -> None:
+    assert read("-lookupd-tcp-address=a:1", "-lookupd-tcp-address", "b:2") == {
+        "lookupd_tcp_addresses": ("a:1", "b:2")
+    }
+    assert read(
+        "--e2e-processing-latency-percentile=0.5,0.99", "--e2e-processing-latency-percentile", "1"
+    ) == {"e2e_processing_latency_percentiles": (1.0, 0.99, 0.5)}
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["-tls-required"], TlsRequired.YES),
+        (["-tls-required=tcp-https"], TlsRequired.EXCEPT_HTTP),
+        (["--tls-required=false"], TlsRequired.NO),
+    ],
+)
+def test_a_choice_with_true_in_it_may_stand_alone(argv: list[str], expected: TlsRequired) -> None:
+    assert read(*argv) == {"tls_required": expected}
+
+
+def test_numbers_may_be_hexadecimal_and_sizes_have_units() -> None:
+    assert read("-max-rdy-count=0x10", "--max-msg-size", "2MiB") == {
+        "max_rdy_count": 16,
+        "max_msg_size": 2 << 20,
+    }
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--tcp-adress=x"], "there is no flag --tcp-adress; did you mean --tcp-address?"),
+        (["-zzz"], "there is no flag -zzz; see --help"),
+        (["-deflate", "false"], "'false' belongs to no flag"),
+        (["-msg-timeout"], "--msg-timeout needs a value"),
+        (["-msg-timeout=30"], "--msg-timeout: '30' has no unit; write 30s or 30ms"),
+        (["-deflate=perhaps"], "--deflate: 'perhaps' is neither true nor false"),
+        (["-max-rdy-count=many"], "--max-rdy-count: 'many' is not a whole number"),
+        (["-log-level=loud"], "'loud' is none of debug, info, warn, error, fatal"),
+        (["-tcp-add=x"], "there is no flag -tcp-add; did you mean"),
+    ],
+)
+def test_says_what_is_wrong_and_exits_with_2(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        read(*argv)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "nsqd.cfg"
+    path.write_text(
+        """
+log_level = "warn"
+id = 7
+tcp_address = "0.0.0.0:1"
+nsqlookupd_tcp_addresses = ["127.0.0.1:4160", "127.0.0.1:4161"]
+max_msg_timeout = "15m"
+msg_timeout = 1500
+max_msg_size = 1024768
+e2e_processing_latency_percentiles = [1.0, 0.99]
+tls_required = false
+tls_min_version = ""
+deflate = false
+http_adress = "x"
+verbose = true
+""",
+        encoding="utf-8",
+    )
+    return path
+
+
+def test_reads_the_config_file_of_nsqd(config: Path) -> None:
+    values, warnings = arguments().read([f"-config={config}"])
+    options = BrokerOptions(**values)
+    assert options.log_level is LogLevel.WARN
+    assert options.node_id == 7
+    assert options.lookupd_tcp_addresses == ("127.0.0.1:4160", "127.0.0.1:4161")
+    assert options.max_msg_timeout_ns == 900 * SECOND_NS
+    assert options.msg_timeout_ns == 1_500_000_000
+    assert options.max_msg_size == 1024768
+    assert options.e2e_processing_latency_percentiles == (1.0, 0.99)
+    assert options.tls_required is TlsRequired.NO
+    assert options.deflate is False
+    assert warnings == [
+        f"{config}: there is no option http_adress, it is ignored; did you mean http_address?"
+    ]
+
+
+def test_the_command_line_goes_before_the_file(config: Path) -> None:
+    values = read("-tcp-address=127.0.0.1:9", "-config", str(config))
+    assert values["tcp_address"] == "127.0.0.1:9"
+    assert values["node_id"] == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tcp_address = ", "is not TOML"),
+        ('msg_timeout = "soon"', "bad.cfg: msg_timeout: 'soon' is not a duration"),
+        ("max_rdy_count = [1]", "max_rdy_count: [1] cannot be a int"),
+        ("deflate = 3.0", "deflate: 3.0 cannot be a bool; write true or false"),
+        ('tls_required = "perhaps"', "tls_required: 'perhaps' is none of"),
+    ],
+)
+def test_says_what_is_wrong_in_the_file(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.cfg"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(OptionError) as caught:
+        read(f"--config={path}")
+    assert message in str(caught.value)
+
+
+def test_a_number_for_true_or_false_is_read_as_nsqd_reads_it_with_a_warning(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "numbers.cfg"
+    path.write_text("deflate = 1\nsnappy = 0\n", encoding="utf-8")
+    values, warnings = arguments().read(["-config", str(path)])
+    assert values == {"deflate": False, "snappy": True}
+    assert warnings[0] == (
+        f"{path}: deflate = 1 is read as false, as nsqd reads it; write deflate = false"
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("node_id", "id"),
+        ("lookupd_tcp_address", "nsqlookupd_tcp_addresses"),
+        ("sync-every", "sync_every"),
+    ],
+)
+def test_a_key_named_like_its_flag_gets_the_right_name(
+    tmp_path: Path, typed: str, meant: str
+) -> None:
+    path = tmp_path / "slip.cfg"
+    path.write_text(f"{typed} = 7\n", encoding="utf-8")
+    values, warnings = arguments().read(["-config", str(path)])
+    assert values == {}
+    assert warnings == [f"{path}: there is no option {typed}, it is ignored; did you mean {meant}?"]
+
+
+def test_says_that_the_file_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="No such file"):
+        read(f"--config={tmp_path / 'none.cfg'}")
+
+
+def test_help_says_what_a_flag_without_meaning_does_instead(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        read("-help")
+    assert caught.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--queue-scan-worker-pool-max N" in text
+    assert "accepted without effect: nothing is scanned" in text
+    assert "prefix of statsd keys, %s being the host" in text
+    assert "(default: 1m0s)" in text
+
+
+@pytest.fixture
+def quiet_logger() -> Iterator[None]:
+    logger = logging.getLogger(log_line.ROOT)
+    before = (logger.handlers[:], logger.propagate, logger.level)
+    yield
+    logger.handlers[:], logger.propagate, level = before
+    logger.setLevel(level)
+
+
+@pytest.mark.usefixtures("quiet_logger")
+def test_an_option_that_cannot_be_ends_the_command_with_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["-max-deflate-level=12"])
+    assert ended.value.code == 2
+    line = capsys.readouterr().err
+    assert line.startswith("[martlet] 2")
+    assert line.endswith("FATAL: --max-deflate-level is 12; it must be between 1 and 9\n")
+
+
+@pytest.mark.usefixtures("quiet_logger")
+def test_a_log_line_looks_like_nsqds() -> None:
+    stream = io.StringIO()
+    log_line.set_up(LogLevel.INFO, "[me] ", stream)
+    log = logging.getLogger("martlet.server.tcp")
+    log.debug("unheard")
+    log.info("TCP: listening on %s", "127.0.0.1:4150")
+    log.warning("careful")
+    first, second = stream.getvalue().splitlines()
+    assert first[:5] == "[me] "
+    assert len(first.split(" INFO: ")[0]) == len("[me] 2026/11/21 12:00:00.000000")
+    assert first.endswith(" INFO: TCP: listening on 127.0.0.1:4150")
+    assert second.endswith(" WARNING: careful")
+
+
+@pytest.mark.usefixtures("quiet_logger")
+def test_what_a_client_sent_makes_no_second_log_line() -> None:
+    stream = io.StringIO()
+    log_line.set_up(LogLevel.INFO, "", stream)
+    log = logging.getLogger("martlet.server.tcp")
+    log.error("invalid command %s", "A\r\n2026/11/21 INFO: fine\x1b[2K")
+    assert stream.getvalue().endswith(
+        " ERROR: invalid command A\\x0d\\x0a2026/11/21 INFO: fine\\x1b[2K\n"
+    )
+    assert len(stream.getvalue().splitlines()) == 1

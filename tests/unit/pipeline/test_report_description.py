@@ -1,0 +1,168 @@
+"""Descriptions of reports: what they say, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from martlet.options.flag import OptionError
+from martlet.pipeline.archive.store import Store
+from martlet.pipeline.html_page import HtmlTable, Plot
+from martlet.pipeline.job import carry_out
+from martlet.pipeline.report import JOB, LiveReportOptions
+from martlet.pipeline.report.board import MAX_ROWS, FigureBoard
+from martlet.pipeline.report.description import BadDescription, Description, Figure, parse
+from martlet.pipeline.report.query import aggregates, name_of, require_columns, sql_of
+from martlet.pipeline.report.render import page_of
+
+START = datetime(2026, 1, 31, tzinfo=UTC)
+GOOD = '[figures.sales]\nwindow = "1 minute"\ncount = true\n'
+
+
+def test_a_short_description_has_the_defaults() -> None:
+    description = parse(GOOD)
+    assert (description.time, description.watermark) == ("timestamp", "1 minute")
+    assert sql_of(description.figures[0], "timestamp") == (
+        "SELECT _window.start AS window_start, _window.end AS window_end, count(*) AS `count`"
+        " FROM (SELECT *, window(`timestamp`, '1 minute') AS _window FROM messages)"
+        " GROUP BY _window"
+    )
+
+
+def test_each_expression_has_a_column_of_its_own() -> None:
+    figure = parse(
+        GOOD + 'percentiles = { "a.b" = [50, 99.9], c = 1 }\ntop = { d = 5 }\ndistinct = ["e"]'
+    ).figures[0]
+    assert [name for name, _ in aggregates(figure)] == [
+        *("count", "a_b_p50", "a_b_p99_9", "c_p1", "e_distinct", "d_top"),
+    ]
+    assert name_of("lower(country)") == "lower_country"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("title =", "no TOML"),
+        ('title = "t"', "no figures"),
+        ("figures = 3", "no figures"),
+        (GOOD + "cuont = true", "has no cuont; it has window, "),
+        ("windows = 1\n" + GOOD, "the description has no windows; it has title, "),
+        ('[figures."a b"]\nwindow = "1 minute"', "letters, digits"),
+        ("[figures.a]\ncount = true", "needs a window"),
+        ('[figures.a]\nwindow = "1 minute"', "shows nothing"),
+        (GOOD + "rate = 1", "neither true nor false"),
+        (GOOD + "by = 'country'", "no list of texts"),
+        (GOOD + "percentiles = { a = [101] }", "no list of 0 to 100"),
+        (GOOD + "percentiles = [50]", "and no table"),
+        (GOOD + "top = { a = 0 }", "not from 1 to 1000"),
+        (GOOD + "values = { a = 1 }", "is 1 and no text"),
+        (GOOD + "sql = 'SELECT 1'", "cannot have count, window"),
+        (GOOD + "mode = 'append'", "for a figure that has sql"),
+        ("[figures.a]\nsql = 'SELECT 1'\nmode = 'all'", "none of append, update, complete"),
+        ("topics = ['a b']\n" + GOOD, "topics has 'a b': a topic's name is 1 to 64 of"),
+    ],
+)
+def test_what_cannot_be_is_named(text: str, said: str) -> None:
+    with pytest.raises(BadDescription, match=said):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("by = ['Count']", "two columns that are called count"),
+        ("by = ['a + 1', 'a - 1']", "two columns that are called a_1"),
+        ("percentiles = { a = 50 }\nvalues = { a_p50 = 'max(a)' }", "are called a_p50"),
+        ("by = ['window_start']", "are called window_start"),
+        ("distinct = ['*']\ntop = { '' = 1 }\nby = ['-']", "has no letter or digit"),
+    ],
+)
+def test_columns_of_one_name_are_refused(more: str, said: str) -> None:
+    with pytest.raises(BadDescription, match=said):
+        require_columns(parse(GOOD + more).figures[0])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({}, "no brokers"),
+        ({"addresses": ("a:1",), "sql": "S", "description": "d"}, "exclude each other"),
+        ({"addresses": ("a:1",), "sql": "S", "start": "now"}, "neither earliest nor latest"),
+        ({"addresses": ("a:1",), "sql": "S", "to_topic": "t"}, "need --checkpoint"),
+        ({"addresses": ("a:1",), "sql": "S", "topics": ("a b",)}, "--topic=a b is not valid"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        LiveReportOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_board_keeps_the_newest_rows_alone() -> None:
+    board = FigureBoard(["n"])
+    board.update({"n": n, "value": 1} for n in range(MAX_ROWS + 3))
+    board.update([{"n": MAX_ROWS, "value": 2}])
+    assert len(board.rows) == MAX_ROWS
+    assert [row["value"] for row in board.rows if row["n"] == MAX_ROWS] == [2]
+    board.update([{"n": 1, "value": 3}], whole=True)
+    assert board.rows == [{"n": 1, "value": 3}]
+
+
+def test_rows_that_are_each_new_are_all_kept_and_a_batch_that_is_told_again_counts_once(
+    tmp_path: Path,
+) -> None:
+    at = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    rows = [{"n": 1, "at": at, "of": {"time": at}, "sum": Decimal("1.50")}] * 2
+    board = FigureBoard(None, Store.at(str(tmp_path)))
+    board.update(rows, batch=0)
+    again = FigureBoard(None, Store.at(str(tmp_path)))
+    again.update(rows, batch=0)
+    assert again.rows == rows
+    again.update(rows[:1], batch=1)
+    assert again.rows == rows + rows[:1]
+
+
+def test_a_board_that_cannot_be_read_begins_empty(tmp_path: Path) -> None:
+    for text in ("", "[]", '{"rows": [{"$datetime": "x"}], "batch": 1}'):
+        (tmp_path / "board.json").write_text(text)
+        assert FigureBoard(["n"], Store.at(str(tmp_path))).rows == []
+
+
+def test_rows_of_a_query_stay_in_its_order() -> None:
+    board = FigureBoard([])
+    rows = [{"n": n} for n in range(12, 0, -1)]
+    board.update(rows, whole=True)
+    assert board.rows == rows
+    sections = page_of(
+        Description(figures=(Figure(name="f", sql="S", mode="complete"),)), {"f": rows}, reload_s=0
+    ).sections
+    assert isinstance(sections[0], HtmlTable)
+    assert sections[0].rows == [[n] for n in range(12, 0, -1)]
+
+
+def test_groups_without_a_value_have_lines_of_their_own() -> None:
+    figure = parse(GOOD + "by = ['country']").figures[0]
+    rows = [
+        {"window_start": START, "country": country, "count": count}
+        for count, country in enumerate([None, "", "NL"], 1)
+    ]
+    plot = page_of(Description(figures=(figure,)), {"sales": rows}, reload_s=0).sections[0]
+    assert isinstance(plot, Plot)
+    assert plot.series == {"null": [1.0], "''": [2.0], "NL": [3.0]}
+
+
+def test_a_command_that_cannot_be_is_told_before_spark_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("figures = 1")
+    options = LiveReportOptions(addresses=("a:1",), description=str(wrong))
+    assert carry_out(JOB, options) == 2
+    assert f"--description={wrong}: the description has no figures" in capsys.readouterr().err
+    assert carry_out(JOB, LiveReportOptions(addresses=("a:1",))) == 2
+    assert "say what to report" in capsys.readouterr().err
+    wrong.write_text(GOOD)
+    assert carry_out(JOB, options) == 2
+    assert "which topics?" in capsys.readouterr().err
