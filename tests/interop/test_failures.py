@@ -255,5 +255,5 @@ async def test_a_consumer_learns_when_failures_begin_to_count(broker: Broker) ->
         assert (again.body, again.tries, again.failures) == (b"1", 2, 1)
         (held,) = channel.cursor.stragglers.by_offset.values()
         assert held.owner is not None
-        assert held.owner.progress.charges(held.rank, 0, 0, channel.now_ns())
+        assert held.owner.progress.charges(held.rank, 0, 0, channel.context.clock())
         again.finish()

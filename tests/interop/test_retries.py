@@ -15,6 +15,7 @@ from tests.interop.agent import Agent
 
 from martlet.addresses import Address
 from martlet.broker.dead_letters.dead_letter import CHANNEL
+from martlet.broker.queue.aside import AsideMessages
 from martlet.cli import log
 from martlet.client import CallRefused, Consumer, Identity, Producer, Properties
 from martlet.client.transport.connection import Connection
@@ -200,15 +201,15 @@ async def test_with_flush_sync_a_dead_letter_is_durable_before_it_is_finished(
         await configured(broker, max_attempts=1)
         core = broker.server.broker
         channel = core.topics["t"].channels["c"]
-        finish, finished = channel.let_aside_go, asyncio.Event()
+        finish, finished = AsideMessages.finish, asyncio.Event()
 
-        def let_aside_go(offset: int) -> None:
+        def checked_finish(aside: AsideMessages, offset: int) -> None:
             entry = core.topics["t.c.dead"].queue.index.row(0)
             assert core.log.durable_position >= entry.position + entry.length
-            finish(offset)
+            finish(aside, offset)
             finished.set()
 
-        monkeypatch.setattr(channel, "let_aside_go", let_aside_go)
+        monkeypatch.setattr(AsideMessages, "finish", checked_finish)
         async with (
             Producer(broker.tcp_address) as producer,
             Consumer("t", "c", broker.tcp_address) as consumer,

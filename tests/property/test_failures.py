@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from tests.unit.broker.core import SECOND_NS, Client, Core
 from tests.unit.broker.test_retry import configure, dead_letters
 
+from martlet.broker.channel.redelivery import held_by
+
 TIMEOUT_NS = 10 * SECOND_NS
 POISON = b"poison"
 
@@ -48,7 +50,7 @@ class Program:
             self.bodies[offset] = self.client.got[number].body
         self.seen = len(self.client.got)
         channel = self.client.channel
-        held = {offset for (_, offset), _ in channel.held_by(self.client.consumer)}
+        held = {offset for (_, offset), _ in held_by(channel, self.client.consumer)}
         self.line = [offset for offset in self.line if offset in held]
 
     def is_suspect(self, offset: int) -> bool:

@@ -22,12 +22,14 @@ from hypothesis import strategies as st
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
 from martlet.broker.channel.channel import Channel
-from martlet.broker.dead_letters.dead_letter import CHANNEL, DeadLetterReason
+from martlet.broker.channel.redelivery import held_by
+from martlet.broker.dead_letters.dead_letter import CHANNEL
 from martlet.broker.dead_letters.redrive import DeadLetter, letters, purge, redrive, way_back
 from martlet.broker.errors import WritesRefused
 from martlet.broker.policy import ChannelPolicy
 from martlet.broker.queue.peek import PeekedFrames, PeekState, peek
 from martlet.broker.queue.queue_log import Receipt
+from martlet.broker.retry import DeadLetterReason
 from martlet.log.record import FRAME_HEADER_BYTES
 
 TIMEOUT_NS = 5 * SECOND_NS
@@ -208,7 +210,7 @@ class Retried:
         self.check()
         self.core.wait(self.random.choice([0, SECOND_NS, SECOND_NS, TIMEOUT_NS]))
         for client, line in self.lines.items():
-            held = {offset for (_, offset), _ in self.channel.held_by(client.consumer)}
+            held = {offset for (_, offset), _ in held_by(self.channel, client.consumer)}
             late = [offset for offset in line if offset not in held]
             if late:
                 self.timed_out.add(client)
@@ -253,7 +255,7 @@ class Retried:
         if waiting:
             letter = self.random.choice(waiting)
             part, only = way_back(self.core.broker, letter)
-            redrive(self.core.broker, letter, lambda: part, only, lambda error: None)
+            redrive(self.core.broker.transfers, letter, lambda: part, only, lambda error: None)
 
     def purge(self) -> None:
         waiting = [each for each in self.letters() if each.state is not PeekState.IN_FLIGHT]

@@ -8,12 +8,13 @@ blocking does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from random import Random
 from typing import TYPE_CHECKING
 
 from martlet.broker.channel.channel import Channel
-from martlet.broker.dead_letters.move import MessageMover
+from martlet.broker.dead_letters.move import MessageMover, append_again
+from martlet.broker.dead_letters.send import bury
 from martlet.broker.delayed.bucket import Bucket
 from martlet.broker.delayed.delayed_messages import DelayedMessages
 from martlet.broker.errors import BrokerError, LimitReached, NameRefused, NotFound, WritesRefused
@@ -22,13 +23,12 @@ from martlet.broker.queue.queue_log import QueueLog, Receipt
 from martlet.broker.recovery.journal import Description, pack_cursor, pack_topology
 from martlet.broker.recovery.moved_cursors import MovedCursors
 from martlet.broker.recovery.topic_description import describe_channel
-from martlet.broker.retention.history import Retention, Watermarks
 from martlet.broker.schedule import Schedule
+from martlet.broker.settings import BrokerSettings
 from martlet.broker.topic.expand import check_count, grow
 from martlet.broker.topic.topic import Topic
-from martlet.broker.tracing.counters import of_topics, write_accounts
+from martlet.broker.tracing.counters import write_accounts
 from martlet.broker.transactions.manager import Transactions
-from martlet.broker.transactions.state import TransactionLimits
 from martlet.log.batch import LogBatch
 from martlet.log.checkpoint_file import JournalEntry
 from martlet.log.commit_log import CommitLog, spans
@@ -38,14 +38,13 @@ from martlet.names import is_system, is_valid_name
 
 if TYPE_CHECKING:
     from martlet.broker.channel.partitioned import PartitionedChannel
+    from martlet.broker.queue.channel_state import ChannelState
+    from martlet.broker.retry import DeadLetterReason
 
 MAX_SCRATCH = 8
 """How many batches are kept to be used again."""
 BIG_SCRATCH_BYTES = 1 << 22
 """A scratch buffer that has grown beyond this is not kept."""
-
-NO_RETENTION = Retention()
-WATERMARKS = Watermarks()
 
 
 class BrokerCore:
@@ -57,61 +56,17 @@ class BrokerCore:
         log: opened and recovered.
         clock: nanoseconds since 1970, never going back.
         random: for ids and sampling.
-        max_consumers: of one channel; 0 for no limit.
-        prefers_near: whether consumers in the broker's zone, then its region, are preferred.
-        max_topics: as many may be made; those that are there stay. 0 for no limit.
-        max_channels: the same for the channels of one topic.
-        max_timeout_ns: how long TOUCH may keep a message in flight.
-        latency_window_ns: over how long latencies are measured; 0 for not at all.
-        retention: how much history of a topic is kept whose policy says nothing of it.
-        watermarks: how full the disk may be before history is spared less.
-        transactions: the limits of transactions, where they are not the usual ones.
-        max_delayed: so many delayed messages may wait; 0 for no limit.
-        max_ephemeral: so many messages wait in an ephemeral topic or channel; the oldest go.
-        traces: whether the log says what has become of messages whose topic's policy says nothing
-            of that.
-        on_put_off: told of a channel that can not read its messages at the moment: topic, channel,
-            why.
-        on_lost: told of messages that can not be read any more: topic, channel, first offset,
-            end offset, reason.
+        settings: as the operator has set them.
     """
 
     def __init__(
-        self,
-        log: CommitLog,
-        clock: Callable[[], int],
-        random: Random,
-        *,
-        max_consumers: int = 0,
-        prefers_near: bool = False,
-        max_topics: int = 0,
-        max_channels: int = 0,
-        max_timeout_ns: int = 15 * 60 * 10**9,
-        latency_window_ns: int = 0,
-        retention: Retention = NO_RETENTION,
-        watermarks: Watermarks = WATERMARKS,
-        transactions: TransactionLimits | None = None,
-        max_delayed: int = 0,
-        max_ephemeral: int = 10_000,
-        traces: bool = False,
-        on_put_off: Callable[[str, str, OSError], None] = lambda *_: None,
-        on_lost: Callable[[str, str, int, int, str], None] = lambda *_: None,
+        self, log: CommitLog, clock: Callable[[], int], random: Random, settings: BrokerSettings
     ) -> None:
         self.log = log
         self.clock = clock
         self.random = random
-        self.max_consumers = max_consumers
-        self.prefers_near = prefers_near
-        self.max_topics = max_topics
-        self.max_channels = max_channels
-        self.max_timeout_ns = max_timeout_ns
-        self.latency_window_ns = latency_window_ns
-        self.retention = retention
-        self.watermarks = watermarks
-        self.max_ephemeral = max_ephemeral
-        self.traces = traces
-        self.lost = on_lost
-        self._on_put_off = on_put_off
+        self.settings = settings
+        self.lost = settings.on_lost
         self.schedule = Schedule()
         self.transfers = MessageMover(self)
         self.topics: dict[str, Topic] = {}
@@ -145,8 +100,8 @@ class BrokerCore:
         self._scratch: list[LogBatch] = []
         self.moved = MovedCursors(log, clock, self.by_id)
         self._last_stored_ns = 0
-        self.transactions = Transactions(self, transactions or TransactionLimits())
-        self.delays = DelayedMessages(self, max_delayed)
+        self.transactions = Transactions(self, settings.transactions)
+        self.delays = DelayedMessages(self, settings.max_delayed)
         log.on_roll = self.begin_segment
 
     # health
@@ -171,10 +126,11 @@ class BrokerCore:
         if topic is None:
             if not is_valid_name(name):
                 raise NameRefused(f"topic name {name!r} is not valid")
-            if self.max_topics and len(self.topics) >= self.max_topics:
+            max_count = self.settings.max_topics
+            if max_count and len(self.topics) >= max_count:
                 raise LimitReached(
                     f"topic {name!r} would be one too many: there are {len(self.topics)}, and"
-                    f" --max-topics is {self.max_topics}; delete one that is not needed"
+                    f" --max-topics is {max_count}; delete one that is not needed"
                 )
             id = self.next_id()
             index = Index(self.log.storage, id, 0)
@@ -217,7 +173,7 @@ class BrokerCore:
         """Delete a topic with its channels. Raises NotFound."""
         topic = self.find_topic(name)
         self.commit()
-        write_accounts(self.log, self.clock(), of_topics(topic.parts))
+        write_accounts(self.log, self.clock(), _channels_of(topic.parts))
         try:
             ops = [{"op": "topic_deleted", "id": part.id} for part in topic.parts]
             topic.journal(ops)
@@ -372,7 +328,7 @@ class BrokerCore:
 
     # journal
 
-    def changed(self, channel: Channel) -> None:
+    def changed(self, channel: ChannelState) -> None:
         """A channel's cursor moved."""
         self.moved.add(channel)
 
@@ -383,9 +339,26 @@ class BrokerCore:
             RecordKind.TOPOLOGY, entry, topic=topic_number, stored_at_ns=self.clock()
         )
 
-    def put_off(self, channel: Channel, error: OSError) -> None:
+    def put_off(self, channel: ChannelState, error: OSError) -> None:
         """A channel can not read its messages at the moment; it is tried again."""
-        self._on_put_off(channel.topic, channel.name, error)
+        self.settings.on_put_off(channel.topic, channel.name, error)
+
+    # messages that go from a channel to a topic
+
+    def bury(
+        self,
+        channel: ChannelState,
+        offset: int,
+        attempts: int,
+        failures: int,
+        reason: DeadLetterReason,
+    ) -> None:
+        """Move a message that no consumer has to the channel's dead-letter topic."""
+        bury(self, self.transfers, channel, offset, attempts, failures, reason)
+
+    def append_again(self, channel: ChannelState, offset: int, attempts: int) -> None:
+        """Move a message that is due to the end of its queue, for its channel alone."""
+        append_again(self, self.transfers, channel, offset, attempts)
 
     def write_journal(self) -> None:
         """Write down where the cursors are that moved since the last time.
@@ -402,12 +375,12 @@ class BrokerCore:
         """
         return self.moved.write_some()
 
-    def write_cursor(self, channel: Channel) -> None:
+    def write_cursor(self, channel: ChannelState) -> None:
         """Write down at once where a channel's cursor is. Raises WritesRefused.
 
         It tells all, so it may be lost in a power cut though later entries are not.
         """
-        topic = self.by_id[channel.queue.topic]
+        topic = self.by_id[channel.topic_id]
         entry = pack_cursor(channel.id, channel.cursor, topic.limit, full=True)
         self.log.append_journal(RecordKind.CURSOR, entry, topic=topic.id, stored_at_ns=self.clock())
 
@@ -445,7 +418,11 @@ class BrokerCore:
         now_ns = self.clock()
         for kind, topic, entry in self.snapshot(stored=spans(self.log.segments)):
             self.log.append_journal(kind, entry, topic=topic, stored_at_ns=now_ns)
-        write_accounts(self.log, now_ns, of_topics(self.by_id.values()))
+        write_accounts(self.log, now_ns, _channels_of(self.by_id.values()))
+
+
+def _channels_of(topics: Iterable[Topic]) -> Iterator[Channel]:
+    return (channel for topic in topics for channel in topic.channels.values())
 
 
 __all__ = ["BrokerCore", "BrokerError"]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+Offsets = npt.NDArray[np.int64]
 Stretch = tuple[int, int]
 """(first, end)"""
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from martlet.names import is_valid_name
+from martlet.names import EPHEMERAL, is_ephemeral, is_valid_name
 from martlet.properties.model import BadProperties, Properties
 
 PolicyT = TypeVar("PolicyT", bound="Policy")
@@ -204,3 +204,17 @@ class ChannelPolicy(Policy):
         """The policy with other values, as an operator sets them. Raises BadPolicy."""
         left = tuple(name for name in self.from_consumers if name not in changes)
         return replace(self.changed(changes), from_consumers=left)
+
+
+def check_dead_letter_topic(name: str, topic: str) -> None:
+    """See that a topic's channels may have that dead-letter topic. Raises BadPolicy."""
+    if is_ephemeral(name):
+        raise BadPolicy(
+            f"dead_letter_topic {name!r} would not keep its messages: name one that is not"
+            f" {EPHEMERAL}"
+        )
+    if name == topic:
+        raise BadPolicy(
+            f"dead_letter_topic {name!r} is the topic itself, which would bring every dead letter"
+            " to its channels again: name another one"
+        )

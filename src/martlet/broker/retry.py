@@ -22,10 +22,8 @@ min and so on up to 2 h.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
-
-from martlet.broker.dead_letters.dead_letter import DeadLetterReason
 
 if TYPE_CHECKING:
     from martlet.broker.policy import ChannelPolicy
@@ -40,6 +38,23 @@ DELAY_LEVELS_MS = (
 FIRST_LEVEL = 3
 """That of a message that has failed once."""
 DEFAULT_ATTEMPTS = 16
+MAX_ERROR_LENGTH = 1000
+"""Characters of an error that are kept."""
+
+
+class DeadLetterReason(StrEnum):
+    """Why a message was given up."""
+
+    MAX_ATTEMPTS = "max_attempts"
+    """It was requeued at its last attempt."""
+    TIMEOUT = "timeout"
+    """It timed out at its last attempt."""
+    DISCONNECTED = "disconnected"
+    """The consumer that had its last attempt has gone, or gave it back."""
+    REJECTED = "rejected"
+    """A consumer has said that it should not come again."""
+    GIVEN_UP = "given_up"
+    """A consumer with a limit of its own has tried it often enough."""
 
 
 class Cause(Enum):

@@ -189,7 +189,7 @@ def test_what_a_client_held_goes_to_others_when_it_leaves() -> None:
     first.leave()
     assert sorted(second.bodies) == [b"0", b"1", b"2", b"3"]
     assert {got.attempts for got in second.got} == {2}
-    assert not first.channel.parts[0]._by_number.keys() & {1}
+    assert not first.channel.parts[0].numbers.keys() & {1}
 
 
 def test_a_client_that_is_blocked_gets_nothing_from_any_queue() -> None:

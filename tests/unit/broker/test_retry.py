@@ -8,9 +8,9 @@ import pytest
 from tests.unit.broker.core import SECOND_NS, Client, Core
 
 from martlet.broker.channel.channel import Channel
-from martlet.broker.dead_letters.dead_letter import CHANNEL, DeadLetterReason, default_name
+from martlet.broker.dead_letters.dead_letter import CHANNEL, default_name
 from martlet.broker.policy import BadPolicy, ChannelPolicy
-from martlet.broker.retry import DELAY_LEVELS_MS, Cause, RetryPolicy
+from martlet.broker.retry import DELAY_LEVELS_MS, Cause, DeadLetterReason, RetryPolicy
 from martlet.names import is_valid_name
 from martlet.properties.model import Properties
 

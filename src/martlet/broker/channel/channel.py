@@ -1,51 +1,52 @@
-"""The channel: who consumes a topic together.
+"""The channel: the consumers that share a topic's messages.
 
 A channel copies nothing.  It is a cursor over the topic's log, and NSQ's rules of what may be done
-with a message in flight.  How messages get to the consumers is `martlet.broker.channel.delivery`'s.
+with a message in flight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
-from martlet.broker.channel.delivery import ChannelContext, Source, Waiting
+from martlet.broker.channel.delivery import Delivery
 from martlet.broker.channel.ordering import Ordering
-from martlet.broker.channel.partitioned import PartitionedChannel
 from martlet.broker.channel.redelivery import Redelivery
 from martlet.broker.channel.subscriber import Share, Subscriber
-from martlet.broker.dead_letters.send import bury, dead_letter_topic
 from martlet.broker.errors import Conflict, TooMany
 from martlet.broker.groups.external_reader import ExternalReader, group_queue
-from martlet.broker.groups.group_queue import GroupQueue
 from martlet.broker.offset_ranges import apart_from, distinct, inside
-from martlet.broker.queue.consumer import ChannelConsumer, Client
-from martlet.broker.queue.cursor import Cursor
+from martlet.broker.queue.aside import AsideMessages
+from martlet.broker.queue.channel_state import ChannelState
+from martlet.broker.queue.consumer import ChannelConsumer
 from martlet.broker.queue.tag_filter import TagFilter
 from martlet.broker.queue.topology import TopologyPreference
-from martlet.broker.tracing.finish_ages import FinishAges
+from martlet.broker.retry import RetryPolicy
 from martlet.broker.tracing.recorder import TraceStep
 from martlet.durations import MILLISECOND_NS
-from martlet.names import is_ephemeral
 
 if TYPE_CHECKING:
-    from martlet.broker.dead_letters.dead_letter import DeadLetterReason
-    from martlet.broker.offset_ranges import Stretch
+    from martlet.broker.channel.client import Client
+    from martlet.broker.channel.partitioned import PartitionedChannel
+    from martlet.broker.groups.group_queue import GroupQueue
+    from martlet.broker.groups.member import GroupConsumer
+    from martlet.broker.offset_ranges import Offsets, Stretch
     from martlet.broker.policy import ChannelPolicy
-    from martlet.broker.queue.in_flight import Offsets
+    from martlet.broker.queue.channel_state import ChannelContext, Source, Waiting
+    from martlet.broker.queue.cursor import Cursor
     from martlet.broker.tracing.latency import Latency
 
 ConsumerT = TypeVar("ConsumerT", bound=ChannelConsumer)
 _NO_OFFSETS: Offsets = np.empty(0, np.int64)
 
 
-class Channel(Redelivery):
-    """A channel of a topic, at one of its queues.
+class Channel(ChannelState):
+    """A channel of a topic, at one of its queues: its state, and the parts that work on it.
 
     Args:
-        context: the broker's clock, schedule and journal.
+        context: the broker.
         id: its number in the log.
         topic: the topic's name.
         name: its own.
@@ -63,48 +64,55 @@ class Channel(Redelivery):
         cursor: Cursor,
         source: Source,
         waiting: dict[Waiting, None],
-        *,
-        max_consumers: int = 0,
-        max_timeout_ns: int,
     ) -> None:
-        super().__init__(context, cursor, source, waiting, max_timeout_ns)
-        self.id = id
-        self.topic = topic
-        self.name = name
-        self.ephemeral = is_ephemeral(name)
-        self.queue = cursor.queue
+        super().__init__(context, id, topic, name, cursor, source)
+        self.delivery = delivery = Delivery(self, waiting)
+        self.redelivery = redelivery = Redelivery(self, delivery)
+        self.aside = AsideMessages(self, delivery.pump)
+        self.alarm = context.schedule.alarm(self._expire)
         self.parts: list[Channel] = [self]
         """The channel at each queue of the topic, by number."""
         self.whole: Channel | PartitionedChannel = self
         """What clients subscribe to."""
-        self.dropped_count = 0
-        """Messages that were given up, to make room, before they were finished."""
-        self.finishes = FinishAges(cursor.queue.index, context.clock)
-        self.counted_from = cursor.next
-        """Messages below this offset came before the broker was started."""
-        self._delivered_before = 0
-        """To consumers that have left."""
-        self._delivered_near_before = [0] * len(TopologyPreference)
-        self.voids: Sequence[tuple[int, int]] = ()
-        """Offsets of its topic that do not concern it."""
         self.group: GroupQueue | None = None
         """Where it is a group, whose members fetch."""
-        self._max_consumers = max_consumers
         self._last_number = 0
+        # What is asked of a channel and answered by a part of it, without a call in between.
+        self.pump = delivery.pump
+        self.resume = delivery.resume
+        self.set_ready = delivery.set_ready
+        self.set_blocked = delivery.set_blocked
+        self.spread = delivery.spread
+        self.requeue = redelivery.requeue
+        self.give_back = redelivery.give_back
+        self.reject = redelivery.reject
+        self.touch = redelivery.touch
+        self.started = redelivery.started
 
     def configure(self, policy: ChannelPolicy) -> None:
         """Go by a policy from now on."""
         before, self.policy = self.policy, policy
+        self.retry = RetryPolicy.of(policy)
         self.wanted = TagFilter(policy.tags) if policy.tags else None
         if policy.kind != "shared" and self.group is None:
-            self.group = group_queue(self, self._context, policy.kind)
+            self.group = group_queue(self, policy.kind)
+            self.group.members.on_lost = self._charge
         how, until_now = ((p.kind, p.order, p.lock_ms) for p in (policy, before))
         if how != until_now:
-            if isinstance(self.order, Ordering):
-                self.order.end()
-            self.order = self.group
+            delivery = self.delivery
+            if isinstance(delivery.order, Ordering):
+                delivery.order.end()
+            delivery.order = self.group
             if policy.order != "none":
-                self.order = Ordering(self, policy.order == "key", policy.lock_ms * MILLISECOND_NS)
+                lock_ns = policy.lock_ms * MILLISECOND_NS
+                delivery.order = Ordering(delivery, policy.order == "key", lock_ns)
+
+    def _charge(self, member: GroupConsumer) -> None:
+        """Charge a lost member with all that it had started, at any queue."""
+        for queue, started in member.started.items():
+            group = self.parts[queue].group
+            if group is not None and queue in member.held:
+                group.charge(started, member)
 
     # what it looks like
 
@@ -118,13 +126,6 @@ class Channel(Redelivery):
         return fresh + cursor.stragglers.ready_count
 
     @property
-    def own_mark(self) -> int:
-        """What batches have in place of a time that are for a group alone; 0 for a channel, whose
-        own are stragglers.
-        """
-        return 0 if self.group is None else -self.id
-
-    @property
     def message_count(self) -> int:
         """How many messages have come to it since the broker was started."""
         return self.source.limit - self.counted_from
@@ -135,18 +136,13 @@ class Channel(Redelivery):
         return self.finishes.latency
 
     @property
-    def delivered_count(self) -> int:
-        """How many messages have gone to consumers since the start, those delivered again too."""
-        return self._delivered_before + sum(c.message_count for c in self.consumers)
-
-    @property
     def delivered_near_counts(self) -> list[int]:
         """Of those, how many to consumers in the broker's zone, in its region, and elsewhere; empty
         where near ones are not preferred.
         """
-        if not self._context.prefers_near:
+        if not self.context.settings.prefers_near:
             return []
-        counts = self._delivered_near_before.copy()
+        counts = self.delivered_near_before.copy()
         for consumer in self.consumers:
             counts[consumer.nearness] += consumer.message_count
         return counts
@@ -155,13 +151,13 @@ class Channel(Redelivery):
     def in_flight_count(self) -> int:
         """How many messages are with consumers, or on their way to another topic."""
         with_consumers = sum(consumer.in_flight_count for consumer in self.consumers)
-        return with_consumers + self._aside.in_flight_count
+        return with_consumers + self.aside.count
 
     @property
     def deferred_count(self) -> int:
         """How many messages wait for a time, its own and those that all channels get then."""
         waiting = self.cursor.stragglers.waiting_count
-        return waiting + self._context.delayed_count(self.cursor.queue.topic)
+        return waiting + self.context.delayed_count(self.cursor.queue.topic)
 
     # consumers
 
@@ -195,42 +191,37 @@ class Channel(Redelivery):
                 f"{self.name!r} of topic {self.topic!r} is a group, whose members join it and"
                 " fetch; subscribe to a channel of another name"
             )
-        if self._max_consumers and len(self.consumers) >= self._max_consumers:
-            raise TooMany(
-                f"consumers for {self.topic}:{self.name} exceeds limit of {self._max_consumers}"
-            )
+        max_count = self.context.settings.max_consumers
+        if max_count and len(self.consumers) >= max_count:
+            raise TooMany(f"consumers for {self.topic}:{self.name} exceeds limit of {max_count}")
         return self._last_number + 1
 
     def _add(self, consumer: ConsumerT) -> ConsumerT:
         self.consumers.append(consumer)
-        self._by_number[consumer.number] = consumer
+        self.numbers[consumer.number] = consumer
         return consumer
-
-    def count_fetched(self, count: int) -> None:
-        """So many messages went to a member."""
-        self._delivered_before += count
 
     def add_share(self, subscriber: Subscriber) -> None:
         """Subscribe a client that consumes other queues too. Raises TooMany."""
         self._last_number = self._next_number()
-        subscriber.shares.append(self._add(Share(subscriber, self, self._last_number)))
+        subscriber.shares.append(self._add(Share(subscriber, self.delivery, self._last_number)))
 
     def spread_out(self, consumer: ChannelConsumer) -> Subscriber:
         """A consumer of one queue goes on as a subscriber of several."""
         subscriber = Subscriber(
-            consumer.client,
+            cast("Client", consumer.client),  # As `add_consumer` took it.
             consumer.timeout_ns,
             consumer.sample_rate,
             with_properties=consumer.with_properties,
             says_started=consumer.progress.says_started,
             nearness=consumer.nearness,
         )
-        share = Share.instead_of(consumer, subscriber, self)
+        share = Share.instead_of(consumer, subscriber, self.delivery)
         subscriber.shares.append(share)
         self.consumers[self.consumers.index(consumer)] = share
-        self._by_number[consumer.number] = share
+        self.numbers[consumer.number] = share
         if consumer.is_ready:
-            self._take_place(consumer, share)
+            self.delivery.take_place(consumer, share)
         for _, straggler in self.cursor.stragglers.owned_by(consumer):
             straggler.owner = share
         return subscriber
@@ -245,16 +236,16 @@ class Channel(Redelivery):
             charged: offsets that it had started to handle, where that is known.
         """
         if charged is None:
-            charged = self.charged(consumer)
+            charged = self.redelivery.charged(consumer)
         self.consumers.remove(consumer)
-        self._delivered_before += consumer.message_count
-        self._delivered_near_before[consumer.nearness] += consumer.message_count
-        del self._by_number[consumer.number]
-        self._leave_line(consumer)
-        self._take_back(consumer, charged)
+        self.delivered_before += consumer.message_count
+        self.delivered_near_before[consumer.nearness] += consumer.message_count
+        del self.numbers[consumer.number]
+        self.delivery.leave_line(consumer)
+        self.redelivery.take_back(consumer, charged)
         if consumer.in_flight_count:
             consumer.in_flight_count = 0
-            self._changed()
+            self.moved()
             self.pump()
 
     # what consumers answer
@@ -267,14 +258,14 @@ class Channel(Redelivery):
         else:
             straggler = cursor.stragglers.get(offset, consumer)
             if straggler is None:
-                raise self._not_in_flight(consumer, offset)
+                raise self.redelivery.not_in_flight(consumer, offset)
             consumer.progress.answered(straggler.asked_rank, offset)
             if straggler.asked_rank < straggler.rank:
-                consumer.progress.answered_late(self._context.clock(), used_up=False)
+                consumer.progress.answered_late(self.context.clock(), used_up=False)
             cursor.stragglers.remove(offset)
         self.finishes.note(offset)
         if self.trail is not None:
-            self.trail.note(TraceStep.FINISHED, offset, offset + 1, self._context.clock(), consumer)
+            self.trail.note(TraceStep.FINISHED, offset, offset + 1, self.context.clock(), consumer)
         self._finished(consumer, 1)
 
     def finish_run(self, consumer: ChannelConsumer, offsets: Offsets) -> Offsets:
@@ -294,7 +285,7 @@ class Channel(Redelivery):
         consumer.answered = max(consumer.answered, int(offsets[-1]))
         self.finishes.note_run(offsets)
         if self.trail is not None:
-            self.trail.note_run(TraceStep.FINISHED, offsets, self._context.clock(), consumer)
+            self.trail.note_run(TraceStep.FINISHED, offsets, self.context.clock(), consumer)
         self._finished(consumer, len(offsets))
         return left
 
@@ -302,22 +293,16 @@ class Channel(Redelivery):
         consumer.in_flight_count -= count
         consumer.finish_count += count
         if not self.dirty:
-            self._changed()
+            self.moved()
         self.resume(consumer)
-
-    def _bury(self, offset: int, attempts: int, failures: int, reason: DeadLetterReason) -> None:
-        if self.trail is not None:
-            now_ns, to = self._context.clock(), f"{reason} -> {dead_letter_topic(self)}"
-            self.trail.note(TraceStep.GIVEN_UP, offset, offset + 1, now_ns, None, attempts, 0, to)
-        bury(self._context, self, offset, attempts, failures, reason)
 
     # time
 
     def _expire(self, now_ns: int) -> int | None:
         """Requeue what has timed out and deliver what is due. Returns when to look again."""
-        if self._time_out(now_ns):
-            self._changed()
-            self._line_up(self.consumers)
+        if self.redelivery.time_out(now_ns):
+            self.moved()
+            self.delivery.line_up(self.consumers)
         self.pump()
         times = [c.leases[0].deadline_ns for c in self.consumers if c.leases]
         earliest_ns = self.cursor.stragglers.earliest_ns()
@@ -333,29 +318,29 @@ class Channel(Redelivery):
             return
         # A group's members fetch what is for it alone.
         number = self.id if self.group is None else 0
-        due_ns = self.cursor.schedule(first, end, self._context.clock(), number)
+        due_ns = self.cursor.schedule(first, end, self.context.clock(), number)
         if due_ns is not None:
-            self._alarm.at(due_ns)
-            self._changed()
+            self.alarm.at(due_ns)
+            self.moved()
 
     def arm(self) -> None:
         """Look at all times, after a restart."""
         earliest_ns = self.cursor.stragglers.earliest_ns()
         if earliest_ns is not None:
-            self._alarm.at(earliest_ns)
+            self.alarm.at(earliest_ns)
         if self.group is not None:
-            self._alarm.at(self._context.clock())
+            self.alarm.at(self.context.clock())
 
     def deliver_again(self, attempts: Mapping[int, int]) -> None:
         """Deliver messages below the cursor that were delivered so often before: offset: attempts.
 
         As after a restart, for what another broker has begun to deliver.
         """
-        now_ns = self._context.clock()
+        now_ns = self.context.clock()
         for offset, count in attempts.items():
             assert offset < self.cursor.window.floor
             self.cursor.stragglers.wait(offset, count, now_ns, now_ns)
-        self._changed()
+        self.moved()
         self.pump()
 
     def set_paused(self, paused: bool) -> None:
@@ -382,7 +367,7 @@ class Channel(Redelivery):
         window, stragglers = self.cursor.window, self.cursor.stragglers
         for first, end in stretches:
             for number, count in window.release_all(first, end).items():
-                self._by_number[number].in_flight_count -= count
+                self.numbers[number].in_flight_count -= count
         for offset in inside(stretches, self._straggling()).tolist():
             owner = stragglers.by_offset[offset].owner
             if owner is not None:
@@ -392,7 +377,7 @@ class Channel(Redelivery):
     def drop(self, count: int) -> None:
         """So many were given up."""
         self.dropped_count += count
-        self._changed()
+        self.moved()
 
     def _straggling(self) -> Offsets:
         by_offset = self.cursor.stragglers.by_offset
@@ -400,8 +385,8 @@ class Channel(Redelivery):
 
     def go_on(self) -> None:
         """Consumers may have room that they did not make by an answer."""
-        self._changed()
-        self._line_up(self.consumers)
+        self.moved()
+        self.delivery.line_up(self.consumers)
         self.pump()
 
     def go_back(self, offset: int) -> None:
@@ -419,8 +404,8 @@ class Channel(Redelivery):
             if known >= offset and straggler.owner is not None:
                 straggler.owner.in_flight_count -= 1
         cursor.go_back(offset)
-        self._changed()
-        self._line_up(self.consumers)
+        self.moved()
+        self.delivery.line_up(self.consumers)
 
     # what has gone
 
@@ -451,7 +436,7 @@ class Channel(Redelivery):
 
     def close(self) -> None:
         """The channel is deleted: its clients are told, and get no more messages."""
-        self._alarm.cancel()
+        self.alarm.cancel()
         self.closed = self.paused = True
         if self.group is not None:
             self.group.end()
@@ -459,11 +444,3 @@ class Channel(Redelivery):
             return  # Number 0 has told them.
         for consumer in list(self.consumers):
             consumer.client.channel_closed()
-
-    def _put_off(self, error: OSError) -> None:
-        self._context.put_off(self, error)
-
-    def _changed(self) -> None:
-        if not self.dirty:
-            self.dirty = True
-            self._context.changed(self)

@@ -42,13 +42,15 @@ class Ordering:
     """Hands a channel's messages out in order.
 
     Args:
-        channel: whose.
+        delivery: of the channel.
         by_key: by order key; else by queue.
         lock_ns: how long a queue stays with a consumer that does not go on.
     """
 
-    def __init__(self, channel: Delivery, by_key: bool, lock_ns: int) -> None:
-        self._channel = channel
+    def __init__(self, delivery: Delivery, by_key: bool, lock_ns: int) -> None:
+        self._delivery = delivery
+        self._state = delivery.state
+        self._stragglers = delivery.cursor.stragglers
         self._by_key = by_key
         self._lock_ns = lock_ns
         self._keys: dict[int, bytes] = {}
@@ -60,7 +62,7 @@ class Ordering:
         self._holder: ChannelConsumer | None = None
         self._lent_until_ns = 0
         self._has_begun = False
-        channel.cursor.stragglers.on_removed = self._removed
+        self._stragglers.on_removed = self._removed
 
     @property
     def parked_count(self) -> int:
@@ -69,21 +71,20 @@ class Ordering:
 
     def end(self) -> None:
         """Deliver in no order from now on: what was parked is ready like all else."""
-        stragglers = self._channel.cursor.stragglers
-        stragglers.on_removed = None
-        stragglers.line_up_ready()
+        self._stragglers.on_removed = None
+        self._stragglers.line_up_ready()
 
     def _begin(self) -> None:
         """Learn of what is unfinished already."""
         # Should it not be readable to the end, it is begun once more.
         for known in (self._keys, self._behind, self._free):
             known.clear()
-        self._channel.spread()
-        stragglers = self._channel.cursor.stragglers
+        self._delivery.spread()
+        stragglers = self._stragglers
         for offset, straggler in sorted(stragglers.by_offset.items()):
             is_waiting = straggler.owner is None and not stragglers.is_ready(offset)
             if straggler.attempts or not is_waiting:  # or it is a deferred one
-                self._enter(offset, self._channel.cursor.properties(offset))
+                self._enter(offset, self._delivery.cursor.properties(offset))
         stragglers.line_up_ready()
         self._has_begun = True
 
@@ -91,7 +92,7 @@ class Ordering:
         """Deliver what may be delivered. Raises OSError where the index can not be read."""
         if not self._has_begun:
             self._begin()
-        channel = self._channel
+        delivery = self._delivery
         self._take_in_ready()
         for _ in range(_MAX_AT_ONCE):
             consumer = self._taker()
@@ -99,36 +100,36 @@ class Ordering:
                 return
             offset = self._next_free()
             if offset is not None:
-                channel.deliver_straggler(consumer, offset)
+                delivery.deliver_straggler(consumer, offset)
                 self._lend(consumer)
             elif not self._read(consumer):
                 return
-        channel.look_again_soon()
+        delivery.look_again_soon()
 
     def _taker(self) -> ChannelConsumer | None:
         """Who gets the next message; None where nobody has room, or may."""
-        channel = self._channel
+        delivery = self._delivery
         if not self._by_key and self._holder is not None:
-            now_ns = channel.now_ns()
-            is_there = channel.numbers.get(self._holder.number) is self._holder
+            now_ns = self._state.context.clock()
+            is_there = self._state.numbers.get(self._holder.number) is self._holder
             if is_there and now_ns < self._lent_until_ns:
-                if channel.has_room(self._holder):
+                if delivery.has_room(self._holder):
                     return self._holder
-                channel.look_again_at(self._lent_until_ns)
+                self._state.alarm.at(self._lent_until_ns)
                 return None
             self._holder = None
-        return channel.first_in_line()
+        return delivery.first_in_line()
 
     def _lend(self, consumer: ChannelConsumer) -> None:
         if not self._by_key:
             self._holder = consumer
-            self._lent_until_ns = self._channel.now_ns() + self._lock_ns
+            self._lent_until_ns = self._state.context.clock() + self._lock_ns
 
     # what may be delivered
 
     def _next_free(self) -> int | None:
         """The lowest of the offsets that may be delivered now."""
-        stragglers = self._channel.cursor.stragglers
+        stragglers = self._stragglers
         while self._free:
             offset = self._free[0]
             key = self._keys.get(offset)
@@ -140,7 +141,7 @@ class Ordering:
 
     def _take_in_ready(self) -> None:
         """Look at what has become ready since the last time."""
-        for offset in self._channel.cursor.stragglers.take_ready():
+        for offset in self._stragglers.take_ready():
             self._offer(offset)
 
     def _offer(self, offset: int) -> None:
@@ -152,29 +153,29 @@ class Ordering:
         """Take the next fresh message in, and deliver it if it has not to wait. False where there
         is none, or none may be.
         """
-        channel = self._channel
+        delivery = self._delivery
         if not self._by_key and self._keys:
             return False
         if self.parked_count >= MAX_PARKED:
             return False
-        cursor = channel.cursor
-        limit = channel.limit()
+        cursor = delivery.cursor
+        limit = delivery.limit()
         if cursor.next >= limit:
             return False
         offset = cursor.next
         taken = cursor.take_one(limit)
-        channel.moved()
+        self._state.moved()
         if taken is None:
             return True
         frame, properties = taken
-        if not channel.wants(properties) or channel.samples_out(consumer):
+        if not delivery.wants(properties) or delivery.samples_out(consumer):
             return True
         is_first = self._enter(offset, properties)
         if is_first:
-            channel.hand_out(consumer, offset, 1, frame, properties)
+            delivery.hand_out(consumer, offset, 1, frame, properties)
             self._lend(consumer)
         else:
-            now_ns = channel.now_ns()
+            now_ns = self._state.context.clock()
             cursor.stragglers.wait(offset, 0, now_ns, now_ns)
         return True
 
@@ -199,10 +200,10 @@ class Ordering:
         behind.remove(offset)
         if not behind:
             del self._behind[key]
-        elif self._channel.cursor.stragglers.is_ready(behind[0]):
+        elif self._stragglers.is_ready(behind[0]):
             heappush(self._free, behind[0])
         if self._holder is not None:
-            self._lent_until_ns = self._channel.now_ns() + self._lock_ns
+            self._lent_until_ns = self._state.context.clock() + self._lock_ns
 
 
 def _order_key(properties: bytes) -> bytes:

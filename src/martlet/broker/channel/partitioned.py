@@ -28,9 +28,9 @@ from martlet.broker.tracing.latency import Latency, Together
 
 if TYPE_CHECKING:
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.dead_letters.dead_letter import DeadLetterReason
-    from martlet.broker.queue.consumer import Client
-    from martlet.broker.queue.in_flight import Offsets
+    from martlet.broker.channel.client import Client
+    from martlet.broker.offset_ranges import Offsets
+    from martlet.broker.retry import DeadLetterReason
 
 _NO_PLACES: Offsets = np.empty(0, np.int64)
 

@@ -23,8 +23,8 @@ from martlet.broker.queue.started import StartedMessages
 from martlet.broker.queue.topology import TopologyPreference
 
 if TYPE_CHECKING:
+    from martlet.broker.channel.client import Client
     from martlet.broker.channel.delivery import Delivery
-    from martlet.broker.queue.consumer import Client
 
 
 class Subscriber:

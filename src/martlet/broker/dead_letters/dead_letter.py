@@ -20,39 +20,22 @@ broker::
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from martlet.broker.policy import BadPolicy
 from martlet.names import EPHEMERAL, MAX_NAME_LENGTH, is_ephemeral
 from martlet.properties.model import BadProperties, Properties
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from martlet.broker.retry import DeadLetterReason
+
 CHANNEL = "dead-letters"
 """The channel of a dead-letter topic that holds what is yet to be dealt with."""
-MAX_ERROR_LENGTH = 1000
-"""Characters of an error that are kept."""
 _SUFFIX = ".dead"
 _PREFIX = "dead_"
 _MILLISECOND_NS = 1_000_000
-
-
-class DeadLetterReason(StrEnum):
-    """Why a message was given up."""
-
-    MAX_ATTEMPTS = "max_attempts"
-    """It was requeued at its last attempt."""
-    TIMEOUT = "timeout"
-    """It timed out at its last attempt."""
-    DISCONNECTED = "disconnected"
-    """The consumer that had its last attempt has gone, or gave it back."""
-    REJECTED = "rejected"
-    """A consumer has said that it should not come again."""
-    GIVEN_UP = "given_up"
-    """A consumer with a limit of its own has tried it often enough."""
 
 
 def default_name(topic: str, channel: str) -> str:
@@ -68,20 +51,6 @@ def default_name(topic: str, channel: str) -> str:
     digest = sha256(f"{topic}:{channel}".encode()).hexdigest()[:8]
     told = f"{topic.removesuffix(EPHEMERAL)}.{channel.removesuffix(EPHEMERAL)}"
     return f"{told[: MAX_NAME_LENGTH - len(_SUFFIX) - 9]}.{digest}{_SUFFIX}"
-
-
-def check_dead_letter_topic(name: str, topic: str) -> None:
-    """See that a topic's channels may have that dead-letter topic. Raises BadPolicy."""
-    if is_ephemeral(name):
-        raise BadPolicy(
-            f"dead_letter_topic {name!r} would not keep its messages: name one that is not"
-            f" {EPHEMERAL}"
-        )
-    if name == topic:
-        raise BadPolicy(
-            f"dead_letter_topic {name!r} is the topic itself, which would bring every dead letter"
-            " to its channels again: name another one"
-        )
 
 
 @dataclass(frozen=True, slots=True)

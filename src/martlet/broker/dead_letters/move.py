@@ -15,16 +15,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import WritesRefused
 from martlet.log.record import FRAME_HEADER_BYTES
+from martlet.properties.model import BadProperties, Properties
 
 if TYPE_CHECKING:
-    from martlet.broker.broker import BrokerCore
-    from martlet.broker.channel.channel import Channel
+    from martlet.broker.queue.channel_state import ChannelState
     from martlet.broker.queue.queue_log import Receipt
+    from martlet.broker.topic.registry import TopicRegistry
     from martlet.broker.topic.topic import Topic
 
 _AT_ONCE = 200
@@ -55,12 +57,12 @@ class MessageMove:
         failures: how often it had failed in its channel, where that is more than is known there.
     """
 
-    channel: Channel
+    channel: ChannelState
     offset: int
     attempts: int
     to: Callable[[], Topic]
     pack: Callable[[bytes, int], bytes]
-    only: Channel | None = None
+    only: ChannelState | None = None
     insists: bool = True
     on_end: Callable[[WritesRefused | None], None] = lambda error: None
     receipt: Receipt | None = None
@@ -80,20 +82,20 @@ class MessageMover:
     """All that is on its way.
 
     Args:
-        broker: in which.
+        topics: of the broker.
     """
 
-    def __init__(self, broker: BrokerCore) -> None:
+    def __init__(self, topics: TopicRegistry) -> None:
         self.waits_for_flush = False
         """Whether a publish is answered OK only when it is durable."""
         self.on_written: Callable[[], None] = lambda: None
         """Called when something was appended that waits for a flush."""
         self.on_refused: Callable[[MessageMove, WritesRefused], None] = lambda transfer, error: None
         """Told of the first of those that were refused in a row."""
-        self._broker = broker
+        self._topics = topics
         self._waiting: deque[MessageMove] = deque()
         self._written: deque[MessageMove] = deque()
-        self._alarm = broker.schedule.alarm(self._run)
+        self._alarm = topics.schedule.alarm(self._run)
         self._refused = False
 
     def __len__(self) -> int:
@@ -101,16 +103,16 @@ class MessageMover:
 
     def begin(self, transfer: MessageMove) -> None:
         """Move a message that nobody has in flight, as soon as the broker is at leisure."""
-        transfer.channel.set_aside(transfer.offset, transfer.attempts, transfer.failures)
+        transfer.channel.aside.add(transfer.offset, transfer.attempts, transfer.failures)
         self._waiting.append(transfer)
-        self._alarm.at(self._broker.clock())
+        self._alarm.at(self._topics.clock())
 
     def _run(self, now_ns: int) -> int | None:
         """Append some of what waits. Returns when to look again."""
         self.settle()
         failures: list[BaseException] = []
         blocked = self._append(failures)
-        self._broker.commit()
+        self._topics.commit()
         self.settle()
         if self._written:
             self.on_written()
@@ -124,7 +126,7 @@ class MessageMover:
         """Append what can be of the first that wait. Returns whether something can not be read at
         the moment; what else went wrong is put to the failures, and what it was with comes again.
         """
-        loads: dict[tuple[Topic, Channel | None], _Load] = {}
+        loads: dict[tuple[Topic, ChannelState | None], _Load] = {}
         refused: list[tuple[MessageMove, WritesRefused]] = []
         again: list[MessageMove] = []
         is_blocked = False
@@ -160,25 +162,27 @@ class MessageMover:
         self._waiting += again
         return is_blocked
 
-    def _load(self, transfer: MessageMove, loads: dict[tuple[Topic, Channel | None], _Load]) -> int:
+    def _load(
+        self, transfer: MessageMove, loads: dict[tuple[Topic, ChannelState | None], _Load]
+    ) -> int:
         """Read a message, to go with the others that go to the same place. Returns its bytes."""
         channel, offset = transfer.channel, transfer.offset
-        if not channel.is_aside(offset):
+        if not channel.aside.holds(offset):
             # Emptied, deleted, set back, or given up to make room.
             transfer.on_end(WritesRefused("the channel has it no more"))
             return 0
         cursor = channel.cursor
         frame = cursor.frame(offset, transfer.attempts)
         if frame is None:
-            channel.let_aside_go(offset)
+            channel.aside.finish(offset)
             transfer.on_end(WritesRefused("it can not be read any more"))
             return 0
         stored_at_ns = int.from_bytes(frame[_STORED_AT : _STORED_AT + 8])
         entry = transfer.pack(cursor.properties(offset), stored_at_ns)
         to, only = transfer.to(), transfer.only
-        if self._broker.by_id.get(to.id) is not to or (only is not None and only.closed):
+        if self._topics.by_id.get(to.id) is not to or (only is not None and only.closed):
             # Nobody would get it there.
-            channel.put_back(offset, transfer.attempts)
+            channel.aside.put_back(offset, transfer.attempts)
             gone = f"the channel {only.name!r} of it" if only is not None else "it"
             why = f"it was to go to topic {to.name!r}, and {gone} was deleted meanwhile"
             transfer.on_end(WritesRefused(why))
@@ -200,15 +204,15 @@ class MessageMover:
                 self._refuse(transfer, receipt.error)
             elif receipt.position and self._is_safe(receipt.position):
                 self._refused = False
-                self._broker.moved_to = max(self._broker.moved_to, receipt.position)
-                if transfer.channel.is_aside(transfer.offset):
-                    transfer.channel.let_aside_go(transfer.offset)
+                self._topics.moved_to = max(self._topics.moved_to, receipt.position)
+                if transfer.channel.aside.holds(transfer.offset):
+                    transfer.channel.aside.finish(transfer.offset)
                 transfer.on_end(None)
             else:
                 self._written.append(transfer)
 
     def _is_safe(self, position: int) -> bool:
-        return not self.waits_for_flush or position <= self._broker.log.durable_position
+        return not self.waits_for_flush or position <= self._topics.log.durable_position
 
     def _refuse(self, transfer: MessageMove, error: WritesRefused) -> None:
         if not self._refused:
@@ -218,6 +222,28 @@ class MessageMover:
         if transfer.insists:
             self._waiting.append(transfer)
             return
-        if transfer.channel.is_aside(transfer.offset):
-            transfer.channel.put_back(transfer.offset, transfer.attempts)
+        if transfer.channel.aside.holds(transfer.offset):
+            transfer.channel.aside.put_back(transfer.offset, transfer.attempts)
         transfer.on_end(error)
+
+
+def append_again(
+    topics: TopicRegistry, mover: MessageMover, channel: ChannelState, offset: int, attempts: int
+) -> None:
+    """Begin to move a message to the end of its queue, for its channel alone."""
+    to = partial(_queue_of, topics, channel)
+    mover.begin(MessageMove(channel, offset, attempts, to, _kept, only=channel))
+
+
+def _queue_of(topics: TopicRegistry, channel: ChannelState) -> Topic:
+    return topics.topic(channel.topic).part(channel.queue.number)
+
+
+def _kept(entry: bytes, stored_at_ns: int) -> bytes:
+    """The properties of a message that is appended again: it is no producer's send any more."""
+    if not entry:
+        return entry
+    try:
+        return replace(Properties.unpack(entry), sent=None).pack()
+    except BadProperties:
+        return b""

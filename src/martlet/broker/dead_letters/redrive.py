@@ -26,8 +26,9 @@ from martlet.log.record import FRAME_HEADER_BYTES
 from martlet.properties.model import BadProperties, Properties
 
 if TYPE_CHECKING:
-    from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
+    from martlet.broker.dead_letters.move import MessageMover
+    from martlet.broker.topic.registry import TopicRegistry
     from martlet.broker.topic.topic import Topic
 
 _MILLISECOND_NS = 1_000_000
@@ -139,7 +140,7 @@ def letters(keeper: Channel, start: int, max_count: int) -> tuple[list[DeadLette
     return told, found[max_count].offset if len(found) > max_count else None
 
 
-def way_back(broker: BrokerCore, letter: DeadLetter) -> tuple[Topic, Channel]:
+def way_back(topics: TopicRegistry, letter: DeadLetter) -> tuple[Topic, Channel]:
     """Where a dead letter came from: the topic at its queue, and the channel.
 
     Raises NotFound, with the way out.
@@ -151,7 +152,7 @@ def way_back(broker: BrokerCore, letter: DeadLetter) -> tuple[Topic, Channel]:
             " name a topic that it shall go to"
         )
     try:
-        topic = broker.find_topic(name)
+        topic = topics.find_topic(name)
         topic.find_channel(channel)
     except NotFound as error:
         raise NotFound(
@@ -165,7 +166,7 @@ def way_back(broker: BrokerCore, letter: DeadLetter) -> tuple[Topic, Channel]:
 
 
 def redrive(
-    broker: BrokerCore,
+    mover: MessageMover,
     letter: DeadLetter,
     to: Callable[[], Topic],
     only: Channel | None,
@@ -174,14 +175,14 @@ def redrive(
     """Begin to move a dead letter.
 
     Args:
-        broker: where.
+        mover: of the broker.
         letter: which is not with a consumer.
         to: finds the topic where it goes. Raises WritesRefused.
         only: the channel there that alone gets it; None for all.
         on_end: told that it has been moved, or why it stays where it is.
     """
-    letter.keeper.unroll(letter.offset + 1)
-    broker.transfers.begin(
+    letter.keeper.redelivery.unroll(letter.offset + 1)
+    mover.begin(
         MessageMove(
             letter.keeper,
             letter.offset,
@@ -197,5 +198,5 @@ def redrive(
 
 def purge(letter: DeadLetter) -> None:
     """Throw a dead letter away, which is not with a consumer."""
-    letter.keeper.unroll(letter.offset + 1)
-    letter.keeper.let_go(letter.offset)
+    letter.keeper.redelivery.unroll(letter.offset + 1)
+    letter.keeper.redelivery.let_go(letter.offset)

@@ -1,4 +1,4 @@
-"""Burial: a message that a channel gives up goes to the channel's dead-letter topic.
+"""Sends a message that a channel gives up to the channel's dead-letter topic.
 
 The body goes as it is, the properties with what became of the message beside them (see
 `martlet.broker.dead_letters.dead_letter`).  How it gets there without being lost is
@@ -12,31 +12,38 @@ from typing import TYPE_CHECKING
 
 from martlet.broker.dead_letters.dead_letter import CHANNEL, DeadLetterInfo, buried, default_name
 from martlet.broker.dead_letters.move import MessageMove
+from martlet.broker.tracing.recorder import TraceStep
 
 if TYPE_CHECKING:
-    from martlet.broker.channel.channel import Channel
-    from martlet.broker.channel.delivery import ChannelContext
-    from martlet.broker.dead_letters.dead_letter import DeadLetterReason
+    from martlet.broker.dead_letters.move import MessageMover
     from martlet.broker.errors import WritesRefused
+    from martlet.broker.queue.channel_state import ChannelState
+    from martlet.broker.retry import DeadLetterReason
+    from martlet.broker.topic.registry import TopicRegistry
     from martlet.broker.topic.topic import Topic
 
 
-def dead_letter_topic(channel: Channel) -> str:
+def dead_letter_topic(channel: ChannelState) -> str:
     """The name of a channel's dead-letter topic."""
     return channel.policy.dead_letter_topic or default_name(channel.topic, channel.name)
 
 
 def bury(
-    context: ChannelContext,
-    channel: Channel,
+    topics: TopicRegistry,
+    mover: MessageMover,
+    channel: ChannelState,
     offset: int,
     attempts: int,
     failures: int,
     reason: DeadLetterReason,
 ) -> None:
-    """Begin to move a message that nobody has in flight to its channel's dead-letter topic."""
+    """Begin to move a message that no consumer has to its channel's dead-letter topic."""
+    now_ns = topics.clock()
+    if channel.trail is not None:
+        to = f"{reason} -> {dead_letter_topic(channel)}"
+        channel.trail.note(TraceStep.GIVEN_UP, offset, offset + 1, now_ns, None, attempts, 0, to)
     errors = channel.cursor.stragglers.errors.get(offset, ("", ""))
-    death = DeadLetterInfo(reason, attempts, errors, context.clock(), failures)
+    death = DeadLetterInfo(reason, attempts, errors, now_ns, failures)
     queue = channel.cursor.queue
     origin: dict[str, str | int] = {
         "topic": channel.topic,
@@ -49,12 +56,12 @@ def bury(
     def pack(entry: bytes, stored_at_ns: int) -> bytes:
         return buried(entry, death, origin, stored_at_ns)
 
-    context.transfers.begin(
+    mover.begin(
         MessageMove(
             channel,
             offset,
             attempts,
-            partial(_open, context, channel),
+            partial(_open, topics, channel),
             pack,
             on_end=partial(_count, channel),
             failures=failures,
@@ -62,13 +69,13 @@ def bury(
     )
 
 
-def _open(context: ChannelContext, channel: Channel) -> Topic:
+def _open(topics: TopicRegistry, channel: ChannelState) -> Topic:
     """Where dead letters go, made if need be. Raises WritesRefused."""
-    topic = context.topic(dead_letter_topic(channel))
+    topic = topics.topic(dead_letter_topic(channel))
     topic.channel(CHANNEL)
     return topic.next_part()
 
 
-def _count(channel: Channel, error: WritesRefused | None) -> None:
+def _count(channel: ChannelState, error: WritesRefused | None) -> None:
     if error is None:
         channel.dead_letter_count += 1

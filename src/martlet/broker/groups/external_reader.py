@@ -25,8 +25,7 @@ from martlet.broker.groups.group_queue import GroupQueue
 from martlet.broker.tracing.recorder import TraceStep
 
 if TYPE_CHECKING:
-    from martlet.broker.channel.channel import Channel
-    from martlet.broker.channel.delivery import ChannelContext
+    from martlet.broker.queue.channel_state import ChannelState
 
 
 class ExternalReader(GroupQueue):
@@ -59,6 +58,6 @@ class ExternalReader(GroupQueue):
         self._trace(TraceStep.SET_BACK, offset, before, None)
 
 
-def group_queue(channel: Channel, context: ChannelContext, kind: str) -> GroupQueue:
+def group_queue(channel: ChannelState, kind: str) -> GroupQueue:
     """What a channel of that kind is at one queue."""
-    return (ExternalReader if kind == "follower" else GroupQueue)(channel, context)
+    return (ExternalReader if kind == "follower" else GroupQueue)(channel)

@@ -30,7 +30,7 @@ from martlet.log.record import properties_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from martlet.broker.channel.delivery import Source
+    from martlet.broker.queue.channel_state import Source
     from martlet.broker.queue.queue_log import QueueLog
     from martlet.broker.queue.tag_filter import TagFilter
     from martlet.log.commit_log import CommitLog

@@ -22,23 +22,17 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from martlet.broker.dead_letters.move import MessageMove
 from martlet.broker.errors import WritesRefused
 from martlet.broker.groups.membership import Membership
-from martlet.broker.policy import BadPolicy
 from martlet.broker.queue.crash_charges import CrashCharges
 from martlet.broker.retry import RetryPolicy
 from martlet.broker.tracing.recorder import TraceStep
-from martlet.properties.model import BadProperties, Properties
 
 if TYPE_CHECKING:
-    from martlet.broker.channel.channel import Channel
-    from martlet.broker.channel.delivery import ChannelContext, Waiting
     from martlet.broker.groups.fetch import Fetched
     from martlet.broker.groups.member import GroupConsumer
-    from martlet.broker.policy import ChannelPolicy
+    from martlet.broker.queue.channel_state import ChannelState, Waiting
     from martlet.broker.queue.crash_charges import StartedRange
-    from martlet.broker.topic.topic import Topic
 
 
 class GroupQueue:
@@ -46,15 +40,13 @@ class GroupQueue:
 
     Args:
         channel: the channel there.
-        context: the broker.
     """
 
-    def __init__(self, channel: Channel, context: ChannelContext) -> None:
+    def __init__(self, channel: ChannelState) -> None:
         self._channel = channel
-        self._context = context
+        self._context = context = channel.context
         self.members = Membership(channel.topic, context.clock, context.schedule)
-        self.members.on_lost = self._charge_all
-        """Those of the whole group, at number 0."""
+        """Those of all queues, at number 0."""
         self.waiting: dict[Waiting, None] = {}
         """Who waits until it is paused no more."""
 
@@ -70,13 +62,7 @@ class GroupQueue:
         stragglers = channel.cursor.stragglers
         for offset in stragglers.take_ready():
             attempts = stragglers.by_offset[offset].attempts
-            self._context.transfers.begin(
-                MessageMove(channel, offset, attempts, self._topic, _kept, only=channel)
-            )
-
-    def _topic(self) -> Topic:
-        channel = self._channel
-        return self._context.topic(channel.topic).part(channel.queue.number)
+            self._context.append_again(channel, offset, attempts)
 
     def end(self) -> None:
         """The channel is deleted."""
@@ -96,7 +82,7 @@ class GroupQueue:
 
     def count(self, found: Fetched, member: GroupConsumer) -> None:
         """A member gets what was found."""
-        self._channel.count_fetched(found.count)
+        self._channel.delivered_before += found.count
         for first, end in found.runs:
             self._trace(TraceStep.FETCHED, first, end, member)
 
@@ -159,13 +145,6 @@ class GroupQueue:
 
     # members that are lost
 
-    def _charge_all(self, member: GroupConsumer) -> None:
-        """A member of the whole group is lost: what it had started has failed."""
-        for queue, started in member.started.items():
-            group = self._channel.parts[queue].group
-            if group is not None and queue in member.held:
-                group.charge(started, member)
-
     def charge(self, started: StartedRange, member: GroupConsumer) -> None:
         """What a member had started here, and not committed, has failed. It is written down at
         once: losses are few, and a broker that is killed is to know of them.
@@ -210,38 +189,3 @@ class GroupQueue:
         channel.cursor.window.reset(offset)
         channel.cursor.deferred_ahead = channel.source.deferred_from(offset)
         channel.moved()
-
-
-def _kept(entry: bytes, stored_at_ns: int) -> bytes:
-    """The properties of a message that is appended again: it is no producer's send any more."""
-    if not entry:
-        return entry
-    try:
-        return replace(Properties.unpack(entry), sent=None).pack()
-    except BadProperties:
-        return b""
-
-
-_KINDS = {"shared": "a channel", "offsets": "a group", "follower": "a follower"}
-
-
-def check_kind(channel: Channel, policy: ChannelPolicy) -> None:
-    """See that a channel may be as a policy has it. Raises BadPolicy."""
-    what = f"{channel.name!r} of topic {channel.topic!r}"
-    if policy.retain == "off" and policy.kind != "follower":
-        raise BadPolicy(f"retain: {what} is no follower, and what it has yet to finish is kept")
-    if policy.kind == channel.policy.kind == "shared":
-        return
-    if "follower" in (policy.kind, channel.policy.kind) and policy.kind != channel.policy.kind:
-        raise BadPolicy(
-            f"kind: {what} is {_KINDS[channel.policy.kind]} and can not become"
-            f" {_KINDS[policy.kind]}; take another name"
-        )
-    if policy.kind == "shared":
-        raise BadPolicy(f"kind: {what} is a group and stays one; delete it, or take another name")
-    if policy.order != "none":
-        raise BadPolicy(f"order: {what} is a group, each queue of which is in order anyway")
-    if channel.ephemeral:
-        raise BadPolicy(f"kind: {what} is ephemeral, and a group is there to keep its offsets")
-    if channel.group is None and channel.whole.consumers:
-        raise BadPolicy(f"kind: {what} has consumers; let them stop before it becomes a group")

@@ -6,17 +6,13 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from martlet.broker.queue.started import StartedMessages
 from martlet.broker.queue.topology import TopologyPreference
 
-if TYPE_CHECKING:
-    from martlet.broker.channel.partitioned import PartitionedChannel
-    from martlet.broker.channel.subscriber import Subscriber
 
-
-class Client(Protocol):
+class MessageReceiver(Protocol):
     """The other side of a consumer, behind a socket or in a test."""
 
     def send_messages(self, frames: Sequence[memoryview | bytes | bytearray]) -> None:
@@ -25,12 +21,9 @@ class Client(Protocol):
     def channel_closed(self) -> None:
         """The channel or its topic was deleted: close the connection."""
 
-    def channel_grown(self, channel: PartitionedChannel, consumer: Subscriber) -> None:
-        """The channel has several queues from now on: answer to this one, as this one."""
-
     def failures_counted(self, max_attempts: int) -> None:
         """So many failures a message may have from now on, -1 for any number; 0 where they are not
-        counted. Only who says what it starts is told.
+        counted. Only a client that says what it starts is notified.
         """
 
 
@@ -40,9 +33,6 @@ class _Nobody:
         raise AssertionError("messages for nobody")
 
     def channel_closed(self) -> None:
-        """Nobody is told."""
-
-    def channel_grown(self, channel: PartitionedChannel, subscriber: Subscriber) -> None:
         """Nobody is told."""
 
     def failures_counted(self, max_attempts: int) -> None:
@@ -102,7 +92,7 @@ class ChannelConsumer:
 
     def __init__(
         self,
-        client: Client,
+        client: MessageReceiver,
         number: int,
         timeout_ns: int,
         sample_rate: int = 0,

@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Offsets = npt.NDArray[np.int64]
+from martlet.broker.offset_ranges import Offsets
 
 FIRST_CAPACITY = 64
 COMFORTABLE_SPAN = 1 << 17

@@ -28,7 +28,7 @@ from martlet.log.index import IndexEntry
 from martlet.log.record import BadRecord
 
 if TYPE_CHECKING:
-    from martlet.broker.channel.channel import Channel
+    from martlet.broker.queue.channel_state import ChannelState
     from martlet.broker.queue.consumer import ChannelConsumer
     from martlet.broker.queue.cursor import Cursor
 
@@ -69,7 +69,7 @@ class Peeked:
 
 
 def peek(
-    channel: Channel, start: int, max_count: int, states: Collection[PeekState]
+    channel: ChannelState, start: int, max_count: int, states: Collection[PeekState]
 ) -> list[Peeked]:
     """The first messages in some states from an offset on, by offset."""
     found: list[Iterator[Peeked]] = []
@@ -82,7 +82,7 @@ def peek(
     return list(islice(merge(*found, key=lambda peeked: peeked.offset), max_count))
 
 
-def _in_window(channel: Channel, start: int) -> Iterator[Peeked]:
+def _in_window(channel: ChannelState, start: int) -> Iterator[Peeked]:
     window = channel.cursor.window
     consumers = {consumer.number: consumer for consumer in channel.consumers}
     first = max(start, window.floor)
@@ -96,7 +96,9 @@ def _in_window(channel: Channel, start: int) -> Iterator[Peeked]:
         first = end
 
 
-def _stragglers(channel: Channel, start: int, states: Collection[PeekState]) -> Iterator[Peeked]:
+def _stragglers(
+    channel: ChannelState, start: int, states: Collection[PeekState]
+) -> Iterator[Peeked]:
     stragglers = channel.cursor.stragglers
     for offset in stragglers.rising(start):
         straggler = stragglers.by_offset[offset]
@@ -121,7 +123,7 @@ def _stragglers(channel: Channel, start: int, states: Collection[PeekState]) -> 
         )
 
 
-def _waiting(channel: Channel, start: int) -> Iterator[Peeked]:
+def _waiting(channel: ChannelState, start: int) -> Iterator[Peeked]:
     index = channel.cursor.queue.index
     for first, end in channel.source.stretches(max(start, channel.cursor.next)):
         number = index.find(first)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from binascii import unhexlify
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from martlet.log.record import FRAME_HEADER_BYTES
 from martlet.log.retention import NeedCounter, SegmentLocator
 
 if TYPE_CHECKING:
-    from martlet.broker.retention.history import History
+    from collections.abc import Iterator
 
 _entry = partial(tuple.__new__, IndexEntry)
 """Makes one of a tuple, without a call in Python."""
@@ -33,6 +33,19 @@ MAX_QUEUES = 1 << (64 - OFFSET_BITS)
 _ROWS_AT_ONCE = 1 << 16
 MAX_BATCH_BYTES = 1 << 20
 """A batch that has grown this large is appended at once."""
+
+
+class KeptHistory(Protocol):
+    """What is kept of a queue though every channel has finished it."""
+
+    tally: NeedCounter
+
+    @property
+    def retention(self) -> object:
+        """How much that is."""
+
+    def count(self, places: SegmentLocator, now_ns: int) -> Iterator[None]:
+        """Count what is kept, some rows at a time."""
 
 
 class Receipt:
@@ -73,7 +86,7 @@ class QueueLog:
         self.end_offset = end_offset
         self.tally = NeedCounter(index)
         """What channels need from the topic's floor on, as far as it was counted."""
-        self.history: History | None = None
+        self.history: KeptHistory | None = None
         """What is kept of it beyond that, where anything is."""
         self.message_bytes = 0
         self.batch: LogBatch | None = None

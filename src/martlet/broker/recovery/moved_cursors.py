@@ -18,7 +18,7 @@ from martlet.broker.tracing.counters import write_accounts
 from martlet.log.record import RecordKind, record_length
 
 if TYPE_CHECKING:
-    from martlet.broker.channel.channel import Channel
+    from martlet.broker.queue.channel_state import ChannelState
     from martlet.broker.topic.topic import Topic
     from martlet.log.commit_log import CommitLog
 
@@ -42,12 +42,12 @@ class MovedCursors:
         self._log = log
         self._clock = clock
         self._topics = topics
-        self._channels: deque[Channel] = deque()
+        self._channels: deque[ChannelState] = deque()
 
     def __len__(self) -> int:
         return len(self._channels)
 
-    def add(self, channel: Channel) -> None:
+    def add(self, channel: ChannelState) -> None:
         """A channel's cursor has moved; until it is written, it is not added again."""
         self._channels.append(channel)
 
@@ -64,12 +64,12 @@ class MovedCursors:
         Raises WritesRefused: no cursor was written, and all wait for the next time.
         """
         max_bytes = min(_MAX_BYTES, self._log.segment_bytes // 4)
-        channels: list[Channel] = []
-        moved: list[Channel] = []
+        channels: list[ChannelState] = []
+        moved: list[ChannelState] = []
         entries: list[tuple[int, bytes]] = []
         entry_bytes = 0
         for channel in islice(self._channels, max_count):
-            topic = self._topics.get(channel.queue.topic)
+            topic = self._topics.get(channel.topic_id)
             if topic is not None and topic.channels.get(channel.name) is channel:
                 entry = pack_cursor(channel.id, channel.cursor, topic.limit, full=False)
                 entry_bytes += record_length(len(entry), 0)
@@ -93,9 +93,9 @@ class MovedCursors:
         write_accounts(self._log, now_ns, moved)
         return len(channels)
 
-    def _write_trail(self, channel: Channel, now_ns: int) -> None:
+    def _write_trail(self, channel: ChannelState, now_ns: int) -> None:
         """Write down what has become of messages. Where there is no room, that is left out."""
-        topic = self._topics.get(channel.queue.topic)
+        topic = self._topics.get(channel.topic_id)
         if topic is None or not channel.trail:
             return
         with suppress(WritesRefused):

@@ -24,6 +24,7 @@ from martlet.broker.queue.queue_log import QueueLog
 from martlet.broker.recovery.journal import HALF, CursorState, pack_passed, unpack_topology
 from martlet.broker.recovery.journal_replay import RecoveredState, RecoveredTopic
 from martlet.broker.retention.eviction import settle
+from martlet.broker.settings import BrokerSettings
 from martlet.broker.topic.topic import Topic, join
 from martlet.broker.transactions.half_topic import HalfTopic
 from martlet.log import checkpoint_file as checkpoint
@@ -57,7 +58,7 @@ def restore(
     segment_bytes: int,
     **options: Any,
 ) -> tuple[BrokerCore, RestoredBroker]:
-    """Open a data folder. `options` go to `BrokerCore`.
+    """Open a data folder. `options` are those of `BrokerSettings`.
 
     What was found, and lost, stands in `RestoredBroker`; nothing that was answered OK is given up
     silently.
@@ -93,7 +94,7 @@ def restore(
     fsync_marker.prepare(storage)
     epoch = max(state.epoch, report.last_epoch) + 1
     log = CommitLog(storage, segments, end, epoch, segment_bytes, position or 0)
-    broker = BrokerCore(log, clock, random, **options)
+    broker = BrokerCore(log, clock, random, BrokerSettings(**options))
     _settle(broker, state)
     for loss in settle(broker):
         for channel, lost in loss.unfinished.items():

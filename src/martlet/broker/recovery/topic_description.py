@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from martlet.broker.channel.channel import Channel
     from martlet.broker.policy import Policy
+    from martlet.broker.queue.channel_state import ChannelState
     from martlet.broker.recovery.journal import Description
     from martlet.broker.topic.topic import Topic
     from martlet.broker.topic.topic_queue import SingleQueueTopic
 
 
-def describe_channel(part: SingleQueueTopic, channel: Channel) -> Description:
+def describe_channel(part: SingleQueueTopic, channel: ChannelState) -> Description:
     """A channel as the journal tells it.
 
     Where it began, or has come to, and how much of its topic it has seen is always told: what else
@@ -29,7 +29,7 @@ def describe_channel(part: SingleQueueTopic, channel: Channel) -> Description:
     }
 
 
-def channel_op(topic: Topic, channel: Channel, **fields: object) -> Description:
+def channel_op(topic: Topic, channel: ChannelState, **fields: object) -> Description:
     """That a channel is there, or has changed, at one queue."""
     described = describe_channel(topic, channel) | fields
     return {"op": "channel", "topic_id": topic.id, "channel": described}

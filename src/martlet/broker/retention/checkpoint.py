@@ -81,7 +81,7 @@ def count_needs(broker: BrokerCore) -> Iterator[None]:
         index = queue.index
         row = index.end_row if floor >= queue.end_offset else index.find(floor)
         yield from queue.tally.count(places, row)
-        history = history_of(topic, broker.retention)
+        history = history_of(topic, broker.settings.retention)
         if history is not None:
             yield from history.count(places, now_ns)
 
@@ -200,14 +200,16 @@ def _choose(broker: BrokerCore) -> _Choice:
         if bytes_kept and not bytes_needed and _is_full(log, segment)
     ]
     fill = log.storage.fill()
-    excess = broker.watermarks.excess_bytes(fill) - sum(segment.capacity for segment in free)
+    excess = broker.settings.watermarks.excess_bytes(fill) - sum(
+        segment.capacity for segment in free
+    )
     forced = []
     if excess > 0:
         while history_only and excess > 0:
             forced.append(history_only.pop(0))
             excess -= forced[-1].capacity
         to_clean = worth_cleaning(log, needed, broker.left_alone)
-    elif broker.watermarks.cleans(fill):
+    elif broker.settings.watermarks.cleans(fill):
         to_clean = worth_cleaning(log, kept, broker.left_alone)
     else:
         history = [k - n for k, n in zip(kept, needed, strict=True)]

@@ -39,8 +39,7 @@ from martlet.names import is_system
 if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.offset_ranges import Stretch
-    from martlet.broker.queue.in_flight import Offsets
+    from martlet.broker.offset_ranges import Offsets, Stretch
     from martlet.broker.topic.topic import Topic
     from martlet.log.commit_log import CommitLog
     from martlet.log.index import Rows

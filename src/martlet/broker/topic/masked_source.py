@@ -25,8 +25,8 @@ from martlet.broker.offset_ranges import apart_from
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from martlet.broker.channel.delivery import Source
     from martlet.broker.offset_ranges import Stretch
+    from martlet.broker.queue.channel_state import Source
     from martlet.broker.queue.cursor import Cursor
 
 

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Protocol, cast
 from crc32c import crc32c
 
 from martlet.broker.channel.channel import Channel
-from martlet.broker.channel.delivery import ChannelContext, Waiting
+from martlet.broker.channel.kind import check_kind
 from martlet.broker.channel.partitioned import PartitionedChannel
-from martlet.broker.dead_letters.dead_letter import check_dead_letter_topic
 from martlet.broker.errors import LimitReached, NameRefused, NotFound, WritesRefused
-from martlet.broker.groups.group_queue import check_kind
 from martlet.broker.offset_ranges import with_stretch
-from martlet.broker.policy import ChannelPolicy, TopicPolicy
+from martlet.broker.policy import ChannelPolicy, TopicPolicy, check_dead_letter_topic
+from martlet.broker.queue.channel_state import ChannelContext, Waiting
 from martlet.broker.queue.cursor import Cursor
 from martlet.broker.queue.queue_log import MAX_BATCH_BYTES, QueueLog, Receipt
 from martlet.broker.recovery.journal import Description
@@ -35,7 +34,6 @@ from martlet.broker.topic.partitioned import PartitionedTopic
 from martlet.broker.topic.topic_queue import SingleQueueTopic
 from martlet.broker.tracing.latency import Latency
 from martlet.broker.tracing.recorder import TraceRecorder, traced
-from martlet.log.commit_log import CommitLog
 from martlet.names import is_ephemeral, is_valid_name
 
 if TYPE_CHECKING:
@@ -46,14 +44,6 @@ if TYPE_CHECKING:
 
 class TopicContext(ChannelContext, Protocol):
     """What a topic needs of its broker."""
-
-    log: CommitLog
-    max_consumers: int
-    max_channels: int
-    max_timeout_ns: int
-    latency_window_ns: int
-    max_ephemeral: int
-    traces: bool
 
     def on_channel(self, topic: Topic, channel: Channel, /) -> None:
         """A channel was made or deleted."""
@@ -146,7 +136,7 @@ class Topic(SingleQueueTopic):
 
     def trace(self, channel: Channel) -> None:
         """Trace a channel's messages, or no longer, as the policy has it."""
-        is_traced = traced(self.name, self.policy, self._context.traces)
+        is_traced = traced(self.name, self.policy, self._context.settings.traces)
         channel.trail = (channel.trail or TraceRecorder()) if is_traced else None
 
     def configure_channel(self, name: str, policy: ChannelPolicy) -> None:
@@ -261,7 +251,7 @@ class Topic(SingleQueueTopic):
             self._keep_within_bounds()
 
     def _keep_within_bounds(self) -> None:
-        keep_within(self, -(-max(0, self._context.max_ephemeral) // len(self.parts)))
+        keep_within(self, -(-max(0, self._context.settings.max_ephemeral) // len(self.parts)))
 
     def stored_lone(self, offset: int, frame: memoryview) -> None:
         """A message was appended by itself: hand it to the channels."""
@@ -296,7 +286,7 @@ class Topic(SingleQueueTopic):
         if channel is None:
             if not is_valid_name(name):
                 raise NameRefused(f"channel name {name!r} is not valid")
-            max_count = self._context.max_channels
+            max_count = self._context.settings.max_channels
             if max_count and len(self.channels) >= max_count:
                 raise LimitReached(
                     f"channel {name!r} would be one too many: topic {self.name!r} has"
@@ -374,11 +364,9 @@ class Topic(SingleQueueTopic):
             cursor,
             MaskedSource(self, voids) if voids else self,
             self.awaiting,
-            max_consumers=context.max_consumers,
-            max_timeout_ns=context.max_timeout_ns,
         )
-        if context.latency_window_ns:
-            channel.finishes.latency = Latency(context.clock, context.latency_window_ns)
+        if window_ns := context.settings.latency_window_ns:
+            channel.finishes.latency = Latency(context.clock, window_ns)
         channel.voids = voids
         self.trace(channel)
         self.channels[name] = channel

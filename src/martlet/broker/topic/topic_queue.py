@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from martlet.broker.channel.channel import Channel
-    from martlet.broker.offset_ranges import Stretch
+    from martlet.broker.offset_ranges import Offsets, Stretch
     from martlet.broker.queue.cursor import Cursor
-    from martlet.broker.queue.in_flight import Offsets
     from martlet.broker.queue.queue_log import QueueLog
 
 _NO_OFFSETS = np.empty(0, np.uint64)

@@ -26,7 +26,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +36,7 @@ from martlet.broker.tracing.finish_ages import BOUNDS_NS
 from martlet.log.record import BadRecord, RecordKind, record_length
 
 if TYPE_CHECKING:
-    from martlet.broker.channel.channel import Channel
-    from martlet.broker.topic.topic import Topic
+    from martlet.broker.tracing.finish_ages import FinishAges
     from martlet.log.commit_log import CommitLog
 
 MAX_AT_ONCE = 1024
@@ -81,7 +80,25 @@ class ChannelCounters(NamedTuple):
     counts: npt.NDArray[np.int64]
 
 
-def counts_of(channel: Channel) -> list[int]:
+class CountedChannel(Protocol):
+    """A channel at one queue, by what is counted of it."""
+
+    id: int
+    topic_id: int
+    retry_count: int
+    requeue_count: int
+    timeout_count: int
+    dead_letter_count: int
+    dropped_count: int
+    committed_count: int
+    finishes: FinishAges
+
+    @property
+    def delivered_count(self) -> int:
+        """How many messages have gone to consumers, those delivered again too."""
+
+
+def counts_of(channel: CountedChannel) -> list[int]:
     """The counts of a channel as they are now, each with its number, but for those that are 0."""
     finishes = channel.finishes
     told = [
@@ -103,12 +120,7 @@ def counts_of(channel: Channel) -> list[int]:
     return found
 
 
-def of_topics(topics: Iterable[Topic]) -> Iterator[Channel]:
-    """All channels of some topics."""
-    return (channel for topic in topics for channel in topic.channels.values())
-
-
-def write_accounts(log: CommitLog, now_ns: int, channels: Iterable[Channel]) -> None:
+def write_accounts(log: CommitLog, now_ns: int, channels: Iterable[CountedChannel]) -> None:
     """Write down what channels have done, if there is room in the segment: the next one begins
     with that anyway, and none is begun for it.
     """
@@ -121,14 +133,14 @@ def write_accounts(log: CommitLog, now_ns: int, channels: Iterable[Channel]) -> 
             )
 
 
-def pack_accounts(channels: Iterable[Channel]) -> Iterator[bytes]:
+def pack_accounts(channels: Iterable[CountedChannel]) -> Iterator[bytes]:
     """Entries that tell the accounts of channels; those that have done nothing are left out."""
     parts: list[bytes] = []
     for channel in channels:
         counts = counts_of(channel)
         if not counts:
             continue
-        head = _CHANNEL.pack(channel.queue.topic, channel.id, len(counts), 0)
+        head = _CHANNEL.pack(channel.topic_id, channel.id, len(counts), 0)
         parts.append(head + struct.pack(f"<{len(counts)}Q", *counts))
         if len(parts) == MAX_AT_ONCE:
             yield _HEAD.pack(len(parts), 0) + b"".join(parts)

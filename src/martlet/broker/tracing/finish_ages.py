@@ -21,7 +21,7 @@ import numpy as np
 from martlet.log.index import IndexEntry
 
 if TYPE_CHECKING:
-    from martlet.broker.queue.in_flight import Offsets
+    from martlet.broker.offset_ranges import Offsets
     from martlet.broker.tracing.latency import Latency
     from martlet.log.index import Index
 

@@ -27,7 +27,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,10 +36,8 @@ from martlet.log.record import BadRecord
 from martlet.names import is_ephemeral, is_system
 
 if TYPE_CHECKING:
-    from martlet.broker.groups.member import GroupConsumer
+    from martlet.broker.offset_ranges import Offsets
     from martlet.broker.policy import TopicPolicy
-    from martlet.broker.queue.consumer import ChannelConsumer
-    from martlet.broker.queue.in_flight import Offsets
 
 MAX_EVENTS = 1 << 14
 """So many gather in one piece; a piece more is begun then."""
@@ -98,6 +96,14 @@ class TraceStep(IntEnum):
     """An operator set the group on, past it."""
 
 
+class TracedConsumer(Protocol):
+    """The consumer that had a message, or the member of a group."""
+
+    @property
+    def trace_name(self) -> str:
+        """What it is called in a trace."""
+
+
 class TraceRecorder:
     """The events of one channel that are not yet written."""
 
@@ -118,7 +124,7 @@ class TraceRecorder:
         first: int,
         end: int,
         time_ns: int,
-        consumer: ChannelConsumer | GroupConsumer | None,
+        consumer: TracedConsumer | None,
         attempt: int = 0,
         delay_ns: int = 0,
         reason: str = "",
@@ -129,9 +135,7 @@ class TraceRecorder:
         if len(events) >= MAX_EVENTS:
             self._end_piece()
 
-    def note_run(
-        self, step: int, offsets: Offsets, time_ns: int, consumer: ChannelConsumer
-    ) -> None:
+    def note_run(self, step: int, offsets: Offsets, time_ns: int, consumer: TracedConsumer) -> None:
         """The same has happened to messages at these rising offsets."""
         first, last = int(offsets[0]), int(offsets[-1])
         if last - first + 1 == len(offsets):
@@ -180,7 +184,7 @@ class _TraceTable:
 def _packed(events: list[tuple[Any, ...]]) -> bytes:
     """A payload of which the channel's name is still missing."""
     consumers, reasons = _TraceTable(), _TraceTable()
-    numbers: dict[ChannelConsumer | GroupConsumer | None, int] = {None: 0}
+    numbers: dict[TracedConsumer | None, int] = {None: 0}
     for consumer in {event[4] for event in events} - {None}:
         numbers[consumer] = consumers.number(consumer.trace_name)
     steps, firsts, ends, times, holders, attempts, delays, texts = zip(*events, strict=True)

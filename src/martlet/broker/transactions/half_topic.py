@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from martlet.broker.offset_ranges import Stretch
-    from martlet.broker.queue.in_flight import Offsets
+    from martlet.broker.offset_ranges import Offsets, Stretch
     from martlet.broker.queue.queue_log import QueueLog
     from martlet.broker.topic.topic import TopicContext
     from martlet.log.batch import Bytes, LogBatch

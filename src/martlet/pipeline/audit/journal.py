@@ -38,7 +38,7 @@ _NUMBER = slice(36, 40)
 
 
 @dataclass
-class ChannelState:
+class JournaledChannel:
     """A channel at one queue, as it was told so far.
 
     Attributes:
@@ -94,7 +94,7 @@ class QueueState:
     made_at: int | None
     end_offset: int
     position: int
-    channels: dict[int, ChannelState] = field(default_factory=dict)
+    channels: dict[int, JournaledChannel] = field(default_factory=dict)
 
     @property
     def told(self) -> dict[str, Any]:
@@ -242,7 +242,7 @@ class Journal:
                     state.channels[channel["id"]].description = channel
                 else:
                     cursor = CursorState(channel["start"], channel["start"])
-                    state.channels[channel["id"]] = ChannelState(
+                    state.channels[channel["id"]] = JournaledChannel(
                         channel, cursor, False, False, 0, position, 0
                     )
 
@@ -265,7 +265,7 @@ class Journal:
         cursor = CursorState(channel["start"], channel["start"])
         # The heads of segments do not tell of ephemeral ones, so it may have been there before.
         is_new = not is_ephemeral(channel["name"])
-        state.channels[channel["id"]] = ChannelState(
+        state.channels[channel["id"]] = JournaledChannel(
             channel, cursor, is_new, is_new, 0, position, 0
         )
 
@@ -293,7 +293,7 @@ class Journal:
 
     @staticmethod
     def _gap(
-        id: int, channel: ChannelState, entry: bytes, number: int, expected: int, position: int
+        id: int, channel: JournaledChannel, entry: bytes, number: int, expected: int, position: int
     ) -> dict[str, Any]:
         following = CursorState(0, 0, number=number - 1)
         following.apply(entry)

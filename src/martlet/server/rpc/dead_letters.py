@@ -160,7 +160,7 @@ class DeadLetterCalls:
         if is_dry:
             end.set_result(None)
         else:
-            redrive(broker, letter, to, only, partial(_end, end))
+            redrive(broker.transfers, letter, to, only, partial(_end, end))
         return end
 
     async def purge(self, caller: Caller, arguments: CallArguments) -> Answer:

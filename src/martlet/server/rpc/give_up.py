@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 
 from martlet.broker.dead_letters.dead_letter import (
     CHANNEL,
-    MAX_ERROR_LENGTH,
     DeadLetterInfo,
-    DeadLetterReason,
     buried,
 )
 from martlet.broker.dead_letters.send import dead_letter_topic
 from martlet.broker.errors import WritesRefused
+from martlet.broker.retry import MAX_ERROR_LENGTH, DeadLetterReason
 from martlet.broker.tracing.recorder import TraceStep
 from martlet.log.record import FRAME_HEADER_BYTES
 from martlet.server.rpc.arguments import CallError

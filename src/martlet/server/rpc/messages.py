@@ -20,9 +20,14 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from martlet.broker.dead_letters.dead_letter import MAX_ERROR_LENGTH, DeadLetterReason
 from martlet.broker.errors import NotInFlight
-from martlet.broker.retry import DELAY_LEVELS_MS, MILLISECOND_NS, level_ms
+from martlet.broker.retry import (
+    DELAY_LEVELS_MS,
+    MAX_ERROR_LENGTH,
+    MILLISECOND_NS,
+    DeadLetterReason,
+    level_ms,
+)
 from martlet.server.rpc.arguments import CallError
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from martlet.broker.channel.kind import check_kind
 from martlet.broker.channel.requested_policy import wished
-from martlet.broker.groups.group_queue import check_kind
 from martlet.broker.policy import BadPolicy, PolicyT
 from martlet.broker.queue.queue_log import ID_MASK, MAX_QUEUES
 from martlet.server.durability import written_down

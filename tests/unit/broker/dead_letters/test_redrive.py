@@ -48,7 +48,7 @@ def all_letters(core: Core) -> list[DeadLetter]:
 def back(core: Core, letter: DeadLetter) -> list[WritesRefused | None]:
     ends: list[WritesRefused | None] = []
     part, only = way_back(core.broker, letter)
-    redrive(core.broker, letter, lambda: part, only, ends.append)
+    redrive(core.broker.transfers, letter, lambda: part, only, ends.append)
     core.broker.run()
     return ends
 
@@ -209,7 +209,7 @@ def test_a_letter_stays_whose_way_back_is_deleted_at_the_last_moment(gone: str) 
     letter, other = all_letters(core)
     part, only = way_back(core.broker, letter)
     ends: list[WritesRefused | None] = []
-    redrive(core.broker, letter, lambda: part, only, ends.append)
+    redrive(core.broker.transfers, letter, lambda: part, only, ends.append)
     if gone == "topic":
         core.broker.delete_topic("t")
     else:
@@ -219,6 +219,6 @@ def test_a_letter_stays_whose_way_back_is_deleted_at_the_last_moment(gone: str) 
     assert "topic 't', and the channel 'c' of it was deleted meanwhile" in str(error)
     assert [letter.body for letter in all_letters(core)] == [b"a", b"b"]
     assert keeper(core).depth == 2
-    redrive(core.broker, other, lambda: core.broker.topic("elsewhere"), None, ends.append)
+    redrive(core.broker.transfers, other, lambda: core.broker.topic("elsewhere"), None, ends.append)
     core.broker.run()
     assert ends[1:] == [None]

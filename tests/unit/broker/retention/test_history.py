@@ -333,7 +333,7 @@ class SmallDisk(Keeping):
 
 def test_nobody_is_refused_for_the_sake_of_history() -> None:
     core = SmallDisk(retention=Retention(HOUR_NS))
-    core.broker.watermarks = Watermarks(0, 0)
+    core.broker.settings.watermarks = Watermarks(0, 0)
     bodies = core.finished("t", 4)
     for _ in range(8):
         core.checkpoint()

@@ -336,11 +336,11 @@ def test_it_goes_aside_when_there_is_room() -> None:
     transactions = core.broker.transactions
     transactions.begin("t")
     Producer(core).add("t", "orders", b"one")
-    core.broker.max_topics = 1
+    core.broker.settings.max_topics = 1
     core.broker.topic("other")
     core.wait(10 * SECOND_NS)
     assert transactions.state("t") is S.SILENT
-    core.broker.max_topics = 0
+    core.broker.settings.max_topics = 0
     core.wait(SECOND_NS)
     assert transactions.state("t") is S.SET_ASIDE
 

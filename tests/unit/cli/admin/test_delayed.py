@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from martlet.broker.dead_letters.dead_letter import DeadLetterReason
+from martlet.broker.retry import DeadLetterReason
 from martlet.cli.admin.dead_letters import REASONS, DeadLetterOptions
 from martlet.cli.admin.delayed import DelayedOptions
 from martlet.options.flag import OptionError

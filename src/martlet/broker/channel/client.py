@@ -1,0 +1,18 @@
+"""The client of a channel, as the core sees it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from martlet.broker.queue.consumer import MessageReceiver
+
+if TYPE_CHECKING:
+    from martlet.broker.channel.partitioned import PartitionedChannel
+    from martlet.broker.channel.subscriber import Subscriber
+
+
+class Client(MessageReceiver, Protocol):
+    """The other side of a subscription, behind a socket or in a test."""
+
+    def channel_grown(self, channel: PartitionedChannel, consumer: Subscriber) -> None:
+        """The channel has several queues from now on: answer to this one, as this one."""

@@ -1,0 +1,35 @@
+"""Which kinds a channel may become: consumers share it, a group's members or a reader fetch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from martlet.broker.policy import BadPolicy
+
+if TYPE_CHECKING:
+    from martlet.broker.channel.channel import Channel
+    from martlet.broker.policy import ChannelPolicy
+
+_KINDS = {"shared": "a channel", "offsets": "a group", "follower": "a follower"}
+
+
+def check_kind(channel: Channel, policy: ChannelPolicy) -> None:
+    """See that a channel may be as a policy has it. Raises BadPolicy."""
+    what = f"{channel.name!r} of topic {channel.topic!r}"
+    if policy.retain == "off" and policy.kind != "follower":
+        raise BadPolicy(f"retain: {what} is no follower, and what it has yet to finish is kept")
+    if policy.kind == channel.policy.kind == "shared":
+        return
+    if "follower" in (policy.kind, channel.policy.kind) and policy.kind != channel.policy.kind:
+        raise BadPolicy(
+            f"kind: {what} is {_KINDS[channel.policy.kind]} and can not become"
+            f" {_KINDS[policy.kind]}; take another name"
+        )
+    if policy.kind == "shared":
+        raise BadPolicy(f"kind: {what} is a group and stays one; delete it, or take another name")
+    if policy.order != "none":
+        raise BadPolicy(f"order: {what} is a group, each queue of which is in order anyway")
+    if channel.ephemeral:
+        raise BadPolicy(f"kind: {what} is ephemeral, and a group is there to keep its offsets")
+    if channel.group is None and channel.whole.consumers:
+        raise BadPolicy(f"kind: {what} has consumers; let them stop before it becomes a group")

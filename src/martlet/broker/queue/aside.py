@@ -1,0 +1,76 @@
+"""Messages of a channel that are on their way to another topic.
+
+They stand among the stragglers, in flight to a consumer with the number 0 behind which there is
+nobody, so that no other one gets them.  A restart finds them due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from martlet.broker.queue.consumer import NOBODY, ChannelConsumer
+
+if TYPE_CHECKING:
+    from martlet.broker.queue.channel_state import ChannelState
+
+NEVER_NS = 1 << 62
+
+
+class AsideMessages:
+    """Those of a channel at one queue.
+
+    Args:
+        state: the channel.
+        pump: delivers what may be delivered once one of them has left.
+    """
+
+    __slots__ = ("_pump", "_state", "consumer")
+
+    def __init__(self, state: ChannelState, pump: Callable[[], None]) -> None:
+        self._state = state
+        self._pump = pump
+        self.consumer = ChannelConsumer(NOBODY, 0, 0)
+        """Has them in flight."""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self.consumer.in_flight_count
+
+    def holds(self, offset: int) -> bool:
+        """Whether a message is set aside, and its channel still there."""
+        state = self._state
+        return not state.closed and state.cursor.stragglers.get(offset, self.consumer) is not None
+
+    def add(self, offset: int, attempts: int, failures: int = 0) -> None:
+        """Keep a message that no consumer has from all of them."""
+        if not self.holds(offset):
+            self.consumer.in_flight_count += 1
+        failures = max(failures, self._failures(offset))
+        self._state.cursor.stragglers.hold(
+            offset, attempts, self.consumer, self._state.context.clock(), NEVER_NS, failures
+        )
+        self._state.moved()
+
+    def finish(self, offset: int) -> None:
+        """Finish a message that has arrived, or is not there any more."""
+        self._state.cursor.stragglers.remove(offset)
+        self._left()  # In order, the next one may have waited for it.
+
+    def put_back(self, offset: int, attempts: int) -> None:
+        """Keep a message in its channel after all, to be delivered as before."""
+        now_ns = self._state.context.clock()
+        failures = self._failures(offset)
+        self._state.cursor.stragglers.wait(offset, attempts, now_ns, now_ns, failures)
+        self._left()
+
+    def _left(self) -> None:
+        self.consumer.in_flight_count -= 1
+        assert self.consumer.in_flight_count >= 0
+        self._state.moved()
+        self._pump()
+
+    def _failures(self, offset: int) -> int:
+        straggler = self._state.cursor.stragglers.by_offset.get(offset)
+        return 0 if straggler is None else straggler.failures
