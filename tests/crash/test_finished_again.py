@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.crash.wire import Wire, drain, http, mpub
 
-from martlet.broker.recovery.journal import CursorState
+from martlet.broker.journal.cursor_entry import CursorState
 from martlet.durations import MILLISECOND_NS
 from martlet.log.folder import Folder
 from martlet.log.record import BadRecord, RecordKind, read_record

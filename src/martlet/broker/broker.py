@@ -8,7 +8,7 @@ blocking does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -19,10 +19,19 @@ from martlet.broker.delayed.bucket import Bucket
 from martlet.broker.delayed.delayed_messages import DelayedMessages
 from martlet.broker.errors import BrokerError, LimitReached, NameRefused, NotFound, WritesRefused
 from martlet.broker.idempotence import ProducerState
+from martlet.broker.journal.cursor_entry import encode_cursor
+from martlet.broker.journal.entries import (
+    IndexRecord,
+    SnapshotEntry,
+    Stretches,
+    TopicDeletedEntry,
+    TopicEntry,
+    TopicRecord,
+    TopologyEntry,
+    encode,
+)
+from martlet.broker.moved_cursors import MovedCursors
 from martlet.broker.queue.queue_log import QueueLog, Receipt
-from martlet.broker.recovery.journal import Description, pack_cursor, pack_topology
-from martlet.broker.recovery.moved_cursors import MovedCursors
-from martlet.broker.recovery.topic_description import describe_channel
 from martlet.broker.schedule import Schedule
 from martlet.broker.settings import BrokerSettings
 from martlet.broker.topic.expand import check_count, grow
@@ -136,7 +145,7 @@ class BrokerCore:
             index = Index(self.log.storage, id, 0)
             queue = QueueLog(self.log, id, 0, self.random.getrandbits(64), index, 0)
             topic = Topic(self, id, name, queue)
-            self.journal_topology("topic", id, topic=topic.describe())
+            self.journal_topology(id, TopicEntry(topic.describe()))
             self.adopt(topic)
             self.on_topic(topic)
         return topic
@@ -175,8 +184,7 @@ class BrokerCore:
         self.commit()
         write_accounts(self.log, self.clock(), _channels_of(topic.parts))
         try:
-            ops = [{"op": "topic_deleted", "id": part.id} for part in topic.parts]
-            topic.journal(ops)
+            topic.journal([TopicDeletedEntry(part.id) for part in topic.parts])
         except WritesRefused:
             if not topic.ephemeral:
                 raise
@@ -332,11 +340,10 @@ class BrokerCore:
         """A channel's cursor moved."""
         self.moved.add(channel)
 
-    def journal_topology(self, op: str, topic_number: int, /, **fields: object) -> None:
-        """Write a topology entry. Raises WritesRefused."""
-        entry = pack_topology(op, **fields)
+    def journal_topology(self, topic_number: int, entry: TopologyEntry, /) -> None:
+        """Write an entry of a topic. Raises WritesRefused."""
         self.log.append_journal(
-            RecordKind.TOPOLOGY, entry, topic=topic_number, stored_at_ns=self.clock()
+            RecordKind.TOPOLOGY, encode(entry), topic=topic_number, stored_at_ns=self.clock()
         )
 
     def put_off(self, channel: ChannelState, error: OSError) -> None:
@@ -381,42 +388,51 @@ class BrokerCore:
         It tells all, so it may be lost in a power cut though later entries are not.
         """
         topic = self.by_id[channel.topic_id]
-        entry = pack_cursor(channel.id, channel.cursor, topic.limit, full=True)
+        entry = encode_cursor(channel.id, channel.cursor, topic.limit, full=True)
         self.log.append_journal(RecordKind.CURSOR, entry, topic=topic.id, stored_at_ns=self.clock())
 
-    def snapshot(self, **fields: object) -> list[JournalEntry]:
-        """The whole journal in its shortest form.
+    def snapshot(
+        self,
+        stored: Stretches,
+        *,
+        position: int | None = None,
+        epoch: int | None = None,
+        indexes: Mapping[int, IndexRecord] | None = None,
+    ) -> list[JournalEntry]:
+        """The journal in full, in its shortest form.
 
         One with the log's position is a checkpoint's: it counts once all before it is durable.
+        The arguments are as of `SnapshotEntry`.
         """
-        topics: list[Description] = []
+        topics: list[TopicRecord] = []
         cursors: list[JournalEntry] = []
         for topic in self.by_id.values():
             if topic.ephemeral:
                 continue
             if isinstance(topic, Bucket) and topic.has_marks:
-                marks = topic.pack_marks(certain="position" not in fields)
+                marks = topic.pack_marks(certain=position is None)
                 cursors.append((RecordKind.MARKS, topic.id, marks))
             kept = [channel for channel in topic.channels.values() if not channel.ephemeral]
-            topics.append(
-                topic.describe()
-                | {
-                    "end_offset": topic.queue.end_offset,
-                    "channels": [describe_channel(topic, channel) for channel in kept],
-                }
-            )
+            topics.append(topic.describe(kept))
             for channel in kept:
-                entry = pack_cursor(channel.id, channel.cursor, topic.limit, full=True)
+                entry = encode_cursor(channel.id, channel.cursor, topic.limit, full=True)
                 cursors.append((RecordKind.CURSOR, topic.id, entry))
-        head = pack_topology("snapshot", topics=topics, last_id=self.last_id, **fields)
+        head = SnapshotEntry(
+            topics=tuple(topics),
+            last_id=self.last_id,
+            position=position,
+            epoch=epoch,
+            stored=stored,
+            indexes=indexes,
+        )
         sends = self.producers.entries(self.log.durable_position)
         cursors += [(RecordKind.PRODUCERS, 0, each) for each in sends]
-        return [(RecordKind.TOPOLOGY, 0, head), *cursors, *self.transactions.snapshot()]
+        return [(RecordKind.TOPOLOGY, 0, encode(head)), *cursors, *self.transactions.snapshot()]
 
     def begin_segment(self) -> None:
-        """Each segment begins with the whole journal, so that older ones may go."""
+        """Each segment begins with the journal in full, so that older ones may go."""
         now_ns = self.clock()
-        for kind, topic, entry in self.snapshot(stored=spans(self.log.segments)):
+        for kind, topic, entry in self.snapshot(tuple(spans(self.log.segments))):
             self.log.append_journal(kind, entry, topic=topic, stored_at_ns=now_ns)
         write_accounts(self.log, now_ns, _channels_of(self.by_id.values()))
 

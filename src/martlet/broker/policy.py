@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
+from functools import cache
 from typing import Any, TypeVar
 
 from martlet.names import EPHEMERAL, is_ephemeral, is_valid_name
@@ -67,10 +68,11 @@ class Policy:
 
     def to_json(self) -> dict[str, object]:
         """What differs from the default, for the journal and for people."""
+        kind: Any = type(self)
         return {
-            each.name: list(value) if isinstance(value, tuple) else value
-            for each in fields(self)
-            if (value := getattr(self, each.name)) != each.default
+            name: list(value) if isinstance(value, tuple) else value
+            for name, default in _defaults(kind)
+            if (value := getattr(self, name)) != default
         }
 
     @classmethod
@@ -90,6 +92,12 @@ class Policy:
             each = known[name]
             values[name] = each.default if value is None else _checked(name, value, each.metadata)
         return replace(self, **values)
+
+
+@cache
+def _defaults(kind: Any) -> list[tuple[str, object]]:
+    """Each field of a kind of policy, and its default."""
+    return [(each.name, each.default) for each in fields(kind)]
 
 
 def _checked(name: str, value: object, limits: Mapping[str, Any]) -> object:

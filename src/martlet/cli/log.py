@@ -19,12 +19,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from martlet.broker.recovery.journal import (
-    channel_of,
-    needed_by,
-    unpack_topology,
-    unpack_transactions,
+from martlet.broker.journal.cursor_entry import channel_of
+from martlet.broker.journal.entries import (
+    SnapshotEntry,
+    TogetherEntry,
+    TopicDeletedEntry,
+    TopicEntry,
+    TopicRecord,
+    TopologyEntry,
+    decode,
+    json_of,
 )
+from martlet.broker.recovery.needs import needed_by
 from martlet.broker.tracing.counters import (
     FIRST_BUCKET,
     ChannelCount,
@@ -116,15 +122,23 @@ class TopicNames:
                 self.learn(kind, entry)
 
     def learn(self, kind: int, entry: bytes) -> None:
-        """Take a journal entry in."""
+        """Learn from a journal entry."""
         if kind == RecordKind.TOPOLOGY:
-            fields = unpack_topology(entry)
-            for op in fields.get("ops", [fields]):
-                if op["op"] == "topic_deleted":
-                    self._deleted.add(op["id"])
-                for topic in [*op.get("topics", ()), op.get("topic")]:
-                    if topic:
-                        self._names[topic["id"]] = topic["name"]
+            self._learn(decode(RecordKind.TOPOLOGY, entry))
+
+    def _learn(self, entry: TopologyEntry) -> None:
+        topics: tuple[TopicRecord, ...] = ()
+        match entry:
+            case TogetherEntry(entries):
+                for each in entries:
+                    self._learn(each)
+            case TopicDeletedEntry(id):
+                self._deleted.add(id)
+            case TopicEntry(topic):
+                topics = (topic,)
+            case SnapshotEntry(topics=topics):
+                pass
+        self._names.update((topic.id, topic.name) for topic in topics)
 
     def __contains__(self, name: str) -> bool:
         return name in self._names.values()
@@ -264,12 +278,10 @@ def _record_fields(header: Header, record: memoryview, names: TopicNames) -> Fie
             "flags": [flag.name for flag in RecordFlag if flag & header.flags],
         }
         fields |= _for_later(header)
-    elif header.kind == RecordKind.TOPOLOGY:
-        fields["entry"] = unpack_topology(bytes(payload(header, record)))
-    elif header.kind == RecordKind.TRANSACTION:
-        fields["entry"] = unpack_transactions(bytes(payload(header, record)))
+    elif header.kind in (RecordKind.TOPOLOGY, RecordKind.TRANSACTION):
+        fields["entry"] = json_of(bytes(payload(header, record)))
     elif header.kind == RecordKind.BUNDLE:
-        fields["entry"] = unpack_transactions(entry_of(header, record))
+        fields["entry"] = json_of(entry_of(header, record))
     elif header.kind == RecordKind.TRACE:
         piece = TraceChunk(payload(header, record))
         fields |= {"channel": piece.name, "rows": len(piece.rows), "clients": piece.consumers}

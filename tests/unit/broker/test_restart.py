@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from tests.unit.broker.core import SECOND_NS, Core
 
 from martlet.broker.broker import BrokerCore
 from martlet.broker.errors import WritesRefused
+from martlet.broker.journal.entries import (
+    ChannelDeletedEntry,
+    ChannelEntry,
+    ChannelRecord,
+    TopicEntry,
+)
 from martlet.broker.retention.checkpoint import MAX_SYNCED, begin_checkpoint, end_checkpoint
 from martlet.broker.topic.rewind import replay
 from martlet.log.record import FRAME_HEADER_BYTES, HEADER_BYTES, RecordKind, read_header
@@ -799,15 +806,15 @@ def test_channels_told_of_in_the_old_manner_are_understood() -> None:
     core = Core()
     channel = core.channel("t")
     topic = core.broker.topics["t"]
-    told = {"id": channel.id, "name": "c", "paused": True}
-    core.broker.journal_topology("channel", topic.id, topic_id=topic.id, channel=told)
+    record = ChannelRecord(id=channel.id, name="c", paused=True)
+    core.broker.journal_topology(topic.id, ChannelEntry(topic.id, record))
     core.publish("t", b"1")
     core.kill()
     assert core.channel("t").paused
     assert core.channel("t").depth == 1
     topic = core.broker.topics["t"]
-    core.broker.journal_topology("topic", topic.id, topic=topic.describe() | {"backlog_offset": 1})
-    core.broker.journal_topology("channel_deleted", topic.id, topic_id=topic.id, id=channel.id)
+    core.broker.journal_topology(topic.id, TopicEntry(replace(topic.describe(), backlog_offset=1)))
+    core.broker.journal_topology(topic.id, ChannelDeletedEntry(topic.id, channel.id))
     core.kill()
     assert core.broker.topics["t"].channels == {}
     assert core.broker.topics["t"].depth == 0

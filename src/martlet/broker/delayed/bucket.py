@@ -18,6 +18,7 @@ day with.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ import numpy as np
 from martlet.broker.delayed.done_bitmap import DoneBitmap, pack_offsets
 from martlet.broker.delayed.due_queue import DueQueue
 from martlet.broker.errors import WritesRefused
+from martlet.broker.journal.entries import BucketRecord, TopicRecord
 from martlet.broker.offset_ranges import inside
 from martlet.broker.queue.cursor import Cursor
 from martlet.broker.queue.queue_log import QueueLog
@@ -47,10 +49,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from martlet.broker.broker import BrokerCore
+    from martlet.broker.channel.channel import Channel
     from martlet.broker.delayed.done_bitmap import Offsets
     from martlet.broker.delayed.due_queue import Key
     from martlet.broker.offset_ranges import Stretch
-    from martlet.broker.recovery.journal import Description
     from martlet.log.index import Index, Rows
 
 PROPERTY = "delayed"
@@ -141,16 +143,13 @@ class Bucket(Topic):
 
     # what it keeps of the log
 
-    def describe(self) -> Description:
-        """The bucket as the journal tells it."""
-        return super().describe() | {
-            "backlog_offset": self.lowest_needed,
-            "delayed": {
-                "topic": self.target.id,
-                "start_ns": self.start_ns,
-                "end_ns": self.end_ns,
-            },
-        }
+    def describe(self, channels: Sequence[Channel] | None = None) -> TopicRecord:
+        """The bucket as the journal writes it."""
+        return replace(
+            super().describe(channels),
+            backlog_offset=self.lowest_needed,
+            delayed=BucketRecord(topic=self.target.id, start_ns=self.start_ns, end_ns=self.end_ns),
+        )
 
     @property
     def lowest_needed(self) -> int:
@@ -416,29 +415,29 @@ def forwarded_ids(block: memoryview) -> list[int]:
 def restore_bucket(
     broker: BrokerCore,
     target: Topic,
-    told: Description,
+    record: TopicRecord,
     index: Index,
     end_offset: int,
     marks: DoneBitmap,
     forwarded: Sequence[int],
 ) -> None:
-    """Make a bucket of what the log has told.
+    """Make a bucket of what was read of the log.
 
     Args:
         broker, target: whose it is.
-        told: how the journal describes it.
+        record: the bucket in the journal.
         index, end_offset: what is known of its batches.
         marks: what is done with, as far as entries told it.
         forwarded: the ids of messages that came to its topic since, out of whichever bucket.
     """
     # What was forwarded may be durable where the end of its bucket is not, so it may be behind it.
-    distances = np.array(forwarded, np.uint64) - np.uint64(told["id_base"])
+    distances = np.array(forwarded, np.uint64) - np.uint64(record.id_base)
     offsets = np.unique(distances[distances < np.uint64(end_offset + _SLACK)]).astype(np.int64)
     end_offset = max(end_offset, marks.end, int(offsets.max(initial=-1)) + 1)
-    queue = QueueLog(broker.log, told["id"], 0, told["id_base"], index, end_offset)
-    delayed = told["delayed"]
-    start_ns, end_ns = delayed["start_ns"], delayed["end_ns"]
-    bucket = Bucket(broker, told["id"], target, start_ns, end_ns, queue, marks)
-    bucket.voids = [(first, end) for first, end in told["voids"]]
+    queue = QueueLog(broker.log, record.id, 0, record.id_base, index, end_offset)
+    assert record.delayed is not None
+    start_ns, end_ns = record.delayed.start_ns, record.delayed.end_ns
+    bucket = Bucket(broker, record.id, target, start_ns, end_ns, queue, marks)
+    bucket.voids = list(record.voids)
     bucket.begin(offsets)
     broker.delays.adopt(bucket)

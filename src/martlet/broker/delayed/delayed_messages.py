@@ -17,6 +17,7 @@ import numpy as np
 from martlet.broker.delayed.bucket import Bucket, Delayed
 from martlet.broker.delayed.done_bitmap import DoneBitmap
 from martlet.broker.errors import LimitReached, WritesRefused
+from martlet.broker.journal.entries import TopicDeletedEntry, TopicEntry
 from martlet.broker.queue.queue_log import QueueLog
 from martlet.log.index import Index
 
@@ -161,7 +162,7 @@ class DelayedMessages:
             id_base = broker.random.getrandbits(48) << 16
             queue = QueueLog(broker.log, id, 0, id_base, index, 0)
             bucket = Bucket(broker, id, topic, start_ns, end_ns, queue, DoneBitmap())
-            broker.journal_topology("topic", id, topic=bucket.describe())
+            broker.journal_topology(id, TopicEntry(bucket.describe()))
             self.adopt(bucket)
         return bucket
 
@@ -220,7 +221,7 @@ class DelayedMessages:
     def drop(self, bucket: Bucket) -> bool:
         """A bucket's time is over and nothing waits in it. False where it has to stay."""
         try:
-            self._broker.journal_topology("topic_deleted", bucket.id, id=bucket.id)
+            self._broker.journal_topology(bucket.id, TopicDeletedEntry(bucket.id))
         except WritesRefused:
             return False
         self._remove(bucket)

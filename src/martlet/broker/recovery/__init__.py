@@ -1,6 +1,6 @@
-"""Recovery: what the journal says of topics, channels and transactions, and how it is read again.
+"""Recovery: a broker from its data folder.
 
-May import: `martlet.log`, and the broker's other packages. Start with `journal`, the entries'
-bytes; `journal_replay` reads them, `restore` makes a broker of what they say; `trace_search` looks
-up one message.
+May import: `martlet.log`, and all of the broker; nothing of the broker imports it. Start with
+`restore`, which makes a broker of the state that `journal_replay` has read; `trace_search` looks up
+one message.
 """

@@ -19,9 +19,12 @@ from martlet.broker.channel.channel import Channel
 from martlet.broker.delayed.bucket import restore_bucket
 from martlet.broker.delayed.done_bitmap import DoneBitmap
 from martlet.broker.errors import WritesRefused
+from martlet.broker.journal.cursor_entry import CursorState
+from martlet.broker.journal.entries import HALF, ChannelRecord, checkpoint_head, encode_passed
 from martlet.broker.policy import ChannelPolicy, TopicPolicy
+from martlet.broker.queue.crash_charges import Charge, CrashCharges
+from martlet.broker.queue.cursor import Cursor
 from martlet.broker.queue.queue_log import QueueLog
-from martlet.broker.recovery.journal import HALF, CursorState, pack_passed, unpack_topology
 from martlet.broker.recovery.journal_replay import RecoveredState, RecoveredTopic
 from martlet.broker.retention.eviction import settle
 from martlet.broker.settings import BrokerSettings
@@ -110,7 +113,7 @@ def restore(
     if passed:
         log.distrust_heads()
     try:
-        log.append_journal(RecordKind.EPOCH, pack_passed(passed), topic=0, stored_at_ns=clock())
+        log.append_journal(RecordKind.EPOCH, encode_passed(passed), topic=0, stored_at_ns=clock())
         if position is None:
             broker.begin_segment()
     except WritesRefused as error:
@@ -134,21 +137,20 @@ def _from_checkpoint(
             notes.append(f"{loaded}; reading the whole log")
             _rebuild(state, segments, None, _NO_POSITION, {})
         return state, None, notes
-    fields = unpack_topology(loaded.entries[0][2])
-    position = state.durable_position = int(fields["position"])
-    state.epoch = int(fields["epoch"])
+    head = checkpoint_head(loaded)
+    position = state.durable_position = head.position
+    state.epoch = head.epoch
     missing: set[int] = set()
-    numbers = {topic["id"]: topic.get("queue", 0) for topic in fields["topics"]}
-    for told, (first_row, stored, crc) in fields["indexes"].items():
-        id = int(told)
-        index = Index(storage, id, numbers.get(id, 0), first_row, stored, crc)
+    numbers = {topic.id: topic.queue for topic in head.snapshot.topics}
+    for id, stored in head.indexes.items():
+        index = Index(storage, id, numbers.get(id, 0), *stored)
         if index.verify():
             state.indexes[id] = index
         else:
             notes.append(f"the index {index.name} is missing or wrong; it is made from the log")
             missing.add(id)
     if missing:
-        ends = {told["id"]: int(told["end_offset"]) for told in fields["topics"]}
+        ends = {topic.id: topic.end_offset or 0 for topic in head.snapshot.topics}
         _rebuild(state, segments, missing, position, ends)
     for kind, topic, entry in loaded.entries:
         state.apply(kind, topic, entry)
@@ -203,13 +205,13 @@ def _rebuild(
 
 
 def _settle(broker: BrokerCore, state: RecoveredState) -> None:
-    """Make topics and channels of what the journal has told."""
+    """Make topics and channels of the recovered state."""
     broker.last_id = state.last_id
     broker.producers = state.producers
     broker.producers.topics = broker.by_id
     kept = set()
     for known in state.kept():
-        if "delayed" in known.description:
+        if known.record.delayed is not None:
             continue
         kept.add(known.index.name)
         topic = _topic(broker, known)
@@ -226,56 +228,74 @@ def _settle(broker: BrokerCore, state: RecoveredState) -> None:
             join(topic, name)
     half = broker.by_id.get(state.half_id)
     state.transactions.settle(broker.transactions, half if isinstance(half, HalfTopic) else None)
-    for id, known in state.topics.items():
-        if "delayed" in known.description:
-            kept.update(_settle_bucket(broker, state, id, known))
+    for known in state.topics.values():
+        if known.record.delayed is not None:
+            kept.update(_settle_bucket(broker, state, known, known.record.delayed.topic))
     for name in broker.log.storage.names("index"):
         if f"index/{name}" not in kept:
             broker.log.storage.remove(f"index/{name}")
 
 
 def _topic(broker: BrokerCore, known: RecoveredTopic) -> Topic:
-    description = known.description
+    record = known.record
     end_offset = max(known.end_offset, known.journaled_end)
-    id, number = description["id"], description.get("queue", 0)
-    queue = QueueLog(broker.log, id, number, description["id_base"], known.index, end_offset)
-    kind = HalfTopic if description["name"] == HALF else Topic
-    topic = kind(broker, id, description["name"], queue)
-    topic.backlog_offset = description["backlog_offset"]
-    if description["paused_at"] is not None:
-        # Where a channel saw more than that, what tells that the topic went on is lost.
-        seen = [told.limit for told in known.cursors.values()]
-        seen += [told.get("limit", 0) for told in known.channels.values()]
-        topic.paused_at = max(description["paused_at"], topic.backlog_offset, *seen)
-    topic.voids = [(first, end) for first, end in description["voids"]]
-    topic.policy = TopicPolicy.read(description.get("policy", {}))
+    queue = QueueLog(broker.log, record.id, record.queue, record.id_base, known.index, end_offset)
+    kind = HalfTopic if record.name == HALF else Topic
+    topic = kind(broker, record.id, record.name, queue)
+    topic.backlog_offset = record.backlog_offset
+    if record.paused_at is not None:
+        # Where a channel saw more than that, the entry that ended the pause is lost.
+        seen = [cursor.limit for cursor in known.cursors.values()]
+        seen += [channel.limit or 0 for channel in known.channels.values()]
+        topic.paused_at = max(record.paused_at, topic.backlog_offset, *seen)
+    topic.voids = list(record.voids)
+    topic.policy = TopicPolicy.read(record.policy or {})
     holders = [c for c in known.channels.values() if not _lets_go(c)]
-    if holders and all(is_ephemeral(channel["name"]) for channel in holders):
+    if holders and all(is_ephemeral(channel.name) for channel in holders):
         topic.backlog_offset = topic.limit
     return topic
 
 
-def _lets_go(told: Mapping[str, Any]) -> bool:
+def _lets_go(channel: ChannelRecord) -> bool:
     """Whether nothing is kept for a channel."""
-    return ChannelPolicy.read(told.get("policy", {})).retain == "off"
+    return ChannelPolicy.read(channel.policy or {}).retain == "off"
 
 
 def _restore_channels(broker: BrokerCore, topic: Topic, known: RecoveredTopic) -> None:
     now_ns = broker.clock()
     queue = topic.queue
-    for channel_id, told in known.channels.items():
-        if is_ephemeral(told["name"]):
+    for channel_id, record in known.channels.items():
+        if is_ephemeral(record.name):
             continue
-        # Its place was lost with a damaged record: everything that is stored comes again.
+        # Its cursor was lost with a damaged record: all that is stored is delivered again.
         start = queue.first_stored_offset if channel_id not in known.cursors else 0
         cursor = known.cursors.get(channel_id) or CursorState(start, start)
         kept_from = min(cursor.next, queue.start_offset)
-        voids = [(first, end) for first, end in told.get("voids", ()) if end > kept_from]
-        channel = topic.restore_channel(channel_id, told["name"], cursor.next, voids)
-        channel.paused = told["paused"]
-        channel.configure(ChannelPolicy.read(told.get("policy", {})))
-        cursor.restore(channel.cursor, now_ns)
+        voids = [void for void in record.voids if void[1] > kept_from]
+        channel = topic.restore_channel(channel_id, record.name, cursor.next, voids)
+        channel.paused = record.paused
+        channel.configure(ChannelPolicy.read(record.policy or {}))
+        _restore_cursor(channel.cursor, cursor, now_ns)
         _wake(topic, channel, cursor.scheduled_end)
+
+
+def _restore_cursor(cursor: Cursor, state: CursorState, now_ns: int) -> None:
+    """Bring a fresh cursor into a state."""
+    cursor.window.reset(state.next)
+    cursor.journal_number = state.number
+    for first, end in state.ranges:
+        for offset in range(first, end):
+            if offset not in state.stragglers:
+                cursor.stragglers.wait(offset, 1, 0, now_ns)
+    for offset in sorted(state.stragglers):
+        attempts, due_ns, failures = state.stragglers[offset]
+        straggler = cursor.stragglers.wait(offset, attempts, due_ns, now_ns, failures)
+        straggler.is_suspect = offset in state.suspects
+    for offset, (first_error, last_error) in state.errors.items():
+        if offset in state.stragglers:
+            cursor.stragglers.keep_errors(offset, first_error, last_error)
+    if state.charges:
+        cursor.charges = CrashCharges({o: Charge(*row) for o, row in state.charges.items()})
 
 
 def _wake(topic: Topic, channel: Channel, scheduled_end: int) -> None:
@@ -288,10 +308,10 @@ def _wake(topic: Topic, channel: Channel, scheduled_end: int) -> None:
 def _harmonise(topic: Topic) -> None:
     """See that each channel is at all queues.
 
-    One entry tells of all of them, so a channel can be missing at one only where a power cut took
-    the entry of the growth, and left a later one that tells of the new queues, as of a pause.  The
-    channel was there when they were made, so all that is stored in them is for it; some of it may
-    come again.
+    One entry contains all of them, so a channel can be missing at one only where a power cut took
+    the entry of the growth, and left a later one with the new queues, as of a pause.  The channel
+    was there when they were made, so all that is stored in them is for it; some of it may be
+    delivered again.
     """
     channels = {name: channel for part in topic.parts for name, channel in part.channels.items()}
     for part in topic.parts:
@@ -305,14 +325,13 @@ def _harmonise(topic: Topic) -> None:
 
 
 def _settle_bucket(
-    broker: BrokerCore, state: RecoveredState, id: int, known: RecoveredTopic
+    broker: BrokerCore, state: RecoveredState, known: RecoveredTopic, topic: int
 ) -> list[str]:
-    """Make a bucket of what the journal has told, if its topic is there. Returns its index."""
-    description = known.description
-    target = broker.by_id.get(description["delayed"]["topic"])
+    """Make a bucket, if the topic that its messages are for is there. Returns its index."""
+    record, target = known.record, broker.by_id.get(topic)
     if target is None:
         return []
-    ids, marks = state.forwarded.get(target.id, []), state.marks.get(id, DoneBitmap())
+    ids, marks = state.forwarded.get(topic, []), state.marks.get(record.id, DoneBitmap())
     end_offset = max(known.end_offset, known.journaled_end)
-    restore_bucket(broker, target, description, known.index, end_offset, marks, ids)
+    restore_bucket(broker, target, record, known.index, end_offset, marks, ids)
     return [known.index.name]

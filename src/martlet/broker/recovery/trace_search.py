@@ -19,14 +19,14 @@ takes at most the time that it is given, and says how far it came.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import cast
 
 import numpy as np
 
+from martlet.broker.journal.entries import IndexRecord, checkpoint_head
 from martlet.broker.queue.queue_log import ID_MASK
-from martlet.broker.recovery.journal import unpack_topology
 from martlet.broker.recovery.journal_replay import RecoveredState, RecoveredTopic
 from martlet.broker.tracing.model import Standing, Trace, TraceResult
 from martlet.broker.tracing.recorder import TraceChunk, TraceStep
@@ -51,6 +51,7 @@ from martlet.properties.block import Block
 from martlet.properties.model import NONE, BadProperties, Properties
 
 _ID_DIGITS = 16
+_NO_INDEX = IndexRecord(0, 0, 0)
 
 
 class TraceNotFound(Exception):
@@ -75,10 +76,10 @@ class Search:
         self._is_over = is_over
         self._topic = topic
         self._complete = True
-        self._indexes: dict[str, list[int]] = {}
+        self._indexes: Mapping[int, IndexRecord] = {}
         self._segments = folder.segments()
         self._journal = self._read_journal()
-        if topic and topic not in {t.description["name"] for t in self._journal.topics.values()}:
+        if topic and topic not in {t.record.name for t in self._journal.topics.values()}:
             raise TraceNotFound(f"there is no topic {topic!r}")
 
     def by_id(self, id: str) -> TraceResult:
@@ -91,7 +92,7 @@ class Search:
         places = [
             (topic, offset)
             for topic in self._topics()
-            if (offset := (number - topic.description["id_base"]) & ID_MASK) < self._end(topic)
+            if (offset := (number - topic.record.id_base) & ID_MASK) < self._end(topic)
         ]
         if not places:
             with suppress(TraceNotFound):
@@ -111,8 +112,8 @@ class Search:
         """The messages with a key, of those stored since a time, also those that are delayed.
         Raises TraceNotFound.
         """
-        wanted = {topic.description["id"]: topic for topic in self._topics()}
-        buckets = {bucket.description["id"]: (bucket, topic) for bucket, topic in self._buckets()}
+        wanted = {topic.record.id: topic for topic in self._topics()}
+        buckets = {bucket.record.id: (bucket, topic) for bucket, topic in self._buckets()}
         wanted |= {number: bucket for number, (bucket, _) in buckets.items()}
         told = key.encode()
         traces: dict[tuple[int, int], Trace] = {}
@@ -155,8 +156,8 @@ class Search:
         start = 0
         loaded = checkpoint.load(self._folder)
         if not isinstance(loaded, str):
-            fields = unpack_topology(loaded.entries[0][2])
-            start, self._indexes = int(fields["position"]), fields["indexes"]
+            head = checkpoint_head(loaded)
+            start, self._indexes = head.position, head.indexes
             for kind, topic, entry in loaded.entries:
                 if kind in (RecordKind.TOPOLOGY, RecordKind.CURSOR, RecordKind.MARKS):
                     told.apply(kind, topic, entry)
@@ -173,16 +174,16 @@ class Search:
 
     def _topics(self) -> Iterator[RecoveredTopic]:
         for topic in self._journal.topics.values():
-            name = topic.description["name"]
+            name = topic.record.name
             if name == self._topic if self._topic else not is_system(name):
                 yield topic
 
     def _buckets(self) -> Iterator[tuple[RecoveredTopic, RecoveredTopic]]:
         """What waits for its time, with the topic that it is for."""
         for bucket in self._journal.topics.values():
-            delayed = bucket.description.get("delayed")
-            topic = self._journal.topics.get(delayed["topic"]) if delayed else None
-            if topic is not None and self._topic in ("", topic.description["name"]):
+            delayed = bucket.record.delayed
+            topic = self._journal.topics.get(delayed.topic) if delayed else None
+            if topic is not None and self._topic in ("", topic.record.name):
                 yield bucket, topic
 
     @staticmethod
@@ -194,10 +195,10 @@ class Search:
     def _delayed(self, id: int) -> Trace | None:
         """A message that waits for its time, or did so, and is not in its topic."""
         for bucket, topic in self._buckets():
-            offset = (id - bucket.description["id_base"]) & ID_MASK
+            offset = (id - bucket.record.id_base) & ID_MASK
             if offset >= self._end(bucket):
                 continue
-            number = bucket.description["id"]
+            number = bucket.record.id
             found = self._by_index(bucket, offset) or self._by_scan(number, offset)
             trace = self._trace(bucket, *found, offset) if found is not None else None
             if trace is not None:
@@ -207,14 +208,14 @@ class Search:
 
     def _add_delayed(self, trace: Trace, bucket: RecoveredTopic, topic: RecoveredTopic) -> None:
         """What was found in a bucket is, or was, on its way to a topic."""
-        marks = self._journal.marks.get(bucket.description["id"])
+        marks = self._journal.marks.get(bucket.record.id)
         is_done = marks is not None and marks.has(trace.offset)
         trace.delayed = "done" if is_done else "waiting"
-        trace.topic = topic.description["name"]
-        trace.queue, trace.offset = topic.description.get("queue", 0), -1
+        trace.topic = topic.record.name
+        trace.queue, trace.offset = topic.record.queue, -1
 
     def _located(self, topic: RecoveredTopic, offset: int) -> Trace:
-        number = topic.description["id"]
+        number = topic.record.id
         found = self._by_index(topic, offset) or self._by_scan(number, offset)
         if found is None:
             raise TraceNotFound(self._gone(topic, offset))
@@ -226,8 +227,8 @@ class Search:
 
     def _by_index(self, topic: RecoveredTopic, offset: int) -> tuple[Header, Segment] | None:
         """The batch of an offset by the index of the last checkpoint, if that leads to it."""
-        number, queue = topic.description["id"], topic.description.get("queue", 0)
-        first_row, stored = (self._indexes.get(str(number)) or [0, 0])[:2]
+        number, queue = topic.record.id, topic.record.queue
+        first_row, stored = self._indexes.get(number, _NO_INDEX)[:2]
         data = self._folder.map(index_name(number, queue, first_row)) if stored else None
         if data is None or len(data) < stored * ENTRY.itemsize:
             return None
@@ -256,13 +257,13 @@ class Search:
         return found
 
     def _gone(self, topic: RecoveredTopic, offset: int) -> str:
-        number, name = topic.description["id"], topic.description["name"]
+        number, name = topic.record.id, topic.record.name
         first = None
         for header, _ in self._heads(self._segments, RecordKind.BATCH):
             if header.topic == number:
                 first = header
                 break
-        queue = topic.description.get("queue", 0)
+        queue = topic.record.queue
         where = f"queue {queue} of topic {name!r}" if queue else f"topic {name!r}"
         if first is None:
             known = "nothing of it is stored any more"
@@ -301,11 +302,11 @@ class Search:
         ends = frame_ends(header, record)
         length = int(ends[number]) - (int(ends[number - 1]) if number else 0)
         entry = Block(properties(header, record)).of(number) if header.properties_length else b""
-        description = topic.description
+        queue = topic.record
         return Trace(
-            f"{(description['id_base'] + offset) & ID_MASK:016x}",
-            description["name"],
-            description.get("queue", 0),
+            f"{(queue.id_base + offset) & ID_MASK:016x}",
+            queue.name,
+            queue.queue,
             offset,
             header.stored_at_ns,
             max(0, header.deliver_at_ns),
@@ -320,7 +321,7 @@ class Search:
         since_ns = min(trace.stored_at_ns for trace in traces)
         segments = segments_since(self._segments, since_ns)
         ids = {
-            (topic.description["name"], topic.description.get("queue", 0)): number
+            (topic.record.name, topic.record.queue): number
             for number, topic in self._journal.topics.items()
         }
         of_topic: dict[int, list[Trace]] = {}
@@ -381,12 +382,12 @@ def _verified(header: Header, segment: Segment) -> memoryview | None:
 
 
 def _standing(topic: RecoveredTopic, offset: int) -> Iterator[Standing]:
-    paused_at = topic.description["paused_at"]
-    for number, told in topic.channels.items():
-        name, cursor = told["name"], topic.cursors.get(number)
+    paused_at = topic.record.paused_at
+    for number, channel in topic.channels.items():
+        cursor = topic.cursors.get(number)
         if cursor is None:
             continue
-        is_group = told.get("policy", {}).get("kind") == "offsets"
+        is_group = (channel.policy or {}).get("kind") == "offsets"
         attempts, due_ns, _ = cursor.stragglers.get(offset, (0, 0, 0))
         if offset in cursor.stragglers:
             state = "deferred" if due_ns else "unfinished"
@@ -396,7 +397,7 @@ def _standing(topic: RecoveredTopic, offset: int) -> Iterator[Standing]:
             state = "waiting"
         else:
             state = "done"
-        yield Standing(name, state, attempts, due_ns, is_group)
+        yield Standing(channel.name, state, attempts, due_ns, is_group)
 
 
 def _matters(trace: Trace, start_ns: int) -> bool:

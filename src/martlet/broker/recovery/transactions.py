@@ -1,30 +1,42 @@
-"""What the journal has told of transactions, while a start reads it.
+"""Replay of transactions: their state by the journal up to a record.
 
 A power cut may have taken any record that was not durable, and left later ones:
 
-- Batches of half messages are numbered within their branch.  Where one is missing those behind it
-  do not count: in sync mode none of them was answered OK, and is added again; in async mode their
-  client is told that they are lost.
-- A segment begins with all outcomes, and may be there without what they tell of, which stood
-  before it.  So of a commit that is not known to be durable the bundle itself must have been seen;
-  else the transaction is as it was before, and so is its series.
-- A segment that was taken away was so only when a later one, or a checkpoint, that tells all of it
-  was durable.  So a bundle that stood where there is no segment is known to have been there.
+- Batches of half messages are numbered within their branch.  Where one is missing, those behind it
+  do not count: in sync mode none of them was answered OK, and their client adds them again; in
+  async mode the commit fails, and says that they are lost.
+- A segment begins with all outcomes, and may be there without the records of what they are the
+  outcomes of, which stood before it.  So the bundle of a commit that is not known to be durable
+  must have been read; else the transaction is as it was before, and so is its series.
+- A segment is removed only when a later one, or a checkpoint, that contains its state is durable.
+  So a bundle that stood where there is no segment is known to have been there.
 """
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from martlet.broker.recovery.journal import SEPARATOR
+from martlet.broker.journal.entries import (
+    AllTransactionsEntry,
+    BegunEntry,
+    CheckedEntry,
+    CommittedEntry,
+    HalfBatch,
+    HalfBatchEntry,
+    PreparedEntry,
+    RolledBackEntry,
+    SetAsideEntry,
+    TransactionEntry,
+    TransactionRecord,
+    UnknownTransactionEntry,
+)
 from martlet.broker.transactions.commit_sequence import LastCommit
 from martlet.broker.transactions.commit_sequence import digest_of as series_digest
 from martlet.broker.transactions.commit_sequence import unpack as unpack_series
 from martlet.broker.transactions.outcomes import EndedTransaction, digest_of, unpack
-from martlet.broker.transactions.state import HalfBatch, OpenTransaction, TransactionState
+from martlet.broker.transactions.state import OpenTransaction, TransactionState
 
 if TYPE_CHECKING:
     from martlet.broker.transactions.half_topic import HalfTopic
@@ -34,10 +46,10 @@ if TYPE_CHECKING:
 
 
 class TransactionJournal:
-    """Transactions and outcomes, as told so far.
+    """Transactions and outcomes by the entries and batches that were applied so far.
 
     Attributes:
-        durable_position: what stands before it is known to be durable; None for all.
+        durable_position: records before it are known to be durable; None for all.
         segments: those that there are, by base.
     """
 
@@ -48,78 +60,76 @@ class TransactionJournal:
         self._outcomes: dict[bytes, EndedTransaction] = {}
         """By the digest of the transaction's id, oldest first."""
         self._series: dict[bytes, LastCommit] = {}
-        """By the digest of the name, the one that was not heard of for longest first."""
+        """By the digest of the name, the one whose last commit is oldest first."""
         self._seen: set[int] = set()
         """The positions behind the bundles that were read."""
 
-    # what is told
+    def apply(self, entry: TransactionEntry | UnknownTransactionEntry) -> None:
+        """Apply an entry of a record of its own."""
+        match entry:
+            case AllTransactionsEntry():
+                self._all(entry)
+            case BegunEntry(record):
+                self._begun(OpenTransaction.read(record))
+            case RolledBackEntry(id, at_ns):
+                self._ended(id, EndedTransaction(TransactionState.ROLLED_BACK, at_ns, 0))
+            case CheckedEntry(ids):
+                for id in ids:
+                    if id in self._open:
+                        self._open[id].checks += 1
+            case PreparedEntry(id, branches):
+                if (transaction := self._open.get(id)) is not None:
+                    transaction.state, transaction.chosen = TransactionState.PREPARED, branches
+                    transaction.checks = 0
+            case SetAsideEntry(id):
+                self._set_aside(id)
 
-    def apply(self, entry: bytes) -> None:
-        """A piece of the journal."""
-        text, _, packed = entry.partition(SEPARATOR)
-        told = json.loads(text)
-        op = told["op"]
-        if op == "all":
-            outcomes_bytes = told.get("outcomes_bytes", len(packed))
-            self._all(told["transactions"], packed[:outcomes_bytes])
-            self._all_series(packed[outcomes_bytes:])
-        elif op == "begun":
-            self._begun(OpenTransaction.read(told["transaction"]))
-        elif op == "rolled_back":
-            self._ended(
-                told["id"], EndedTransaction(TransactionState.ROLLED_BACK, told["at_ns"], 0)
-            )
-        elif op == "checked":
-            for id in told["ids"]:
-                if id in self._open:
-                    self._open[id].checks += 1
-        elif (transaction := self._open.get(told["id"])) is not None:
-            if op == "prepared":
-                transaction.state, transaction.chosen = TransactionState.PREPARED, told["branches"]
-                transaction.checks = 0
-            elif op == "set_aside":
-                transaction.state = TransactionState.SET_ASIDE
-
-    def apply_bundle(self, told: Mapping[str, Any], header: Header) -> None:
-        """What was decided by a bundle."""
+    def apply_bundle(
+        self, entry: TransactionEntry | UnknownTransactionEntry, header: Header
+    ) -> None:
+        """Apply the entry of a bundle."""
         position = header.next_position
         self._seen.add(position)
-        if told["op"] == "committed":
-            self._ended(
-                told["id"], EndedTransaction(TransactionState.COMMITTED, told["at_ns"], position)
-            )
-            if "series" in told:
-                name, number = told["series"]
-                self._reached(series_digest(name), LastCommit(number, told["at_ns"], position))
-        elif told["op"] == "set_aside" and told["id"] in self._open:
-            self._open[told["id"]].state = TransactionState.SET_ASIDE
+        match entry:
+            case CommittedEntry(id, at_ns, _, series):
+                outcome = EndedTransaction(TransactionState.COMMITTED, at_ns, position)
+                self._ended(id, outcome)
+                if series is not None:
+                    name, number = series
+                    self._reached(series_digest(name), LastCommit(number, at_ns, position))
+            case SetAsideEntry(id):
+                self._set_aside(id)
 
-    def apply_half(self, told: Mapping[str, Any], header: Header) -> None:
-        """A batch of half messages."""
-        id = told["transaction"]
+    def apply_half(self, entry: HalfBatchEntry, header: Header) -> None:
+        """Apply a batch of half messages."""
+        id = entry.transaction
         transaction = self._open.get(id)
-        if transaction is not None and transaction.begun_at_ns != told["begun_at_ns"]:
-            # What tells that it was rolled back, and begun anew, is lost.
+        if transaction is not None and transaction.begun_at_ns != entry.begun_at_ns:
+            # The entries that it was rolled back, and begun anew, are lost.
             transaction = None
         if transaction is None:
             outcome = self._outcomes.get(digest_of(id))
             if outcome is not None and outcome.state is TransactionState.COMMITTED:
                 return
-            # What tells that it has begun is lost, but for this.
-            transaction = OpenTransaction.of_origin(id, told)
+            # The entry that it has begun is lost, but for this.
+            transaction = OpenTransaction.begun(id, entry)
             self._begun(transaction)
-        branch, number = told["branch"], told["number"]
+        branch, number = entry.branch, entry.number
         known = transaction.branches.get(branch)
         expected = len(known.batches) if known is not None else 0
         if number > expected:
             transaction.lose(branch)
         elif number == expected:
             size_bytes = header.payload_length + header.properties_length
-            place = (header.first_offset, header.count - 1, told["topic"], told["queue"])
-            transaction.add(branch, HalfBatch(*place, size_bytes, len(told.get("times", ()))))
+            place = (header.first_offset, header.count - 1, entry.topic, entry.queue)
+            transaction.add(branch, HalfBatch(*place, size_bytes, len(entry.times)))
             transaction.checks = 0
             if transaction.state is TransactionState.SILENT:
                 transaction.state = TransactionState.OPEN
+
+    def _set_aside(self, id: str) -> None:
+        if id in self._open:
+            self._open[id].state = TransactionState.SET_ASIDE
 
     def _begun(self, transaction: OpenTransaction) -> None:
         self._outcomes.pop(digest_of(transaction.id), None)
@@ -131,9 +141,14 @@ class TransactionJournal:
         self._outcomes.pop(digest, None)
         self._outcomes[digest] = outcome
 
-    def _all(self, told: Iterable[Mapping[str, Any]], packed: bytes) -> None:
+    def _all(self, entry: AllTransactionsEntry) -> None:
+        end = len(entry.packed) if entry.outcomes_bytes is None else entry.outcomes_bytes
+        self._all_outcomes(entry.transactions, entry.packed[:end])
+        self._all_series(entry.packed[end:])
+
+    def _all_outcomes(self, records: Iterable[TransactionRecord], packed: bytes) -> None:
         before = {digest_of(id): transaction for id, transaction in self._open.items()}
-        self._open = {each["id"]: OpenTransaction.read(each) for each in told}
+        self._open = {record.id: OpenTransaction.read(record) for record in records}
         seen, self._outcomes = self._outcomes, {}
         for digest, outcome in unpack(packed):
             if self._is_certain(outcome):
@@ -145,7 +160,7 @@ class TransactionJournal:
                 self._outcomes[digest] = seen[digest]
 
     def _is_certain(self, outcome: EndedTransaction) -> bool:
-        """Whether what made it so is there."""
+        """Whether the record that made it so is there."""
         return outcome.state is TransactionState.ROLLED_BACK or self._is_there(outcome.position)
 
     def _is_there(self, position: int) -> bool:
@@ -162,7 +177,7 @@ class TransactionJournal:
         self._series[digest] = last
 
     def _all_series(self, packed: bytes) -> None:
-        """What a commit that is not there has said of its series does not count."""
+        """Replace the series, but not by those of a commit that is not there."""
         seen, self._series = self._series, {}
         for digest, last in unpack_series(packed):
             if self._is_there(last.position):
@@ -170,10 +185,8 @@ class TransactionJournal:
             elif digest in seen:
                 self._series[digest] = seen[digest]
 
-    # what comes of it
-
     def settle(self, transactions: Transactions, half: HalfTopic | None) -> None:
-        """Make transactions of it."""
+        """Hand all of it to a broker's transactions."""
         for digest, outcome in self._outcomes.items():
             transactions.outcomes.read(digest, outcome)
         for digest, last in self._series.items():
@@ -186,7 +199,7 @@ class TransactionJournal:
 
     @staticmethod
     def _check(transaction: OpenTransaction, half: HalfTopic | None) -> None:
-        """See which of its messages are there."""
+        """Find out which of its messages are there."""
         for name, branch in list(transaction.branches.items()):
             for number, batch in enumerate(branch.batches):
                 if half is None or not half.holds(batch.first_offset):

@@ -16,6 +16,7 @@ import numpy as np
 
 from martlet.broker.broker import BrokerCore
 from martlet.broker.errors import WritesRefused
+from martlet.broker.journal.entries import IndexRecord
 from martlet.broker.retention.history import history_of
 from martlet.broker.topic.topic import Topic
 from martlet.log import checkpoint_file
@@ -141,11 +142,11 @@ def begin_checkpoint(broker: BrokerCore) -> CheckpointJob:
     pack = partial(
         checkpoint_file.pack,
         broker.snapshot(
+            tuple(spans(s for s in log.segments if s.base not in going)),
             position=log.position,
             epoch=log.epoch,
-            stored=spans(s for s in log.segments if s.base not in going),
             indexes={
-                topic.id: (
+                topic.id: IndexRecord(
                     topic.queue.index.first_row,
                     topic.queue.index.stored,
                     topic.queue.index.crc,

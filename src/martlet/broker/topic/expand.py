@@ -11,13 +11,14 @@ queues, since what is stored in a queue could neither be moved elsewhere in its 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from martlet.broker.channel.partitioned import PartitionedChannel
 from martlet.broker.channel.subscriber import Share
 from martlet.broker.errors import QueuesRefused
+from martlet.broker.journal.entries import ChannelEntry, TopicEntry
 from martlet.broker.queue.queue_log import ID_MASK, MAX_QUEUES, OFFSET_BITS, QueueLog
-from martlet.broker.recovery.topic_description import channel_op
 from martlet.broker.topic.topic import Topic, join
 from martlet.log.index import Index
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from martlet.broker.broker import BrokerCore
     from martlet.broker.channel.channel import Channel
     from martlet.broker.channel.subscriber import Subscriber
-    from martlet.broker.recovery.journal import Description
+    from martlet.broker.journal.entries import TopologyEntry
 
 
 def check_count(count: int) -> None:
@@ -50,11 +51,20 @@ def grow(broker: BrokerCore, topic: Topic, count: int) -> None:
     if not fresh:
         return
     parts = topic.parts + fresh
-    ops: list[Description] = [{"op": "topic", "topic": part.describe()} for part in parts]
-    for name in topic.channels:
-        ops += [channel_op(part, part.channels[name]) for part in topic.parts]
-        ops += [_new_channel_op(topic.channels[name], part) for part in fresh]
-    topic.journal(ops)
+    entries: list[TopologyEntry] = [TopicEntry(part.describe()) for part in parts]
+    for name, channel in topic.channels.items():
+        entries += [
+            ChannelEntry(part.id, part.describe_channel(part.channels[name]))
+            for part in topic.parts
+        ]
+        # The channel has not begun at the new queues.
+        entries += [
+            ChannelEntry(
+                part.id, replace(part.describe_channel(channel), start=0, limit=0, voids=())
+            )
+            for part in fresh
+        ]
+    topic.journal(entries)
     topic.parts += fresh
     for part in fresh:
         broker.adopt(part)
@@ -73,11 +83,6 @@ def _part(broker: BrokerCore, topic: Topic, number: int) -> Topic:
     part.paused_at = 0 if topic.paused else None
     part.policy = topic.policy
     return part
-
-
-def _new_channel_op(channel: Channel, part: Topic) -> Description:
-    """The channel at a new queue, which has not begun there yet."""
-    return channel_op(part, channel, start=0, limit=0, voids=[])
 
 
 def _grow_channel(topic: Topic, channel: Channel, fresh: list[Topic]) -> None:

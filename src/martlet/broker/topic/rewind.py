@@ -28,6 +28,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import OutOfReach
+from martlet.broker.journal.entries import ChannelReplayedEntry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,17 +92,7 @@ def replay(topic: Topic, name: str, offsets: Mapping[int, int]) -> None:
             " martlet groups reset"
         )
     if not channel.ephemeral:
-        topic.journal(
-            [
-                {
-                    "op": "channel_replayed",
-                    "topic_id": part.id,
-                    "id": channel.id,
-                    "offset": offset,
-                }
-                for part, offset in parts
-            ]
-        )
+        topic.journal([ChannelReplayedEntry(part.id, channel.id, offset) for part, offset in parts])
     for part, offset in parts:
         channel = part.channels[name]
         channel.go_back(offset)

@@ -13,7 +13,8 @@ messages, is each part's own.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from crc32c import crc32c
 
@@ -21,13 +22,18 @@ from martlet.broker.channel.channel import Channel
 from martlet.broker.channel.kind import check_kind
 from martlet.broker.channel.partitioned import PartitionedChannel
 from martlet.broker.errors import LimitReached, NameRefused, NotFound, WritesRefused
+from martlet.broker.journal.entries import (
+    ChannelDeletedEntry,
+    ChannelEntry,
+    TogetherEntry,
+    TopicEntry,
+    TopicRecord,
+)
 from martlet.broker.offset_ranges import with_stretch
 from martlet.broker.policy import ChannelPolicy, TopicPolicy, check_dead_letter_topic
 from martlet.broker.queue.channel_state import ChannelContext, Waiting
 from martlet.broker.queue.cursor import Cursor
 from martlet.broker.queue.queue_log import MAX_BATCH_BYTES, QueueLog, Receipt
-from martlet.broker.recovery.journal import Description
-from martlet.broker.recovery.topic_description import channel_op, to_description
 from martlet.broker.topic.ephemeral_limit import keep_within
 from martlet.broker.topic.masked_source import MaskedSource
 from martlet.broker.topic.partitioned import PartitionedTopic
@@ -39,6 +45,7 @@ from martlet.names import is_ephemeral, is_valid_name
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from martlet.broker.journal.entries import TopologyEntry
     from martlet.log.batch import Bytes, LogBatch
 
 
@@ -57,8 +64,8 @@ class TopicContext(ChannelContext, Protocol):
     def next_id(self) -> int:
         """A number that no topic or channel ever had."""
 
-    def journal_topology(self, op: str, topic_number: int, /, **fields: object) -> None:
-        """Write a topology entry. Raises WritesRefused."""
+    def journal_topology(self, topic_number: int, entry: TopologyEntry, /) -> None:
+        """Write an entry of a topic. Raises WritesRefused."""
 
     def lost(self, topic: str, channel: str, first: int, end: int, reason: str) -> None:
         """Messages of a channel can not be read any more."""
@@ -104,31 +111,35 @@ class Topic(SingleQueueTopic):
         """The topic over all its queues, for those who look at it."""
         return PartitionedTopic(self.parts) if self.several else self
 
-    def describe(self) -> Description:
-        """The topic as the journal tells it, without its channels.
+    def describe(self, channels: Sequence[Channel] | None = None) -> TopicRecord:
+        """The topic as the journal writes it; in a snapshot with its end and some channels.
 
-        Ephemeral channels are not told of when all is told: without others, what they have got is
+        A snapshot leaves ephemeral channels out: where there are no others, what they have got is
         no backlog for the first channel that comes after a restart.
         """
         backlog_offset = self.backlog_offset
         if (holders := self.holders) and all(channel.ephemeral for channel in holders):
             backlog_offset = self.limit
-        place = {"queue": self.number, "of": self.parts[0].id} if self.number else {}
-        return {
-            "id": self.id,
-            "name": self.name,
-            **place,
-            "id_base": self.queue.id_base,
-            "paused_at": self.paused_at,
-            "backlog_offset": backlog_offset,
-            "voids": self.voids,
-            **to_description(self.policy),
-        }
+        return TopicRecord(
+            id=self.id,
+            name=self.name,
+            queue=self.number,
+            of=self.parts[0].id if self.number else 0,
+            id_base=self.queue.id_base,
+            paused_at=self.paused_at,
+            backlog_offset=backlog_offset,
+            voids=tuple(self.voids),
+            policy=self.policy.to_json() or None,
+            end_offset=None if channels is None else self.queue.end_offset,
+            channels=None if channels is None else tuple(map(self.describe_channel, channels)),
+        )
 
     def configure(self, policy: TopicPolicy) -> None:
         """Set its policy. Raises WritesRefused."""
-        told = [part.describe() | {"policy": policy.to_json()} for part in self.parts]
-        self.journal([{"op": "topic", "topic": each} for each in told])
+        policy_json = policy.to_json()
+        self.journal(
+            [TopicEntry(replace(part.describe(), policy=policy_json)) for part in self.parts]
+        )
         for part in self.parts:
             part.policy = policy
             for channel in part.channels.values():
@@ -154,23 +165,20 @@ class Topic(SingleQueueTopic):
                 if consumer.progress.says_started:
                     consumer.client.failures_counted(channel.max_attempts)
 
-    def _change(self, changes: Sequence[Description]) -> None:
+    def _change(self, changes: Sequence[dict[str, Any]]) -> None:
         """Write down what changes of each part, and then change it: all stays as it is where that
         is refused.
         """
         parts = list(zip(self.parts, changes, strict=True))
-        self.journal([{"op": "topic", "topic": p.describe() | some} for p, some in parts])
+        self.journal([TopicEntry(replace(part.describe(), **some)) for part, some in parts])
         for part, some in parts:
             for name, value in some.items():
                 setattr(part, name, value)
 
-    def journal(self, ops: Sequence[Description]) -> None:
-        """Write down what happens at once, an op for each part. Raises WritesRefused."""
-        if len(ops) == 1:
-            fields = dict(ops[0])
-            self._context.journal_topology(fields.pop("op"), self.id, **fields)
-        else:
-            self._context.journal_topology("together", self.id, ops=ops)
+    def journal(self, entries: Sequence[TopologyEntry]) -> None:
+        """Write down what happens at once, an entry for each part. Raises WritesRefused."""
+        entry = entries[0] if len(entries) == 1 else TogetherEntry(tuple(entries))
+        self._context.journal_topology(self.id, entry)
 
     # queues
 
@@ -373,9 +381,16 @@ class Topic(SingleQueueTopic):
         self.bounded = self.bounded or channel.ephemeral
         return channel
 
-    def journal_channel(self, name: str, **fields: object) -> None:
-        """Write down that a channel is there, or has changed."""
-        self.journal([channel_op(part, part.channels[name], **fields) for part in self.parts])
+    def journal_channel(self, name: str, **changes: Any) -> None:
+        """Write down that a channel is there, or changes some fields of its record."""
+        self.journal(
+            [
+                ChannelEntry(
+                    part.id, replace(part.describe_channel(part.channels[name]), **changes)
+                )
+                for part in self.parts
+            ]
+        )
 
     def find_channel(self, name: str) -> Channel:
         """The channel of that name. Raises NotFound."""
@@ -389,17 +404,12 @@ class Topic(SingleQueueTopic):
         channel = self.find_channel(name)
         last = self.holders == [channel]
         offsets = [part.limit if last else part.backlog_offset for part in self.parts]
-        ops = [
-            {
-                "op": "channel_deleted",
-                "topic_id": part.id,
-                "id": channel.id,
-                "backlog_offset": offset,
-            }
+        entries = [
+            ChannelDeletedEntry(part.id, channel.id, offset)
             for part, offset in zip(self.parts, offsets, strict=True)
         ]
         with self._unless_refused(channel):
-            self.journal(ops)
+            self.journal(entries)
         for part, offset in zip(self.parts, offsets, strict=True):
             part.backlog_offset = offset
             part.channels.pop(name).close()
@@ -440,7 +450,7 @@ class Topic(SingleQueueTopic):
                 for channel in part.channels.values():
                     channel.counted_from += part.limit - limit
 
-    def _emptied(self) -> Description:
+    def _emptied(self) -> dict[str, Any]:
         """What changes of a part that is emptied."""
         end = self.queue.end_offset
         if not self.holders:

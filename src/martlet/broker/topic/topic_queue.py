@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from martlet.broker.journal.entries import ChannelRecord
 from martlet.broker.offset_ranges import apart_from
 
 if TYPE_CHECKING:
@@ -89,6 +90,18 @@ class SingleQueueTopic:
         """How many of them are deferred ones."""
         index = self.queue.index
         return sum(index.count_deferred(first, end) for first, end in self.stretches(offset))
+
+    def describe_channel(self, channel: Channel) -> ChannelRecord:
+        """The channel here as the journal writes it."""
+        return ChannelRecord(
+            id=channel.id,
+            name=channel.name,
+            paused=channel.paused,
+            start=channel.cursor.lowest_needed,
+            voids=tuple(channel.voids),
+            limit=self.limit,
+            policy=channel.policy.to_json() or None,
+        )
 
     @property
     def message_bytes(self) -> int:

@@ -10,16 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import LimitReached
+from martlet.broker.journal.entries import HALF, HalfBatch, TopicEntry, TopicRecord
 from martlet.broker.queue.queue_log import QueueLog
-from martlet.broker.recovery.journal import HALF
 from martlet.broker.transactions.half_topic import HalfTopic, StoredHalf
 from martlet.broker.transactions.publish import PendingCopy, forward
-from martlet.broker.transactions.state import (
-    Description,
-    HalfBatch,
-    OpenTransaction,
-    TransitionRefused,
-)
+from martlet.broker.transactions.state import OpenTransaction, TransitionRefused
 from martlet.log.index import Index
 from martlet.log.record import BadRecord
 
@@ -52,7 +47,7 @@ class HalfMessageStore:
             index = Index(broker.log.storage, id, 0)
             queue = QueueLog(broker.log, id, 0, broker.random.getrandbits(64), index, 0)
             half = HalfTopic(broker, id, HALF, queue)
-            broker.journal_topology("topic", id, topic=half.describe())
+            broker.journal_topology(id, TopicEntry(half.describe()))
             broker.adopt(half)
             self.topic = half
         return self.topic
@@ -122,10 +117,10 @@ class HalfMessageStore:
                 f" already, and --max-delayed-messages is {delays.max_count}"
             )
 
-    def news_of(self, topics: Sequence[Topic]) -> list[Description]:
-        """What is to be told of topics because a power cut may take what else tells of them."""
+    def news_of(self, topics: Sequence[Topic]) -> tuple[TopicRecord, ...]:
+        """Those of some topics of which a power cut may take all entries there are by now."""
         log = self._broker.log
-        news = []
+        news: list[TopicRecord] = []
         for topic in dict.fromkeys(home for each in topics for home in (each.home, each)):
             for part in topic.parts:
                 told_at = self._journaled.get(part.id)
@@ -133,7 +128,7 @@ class HalfMessageStore:
                     # Whatever told of it before stands before this, and so does its making.
                     self._journaled[part.id] = log.position
                     news.append(part.describe())
-        return news
+        return tuple(news)
 
 
 def _part(topic: Topic, queue: int) -> Topic:

@@ -1,13 +1,8 @@
 """Half messages: stored at once, and seen by nobody until their transaction is committed.
 
 They lie in the log as batches of a topic of their own, which no client can name.  The first message
-of a batch says what the others are, as JSON::
-
-    {"transaction": "...", "branch": "...", "number": 3, "topic": "orders", "queue": -1,
-     "group": "billing", "begun_at_ns": ..., "check_after_ns": ...}
-
-so each batch tells all that it stands for, whatever else of its transaction a power cut has taken.
-Where some are for a time to come it has ``"times": [[at_ns, count], ...]`` for all, in order.
+of a batch says what the others are (`martlet.broker.journal.entries.HalfBatchEntry`), so each batch
+stands for itself, whatever else of its transaction a power cut has taken.
 
 The topic has no channels.  What is needed of it is what transactions that have not ended hold, so
 one that is forgotten keeps its own batches from being let go, and nothing that came after them.
@@ -15,11 +10,11 @@ one that is forgotten keeps its own batches from being let go, and nothing that 
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
+from martlet.broker.journal.entries import HalfBatchEntry, decode, encode
 from martlet.broker.offset_ranges import inside
 from martlet.broker.queue.cursor import Cursor
 from martlet.broker.topic.topic import Topic
@@ -28,6 +23,7 @@ from martlet.log.record import (
     HEADER_BYTES,
     BadRecord,
     Header,
+    RecordKind,
     align8,
     payload,
     properties_of,
@@ -123,12 +119,12 @@ class HalfTopic(Topic):
     def put(
         self,
         batch: LogBatch,
-        told: dict[str, Any],
+        entry: HalfBatchEntry,
         bodies: list[bytes] | Bytes,
         entries: Sequence[tuple[int, bytes]],
     ) -> None:
         """Lay a batch out: what its messages are, they, and their properties by their numbers."""
-        batch.add(json.dumps(told, separators=(",", ":")).encode())
+        batch.add(encode(entry))
         if entries:
             batch.set_properties(1, entries)
         if type(bodies) is list:
@@ -151,13 +147,13 @@ class HalfTopic(Topic):
         ends_at = align8(payload_end)
         ends: npt.NDArray[np.uint32] = np.frombuffer(record, "<u4", entry.count, ends_at)
         start = int(ends[0])
-        told = description_in_frame(record[HEADER_BYTES : HEADER_BYTES + start])
-        if told is None or told["transaction"] != transaction:
+        head = entry_in_frame(record[HEADER_BYTES : HEADER_BYTES + start])
+        if head.transaction != transaction:
             raise BadRecord(f"offset {first_offset}: a batch of another transaction")
         block = properties_of(record)
         entries = () if block is None else Packed(Block(block), -1)
         frames = record[HEADER_BYTES + start : payload_end]
-        return StoredHalf(frames, ends[1:] - np.uint32(start), entries, told.get("times", ()))
+        return StoredHalf(frames, ends[1:] - np.uint32(start), entries, head.times)
 
     def holds(self, first_offset: int) -> bool:
         """Whether a batch that begins at an offset is stored."""
@@ -180,17 +176,13 @@ def frames_of(stored: StoredHalf) -> Iterator[memoryview]:
         start = end
 
 
-def description_in_frame(frame: memoryview) -> dict[str, Any] | None:
-    """What a batch's first frame says of the others; None where it says nothing."""
-    try:
-        told = json.loads(bytes(frame[FRAME_HEADER_BYTES:]))
-    except ValueError:
-        return None
-    return told if isinstance(told, dict) and "transaction" in told else None
+def entry_in_frame(frame: memoryview) -> HalfBatchEntry:
+    """The entry that a batch's first frame holds. Raises BadRecord."""
+    return decode(RecordKind.BATCH, bytes(frame[FRAME_HEADER_BYTES:]))
 
 
-def description_in_record(header: Header, record: memoryview) -> dict[str, Any] | None:
+def entry_in_record(header: Header, record: memoryview) -> HalfBatchEntry:
     """The same of a record of such a batch."""
     frames = payload(header, record)
     size = int.from_bytes(frames[:_FRAME_SIZE], "big")
-    return description_in_frame(frames[: _FRAME_SIZE + size])
+    return entry_in_frame(frames[: _FRAME_SIZE + size])

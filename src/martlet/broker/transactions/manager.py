@@ -1,32 +1,29 @@
 """Transactions: all that have not ended, and how those ended that lately did.
 
-What the journal says of them is JSON, in records of a kind of their own:
-
-- ``{"op": "all", "transactions": [...], "outcomes_bytes": n}``: all that have not ended, in place
-  of all before; behind a zero byte the outcomes of others (see
-  `martlet.broker.transactions.outcomes`), and behind those all series (see
-  `martlet.broker.transactions.commit_sequence`)
-- ``{"op": "begun", "transaction": {...}}``: one without messages; each batch of half messages says
-  the same of its own
-- ``{"op": "prepared", "id": "..."}``, ``{"op": "checked", "ids": [...]}``
-- ``{"op": "rolled_back", "id": "...", "at_ns": n}``
-- in a bundle with the messages: ``{"op": "committed", "id": "...", "at_ns": n, "topics": [...]}``
-  and ``{"op": "set_aside", "id": "...", "topics": [...]}``, the topics being told where a power cut
-  may yet take what else tells of them; a commit also tells its ``"series": [name, number]``
-
 A commit is one record, which holds the messages too.  So nothing is ever half done: a crash finds
 the transaction as it was before or as it is after, and there is nothing to finish at a start.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import BrokerError, LimitReached, WritesRefused
-from martlet.broker.recovery.journal import SEPARATOR
+from martlet.broker.journal.entries import (
+    AllTransactionsEntry,
+    BegunEntry,
+    CheckedEntry,
+    CommittedEntry,
+    HalfBatch,
+    HalfBatchEntry,
+    PreparedEntry,
+    RolledBackEntry,
+    SetAsideEntry,
+    TransactionEntry,
+    encode,
+)
 from martlet.broker.transactions.check_back import CheckBack
 from martlet.broker.transactions.commit_sequence import CommitSequence, CommitSequences
 from martlet.broker.transactions.half_messages import HalfMessageStore
@@ -34,7 +31,6 @@ from martlet.broker.transactions.outcomes import EndedTransaction, EndedTransact
 from martlet.broker.transactions.state import (
     MAX_BRANCH_LENGTH,
     BadTransaction,
-    HalfBatch,
     OpenTransaction,
     TransactionEvent,
     TransactionLimits,
@@ -167,7 +163,7 @@ class Transactions:
                 self.series.check_room(place.name, now_ns)
                 self._clear_away([t for t in self.open.values() if t.was_left(place, now_ns)])
             self._check_room(id)
-            self._journal("begun", transaction=transaction.describe())
+            self._journal(BegunEntry(transaction.describe()))
             self.outcomes.forget(id)
             self.open[id] = transaction
             self.check_back.watch(transaction)
@@ -231,8 +227,8 @@ class Transactions:
                 transaction.state,
                 is_incomplete=True,
             )
-        told_bytes = packed_bytes([entries])
-        more_bytes = total_bytes(bodies) + told_bytes
+        properties_bytes = packed_bytes([entries])
+        more_bytes = total_bytes(bodies) + properties_bytes
         self.limits.check_size(transaction, more_bytes, max(1, len(times)))
         half = self.messages.made()
         if len(half.held) >= self._max_held:
@@ -241,19 +237,23 @@ class Transactions:
                 " of the log begins with a list of them: end some, add several messages at a time,"
                 " or raise --max-bytes-per-file"
             )
-        told = {
-            "transaction": id,
-            "branch": branch,
-            "number": number,
-            "topic": topic,
-            "queue": queue,
-            **transaction.origin,
-            **({"times": times} if times else {}),
-        }
+        entry = HalfBatchEntry(
+            transaction=id,
+            branch=branch,
+            number=number,
+            topic=topic,
+            queue=queue,
+            group=transaction.group,
+            begun_at_ns=transaction.begun_at_ns,
+            check_after_ns=transaction.check_after_ns,
+            series=transaction.place,
+            disposable=transaction.is_disposable,
+            times=tuple(times),
+        )
         first = half.queue.end_offset
         batch = self._broker.staged(half)
-        half.put(batch, told, bodies, entries)
-        size_bytes = batch.payload_length + told_bytes
+        half.put(batch, entry, bodies, entries)
+        size_bytes = batch.payload_length + properties_bytes
         receipt = self._broker.commit_topic(half, 0)
         if receipt.error is not None:
             raise receipt.error
@@ -279,7 +279,7 @@ class Transactions:
             # The others, which have none, would be told by each segment.
             branches = {n: count for n, count in branches.items() if n in transaction.branches}
         if transaction.state is not TransactionState.PREPARED or branches != transaction.chosen:
-            self._journal("prepared", id=id, branches=branches)
+            self._journal(PreparedEntry(id, branches))
         transaction.chosen = branches
         self._heard(transaction, state)
 
@@ -322,12 +322,9 @@ class Transactions:
         if place is not None:
             self.series.check_room(place.name, at_ns)
         batches = transaction.batches(transaction.chosen if branches is None else branches)
-        told = {} if place is None else {"series": place}
 
         def entry(topics: Sequence[Topic]) -> bytes:
-            return _packed(
-                "committed", id=id, at_ns=at_ns, topics=self.messages.news_of(topics), **told
-            )
+            return encode(CommittedEntry(id, at_ns, self.messages.news_of(topics), place))
 
         position = self.messages.forward(transaction, batches, entry)
         self.committed_count += 1
@@ -358,7 +355,7 @@ class Transactions:
             return self._ended(id, TransactionEvent.ROLLBACK)
         after(id, transaction.state, TransactionEvent.ROLLBACK)
         at_ns = self._broker.clock()
-        self._journal("rolled_back", id=id, at_ns=at_ns)
+        self._journal(RolledBackEntry(id, at_ns))
         self.rolled_back_count += 1
         position = self._broker.log.position
         return self._end(
@@ -380,21 +377,23 @@ class Transactions:
 
     # the journal
 
-    def _journal(self, op: str, **fields: object) -> None:
+    def _journal(self, entry: TransactionEntry) -> None:
         broker = self._broker
-        entry = _packed(op, **fields)
         broker.log.append_journal(
-            RecordKind.TRANSACTION, entry, topic=0, stored_at_ns=broker.clock()
+            RecordKind.TRANSACTION, encode(entry), topic=0, stored_at_ns=broker.clock()
         )
 
     def snapshot(self) -> list[JournalEntry]:
         """All that is known, for the journal."""
         if not self.open and not len(self.outcomes) and not len(self.series):
             return []
-        told = [transaction.describe() for transaction in self.open.values()]
         outcomes = self.outcomes.pack()
-        head = _packed("all", transactions=told, outcomes_bytes=len(outcomes))
-        return [(RecordKind.TRANSACTION, 0, head + SEPARATOR + outcomes + self.series.pack())]
+        entry = AllTransactionsEntry(
+            transactions=tuple(transaction.describe() for transaction in self.open.values()),
+            outcomes_bytes=len(outcomes),
+            packed=outcomes + self.series.pack(),
+        )
+        return [(RecordKind.TRANSACTION, 0, encode(entry))]
 
     def restore(self, half: HalfTopic | None, found: Iterable[OpenTransaction]) -> None:
         """Go on with those that a start has found; their producers have time to come back."""
@@ -423,7 +422,7 @@ class Transactions:
         taken = self.check_back.take(group, max_count, suits)
         if taken:
             with suppress(WritesRefused):  # At worst somebody is asked once more.
-                self._journal("checked", ids=[transaction.id for transaction in taken])
+                self._journal(CheckedEntry(tuple(transaction.id for transaction in taken)))
         return taken
 
     def _give_up(self, transaction: OpenTransaction, why: str) -> bool:
@@ -443,7 +442,7 @@ class Transactions:
         state = after(id, transaction.state, TransactionEvent.GIVE_UP)
 
         def entry(topics: Sequence[Topic]) -> bytes:
-            return _packed("set_aside", id=id, topics=self.messages.news_of(topics))
+            return encode(SetAsideEntry(id, self.messages.news_of(topics)))
 
         batches = transaction.all_batches()
         try:
@@ -451,13 +450,9 @@ class Transactions:
                 self.messages.forward(transaction, batches, entry, to=self.limits.aside_topic)
             except TransitionRefused:
                 # What is left of it cannot be shown; that it is there is told all the same.
-                self._journal("set_aside", id=id)
+                self._journal(SetAsideEntry(id))
         except (BrokerError, WritesRefused):
             return False
         transaction.state = state
         self.on_set_aside(transaction, why)
         return True
-
-
-def _packed(op: str, **fields: object) -> bytes:
-    return json.dumps({"op": op, **fields}, separators=(",", ":")).encode()

@@ -28,9 +28,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
 
 from martlet.broker.errors import BrokerError, NotFound
+from martlet.broker.journal.entries import HalfBatch, HalfBatchEntry, TransactionRecord
 from martlet.broker.transactions.commit_sequence import MAX_NAME_LENGTH, MAX_NUMBER, CommitSequence
 from martlet.plural import counted
 
@@ -40,7 +40,6 @@ MAX_BRANCH_LENGTH = 64
 _SECOND_NS = 10**9
 LEFT_AFTER_NS = 60 * _SECOND_NS
 """How long a try at a number of a series is silent before the next one takes it for dead."""
-Description = dict[str, Any]
 
 
 class TransactionState(StrEnum):
@@ -149,32 +148,6 @@ def after(id: str, state: TransactionState, event: TransactionEvent) -> Transact
     return found
 
 
-class HalfBatch(NamedTuple):
-    """Messages that were added to a transaction in one go, where they lie hidden.
-
-    Attributes:
-        first_offset: of the batch; its first message says what the others are (see
-            `martlet.broker.transactions.half_topic`).
-        message_count: of the others.
-        topic: where they belong.
-        queue: at which of its queues; -1 for any.
-        size_bytes: of the batch.
-        time_count: at how many times they are to be delivered; 0 for all at once.
-    """
-
-    first_offset: int
-    message_count: int
-    topic: str
-    queue: int
-    size_bytes: int
-    time_count: int = 0
-
-    @property
-    def weight(self) -> int:
-        """How many batches it becomes."""
-        return max(1, self.time_count)
-
-
 @dataclass(slots=True)
 class Branch:
     """What one process has added to a transaction.
@@ -232,28 +205,16 @@ class OpenTransaction:
     place: CommitSequence | None = None
     is_disposable: bool = False
 
-    @property
-    def origin(self) -> Description:
-        """What was said of it when it began, beside its id."""
-        return {
-            "group": self.group,
-            "begun_at_ns": self.begun_at_ns,
-            "check_after_ns": self.check_after_ns,
-            **({} if self.place is None else {"series": self.place}),
-            **({"disposable": True} if self.is_disposable else {}),
-        }
-
     @classmethod
-    def of_origin(cls, id: str, told: Mapping[str, Any]) -> OpenTransaction:
-        """The other way: as it began."""
-        series = told.get("series")
+    def begun(cls, id: str, entry: TransactionRecord | HalfBatchEntry) -> OpenTransaction:
+        """A transaction as an entry says that it began."""
         return cls(
             id,
-            told["group"],
-            told["begun_at_ns"],
-            told["check_after_ns"],
-            place=None if series is None else CommitSequence(*series),
-            is_disposable=told.get("disposable", False),
+            entry.group,
+            entry.begun_at_ns,
+            entry.check_after_ns,
+            place=None if entry.series is None else CommitSequence(*entry.series),
+            is_disposable=entry.disposable,
         )
 
     @property
@@ -343,30 +304,33 @@ class OpenTransaction:
             self.size_bytes -= sum(batch.size_bytes for batch in gone)
             self.batch_count -= sum(batch.weight for batch in gone)
 
-    def describe(self) -> Description:
-        """The transaction as the journal tells it."""
-        gaps = [name for name, branch in self.branches.items() if branch.has_gaps]
-        return {
-            "id": self.id,
-            **self.origin,
-            "state": self.state,
-            "checks": self.checks,
-            **({"gaps": gaps} if gaps else {}),
-            **({} if self.chosen is None else {"chosen": self.chosen}),
-            "branches": {name: branch.batches for name, branch in self.branches.items()},
-        }
+    def describe(self) -> TransactionRecord:
+        """The transaction as the journal writes it."""
+        return TransactionRecord(
+            id=self.id,
+            group=self.group,
+            begun_at_ns=self.begun_at_ns,
+            check_after_ns=self.check_after_ns,
+            series=self.place,
+            disposable=self.is_disposable,
+            state=self.state,
+            checks=self.checks,
+            gaps=tuple(name for name, branch in self.branches.items() if branch.has_gaps),
+            chosen=self.chosen,
+            branches={name: tuple(branch.batches) for name, branch in self.branches.items()},
+        )
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> OpenTransaction:
-        """The other way."""
-        transaction = cls.of_origin(told["id"], told)
-        transaction.state = TransactionState(told["state"])
-        transaction.checks = told["checks"]
-        transaction.chosen = told.get("chosen")
-        for name, batches in told["branches"].items():
+    def read(cls, record: TransactionRecord) -> OpenTransaction:
+        """A transaction as the journal has it."""
+        transaction = cls.begun(record.id, record)
+        transaction.state = TransactionState(record.state)
+        transaction.checks = record.checks
+        transaction.chosen = record.chosen
+        for name, batches in record.branches.items():
             for batch in batches:
-                transaction.add(name, HalfBatch(*batch))
-        for name in told.get("gaps", ()):
+                transaction.add(name, batch)
+        for name in record.gaps:
             transaction.lose(name)
         return transaction
 

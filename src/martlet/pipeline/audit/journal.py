@@ -10,22 +10,32 @@ names the channel, and the offsets that the missing entry may have told of.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from martlet.broker.offset_ranges import Stretch
-from martlet.broker.recovery.journal import (
-    CursorState,
-    Description,
-    channel_of,
-    unpack_passed,
-    unpack_topology,
+from martlet.broker.journal.cursor_entry import CursorState, channel_of, number_of
+from martlet.broker.journal.entries import (
+    ChannelDeletedEntry,
+    ChannelEntry,
+    ChannelRecord,
+    ChannelReplayedEntry,
+    CommittedEntry,
+    SetAsideEntry,
+    SnapshotEntry,
+    TogetherEntry,
+    TopicDeletedEntry,
+    TopicEntry,
+    TopicRecord,
+    TopologyEntry,
+    UnknownTransactionEntry,
+    decode,
+    decode_passed,
 )
+from martlet.broker.offset_ranges import Stretch
 from martlet.broker.tracing.counters import unpack_accounts
 from martlet.log.atomic_batches import entry_of
 from martlet.log.record import BadRecord, Header, RecordKind, payload
@@ -33,8 +43,6 @@ from martlet.names import is_ephemeral
 from martlet.pipeline.audit.record_scan import Walked
 
 HOUR_NS = 3600 * 10**9
-_NUMBER = slice(36, 40)
-"""Where a cursor entry has its number."""
 
 
 @dataclass
@@ -42,7 +50,7 @@ class JournaledChannel:
     """A channel at one queue, as it was told so far.
 
     Attributes:
-        description: as the journal has it; empty where it was told in an earlier segment alone.
+        record: as the journal has it.
         cursor: how far it is.
         known: whether the cursor was told from some point on without a gap.
         made: whether the channel was made in this segment.
@@ -51,7 +59,7 @@ class JournaledChannel:
         epoch: the broker's run then.
     """
 
-    description: Description
+    record: ChannelRecord
     cursor: CursorState
     known: bool
     made: bool
@@ -64,9 +72,9 @@ class JournaledChannel:
         """All of it, for JSON."""
         cursor = self.cursor
         return {
-            "name": self.description.get("name", ""),
-            "group": self.description.get("policy", {}).get("kind") == "offsets",
-            "voids": self.description.get("voids", []),
+            "name": self.record.name,
+            "group": (self.record.policy or {}).get("kind") == "offsets",
+            "voids": self.record.voids,
             "next": cursor.next,
             "ranges": cursor.ranges,
             "stragglers": sorted(cursor.stragglers),
@@ -84,13 +92,13 @@ class QueueState:
     """A topic at one of its queues, as it was told so far.
 
     Attributes:
-        description: as the journal has it.
+        record: as the journal has it.
         made_at: the position where it was made; None where it was there before.
         end_offset: up to where it was known to reach.
         position: of what told of it last.
     """
 
-    description: Description
+    record: TopicRecord
     made_at: int | None
     end_offset: int
     position: int
@@ -99,15 +107,15 @@ class QueueState:
     @property
     def told(self) -> dict[str, Any]:
         """All of it, for JSON."""
-        description = self.description
+        record = self.record
         return {
-            "name": description["name"],
-            "queue": description.get("queue", 0),
-            "id_base": description["id_base"],
-            "voids": description["voids"],
-            "backlog": description["backlog_offset"],
-            "paused_at": description["paused_at"],
-            "delayed": "delayed" in description,
+            "name": record.name,
+            "queue": record.queue,
+            "id_base": record.id_base,
+            "voids": record.voids,
+            "backlog": record.backlog_offset,
+            "paused_at": record.paused_at,
+            "delayed": record.delayed is not None,
             "made_at": self.made_at,
             "end": self.end_offset,
             "position": self.position,
@@ -162,8 +170,7 @@ class Journal:
             header = Header._make(fields)
             record = walked.record(header.position, header.length)
             if header.kind == RecordKind.BUNDLE:
-                for description in json.loads(entry_of(header, record))["topics"]:
-                    journal._topic({"topic": description}, header.position)
+                journal._bundle(entry_of(header, record), header.position)
                 continue
             journal.take(
                 header.kind, header.topic, bytes(payload(header, record)),
@@ -176,11 +183,11 @@ class Journal:
     ) -> None:
         """Take in an entry."""
         if kind == RecordKind.TOPOLOGY:
-            self._topology(unpack_topology(entry), position)
+            self._topology(decode(RecordKind.TOPOLOGY, entry), position)
         elif kind == RecordKind.CURSOR:
             self._cursor(topic, entry, position, epoch)
         elif kind == RecordKind.EPOCH:
-            self.epochs.append((epoch, position, time_ns, unpack_passed(entry)))
+            self.epochs.append((epoch, position, time_ns, decode_passed(entry)))
         elif kind == RecordKind.ACCOUNTS:
             self._account(entry, position, epoch, time_ns)
 
@@ -199,74 +206,87 @@ class Journal:
 
     # topology
 
-    def _topology(self, fields: Description, position: int) -> None:
-        op = fields["op"]
-        if op == "snapshot":
-            self._snapshot(fields, position)
-        elif op == "together":
-            for each in fields["ops"]:
-                self._topology(each, position)
-        elif op == "topic":
-            self._topic(fields, position)
-        elif op == "topic_deleted":
-            self.topics.pop(fields["id"], None)
-            self.deleted.append((fields["id"], position))
-        elif fields.get("topic_id") in self.topics:
-            state = self.topics[fields["topic_id"]]
-            if op == "channel":
-                self._channel(state, fields["channel"], position)
-            elif op == "channel_deleted":
-                state.channels.pop(fields["id"], None)
-                if "backlog_offset" in fields:
-                    state.description["backlog_offset"] = fields["backlog_offset"]
-            elif op == "channel_replayed" and fields["id"] in state.channels:
-                channel = state.channels[fields["id"]]
-                channel.cursor.go_back(fields["offset"])
-                channel.position = position
+    def _bundle(self, entry: bytes, position: int) -> None:
+        found = decode(RecordKind.BUNDLE, entry)
+        if isinstance(found, CommittedEntry | SetAsideEntry | UnknownTransactionEntry):
+            for topic in found.topics or ():
+                self._topic(topic, position)
 
-    def _snapshot(self, fields: Description, position: int) -> None:
+    def _topology(self, entry: TopologyEntry, position: int) -> None:
+        match entry:
+            case SnapshotEntry():
+                self._snapshot(entry, position)
+            case TogetherEntry(entries):
+                for each in entries:
+                    self._topology(each, position)
+            case TopicEntry(record):
+                self._topic(record, position)
+            case TopicDeletedEntry(id):
+                self.topics.pop(id, None)
+                self.deleted.append((id, position))
+            case _:
+                state = self.topics.get(entry.topic_id)
+                if state is not None:
+                    self._of_channel(state, entry, position)
+
+    def _of_channel(
+        self,
+        state: QueueState,
+        entry: ChannelEntry | ChannelDeletedEntry | ChannelReplayedEntry,
+        position: int,
+    ) -> None:
+        match entry:
+            case ChannelEntry(channel=record):
+                self._channel(state, record, position)
+            case ChannelDeletedEntry(id=id, backlog_offset=backlog_offset):
+                state.channels.pop(id, None)
+                if backlog_offset is not None:
+                    state.record = replace(state.record, backlog_offset=backlog_offset)
+            case ChannelReplayedEntry(id=id, offset=offset):
+                if id in state.channels:
+                    channel = state.channels[id]
+                    channel.cursor.go_back(offset)
+                    channel.position = position
+
+    def _snapshot(self, snapshot: SnapshotEntry, position: int) -> None:
         self.begins_whole = True
-        if "stored" in fields:
-            self.stored = fields.get("position", position), fields["stored"]
+        if snapshot.stored is not None:
+            at = position if snapshot.position is None else snapshot.position
+            self.stored = at, snapshot.stored
         before, self.topics = self.topics, {}
-        for description in fields["topics"]:
-            channels = description.pop("channels")
-            end_offset = description["end_offset"]
-            known = before.get(description["id"])
+        for record in snapshot.topics:
+            known = before.get(record.id)
             made_at = known.made_at if known else None
-            state = QueueState(description, made_at, end_offset, position)
-            self.topics[description["id"]] = state
-            for channel in channels:
-                if known and channel["id"] in known.channels:
-                    state.channels[channel["id"]] = known.channels[channel["id"]]
-                    state.channels[channel["id"]].description = channel
+            state = QueueState(record, made_at, record.end_offset or 0, position)
+            self.topics[record.id] = state
+            for channel in record.channels or ():
+                if known and channel.id in known.channels:
+                    state.channels[channel.id] = known.channels[channel.id]
+                    state.channels[channel.id].record = channel
                 else:
-                    cursor = CursorState(channel["start"], channel["start"])
-                    state.channels[channel["id"]] = JournaledChannel(
-                        channel, cursor, False, False, 0, position, 0
+                    state.channels[channel.id] = JournaledChannel(
+                        channel, _cursor_of(channel), False, False, 0, position, 0
                     )
 
-    def _topic(self, fields: Description, position: int) -> None:
-        description = fields["topic"]
-        state = self.topics.get(description["id"])
+    def _topic(self, record: TopicRecord, position: int) -> None:
+        state = self.topics.get(record.id)
         if state is None:
-            # The heads of segments do not tell of ephemeral ones.
-            is_new = self.begins_whole and not is_ephemeral(description["name"])
+            # The heads of segments leave ephemeral ones out.
+            is_new = self.begins_whole and not is_ephemeral(record.name)
             made_at = position if is_new else None
-            self.topics[description["id"]] = QueueState(description, made_at, 0, position)
+            self.topics[record.id] = QueueState(record, made_at, 0, position)
         else:
-            state.description, state.position = description, position
+            state.record, state.position = record, position
 
-    def _channel(self, state: QueueState, channel: Description, position: int) -> None:
-        known = state.channels.get(channel["id"])
+    def _channel(self, state: QueueState, record: ChannelRecord, position: int) -> None:
+        known = state.channels.get(record.id)
         if known is not None:
-            known.description = channel
+            known.record = record
             return
-        cursor = CursorState(channel["start"], channel["start"])
-        # The heads of segments do not tell of ephemeral ones, so it may have been there before.
-        is_new = not is_ephemeral(channel["name"])
-        state.channels[channel["id"]] = JournaledChannel(
-            channel, cursor, is_new, is_new, 0, position, 0
+        # The heads of segments leave ephemeral ones out, so it may have been there before.
+        is_new = not is_ephemeral(record.name)
+        state.channels[record.id] = JournaledChannel(
+            record, _cursor_of(record), is_new, is_new, 0, position, 0
         )
 
     # cursors
@@ -277,7 +297,7 @@ class Journal:
         channel = state.channels.get(id) if state is not None else None
         if channel is None:
             return  # Of an ephemeral one, or of one that is told of by a damaged record alone.
-        number = int.from_bytes(entry[_NUMBER], "little")
+        number = number_of(entry)
         before = channel.cursor
         expected = before.number if full else before.number + 1
         if not channel.known:
@@ -299,10 +319,15 @@ class Journal:
         following.apply(entry)
         return {
             "channel": id,
-            "name": channel.description.get("name", ""),
+            "name": channel.record.name,
             "missing": number - expected,
             "since": channel.position,
             "position": position,
             "first": min([channel.cursor.next, *(first for first, _ in channel.cursor.ranges)]),
             "end": following.next,
         }
+
+
+def _cursor_of(channel: ChannelRecord) -> CursorState:
+    """The cursor of a channel of which no cursor entry is known."""
+    return CursorState(channel.start or 0, channel.start or 0)

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from martlet.broker.recovery.journal import needed_by
+from martlet.broker.journal.entries import checkpoint_head
+from martlet.broker.recovery.needs import needed_by
 from martlet.broker.tracing.counters import COUNTS, FIRST_BUCKET
 from martlet.log.record import RecordKind
 from martlet.names import is_system
@@ -122,8 +123,7 @@ def checkpoint_facts(survey: Survey) -> list[Fact]:
     loaded = survey.checkpoint
     if loaded is None:
         return []
-    fields = json.loads(loaded.entries[0][2])
-    position, epoch = int(fields["position"]), int(fields["epoch"])
+    snapshot, position, epoch, _ = checkpoint_head(loaded)
     journal = Journal()
     for kind, topic, entry in loaded.entries:
         if kind in (RecordKind.TOPOLOGY, RecordKind.CURSOR):
@@ -133,8 +133,8 @@ def checkpoint_facts(survey: Survey) -> list[Fact]:
         state_fact(survey.broker, topic, segment, state, checkpoint=True)
         for topic, state in journal.states()
     ]
-    ends = {told["id"]: int(told["end_offset"]) for told in fields["topics"]}
-    names = {told["id"]: str(told["name"]) for told in fields["topics"]}
+    ends = {topic.id: topic.end_offset or 0 for topic in snapshot.topics}
+    names = {topic.id: topic.name for topic in snapshot.topics}
     for topic, needed in needed_by(loaded).items():
         if is_system(names.get(topic, "")):
             stretches = [(offset, offset + 1) for offset in needed.below]
@@ -171,9 +171,9 @@ def _extent(survey: Survey, facts: list[Fact]) -> Extent:
         tuple(json.loads(fact.payload)) for fact in segments if fact.payload != b"null"
     ]
     if survey.checkpoint is not None:
-        fields = json.loads(survey.checkpoint.entries[0][2])
-        if "stored" in fields:
-            told.append((int(fields["position"]), fields["stored"]))
+        head = checkpoint_head(survey.checkpoint)
+        if head.snapshot.stored is not None:
+            told.append((head.position, list(head.snapshot.stored)))
     if survey.is_running:
         # It may have begun segments since they were listed.
         listed_end = survey.segments[-1].base + survey.segments[-1].bytes

@@ -10,9 +10,9 @@ from tests.unit.broker.core import SECOND_NS, Core
 from martlet.broker.channel.channel import Channel
 from martlet.broker.groups.group_queue import GroupQueue
 from martlet.broker.groups.member import GroupConsumer
+from martlet.broker.journal import cursor_entry as journal
 from martlet.broker.policy import ChannelPolicy
 from martlet.broker.queue.crash_charges import MAX_CHARGES, StartedRange
-from martlet.broker.recovery import journal
 from martlet.broker.topic.offset_reset import reset_group
 
 DELAYS_MS = (100, 1000)
@@ -157,9 +157,9 @@ def test_an_entry_of_an_earlier_version_knows_of_no_charges() -> None:
     group.queue.commit(3)
     cursor = group.channel.cursor
     assert cursor.charges is None
-    before = journal.pack_cursor(group.channel.id, cursor, 100, full=True)
+    before = journal.encode_cursor(group.channel.id, cursor, 100, full=True)
     group.lose((5, 6))
-    after = journal.pack_cursor(group.channel.id, group.channel.cursor, 100, full=True)
+    after = journal.encode_cursor(group.channel.id, group.channel.cursor, 100, full=True)
     assert int.from_bytes(before[4:8], "little") == 1
     assert int.from_bytes(after[4:8], "little") == 3
     state = journal.CursorState(0, 0)

@@ -10,8 +10,8 @@ from tests.unit.broker.core import SECOND_NS, Client, Core
 from tests.unit.broker.test_retry import configure, dead_letters
 
 from martlet.broker.errors import NotInFlight
+from martlet.broker.journal.cursor_entry import CursorState
 from martlet.broker.queue.in_flight import COMFORTABLE_SPAN
-from martlet.broker.recovery.journal import CursorState
 from martlet.broker.retry import Cause
 
 BODIES = tuple(b"%d" % number for number in range(6))

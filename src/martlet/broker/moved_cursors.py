@@ -1,7 +1,7 @@
-"""The cursors that have moved since the journal told where they are, and how that is written.
+"""The cursors that have moved since they were last written to the journal, and writing them.
 
-With each go what becomes of the channel's messages, where that is traced, and the channel's
-account.  A cursor's entry is small, so many go by one write.
+With each goes the trace of the channel's messages, where they are traced, and the channel's
+counters.  A cursor's entry is small, so one write has many.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from martlet.broker.errors import WritesRefused
-from martlet.broker.recovery.journal import pack_cursor
+from martlet.broker.journal.cursor_entry import encode_cursor
 from martlet.broker.tracing.counters import write_accounts
 from martlet.log.record import RecordKind, record_length
 
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from martlet.log.commit_log import CommitLog
 
 _AT_ONCE = 32
+"""How many cursors one write has: the loop is not held up for longer than that takes."""
 _MAX_BYTES = 1 << 14
-"""One write has no more than that, but for a single cursor that is longer."""
+"""One write has no more bytes than that, but for a single cursor that is longer."""
 
 
 class MovedCursors:
@@ -48,7 +49,7 @@ class MovedCursors:
         return len(self._channels)
 
     def add(self, channel: ChannelState) -> None:
-        """A channel's cursor has moved; until it is written, it is not added again."""
+        """Add a channel whose cursor has moved; until it is written, it is not added again."""
         self._channels.append(channel)
 
     def write_some(self) -> Iterator[None]:
@@ -59,7 +60,7 @@ class MovedCursors:
             yield
 
     def write(self, max_count: int) -> int:
-        """Write some, by one write. Returns how many channels were dealt with.
+        """Write some, by one write. Returns how many channels were taken off.
 
         Raises WritesRefused: no cursor was written, and all wait for the next time.
         """
@@ -71,7 +72,7 @@ class MovedCursors:
         for channel in islice(self._channels, max_count):
             topic = self._topics.get(channel.topic_id)
             if topic is not None and topic.channels.get(channel.name) is channel:
-                entry = pack_cursor(channel.id, channel.cursor, topic.limit, full=False)
+                entry = encode_cursor(channel.id, channel.cursor, topic.limit, full=False)
                 entry_bytes += record_length(len(entry), 0)
                 if entries and entry_bytes > max_bytes:
                     break
@@ -94,7 +95,7 @@ class MovedCursors:
         return len(channels)
 
     def _write_trail(self, channel: ChannelState, now_ns: int) -> None:
-        """Write down what has become of messages. Where there is no room, that is left out."""
+        """Write the trace of a channel's messages. Where there is no room, it is left out."""
         topic = self._topics.get(channel.topic_id)
         if topic is None or not channel.trail:
             return

@@ -1,0 +1,270 @@
+"""The cursor entry: the state of a channel at one queue.
+
+It is binary, little-endian, since a busy broker writes many::
+
+     0 channel u32 | 4 flags u32 (1 = full, 2 = charges) | 8 next u64 | 16 scheduled end u64
+    24 ranges u32  | 28 changed u32 | 32 removed u32 | 36 number u32
+    40 ranges x (first u64, end u64)      in flight: not finished, and below `next`
+     . changed x (offset u64, due i64 ns, attempts u32, failures u32)
+     .                                    failures: 31 bits, 1 more than it has; 1 bit, suspect
+     . removed x offset u64
+     . with charges: count u64, count x (offset u64, due i64 ns, failures u32, is over u32)
+     . errors, up to the end: offset u64, lengths of first and last u32, u32, first, last
+
+Changed and removed are stragglers: messages below `next` that wait for another delivery.  A full
+entry replaces the stragglers known before; another is laid over them.  Those are numbered, and a
+full one has the number of the last one before it: where one is missing, because the log was damaged
+there, those behind it count for nothing until a full one comes.  An older state costs messages that
+are delivered again; half of a newer one would cost messages.
+
+Charges (see `martlet.broker.queue.crash_charges`), where there are any, replace those known
+before.  What is in flight to a consumer is written as due at once, since no flight outlives the
+broker.  Where failures are 0, as earlier versions wrote them, each delivery counts as one, but for
+the last one of what is due at once, which was in flight.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+_CURSOR = struct.Struct("<IIQQIIII")
+_ERRORS = struct.Struct("<QII")
+_FULL = 1
+_CHARGED = 2
+_NUMBER_MASK = 0xFFFF_FFFF
+_CHANGED = np.dtype(
+    [("offset", "<u8"), ("due_ns", "<i8"), ("attempts", "<u4"), ("failures", "<u4")]
+)
+_COUNT = struct.Struct("<Q")
+_CHARGES = np.dtype([("offset", "<u8"), ("due_ns", "<i8"), ("failures", "<u4"), ("is_over", "<u4")])
+_MAX_U32 = (1 << 32) - 1
+_SUSPECT = 1 << 31
+
+
+class ChargeRow(NamedTuple):
+    """A charge as an entry has it; the fields are those of `crash_charges.Charge`."""
+
+    failures: int
+    due_ns: int
+    is_over: bool
+
+
+class _Charge(Protocol):
+    @property
+    def failures(self) -> int: ...
+    @property
+    def due_ns(self) -> int: ...
+    @property
+    def is_over(self) -> bool: ...
+
+
+class _Straggler(Protocol):
+    @property
+    def owner(self) -> object | None: ...
+    @property
+    def due_ns(self) -> int: ...
+    @property
+    def attempts(self) -> int: ...
+    @property
+    def failures(self) -> int: ...
+    @property
+    def is_suspect(self) -> bool: ...
+
+
+class _Stragglers(Protocol):
+    @property
+    def by_offset(self) -> Mapping[int, _Straggler]: ...
+    @property
+    def changed(self) -> Collection[int]: ...
+    @property
+    def removed(self) -> Collection[int]: ...
+    @property
+    def errors(self) -> Mapping[int, tuple[str, str]]: ...
+
+
+class _Window(Protocol):
+    def held_ranges(self) -> npt.NDArray[np.uint64]: ...
+
+
+class _Charges(Protocol):
+    @property
+    def by_offset(self) -> Mapping[int, _Charge]: ...
+
+
+class _Cursor(Protocol):
+    # What an entry is made of: a `martlet.broker.queue.cursor.Cursor`.
+    @property
+    def next(self) -> int: ...
+    @property
+    def journal_number(self) -> int: ...
+    @property
+    def window(self) -> _Window: ...
+    @property
+    def stragglers(self) -> _Stragglers: ...
+    @property
+    def charges(self) -> _Charges | None: ...
+
+
+def encode_cursor(channel: int, cursor: _Cursor, scheduled_end: int, *, full: bool) -> bytes:
+    """An entry: all of a cursor, or what has changed since the last entry.
+
+    Deferred messages below offset `scheduled_end` are among the stragglers, or finished.
+    """
+    stragglers = cursor.stragglers
+    offsets = stragglers.by_offset.keys() if full else stragglers.changed
+    removed = [] if full else sorted(stragglers.removed)
+    ranges = cursor.window.held_ranges()
+    changed = [
+        (
+            offset,
+            s.due_ns if s.owner is None else 0,
+            min(s.attempts, _MAX_U32),
+            min(s.failures + 1, _SUSPECT - 1) | _SUSPECT * s.is_suspect,
+        )
+        for offset in sorted(offsets)
+        for s in (stragglers.by_offset[offset],)
+    ]
+    entry = _CURSOR.pack(
+        channel,
+        (_FULL if full else 0) | (_CHARGED if cursor.charges is not None else 0),
+        cursor.next,
+        scheduled_end,
+        len(ranges),
+        len(changed),
+        len(removed),
+        (cursor.journal_number if full else cursor.journal_number + 1) & _NUMBER_MASK,
+    )
+    if len(ranges):
+        entry += ranges.astype("<u8", copy=False).tobytes()
+    if changed:
+        entry += np.array(changed, _CHANGED).tobytes()
+    if removed:
+        entry += np.array(removed, "<u8").tobytes()
+    if cursor.charges is not None:
+        entry += _encode_charges(cursor.charges)
+    if stragglers.errors:
+        entry += _encode_errors(stragglers.errors, offsets)
+    return entry
+
+
+def _encode_charges(charges: _Charges) -> bytes:
+    rows = [
+        (offset, charge.due_ns, min(charge.failures, _MAX_U32), charge.is_over)
+        for offset, charge in charges.by_offset.items()
+    ]
+    return _COUNT.pack(len(rows)) + np.array(rows, _CHARGES).tobytes()
+
+
+def _decode_charges(entry: bytes, at: int) -> tuple[dict[int, ChargeRow], int]:
+    """The charges of an entry, and where they end."""
+    (count,) = _COUNT.unpack_from(entry, at)
+    at += _COUNT.size
+    rows = np.frombuffer(entry, _CHARGES, count, at).tolist()
+    charges = {offset: ChargeRow(failures, due, bool(over)) for offset, due, failures, over in rows}
+    return charges, at + _CHARGES.itemsize * count
+
+
+def _encode_errors(errors: Mapping[int, tuple[str, str]], offsets: Collection[int]) -> bytes:
+    parts: list[bytes] = []
+    for offset, (first, last) in errors.items():
+        if offset in offsets:
+            texts = first.encode("utf-8", "replace"), last.encode("utf-8", "replace")
+            parts += (_ERRORS.pack(offset, len(texts[0]), len(texts[1])), *texts)
+    return b"".join(parts)
+
+
+def _decode_errors(entry: bytes, at: int) -> Iterator[tuple[int, tuple[str, str]]]:
+    while at < len(entry):
+        offset, first, last = _ERRORS.unpack_from(entry, at)
+        at += _ERRORS.size
+        texts = entry[at : at + first + last]
+        at += first + last
+        yield offset, (texts[:first].decode(), texts[first:].decode())
+
+
+def channel_of(entry: bytes) -> tuple[int, bool]:
+    """The number of the channel that a cursor entry is of, and whether it is a full one."""
+    channel, flags, *_ = _CURSOR.unpack_from(entry)
+    return channel, bool(flags & _FULL)
+
+
+def number_of(entry: bytes) -> int:
+    """The number of a cursor entry."""
+    number: int = _CURSOR.unpack_from(entry)[-1]
+    return number
+
+
+@dataclass(slots=True)
+class CursorState:
+    """A cursor, by its entries up to one.
+
+    Attributes:
+        next: the first offset that was not yet delivered.
+        scheduled_end: deferred messages below this offset are stragglers, or finished.
+        ranges: the offsets in flight, as (first, end).
+        stragglers: (attempts, due_ns, failures) by offset.
+        suspects: those of them whose last failure was a lost connection.
+        errors: by offset, the texts of the first and the last failure.
+        charges: by offset.
+        number: of the last entry.
+        limit: up to where the channel saw its topic when that was written.
+    """
+
+    next: int
+    scheduled_end: int
+    ranges: list[tuple[int, int]] = field(default_factory=list)
+    stragglers: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    suspects: set[int] = field(default_factory=set)
+    errors: dict[int, tuple[str, str]] = field(default_factory=dict)
+    charges: dict[int, ChargeRow] = field(default_factory=dict)
+    number: int = 0
+    limit: int = 0
+
+    def apply(self, entry: bytes) -> bool:
+        """Apply a cursor entry. Returns False, with nothing done, where one before is missing."""
+        _, flags, next, scheduled_end, ranges, changed, removed, number = _CURSOR.unpack_from(entry)
+        if not flags & _FULL and number != (self.number + 1) & _NUMBER_MASK:
+            return False
+        self.next, self.scheduled_end, self.number = next, scheduled_end, number
+        self.limit = scheduled_end
+        at = _CURSOR.size
+        rows = np.frombuffer(entry, "<u8", 2 * ranges, at).reshape(-1, 2)
+        self.ranges = [(first, end) for first, end in rows.tolist()]
+        at += 16 * ranges
+        if flags & _FULL:
+            self.stragglers, self.suspects = {}, set()
+            self.errors, self.charges = {}, {}
+        for offset, due_ns, attempts, packed in np.frombuffer(
+            entry, _CHANGED, changed, at
+        ).tolist():
+            failures = packed % _SUSPECT - 1 if packed else max(0, attempts - (not due_ns))
+            self.stragglers[offset] = (attempts, due_ns, failures)
+            (self.suspects.add if packed >= _SUSPECT else self.suspects.discard)(offset)
+        at += _CHANGED.itemsize * changed
+        for offset in np.frombuffer(entry, "<u8", removed, at).tolist():
+            self.stragglers.pop(offset, None)
+            self.suspects.discard(offset)
+            self.errors.pop(offset, None)
+        at += 8 * removed
+        if flags & _CHARGED:
+            self.charges, at = _decode_charges(entry, at)
+        self.errors.update(_decode_errors(entry, at))
+        return True
+
+    def go_back(self, offset: int) -> None:
+        """Set it back to an offset, from which on nothing is known any more.
+
+        Of a state that is older than that, more messages are delivered again.
+        """
+        self.next = min(self.next, offset)
+        self.scheduled_end = min(self.scheduled_end, offset)
+        self.ranges = [(first, min(end, offset)) for first, end in self.ranges if first < offset]
+        self.stragglers = {o: known for o, known in self.stragglers.items() if o < offset}
+        self.errors = {o: known for o, known in self.errors.items() if o < offset}
+        self.charges = {o: known for o, known in self.charges.items() if o < offset}

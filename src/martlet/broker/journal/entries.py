@@ -1,0 +1,525 @@
+"""The entries of the journal: the format of all that the log says beside messages.
+
+An entry is the payload of a record of the log (see `martlet.log.record`), whose kind says which of
+these it is:
+
+=============  ========================================================================
+`TOPOLOGY`     JSON, one of `TopologyEntry`: topics and channels
+`TRANSACTION`  JSON, one of `TransactionEntry`: transactions
+`BUNDLE`       JSON, `CommittedEntry` or `SetAsideEntry`, before the batches that are stored with it
+`BATCH`        of half messages: the body of its first message is a `HalfBatchEntry`
+`EPOCH`        JSON, a list of [start, end]: the positions behind the last checkpoint that a start
+               of the broker has passed over as damaged; empty where there are none
+`CURSOR`       binary: the state of a channel (`martlet.broker.journal.cursor_entry`)
+`MARKS`        binary: which delayed messages are done (`martlet.broker.delayed.done_bitmap`)
+`PRODUCERS`    binary: the sends that are known (`martlet.broker.idempotence`)
+`ACCOUNTS`     binary: what channels have done (`martlet.broker.tracing.counters`)
+`TRACE`        binary: what became of messages (`martlet.broker.tracing.recorder`)
+=============  ========================================================================
+
+Topology and transactions are JSON, because they are few and people read them in a dump.  The fields
+of a dataclass here are the fields of its JSON, in this order; a field with a default is left out
+where it has that value (see `martlet.broker.journal.codec`).  A new field needs a default, and a
+reader of an earlier version passes it over.
+
+Two rules make a start possible after any crash:
+
+- A power cut may take any of the entries that are not yet durable, and leave later ones.  So each
+  entry says all that it stands for, and what must happen together is one entry.
+- Each segment begins with the journal in full, and a checkpoint file holds nothing else: a
+  `SnapshotEntry`, the cursor of each channel, the marks of each bucket, the known sends and an
+  `AllTransactionsEntry`.  So older segments may go.
+
+Numbers of topics and channels are u32, never 0, and never used again.  Offsets and positions are
+u64; a stretch (first, end) does not contain its end.  Times are nanoseconds since 1970.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, overload
+
+from martlet.broker.journal import codec
+from martlet.log.checkpoint_file import Checkpoint
+from martlet.log.record import BadRecord, RecordKind
+from martlet.log.recovery import LogDamage
+
+HALF = "%half"
+"""The name of the topic that holds half messages."""
+_MAX_PASSED = 1000
+"""How many damaged places the note of a start names; of more, the last ones."""
+Stretches = tuple[tuple[int, int], ...]
+"""Rising and apart from each other, each as (first, end)."""
+
+
+# topics and channels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketRecord:
+    """What makes a topic a bucket, which holds delayed messages of another topic.
+
+    Attributes:
+        topic: the number of that topic's queue.
+        start_ns, end_ns: its messages are due at or after the one and before the other.
+    """
+
+    topic: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelRecord:
+    """A channel at one queue of its topic.
+
+    Attributes:
+        id: its number, the same at all queues of the topic.
+        name: its name.
+        paused: whether it delivers nothing.
+        start: the channel needs nothing below this offset; counts where no cursor entry is known.
+            None in entries of early versions: then all that is stored is delivered.
+        voids: offsets that the channel passes over.
+        limit: up to this offset the channel saw its topic, also where an entry that says that the
+            topic is no longer paused was lost. None in entries of early versions, which is 0.
+        policy: what differs from the default of `martlet.broker.policy.ChannelPolicy`.
+    """
+
+    id: int
+    name: str
+    paused: bool
+    start: int | None = None
+    voids: Stretches = ()
+    limit: int | None = None
+    policy: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicRecord:
+    """A topic at one of its queues.  Each queue is a topic with a number of its own here.
+
+    Attributes:
+        id: the number of this queue.
+        name: of the topic.
+        queue: which of the topic's queues this is.
+        of: the number of the topic's queue 0, where this is another one; else 0.
+        id_base: what a message's id is above its offset, modulo 2**64.
+        paused_at: channels see the topic end at this offset; None where it is not paused.
+        backlog_offset: the first channel begins here.
+        voids: offsets that were emptied before any channel got them.
+        policy: what differs from the default of `martlet.broker.policy.TopicPolicy`.
+        delayed: of a bucket; None of any other topic.
+        end_offset: behind the last message; only in a `SnapshotEntry`.
+        channels: those of this queue; only in a `SnapshotEntry`.
+    """
+
+    id: int
+    name: str
+    queue: int = 0
+    of: int = 0
+    id_base: int
+    paused_at: int | None
+    backlog_offset: int
+    voids: Stretches
+    policy: Mapping[str, Any] | None = None
+    delayed: BucketRecord | None = None
+    end_offset: int | None = None
+    channels: tuple[ChannelRecord, ...] | None = None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The number of the topic's queue 0, and which of its queues this is."""
+        return self.of or self.id, self.queue
+
+
+class IndexRecord(NamedTuple):
+    """The part of a topic's index file that a checkpoint vouches for.
+
+    Attributes:
+        first_row: the number of the file's first row, which is in its name.
+        row_count: so many rows are counted.
+        crc: the CRC-32C of their bytes.
+    """
+
+    first_row: int
+    row_count: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotEntry:
+    """All topics and channels there are, in place of all that was said before.
+
+    At the head of each segment, and as the first entry of a checkpoint file.
+
+    Attributes:
+        topics: at all their queues, but for ephemeral ones.
+        last_id: the highest number that a topic or channel ever had.
+        position: of a checkpoint: the position of the log that this is the state at.
+        epoch: of a checkpoint: the number of the broker's start that has written it.
+        stored: the stretches of positions that are not let go by then, for audits; None in entries
+            of early versions.
+        indexes: of a checkpoint: by topic number, the index files.
+    """
+
+    op: ClassVar = "snapshot"
+    topics: tuple[TopicRecord, ...]
+    last_id: int
+    position: int | None = None
+    epoch: int | None = None
+    stored: Stretches | None = None
+    indexes: Mapping[int, IndexRecord] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicEntry:
+    """A topic is made at a queue, or has changed."""
+
+    op: ClassVar = "topic"
+    topic: TopicRecord
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDeletedEntry:
+    """A topic is deleted at a queue, with its channels there.
+
+    Attributes:
+        id: the queue's number.
+    """
+
+    op: ClassVar = "topic_deleted"
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelEntry:
+    """A channel is made at a queue, or has changed.
+
+    Attributes:
+        topic_id: the queue's number.
+        channel: the channel there.
+    """
+
+    op: ClassVar = "channel"
+    topic_id: int
+    channel: ChannelRecord
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelReplayedEntry:
+    """A channel is set back: it gets all messages from an offset on again.
+
+    Attributes:
+        topic_id: the queue's number.
+        id: the channel's.
+        offset: where it goes on.
+    """
+
+    op: ClassVar = "channel_replayed"
+    topic_id: int
+    id: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelDeletedEntry:
+    """A channel is deleted at a queue.
+
+    Attributes:
+        topic_id: the queue's number.
+        id: the channel's.
+        backlog_offset: the topic's, without the channel. None in entries of early versions, which
+            wrote the topic in an entry of its own before.
+    """
+
+    op: ClassVar = "channel_deleted"
+    topic_id: int
+    id: int
+    backlog_offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TogetherEntry:
+    """Several at once: what concerns all queues of a topic, so that no start finds some of it."""
+
+    op: ClassVar = "together"
+    ops: tuple[TopologyEntry, ...]
+
+
+TopologyEntry = (
+    SnapshotEntry
+    | TopicEntry
+    | TopicDeletedEntry
+    | ChannelEntry
+    | ChannelReplayedEntry
+    | ChannelDeletedEntry
+    | TogetherEntry
+)
+
+
+# transactions
+
+
+class HalfBatch(NamedTuple):
+    """Messages that were added to a transaction at once, where they lie hidden.
+
+    Attributes:
+        first_offset: of the batch in the topic of half messages; its first message is a
+            `HalfBatchEntry`, and the others follow.
+        message_count: of the others.
+        topic: the name of the topic that they are for.
+        queue: at which of its queues; -1 for any.
+        size_bytes: of the batch.
+        time_count: at how many times they are to be delivered; 0 for all at once.
+    """
+
+    first_offset: int
+    message_count: int
+    topic: str
+    queue: int
+    size_bytes: int
+    time_count: int = 0
+
+    @property
+    def weight(self) -> int:
+        """How many batches it becomes."""
+        return max(1, self.time_count)
+
+
+Series = tuple[str, int]
+"""A transaction's number in a series: the name of the series, and the number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionRecord:
+    """A transaction that has not ended (`martlet.broker.transactions.state`).
+
+    Attributes:
+        id: chosen by its producer.
+        group: of the producers that are asked about it; empty for none.
+        begun_at_ns: when it began.
+        check_after_ns: how long it may be silent before they are asked.
+        series: its number in a series; None where it is in none.
+        disposable: whether it is rolled back when it is silent for too long, and not set aside.
+        state: a `TransactionState`.
+        checks: how often its producers were asked since it was last heard of.
+        gaps: the branches of which batches are lost.
+        chosen: the branches that it was prepared with, and how many messages each has.
+        branches: what was added, by the name of the branch, in the order in which it was.
+    """
+
+    id: str
+    group: str
+    begun_at_ns: int
+    check_after_ns: int
+    series: Series | None = None
+    disposable: bool = False
+    state: str
+    checks: int
+    gaps: tuple[str, ...] = ()
+    chosen: Mapping[str, int] | None = None
+    branches: Mapping[str, tuple[HalfBatch, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HalfBatchEntry:
+    """The first message of a batch of half messages: what the others are.
+
+    Attributes:
+        transaction: the id of the transaction.
+        branch: of it.
+        number: of the batch in the branch, from 0.
+        topic: the name of the topic that they are for.
+        queue: at which of its queues; -1 for any.
+        group, begun_at_ns, check_after_ns, series, disposable: as of `TransactionRecord`, should
+            the entry that it has begun be lost.
+        times: when they are to be delivered, and how many then, in order; nothing for all at once.
+    """
+
+    transaction: str
+    branch: str
+    number: int
+    topic: str
+    queue: int
+    group: str
+    begun_at_ns: int
+    check_after_ns: int
+    series: Series | None = None
+    disposable: bool = False
+    times: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllTransactionsEntry:
+    """All transactions that have not ended and how others did, in place of all said before.
+
+    Attributes:
+        transactions: those that have not ended.
+        outcomes_bytes: how long the outcomes are; None in entries of early versions: nothing
+            follows them.
+        packed: outcomes (`martlet.broker.transactions.outcomes`), and behind them the last commit
+            of each series (`martlet.broker.transactions.commit_sequence`).
+    """
+
+    op: ClassVar = "all"
+    transactions: tuple[TransactionRecord, ...]
+    outcomes_bytes: int | None = None
+    packed: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class BegunEntry:
+    """A transaction has begun. It has no messages: each batch of half messages names its own."""
+
+    op: ClassVar = "begun"
+    transaction: TransactionRecord
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedEntry:
+    """A transaction has all its messages.
+
+    Attributes:
+        id: the transaction's.
+        branches: those that belong to it, and how many messages each has; None for all.
+    """
+
+    op: ClassVar = "prepared"
+    id: str
+    branches: Mapping[str, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedEntry:
+    """Producers are asked what has become of transactions.
+
+    Attributes:
+        ids: of the transactions.
+    """
+
+    op: ClassVar = "checked"
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBackEntry:
+    """A transaction is rolled back.
+
+    Attributes:
+        id: the transaction's.
+        at_ns: when.
+    """
+
+    op: ClassVar = "rolled_back"
+    id: str
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetAsideEntry:
+    """A transaction is set aside for a person to decide.
+
+    Attributes:
+        id: the transaction's.
+        topics: in a bundle, the topics of its batches that a power cut may otherwise take.
+    """
+
+    op: ClassVar = "set_aside"
+    id: str
+    topics: tuple[TopicRecord, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedEntry:
+    """A transaction is committed: the batches of the same bundle are its messages.
+
+    Attributes:
+        id: the transaction's.
+        at_ns: when.
+        topics: the topics of its batches that a power cut may otherwise take.
+        series: its number in a series; None where it is in none.
+    """
+
+    op: ClassVar = "committed"
+    id: str
+    at_ns: int
+    topics: tuple[TopicRecord, ...]
+    series: Series | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownTransactionEntry:
+    """An entry whose op a later version has added: nothing of it counts but its topics."""
+
+    topics: tuple[TopicRecord, ...] = ()
+
+
+TransactionEntry = (
+    AllTransactionsEntry
+    | BegunEntry
+    | PreparedEntry
+    | CheckedEntry
+    | RolledBackEntry
+    | SetAsideEntry
+    | CommittedEntry
+)
+
+encode = codec.encode
+"""The bytes of an entry."""
+
+
+@overload
+def decode(kind: Literal[RecordKind.TOPOLOGY], entry: bytes) -> TopologyEntry: ...
+@overload
+def decode(
+    kind: Literal[RecordKind.TRANSACTION, RecordKind.BUNDLE], entry: bytes
+) -> TransactionEntry | UnknownTransactionEntry: ...
+@overload
+def decode(kind: Literal[RecordKind.BATCH], entry: bytes) -> HalfBatchEntry: ...
+def decode(kind: RecordKind, entry: bytes) -> Any:
+    """The entry that the bytes of a record of a kind are.
+
+    Raises:
+        BadRecord: they are none; the text names the op, the field and the wrong value.
+    """
+    if kind is RecordKind.TOPOLOGY:
+        return codec.decode(entry, TopologyEntry)
+    if kind is RecordKind.BATCH:
+        return codec.decode(entry, HalfBatchEntry)
+    return codec.decode(entry, TransactionEntry, UnknownTransactionEntry)
+
+
+def json_of(entry: bytes) -> Any:
+    """The JSON of an entry as it stands there, for people; without what is packed behind it."""
+    return json.loads(entry.partition(codec.SEPARATOR)[0])
+
+
+class CheckpointHead(NamedTuple):
+    """The first entry of a checkpoint file, and its fields that no other snapshot has."""
+
+    snapshot: SnapshotEntry
+    position: int
+    epoch: int
+    indexes: Mapping[int, IndexRecord]
+
+
+def checkpoint_head(loaded: Checkpoint) -> CheckpointHead:
+    """The head of a checkpoint. Raises BadRecord."""
+    entry = decode(RecordKind.TOPOLOGY, loaded.entries[0][2])
+    match entry:
+        case SnapshotEntry(position=int(position), epoch=int(epoch), indexes=Mapping() as indexes):
+            return CheckpointHead(entry, position, epoch, indexes)
+    raise BadRecord("a checkpoint that does not begin with a snapshot and its position")
+
+
+def encode_passed(damaged: Iterable[LogDamage]) -> bytes:
+    """The note of a start (EPOCH): what of the log it has passed over."""
+    stretches = [(damage.start, damage.end) for damage in damaged][-_MAX_PASSED:]
+    return json.dumps(stretches, separators=(",", ":")).encode() if stretches else b""
+
+
+def decode_passed(entry: bytes) -> list[tuple[int, int]]:
+    """The positions that the note of a start names."""
+    return [(int(start), int(end)) for start, end in json.loads(entry)] if entry else []
