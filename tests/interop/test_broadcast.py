@@ -129,7 +129,7 @@ async def test_a_lost_connection_loses_and_doubles_nothing(broker: Broker) -> No
     put(broker, [b"%d" % n for n in range(10)])
     async with consumer(broker, None, start="first") as each:
         assert len(await some(each, 6)) == 6
-        connection = each._brokers.subscriptions[0].connection
+        connection = each._brokers.sessions[0].connection
         assert connection is not None
         connection.abort()
         assert await some(each, 4) == [b"6", b"7", b"8", b"9"]

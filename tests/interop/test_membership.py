@@ -73,7 +73,7 @@ async def test_a_queue_that_goes_while_it_is_asked_where_a_place_is(
 ) -> None:
     put(broker, [b"one"])
     async with member(broker) as consumer:
-        post = consumer._brokers.subscriptions[0]
+        post = consumer._brokers.sessions[0]
         ask = post.ends
 
         async def ends(number: int) -> tuple[int, int]:
@@ -89,7 +89,7 @@ async def test_a_queue_that_goes_while_it_is_asked_where_a_place_is(
 async def test_who_joins_again_leaves_nothing_with_whom_it_was_before(broker: Broker) -> None:
     with_queues(broker, 2)
     async with member(broker) as consumer:
-        post = consumer._brokers.subscriptions[0]
+        post = consumer._brokers.sessions[0]
         assert isinstance(post, BrokerMembership)
         group = broker.server.broker.find_topic("t").find_channel("g").group
         assert group is not None
@@ -129,7 +129,7 @@ async def test_a_consumer_that_leaves_is_given_no_more_queues(broker: Broker) ->
     async with member(broker, on_assigned=assigned, on_revoked=revoked) as consumer:
         group = broker.server.broker.find_topic("t").find_channel("g").group
         assert group is not None
-        post = consumer._brokers.subscriptions[0]
+        post = consumer._brokers.sessions[0]
         assert isinstance(post, BrokerMembership)
         closing = asyncio.create_task(consumer.close())
         await is_leaving.wait()
@@ -157,7 +157,7 @@ async def test_an_offset_refused_late_takes_nothing_from_who_has_the_queue_again
 ) -> None:
     put(broker, [b"%d" % n for n in range(4)])
     async with member(broker, commit_every_s=60) as consumer:
-        post = consumer._brokers.subscriptions[0]
+        post = consumer._brokers.sessions[0]
         assert isinstance(post, BrokerMembership)
         before = post.held[0]
         await consumer.seek(0, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
@@ -139,13 +140,13 @@ async def test_members_share_the_queues_and_each_message_is_handled(broker: Brok
                     await until(lambda: len(three.assignment) == QUEUES // 2)
                     wanted |= set(fill(broker, 20, 50))
                     # The second one dies.
-                    for post in two._brokers.subscriptions:
+                    for post in two._brokers.sessions:
                         assert post.connection is not None
                         post._closing.set()
                         post.connection.abort()
                     await until(lambda: len(three.assignment) == QUEUES)
                     await until(lambda: set().union(*(each.bodies for each in ledgers)) >= wanted)
-                    await until(lambda: three._brokers.subscriptions[0].held[0].at_work == 0)
+                    await until(lambda: three._brokers.sessions[0].held[0].at_work == 0)
         await asyncio.gather(*tasks)
         for ledger in ledgers:
             ledger.check_order()
@@ -324,7 +325,7 @@ async def test_a_seek_back_counts_though_a_commit_is_answered_late(
     put(broker, [b"%d" % n for n in range(20)])
     async with member(broker, commit_every_s=60) as consumer:
         assert len([m async for m in limited(consumer, 10)]) == 10
-        connection = consumer._brokers.subscriptions[0].connection
+        connection = consumer._brokers.sessions[0].connection
         assert connection is not None
         call_at_once = connection.call
         taken, answered = asyncio.Event(), asyncio.Event()
@@ -488,7 +489,7 @@ async def test_who_was_away_for_too_long_joins_again_and_undoes_nothing(
         messages = slow.__aiter__()
         assert (await anext(messages)).offset == 0
         # The broker takes it for dead; another has the queue meanwhile.
-        post = slow._brokers.subscriptions[0]
+        post = slow._brokers.sessions[0]
         assert isinstance(post, BrokerMembership)
         group = broker.server.broker.find_topic("t").find_channel("g").group
         assert group is not None
@@ -695,7 +696,7 @@ async def live(address: str, handle: Any, chance: random.Random, stop: asyncio.E
             running = asyncio.create_task(consumer.run(handle, concurrency=concurrency))
             for _ in range(chance.randrange(30)):
                 await asyncio.sleep(0.02)
-                connection = consumer._brokers.subscriptions[0].connection
+                connection = consumer._brokers.sessions[0].connection
                 if connection is not None and chance.random() < 0.05:
                     connection.abort()
         await running
@@ -728,3 +729,34 @@ async def test_members_that_come_and_go_at_random_miss_nothing(broker: Broker) -
         await until(lambda: seen >= wanted)
         consumer.stop()
         await running
+
+
+async def test_a_coroutine_function_is_not_run_in_a_thread(broker: Broker) -> None:
+    """Nothing would await it there, and its messages would be done without being handled."""
+    put(broker, [b"one", b"two"], 0)
+
+    async def handle(message: PulledMessage) -> None:
+        raise AssertionError
+
+    async with member(broker) as consumer:
+        with pytest.raises(ValueError, match="is a coroutine function"):
+            await consumer.run(handle, on="threads")
+        await asyncio.sleep(0.1)
+        assert consumer.stats.counts.finished == 0
+
+
+async def test_an_exit_in_a_thread_is_a_failure_and_not_the_loops_end(broker: Broker) -> None:
+    put(broker, [b"one"], 0)
+    seen: list[int] = []
+
+    def handle(message: PulledMessage) -> None:
+        seen.append(message.attempts)
+        if len(seen) == 1:
+            sys.exit(3)
+
+    async with member(broker) as consumer:
+        running = asyncio.create_task(consumer.run(handle, on="threads"))
+        await until(lambda: consumer.stats.counts.finished == 1)
+        consumer.stop()
+        await running
+    assert seen == [1, 2]

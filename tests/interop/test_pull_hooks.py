@@ -94,7 +94,7 @@ async def test_what_is_finished_in_one_turn_is_told_at_once(broker: Broker) -> N
             break
         await until(lambda: journal.of("on_finished"))
         assert journal.of("on_finished") == [("on_finished", broker.tcp_address, 5)]
-        connection = consumer._brokers.subscriptions[0].connection
+        connection = consumer._brokers.sessions[0].connection
         assert connection is not None
         connection.abort()
         await until(lambda: len(journal.of("on_connected")) == 2)

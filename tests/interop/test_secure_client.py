@@ -122,7 +122,7 @@ def clients(broker: BrokerProcess, topic: str) -> list[dict[str, Any]]:
 
 def connection_of(consumer: Consumer) -> Connection:
     """The only one."""
-    (subscription,) = consumer._brokers.subscriptions
+    (subscription,) = consumer._brokers.sessions
     assert subscription.connection is not None
     return subscription.connection
 

@@ -28,6 +28,7 @@ from martlet.client import (
 )
 from martlet.client.group import session as outpost
 from martlet.client.group.assignment import planner
+from martlet.client.group.assignment.membership import BrokerMembership
 from martlet.client.transport.connection import Connection
 from martlet.server.rpc.methods import broker_methods
 from martlet.testing import Broker, BrokerProcess
@@ -412,7 +413,8 @@ async def test_with_a_single_broker_nothing_is_told(
     """So that brokers of an older version are asked nothing that they do not know."""
     with_queues(brokers[0], 2)
     async with holders.member("one", of(brokers[:1])) as one:
-        (post,) = one._brokers.subscriptions
+        (post,) = one._brokers.sessions
+        assert isinstance(post, BrokerMembership)
         await one._planner._volunteer([post], is_again=True)
         told = await call(brokers[0], "group.describe", topic="t", group="g")
         assert [each["name"] for each in told["members"]] == [""]

@@ -19,6 +19,7 @@ from martlet.client.consumer.handling.backoff import FailureBackoff
 from martlet.client.consumer.handling.failure_policy import Reject, Requeue
 from martlet.client.consumer.message import Message, MessageView
 from martlet.client.consumer.rdy import Rotation
+from martlet.client.consumer.settings import DeliverySettings, HandlerSettings
 from martlet.client.consumer.stats import ConnectionStats, ConsumerStats, Counts
 from martlet.client.errors import (
     AlreadyAnswered,
@@ -55,6 +56,7 @@ from martlet.client.group.flow_limits import FlowLimits
 from martlet.client.group.message import PulledMessage
 from martlet.client.group.queues.offset_file import BadOffsetFile
 from martlet.client.group.queues.queue_id import QueueId
+from martlet.client.group.settings import MembershipSettings, ProgressSettings
 from martlet.client.group.stats import PullStats, QueueStats
 from martlet.client.hooks import Handling, Hooks, Publishing
 from martlet.client.producer.limits import Limits
@@ -62,6 +64,7 @@ from martlet.client.producer.message import Outgoing
 from martlet.client.producer.producer import Producer
 from martlet.client.producer.result import SendResult
 from martlet.client.producer.stats import BrokerStats, Health, ProducerStats
+from martlet.client.settings import ConnectionSettings
 from martlet.client.transactions.check_back import Outcome, PendingTransaction
 from martlet.client.transactions.transaction import Contribution, Transaction
 from martlet.client.transport.backoff import Backoff, LinearDelay
@@ -86,15 +89,18 @@ __all__ = [
     "ConnectFailed",
     "ConnectRefused",
     "ConnectionLost",
+    "ConnectionSettings",
     "ConnectionStats",
     "Consumer",
     "ConsumerStats",
     "Contribution",
     "Counts",
+    "DeliverySettings",
     "FailureBackoff",
     "FlowLimits",
     "GroupMember",
     "HandlerFailed",
+    "HandlerSettings",
     "Handling",
     "Health",
     "Hooks",
@@ -102,6 +108,7 @@ __all__ = [
     "InvalidName",
     "Limits",
     "LinearDelay",
+    "MembershipSettings",
     "Message",
     "MessageView",
     "NotSupported",
@@ -111,6 +118,7 @@ __all__ = [
     "Producer",
     "ProducerFull",
     "ProducerStats",
+    "ProgressSettings",
     "Properties",
     "PublishLost",
     "PublishRefused",

@@ -84,7 +84,7 @@ async def test_a_broker_that_does_not_read_is_left_in_time() -> None:
     async with server:
         address = server.sockets[0].getsockname()
         async with Consumer("t", "c", address, close_timeout_s=0.4) as consumer:
-            [subscription] = consumer._brokers.subscriptions
+            [subscription] = consumer._brokers.sessions
             assert subscription.connection is not None
             subscription.connection.write(b"NOP\n" * 4_000_000)
             assert not subscription.connection.can_write
@@ -112,7 +112,7 @@ async def test_what_was_forgotten_is_not_remembered_for_ever() -> None:
             message = await anext(consumer)
             if number % 2:
                 message.finish()
-        assert len(consumer._lent._messages) <= 10
+        assert len(consumer._handed_out._messages) <= 10
 
 
 async def test_what_came_since_max_in_flight_was_raised_is_given_back_too() -> None:

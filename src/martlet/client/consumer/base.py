@@ -1,170 +1,165 @@
-"""Three ways to get messages: one by one, through a handler, or in whole batches."""
+"""What all consumers share: connecting to brokers, running handlers, stopping and closing."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Literal, overload
+from collections.abc import Iterable
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, Self
 
-from martlet.client.consumer.batch import Batch
-from martlet.client.consumer.buffer import ReceiveBuffer
-from martlet.client.consumer.handling.auto_touch import AutoTouch
-from martlet.client.consumer.handling.failure_policy import FailurePolicy
-from martlet.client.consumer.handling.handed_out import HandedOut
-from martlet.client.consumer.handling.worker import Handler
+from martlet.addresses import Address
+from martlet.client.addresses import Addresses, parse_addresses
+from martlet.client.consumer.brokers import ConsumerBrokers, SessionT
 from martlet.client.consumer.handling.workers import WorkerPool
-from martlet.client.consumer.message import Message
+from martlet.client.consumer.waiters import Waiters
 from martlet.client.errors import Closed
+from martlet.client.names import check_name
+from martlet.client.settings import ConnectionSettings
+from martlet.client.transport.dialer import Dialer
+from martlet.client.transport.discovery import Discovery
 
-if TYPE_CHECKING:
-    from martlet.client.consumer.handling.handler_pool import HandlerPlace, PlainHandler
+GOODBYE_S = 1.0
+"""How long closing the connections may take, when handlers took all the time there was."""
 
 
-_LENT = 2
-"""How often ``max_in_flight`` messages are remembered that were handed out one by one: when their
-time runs out they come again, beside those that are remembered."""
-
-
-class ConsumerBase(ABC):
-    """Hands out what comes into an inbox, and knows what it handed out.
+class ConsumerBase(ABC, Generic[SessionT]):
+    """Keeps a session at each broker, and hands out what they deliver.
 
     Args:
-        max_in_flight: how many messages may be here and not be answered.
-        failures: what becomes of messages whose handler fails.
-        auto_touch: whether to ask for more time for what is being worked on.
+        topic: the topic's name.
+        name: the channel's, or the group's; empty for none.
+        addresses: where brokers listen; None for 127.0.0.1:4150, or those that are looked up.
+        connection: how they are found and connected to.
+        source: hands messages out.
+        workers: run handlers.
+        close_timeout_s: how long closing may take.
     """
 
-    def __init__(self, max_in_flight: int, failures: FailurePolicy, auto_touch: bool) -> None:
-        self._inbox = ReceiveBuffer()
-        self._failures = failures
-        self._lent = HandedOut(_LENT * max_in_flight)
-        self._toucher = AutoTouch(auto_touch, self._lent)
-        self._inbox.is_out = lambda: self._lent.has_open or bool(self._toucher.held())
-        self._crew = WorkerPool(self._inbox, failures, self._toucher)
+    def __init__(
+        self,
+        topic: str,
+        name: str,
+        addresses: Addresses | None,
+        connection: ConnectionSettings,
+        *,
+        source: Waiters,
+        workers: WorkerPool[Any],
+        close_timeout_s: float,
+    ) -> None:
+        self._topic = check_name(topic, "topic")
+        self._name = check_name(name, "channel") if name else ""
+        self._connection = connection
+        self._hooks = connection.hooks.guarded()
+        self._source = source
+        self._workers = workers
+        self._close_timeout_s = close_timeout_s
+        if self._hooks.has_handling:
+            workers.wrap = partial(self._hooks.handler, topic, name)
+        daemons = connection.lookup_daemons
+        if addresses is None and daemons is None:
+            addresses = "127.0.0.1:4150"
+        self._given = parse_addresses(addresses) if addresses is not None else []
+        self._brokers = ConsumerBrokers(self._given, self._make_session, self._on_failure)
+        if daemons is not None:
+            poll_s = connection.lookup_poll_s
+            discovery = Discovery(self._topic, daemons, poll_s, self._brokers.found)
+            self._brokers.discover(discovery, on_trouble=self._on_trouble)
         self._entered = False
 
-    @property
+    # what each kind of consumer does in its own way
+
     @abstractmethod
-    def max_in_flight(self) -> int:
-        """How many messages may be here and not be answered."""
+    def _make_session(self, address: Address) -> SessionT:
+        """Make the session at one broker."""
 
-    def _expect(self, max_in_flight: int) -> None:
-        """So many messages may be here from now on."""
-        self._lent.remember(_LENT * max_in_flight)
+    def _on_failure(self, error: Exception) -> None:
+        """End the consumer, as a broker is not tried any more."""
+        self._source.close(error)
 
-    def __aiter__(self) -> AsyncIterator[Message]:
-        return self
+    def _on_trouble(self, cause: str) -> None:
+        """Hear that the consumer does not progress."""
 
-    async def __anext__(self) -> Message:
-        """The next message; you finish it or requeue it.  Ends when the consumer is stopped."""
-        self._check_entered()
-        inbox = self._inbox
-        while not inbox.is_closed:
-            now_s = time.monotonic()
-            if now_s > inbox.turn_ends_at_s:
-                await inbox.rest()
-            elif not inbox.refill():
-                await inbox.arrival()
-            elif now_s <= inbox.touch_at_s:
-                message = inbox.ready.popleft()
-                self._lent.add(message)
-                return message
-            elif now_s > inbox.expires_at_s:
-                inbox.drop_ready()
-            else:
-                message = inbox.ready.popleft()
-                self._lent.add(message)
-                message.touch()
-                return message
-        inbox.check()
-        raise StopAsyncIteration
+    async def _drain(self, timeout_s: float, besides: Iterable[asyncio.Task[object]]) -> None:
+        """Wait for handlers, others than those, and give back what is not answered."""
+        await self._workers.end(timeout_s, besides)
 
-    async def batches(
-        self, *, max_messages: int = 10_000, max_wait_ms: float = 0
-    ) -> AsyncIterator[Batch]:
-        """The messages in batches, each of one broker; you finish or requeue them.
+    def _on_left(self) -> None:
+        """Clear up once the brokers send no more."""
 
-        Args:
-            max_messages: no more than this in a batch.  A batch is never larger than the broker's
-                part of ``max_in_flight`` either, so choose that for the batches that you want.
-            max_wait_ms: how long to wait for a batch to fill after its first message came.
-        """
-        self._check_entered()
-        if max_messages < 1:
-            raise ValueError(f"max_messages={max_messages}: 1 is the least")
-        inbox = self._inbox
-        while not inbox.is_closed:
-            if max_wait_ms > 0:
-                await inbox.fill(max(1, min(max_messages, self.max_in_flight)), max_wait_ms / 1000)
-            batch = inbox.next_batch(max_messages)
-            if batch is None:
-                await inbox.arrival()
-            else:
-                self._toucher.take(batch)
-                if batch.start():
-                    await asyncio.sleep(0)  # The broker is told before anything is done with it.
-                yield batch
-        inbox.check()
+    async def _hang_up(self, timeout_s: float) -> None:
+        """Stop what runs in the background, and close the connections."""
+        await self._brokers.close(timeout_s)
 
-    @overload
-    async def run(
-        self, handler: Handler, *, concurrency: int = 1, on: Literal["loop"] = "loop"
-    ) -> None: ...
+    # connecting
 
-    @overload
-    async def run(
-        self, handler: PlainHandler, *, concurrency: int = 1, on: HandlerPlace
-    ) -> None: ...
+    def _dialer(self, address: Address) -> Dialer:
+        is_found = address not in self._given
+        return self._connection.dialer(address, is_found=is_found, hooks=self._hooks)
 
-    async def run(
-        self,
-        handler: Handler | PlainHandler,
-        *,
-        concurrency: int = 1,
-        on: Literal["loop"] | HandlerPlace = "loop",
-    ) -> None:
-        """Hand each message to the handler until the consumer is stopped or closed.
-
-        When the handler returns the message is finished, unless it answered the message itself;
-        when it raises ``Requeue`` the message is put off; when it raises ``Reject`` a Martlet
-        broker puts it into the channel's dead-letter topic; when it raises anything else, that is
-        logged and the message requeued, for longer with each attempt.
-
-        Args:
-            handler: called with each message.  On the loop: a coroutine function, or a function
-                that returns soon.  In threads and processes: a function, called with a
-                ``MessageView``; for processes one at the top of a module.
-            concurrency: how many handlers may be at work at once.
-            on: ``loop``, or ``threads`` for a handler that blocks, or ``processes`` for one that
-                computes for long: heartbeats are answered meanwhile.
+    async def __aenter__(self) -> Self:
+        """Connect; a broker that cannot be reached is tried again in the background.
 
         Raises:
-            SubscribeRefused, ConnectRefused: a broker would no longer have it when connecting
-                again.
-            ValueError: the handler cannot be run there.
+            SubscribeRefused: a broker does not let this client consume.
+            ConnectRefused: a broker that was named, or all that were found, do not even take the
+                connection; see there.
+            Closed: it has been connected or closed before; make a new one.
         """
-        self._check_entered()
-        await self._crew.run(handler, concurrency, on)
-        self._inbox.check()
+        if self._entered or self._brokers.is_closed:
+            raise Closed("a consumer is used once: make a new one")
+        self._entered = True
+        try:
+            await self._brokers.open()
+            self._source.check()
+        except BaseException:
+            await self._hang_up(GOODBYE_S)
+            raise
+        return self
 
     def _check_entered(self) -> None:
         if not self._entered:
-            raise Closed("use 'async with Consumer(...)'")
+            raise Closed(f"use 'async with {type(self).__name__}(...)'")
 
-    async def _take_back(
-        self, timeout_s: float, besides: Iterable[asyncio.Task[object]] = ()
-    ) -> None:
-        """Let handlers end, others than those; give what is not answered back to the brokers,
-        handed out or not.
+    @property
+    def connected_count(self) -> int:
+        """How many brokers the consumer is connected to now."""
+        return self._brokers.connected_count
+
+    # the end
+
+    def stop(self) -> None:
+        """Hand out no more messages: iterators end, and ``run`` returns once its handlers have."""
+        self._source.close()
+
+    async def close(self) -> None:
+        """Stop, wait for handlers at work, leave the brokers, and close the connections.
+
+        It takes no longer than ``close_timeout_s``.  What is not answered by then comes again, here
+        or at other consumers, at once: messages that were not handed out, those that handlers are
+        still at work on, and those that you took by iterating or in batches.
         """
-        await self._crew.end(timeout_s, besides)
-        self._lent.give_back()
-        for batch in self._toucher.held():
-            batch.give_back()
-        self._give_back()
+        await self._close()
 
-    def _give_back(self) -> None:
-        for answers, ids in self._inbox.drain():
-            answers.give_back(ids)
+    async def _close(self, besides: Iterable[asyncio.Task[object]] = ()) -> None:
+        """Close, and do not wait for those workers: their handlers wait for this."""
+        self.stop()
+        ends_at_s = time.monotonic() + self._close_timeout_s
+        goodbye_s = min(GOODBYE_S, self._close_timeout_s / 4)
+        try:
+            await self._drain(self._close_timeout_s - 2 * goodbye_s, besides)
+            left_s = ends_at_s - goodbye_s - time.monotonic()
+            await self._brokers.leave(max(goodbye_s, left_s))
+            self._on_left()
+        finally:
+            await self._hang_up(goodbye_s)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,9 +1,9 @@
-"""The brokers that a consumer is subscribed at: those that were given, and those that are found.
+"""The brokers that a consumer is connected to: those that were given, and those that are found.
 
-A broker that was given is tried for ever.  One that a lookup daemon told of is tried until all of
-them answer and none tells of it any more.  One that refuses this client is left: what was given is
-missed then, and the consumer fails; what was found is done without while there are others, and
-tried again when a lookup daemon tells of it the next time.
+A broker that was given is tried for ever.  One that a lookup daemon named is tried until all of
+them answer and none names it any more.  One that refuses this client is left.  If it was given, the
+consumer fails.  If it was found, the consumer goes on without it while there are others, and tries
+it again when a lookup daemon names it the next time.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from martlet.addresses import Address
+from martlet.client.consumer.broker_session import BrokerSession
 from martlet.client.errors import Closed, ConnectRefused
 from martlet.client.transport.discovery import Discovery
 
@@ -22,70 +23,36 @@ logger = logging.getLogger("martlet.client")
 REVIVAL_S = 1.0
 
 
-class Kept(Protocol):
-    """A consumer's place at one broker, such as a `Subscription`."""
-
-    attempted: asyncio.Future[None]
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether the broker has taken us."""
-
-    @property
-    def received(self) -> int:
-        """How many messages came from there."""
-
-    @property
-    def finished(self) -> int:
-        """How many of them were finished."""
-
-    @property
-    def requeued(self) -> int:
-        """How many were requeued."""
-
-    async def keep(self) -> None:
-        """Be there until closed. Raises what ends that."""
-
-    def mark_attempted(self) -> None:
-        """Nobody is to wait for the first attempt any longer."""
-
-    async def leave(self, timeout_s: float) -> None:
-        """Tell the broker that nothing more is wanted."""
-
-    async def close(self, timeout_s: float) -> None:
-        """Hang up for good."""
+SessionT = TypeVar("SessionT", bound=BrokerSession)
 
 
-KeptT = TypeVar("KeptT", bound=Kept)
-
-
-class ConsumerBrokers(Generic[KeptT]):
-    """Keeps a subscription at each.
+class ConsumerBrokers(Generic[SessionT]):
+    """Keeps a session at each broker.
 
     Args:
         given: those that are there from the start.
-        subscribe: makes the subscription at one.
-        on_failure: told why one is not tried any more.
+        make_session: makes the session at one.
+        on_failure: called with the error when one is not tried any more.
 
     Attributes:
-        subscriptions: one at each broker, connected or not.
+        sessions: one at each broker, connected or not.
         received, finished, requeued: how many messages were, at brokers that have gone.
-        is_closed: whether it is left, for good.
+        is_closed: whether all of them were left.
     """
 
     def __init__(
         self,
         given: Sequence[Address],
-        subscribe: Callable[[Address], KeptT],
+        make_session: Callable[[Address], SessionT],
         on_failure: Callable[[Exception], None],
     ) -> None:
-        self.subscriptions: list[KeptT] = []
+        self.sessions: list[SessionT] = []
         self.received = self.finished = self.requeued = 0
         self._given = list(given)
-        self._subscribe = subscribe
+        self._make_session = make_session
         self._on_failure = on_failure
-        self._found: dict[Address, KeptT] = {}
-        self._keepers: dict[KeptT, asyncio.Task[None]] = {}
+        self._found: dict[Address, SessionT] = {}
+        self._keepers: dict[SessionT, asyncio.Task[None]] = {}
         self._discovery: Discovery | None = None
         self._on_trouble: Callable[[str], object] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -95,10 +62,10 @@ class ConsumerBrokers(Generic[KeptT]):
     @property
     def connected_count(self) -> int:
         """How many are connected now."""
-        return sum(each.is_connected for each in self.subscriptions)
+        return sum(each.is_connected for each in self.sessions)
 
     def discover(self, discovery: Discovery, on_trouble: Callable[[str], object]) -> None:
-        """Look for others too, once begun; to be told where looking itself breaks."""
+        """Look for others too, once opened; `on_trouble` is called where looking itself fails."""
         self._discovery = discovery
         self._on_trouble = on_trouble
 
@@ -107,15 +74,15 @@ class ConsumerBrokers(Generic[KeptT]):
         once, if any was found.
 
         Raises:
-            Closed: they were left meanwhile.
+            Closed: the consumer was closed meanwhile.
         """
         for address in self._given:
             self._keep(address)
         self._look()
         if self._discovery is not None:
             await self._discovery.first_found()
-        if self.subscriptions:
-            await asyncio.wait([each.attempted for each in self.subscriptions])
+        if self.sessions:
+            await asyncio.wait([each.attempted for each in self.sessions])
         if self.is_closed:
             raise Closed("the consumer was closed while it was connecting")
 
@@ -139,7 +106,7 @@ class ConsumerBrokers(Generic[KeptT]):
             self._revival = loop.call_later(REVIVAL_S, self._look)
 
     def found(self, addresses: Sequence[Address], is_all: bool) -> None:
-        """Lookup daemons told of these; ``is_all`` where there are no others."""
+        """Connect to what lookup daemons named; ``is_all`` where there are no others."""
         if self.is_closed:
             return
         for address in addresses:
@@ -152,60 +119,60 @@ class ConsumerBrokers(Generic[KeptT]):
                     logger.info("the broker at %s has gone", address)
                     self._drop(address)
 
-    def _keep(self, address: Address) -> KeptT:
-        subscription = self._subscribe(address)
-        self.subscriptions.append(subscription)
-        keeper = asyncio.create_task(subscription.keep(), name=f"martlet consumer {address}")
+    def _keep(self, address: Address) -> SessionT:
+        session = self._make_session(address)
+        self.sessions.append(session)
+        keeper = asyncio.create_task(session.keep(), name=f"martlet consumer {address}")
         keeper.add_done_callback(self._on_keeper_done)
-        self._keepers[subscription] = keeper
-        return subscription
+        self._keepers[session] = keeper
+        return session
 
     def _drop(self, address: Address) -> None:
-        """Do not try a broker again that is not connected."""
-        subscription = self._found.pop(address)
-        self.subscriptions.remove(subscription)
-        subscription.mark_attempted()
-        self.received += subscription.received
-        self.finished += subscription.finished
-        self.requeued += subscription.requeued
-        self._keepers.pop(subscription).cancel()
+        """Stop trying a broker that is not connected."""
+        session = self._found.pop(address)
+        self.sessions.remove(session)
+        session.mark_attempted()
+        self.received += session.received
+        self.finished += session.finished
+        self.requeued += session.requeued
+        self._keepers.pop(session).cancel()
 
     def _on_keeper_done(self, keeper: asyncio.Task[None]) -> None:
         error = None if keeper.cancelled() else keeper.exception()
-        if isinstance(error, ConnectRefused) and self._does_without(keeper):
+        if isinstance(error, ConnectRefused) and self._goes_on_without(keeper):
             logger.error("going on without a broker: %s", error)
         elif isinstance(error, Exception):
             self._on_failure(error)
-            for subscription in self.subscriptions:
-                subscription.mark_attempted()
+            for session in self.sessions:
+                session.mark_attempted()
 
-    def _does_without(self, keeper: asyncio.Task[None]) -> bool:
-        """Leave the broker of this keeper, if it was found and is not the last."""
-        for address, subscription in self._found.items():
-            if self._keepers[subscription] is keeper and len(self.subscriptions) > 1:
+    def _goes_on_without(self, keeper: asyncio.Task[None]) -> bool:
+        """Leave this keeper's broker, if it was found and is not the last one."""
+        for address, session in self._found.items():
+            if self._keepers[session] is keeper and len(self.sessions) > 1:
                 self._drop(address)
                 return True
         return False
 
     async def leave(self, timeout_s: float) -> None:
-        """Tell all to send no more, and wait until they have taken all answers."""
+        """Tell all brokers to send no more, and wait until they have taken all answers."""
         self.is_closed = True
-        if self.subscriptions:
-            await asyncio.gather(*(each.leave(timeout_s) for each in self.subscriptions))
+        if self.sessions:
+            await asyncio.gather(*(each.leave(timeout_s) for each in self.sessions))
 
     async def close(self, timeout_s: float) -> None:
-        """Hang up everywhere."""
+        """Close all connections."""
         self.is_closed = True
         if self._revival is not None:
             self._revival.cancel()
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.wait([self._watch])
-        if self.subscriptions:
-            await asyncio.gather(*(each.close(timeout_s) for each in self.subscriptions))
+        if self.sessions:
+            await asyncio.gather(*(each.close(timeout_s) for each in self.sessions))
         for keeper in self._keepers.values():
             keeper.cancel()
-        for subscription in self.subscriptions:
-            subscription.mark_attempted()
+        for session in self.sessions:
+            session.mark_attempted()
         if self._keepers:
             await asyncio.wait(self._keepers.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,17 +22,73 @@ def check_delay_ms(delay_ms: int) -> int:
     return int(delay_ms)
 
 
-class Message:
-    """A message, in flight to you until you finish or requeue it or its time runs out.
+@dataclass(frozen=True, slots=True)
+class MessageView:
+    """A message as a handler in a thread or a process gets it.
 
     Attributes:
         id: 16 bytes, unique at its broker.
         timestamp_ns: when it was published, in nanoseconds since 1970.
         attempts: how often it has been delivered, this time included.
         body: what was published.
+        properties: what was published beside it.
     """
 
-    __slots__ = ("__weakref__", "_answers", "_packed", "attempts", "body", "id", "timestamp_ns")
+    id: bytes
+    timestamp_ns: int
+    attempts: int
+    body: bytes
+    properties: Properties = NONE
+
+
+class ReceivedMessage(ABC):
+    """A message as any consumer hands it out.
+
+    Attributes:
+        id: 16 bytes, unique at its broker.
+        timestamp_ns: when it was published, in nanoseconds since 1970.
+        body: what was published.
+    """
+
+    __slots__ = ("_packed", "attempts", "body", "id", "timestamp_ns")
+
+    id: bytes
+    timestamp_ns: int
+    attempts: int
+    body: bytes
+    _packed: bytes
+
+    @property
+    def properties(self) -> Properties:
+        """Its tag, keys, headers and other properties that were published beside the body."""
+        return Properties.unpack(self._packed) if self._packed else NONE
+
+    @property
+    @abstractmethod
+    def is_out(self) -> bool:
+        """Whether it is handed out, and neither finished nor to be handled again."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Have it never handled again."""
+
+    @abstractmethod
+    def give_back(self) -> None:
+        """Have it handled again, without a failure."""
+
+    @abstractmethod
+    def view(self) -> MessageView | ReceivedMessage:
+        """Return what a handler in a thread or a process gets of it."""
+
+
+class Message(ReceivedMessage):
+    """A message, in flight to you until you finish or requeue it or its time runs out.
+
+    Attributes:
+        attempts: how often it has been delivered, this time included.
+    """
+
+    __slots__ = ("__weakref__", "_answers")
 
     def __init__(
         self,
@@ -47,11 +104,6 @@ class Message:
         self.id = id
         self.body = body
         self._packed = b""
-
-    @property
-    def properties(self) -> Properties:
-        """Its tag, keys, headers and whatever else was published beside the body."""
-        return Properties.unpack(self._packed) if self._packed else NONE
 
     @property
     def failures(self) -> int:
@@ -90,6 +142,15 @@ class Message:
     def is_answered(self) -> bool:
         """Whether it has been finished or requeued."""
         return self._answers is None
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it is neither finished nor requeued."""
+        return self._answers is not None
+
+    def view(self) -> MessageView:
+        """Return a copy without the connection, for a handler in a thread or a process."""
+        return MessageView(self.id, self.timestamp_ns, self.attempts, self.body, self.properties)
 
     def finish(self) -> None:
         """Tell the broker that the message has been dealt with and never comes back.
@@ -179,22 +240,3 @@ class Message:
             raise AlreadyAnswered(f"{self!r} was finished or requeued before")
         self._answers = None
         return answers
-
-
-@dataclass(frozen=True, slots=True)
-class MessageView:
-    """A message as a handler in a thread or a process gets it.
-
-    Attributes:
-        id: 16 bytes, unique at its broker.
-        timestamp_ns: when it was published, in nanoseconds since 1970.
-        attempts: how often it has been delivered, this time included.
-        body: what was published.
-        properties: what was published beside it.
-    """
-
-    id: bytes
-    timestamp_ns: int
-    attempts: int
-    body: bytes
-    properties: Properties = NONE

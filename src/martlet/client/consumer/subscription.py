@@ -1,4 +1,4 @@
-"""A consumer's place at one broker: connected, subscribed, and so again whenever it is lost."""
+"""A consumer's subscription at one broker, made again whenever the connection is lost."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from martlet.addresses import Address
 from martlet.client.consumer.acks import AckBatcher
+from martlet.client.consumer.broker_session import BrokerSession
 from martlet.client.consumer.buffer import BufferedMessage
 from martlet.client.consumer.handling.backoff import BackoffEvent
-from martlet.client.consumer.stats import ConnectionStats
 from martlet.client.errors import (
     CallRefused,
     ConnectionLost,
@@ -36,7 +36,7 @@ TOUCH_PART = 1 / 3
 """When less of its time is left, a message is touched before it is worked on."""
 
 
-class Subscription:
+class Subscription(BrokerSession):
     """Keeps one connection subscribed to a channel.
 
     Args:
@@ -44,18 +44,14 @@ class Subscription:
         topic, channel: what is subscribed to.
         dialer: connects.
         timeout_s: how long the broker may take to answer SUB.
-        wanted: what the channel is to be like; empty for what it is.
+        wanted: the policy that the channel must have; empty for any.
 
     Attributes:
-        connection: the connection, while it is subscribed.
-        attempted: done when the first attempt to connect and subscribe was made.
         on_delivery, on_ready, on_lost: called with what is received, when messages can be asked
             for, and when they no longer can.
         on_late: called when an answer to a message came too late.
         on_answer, on_settled: called before and after an answer to a message is written.
         auto_touch: whether messages are touched when little of their time is left.
-        last_message_s: when the last message came, by ``time.monotonic``.
-        received, finished, requeued: how many messages were, on all connections so far.
     """
 
     def __init__(
@@ -67,11 +63,8 @@ class Subscription:
         timeout_s: float,
         wanted: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self.address = address
-        self.last_message_s = 0.0
+        super().__init__(address, dialer)
         self.auto_touch = False
-        self.connection: Connection | None = None
-        self.attempted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.on_delivery: Callable[[BufferedMessage], None] = lambda _delivery: None
         self.on_ready: Callable[[Subscription], None] = lambda _subscription: None
         self.on_lost: Callable[[Subscription, AckBatcher], None] = lambda _subscription, _answers: (
@@ -82,22 +75,14 @@ class Subscription:
         self.on_settled: Callable[[], None] = lambda: None
         self._topic = topic
         self._channel = channel
-        self._dialer = dialer
         self._timeout_s = timeout_s
         self._wanted = wanted
-        self._dialer.on_failure = self.mark_attempted
         self._answers: AckBatcher | None = None
         self._received = 0
         self._finished = 0
         self._requeued = 0
-        self._is_closing = False
         self._ready_count = 0
         self._is_held = False
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether it is subscribed now."""
-        return self.connection is not None
 
     @property
     def max_ready_count(self) -> int:
@@ -119,21 +104,6 @@ class Subscription:
         """How many messages came from here."""
         return self._received + (self._answers.received if self._answers else 0)
 
-    def stats(self, ready_count: int) -> ConnectionStats:
-        """How it stands, now that it may have so many messages in flight."""
-        error = self._dialer.last_error
-        return ConnectionStats(
-            address=str(self.address),
-            is_connected=self.connection is not None,
-            ready_count=ready_count,
-            in_flight=self.in_flight,
-            received=self.received,
-            finished=self.finished,
-            requeued=self.requeued,
-            last_message_s=self.last_message_s,
-            last_error=str(error or ""),
-        )
-
     @property
     def finished(self) -> int:
         """How many messages were finished here."""
@@ -145,13 +115,8 @@ class Subscription:
         return self._requeued + (self._answers.requeued if self._answers else 0)
 
     async def keep(self) -> None:
-        """Connect and subscribe, again and again, until closed.
-
-        Raises:
-            SubscribeRefused: the broker will not have it.
-            ConnectRefused: it will not even have the connection.
-        """
-        while not self._is_closing:
+        """Connect and subscribe, again and again, until closed; see `BrokerSession.keep`."""
+        while not self._closing.is_set():
             connection = await self._dialer.dial()
             try:
                 await self._subscribe(connection)
@@ -169,7 +134,7 @@ class Subscription:
                 continue
             finally:
                 self._leave(connection)
-            if not self._is_closing:
+            if not self._closing.is_set():
                 self._dialer.lost(error)
             self.mark_attempted()
 
@@ -206,7 +171,7 @@ class Subscription:
         self.mark_attempted()
 
     async def _want(self, connection: Connection) -> None:
-        """See that the channel is as it is wanted."""
+        """Have the channel's policy set as it is wanted."""
         try:
             answer = await connection.call(
                 "channel.want",
@@ -237,13 +202,8 @@ class Subscription:
             self.on_lost(self, answers)
         connection.abort()
 
-    def mark_attempted(self) -> None:
-        """Nobody is to wait for the first attempt any longer."""
-        if not self.attempted.done():
-            self.attempted.set_result(None)
-
     def ready(self, count: int) -> None:
-        """Let the broker have so many messages in flight to us."""
+        """Let the broker have so many messages in flight to this consumer."""
         self._ready_count = count
         if self.connection is not None and not self._is_held:
             self.connection.write(commands.ready(count))
@@ -255,30 +215,17 @@ class Subscription:
             self.connection.write(commands.ready(0))
 
     def go_on(self) -> None:
-        """Have it send again."""
+        """Have the broker send again."""
         if self._is_held:
             self._is_held = False
             self.ready(self._ready_count)
 
     def is_answered_by(self, answers: AckBatcher) -> bool:
-        """Whether messages of the present connection are answered so."""
+        """Whether these answers belong to the present connection."""
         return self._answers is answers
 
-    async def close(self, timeout_s: float) -> None:
-        """Hang up for good once everything written is sent, or the broker did not read it."""
-        self._is_closing = True
-        connection = self.connection
-        if connection is not None:
-            connection.close()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await connection.wait_lost()
-            except TimeoutError:
-                logger.warning("%s does not read what it is sent: hung up", self.address)
-                connection.abort()
-
     async def leave(self, timeout_s: float) -> None:
-        """Tell the broker to send no more, and wait until it has taken all our answers."""
+        """Tell the broker to send no more, and wait until it has taken all answers."""
         if self.connection is None or self._answers is None:
             return
         self._answers.flush()

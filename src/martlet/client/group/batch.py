@@ -1,9 +1,9 @@
-"""Many messages of one queue at once: nothing is made of a single one unasked."""
+"""Many messages of one queue at once: an object is made of a single one only on demand."""
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,18 @@ from martlet.client.errors import AlreadyAnswered
 from martlet.client.group.queues.fetched_chunk import FetchedChunk
 from martlet.client.group.queues.queue_id import QueueId
 
-if TYPE_CHECKING:
-    from martlet.client.group.queues.assigned_queue import AssignedQueue
+
+class BatchQueue(Protocol):
+    """The queue of a batch, as far as the batch needs it."""
+
+    topic: str
+    place: QueueId
+
+    def finish_batch(self, batch: PulledBatch) -> None:
+        """Have its messages done."""
+
+    def put_back_batch(self, batch: PulledBatch) -> None:
+        """Have its messages handed out again."""
 
 
 class PulledBatch(Decoded):
@@ -23,11 +33,11 @@ class PulledBatch(Decoded):
     Attributes:
         count: how many there are.
         piece: their bytes.
-        keys: by which their queue knows that they were begun.
+        keys: the offsets under which their queue notes that they were begun.
         is_finished: whether they are done.
     """
 
-    def __init__(self, held: AssignedQueue, piece: FetchedChunk, keys: tuple[int, ...]) -> None:
+    def __init__(self, held: BatchQueue, piece: FetchedChunk, keys: tuple[int, ...]) -> None:
         super().__init__(piece.run)
         self.piece = piece
         self.keys = keys
@@ -57,7 +67,7 @@ class PulledBatch(Decoded):
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
-        """The place of each in the queue, rising; not always without gaps."""
+        """The offset of each in the queue, rising; not always without gaps."""
         return np.fromiter(self.piece.offsets(), np.int64, self.count)
 
     @property
@@ -66,11 +76,11 @@ class PulledBatch(Decoded):
         return not self.is_finished
 
     def give_back(self) -> None:
-        """Have them handed out again, which are not done."""
+        """Have them handed out again."""
         self._held.put_back_batch(self)
 
     def finish(self) -> None:
-        """All of them have been dealt with: the offset that is committed may pass them.
+        """Let the committed offset pass all of them, which are done.
 
         Raises:
             AlreadyAnswered: they were finished before.

@@ -1,27 +1,23 @@
-"""The broadcasting consumer: every one gets all messages of a topic."""
+"""The broadcasting consumer: each one gets all messages of a topic."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from typing import Unpack
 
 from martlet.addresses import Address
 from martlet.client.addresses import Addresses
-from martlet.client.consumer.handling.failure_policy import Delay
+from martlet.client.consumer.settings import HandlerSettings
 from martlet.client.group.base import PullConsumerBase
 from martlet.client.group.broadcast_session import BroadcastSession
-from martlet.client.group.failures import RETRY, OnGivingUp
 from martlet.client.group.flow_limits import FlowLimits
 from martlet.client.group.queues.offset_file import OffsetFile
-from martlet.client.group.rebalance_listener import OnQueues
-from martlet.client.group.start_position import Start, check_start
-from martlet.client.hooks import Hooks
-from martlet.client.transport.backoff import Backoff
-from martlet.client.transport.identity import Compression, Identity, TlsChoice
+from martlet.client.group.settings import ProgressSettings, PullOptions
+from martlet.client.settings import ConnectionSettings, apply_options
 
 
-class BroadcastConsumer(PullConsumerBase[BroadcastSession]):
-    """Handles all messages of a topic, whoever else does.
+class BroadcastConsumer(PullConsumerBase):
+    """Handles all messages of a topic, independently of other consumers.
 
     ::
 
@@ -29,10 +25,10 @@ class BroadcastConsumer(PullConsumerBase[BroadcastSession]):
             async for message in consumer:
                 ...
 
-    and whatever else a `PullConsumer` can.  Where it is in each queue is kept in a file of its own,
-    and the broker knows nothing of it: what it has not fetched goes when every channel is done with
-    it and the topic's retention is over.  Where that has happened it is logged, and it goes on with
-    what there is.
+    It pulls as a `PullConsumer` does, without a group: its offsets are in a file of its own, and
+    the broker does not know it.  Messages that it has not fetched go when every channel is done
+    with them and the topic's retention is over; that is logged, and it continues with what there
+    is.
     """
 
     def __init__(
@@ -41,25 +37,11 @@ class BroadcastConsumer(PullConsumerBase[BroadcastSession]):
         addresses: Addresses | None = None,
         *,
         offsets: str | os.PathLike[str] | None,
-        lookup: str | Iterable[str] | None = None,
-        lookup_poll_s: float = 60.0,
-        start: Start = "last",
+        connection: ConnectionSettings | None = None,
+        progress: ProgressSettings | None = None,
         limits: FlowLimits | None = None,
-        auto_commit: bool = True,
-        commit_every_s: float = 5.0,
-        on_assigned: OnQueues | None = None,
-        on_revoked: OnQueues | None = None,
-        retry: Delay = RETRY,
-        max_attempts: int = 0,
-        on_giving_up: OnGivingUp | None = None,
-        backoff: Backoff | None = None,
-        connect_timeout_s: float = 5.0,
-        close_timeout_s: float = 10.0,
-        identity: Identity | None = None,
-        tls: TlsChoice | None = None,
-        compression: Compression | None = None,
-        auth_secret: str | bytes | None = None,
-        hooks: Hooks | None = None,
+        handling: HandlerSettings | None = None,
+        **options: Unpack[PullOptions],
     ) -> None:
         """Take the settings; nothing is connected before ``async with``.
 
@@ -70,38 +52,37 @@ class BroadcastConsumer(PullConsumerBase[BroadcastSession]):
             addresses: where brokers listen.
             offsets: the file in which offsets are kept, one for each consumer; None for none: it
                 begins at ``start`` each time.
-            start: where to begin in a queue that the file does not know.
-            limits: how much of each queue is fetched, and is here and not done.
-            max_attempts: after so many a message is given up, which loses it here unless
-                ``on_giving_up`` keeps it; 0, for never, is the default.
+            connection, progress, limits, handling: settings.
+            options: any field of these settings by its name.
 
         Raises:
-            BadOffsetFile: the file cannot be read, or is another topic's.
-            ValueError: something is out of its limits; the text says what.
+            BadOffsetFile: the file cannot be read, or has the offsets of another topic.
+            TypeError: there is no such option.
+            ValueError: a setting is out of its limits; the text says which.
         """
+        settings = apply_options(
+            type(self),
+            options,
+            connection or ConnectionSettings(),
+            progress or ProgressSettings(),
+            limits or FlowLimits(),
+            handling or HandlerSettings(),
+        )
+        connection, progress, limits, handling = settings
         super().__init__(
             topic,
+            "",
             addresses,
-            lookup=lookup,
-            lookup_poll_s=lookup_poll_s,
-            limits=limits or FlowLimits(),
-            commit_every_s=commit_every_s if auto_commit else 0.0,
+            connection=connection,
+            progress=progress,
+            limits=limits,
+            handling=handling,
             leave_timeout_s=0.0,
-            on_assigned=on_assigned,
-            on_revoked=on_revoked,
-            retry=retry,
-            max_attempts=max_attempts,
-            on_giving_up=on_giving_up,
-            backoff=backoff,
-            connect_timeout_s=connect_timeout_s,
-            close_timeout_s=close_timeout_s,
-            identity=(identity or Identity()).secured(tls, compression, auth_secret),
-            hooks=hooks,
         )
-        self._start = check_start(start)
+        self._start = progress.start
         self._file = OffsetFile(offsets, topic) if offsets is not None else None
 
-    def _post(self, address: Address) -> BroadcastSession:
+    def _make_session(self, address: Address) -> BroadcastSession:
         return BroadcastSession(
             address, self._dialer(address), self._settings, self._file, self._start
         )

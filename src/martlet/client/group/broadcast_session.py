@@ -1,7 +1,7 @@
-"""A broadcasting consumer at one broker: it has all queues, as every other one has.
+"""A broadcasting consumer's session at one broker: it fetches from all queues.
 
-The broker knows nothing of it, so it keeps nothing for it either: what is fetched is there as long
-as some channel or group needs it, or the topic's retention keeps it.
+The broker does not know the consumer, so it keeps no messages for it: they are there as long as
+some channel or group needs them, or the topic's retention keeps them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from martlet.client.errors import CallRefused
 from martlet.client.group.queues.assigned_queue import AssignedQueue
 from martlet.client.group.queues.offset_file import OffsetFile
 from martlet.client.group.queues.queue_id import QueueId
-from martlet.client.group.session import BrokerSession, Settings
+from martlet.client.group.session import PullSession, SessionSettings
 from martlet.client.group.start_position import Start, time_ms
 from martlet.client.transport.connection import Connection
 from martlet.client.transport.dialer import Dialer
@@ -30,22 +30,22 @@ ABSENT_S = 1.0
 """How often it is asked for the topic, while there is none."""
 
 
-class BroadcastSession(BrokerSession):
+class BroadcastSession(PullSession):
     """Fetches from all queues of a topic.
 
     Args:
         address: the broker's.
         dialer: connects.
         settings: what is the same at all brokers.
-        file: where offsets are kept; None for nowhere.
-        start: where to begin in a queue of which none is kept.
+        file: keeps the offsets; None for nothing.
+        start: where to begin in a queue that the file does not have.
     """
 
     def __init__(
         self,
         address: Address,
         dialer: Dialer,
-        settings: Settings,
+        settings: SessionSettings,
         file: OffsetFile | None,
         start: Start,
     ) -> None:
@@ -54,42 +54,29 @@ class BroadcastSession(BrokerSession):
         self._start = start
         self._was_there = False
         self._last: dict[QueueId, int] = {}
-        """Where we were, which counts when the connection was lost."""
+        """The offsets to continue at after a lost connection."""
 
     @property
     def _fetching(self) -> tuple[str, Mapping[str, Any]]:
         return "topic.fetch", {"topic": self.settings.topic}
 
     async def _attend(self, connection: Connection) -> None:
-        assert self._over is not None
-        tasks: list[asyncio.Task[None]] = []
         try:
-            tasks.append(asyncio.create_task(self._look(connection), name="martlet queues"))
-            if self.settings.auto_commit:
-                task = asyncio.create_task(self._commit_regularly(), name="martlet commit")
-                tasks.append(task)
-            ends: list[asyncio.Future[Any]] = [self._over, connection.lost, *tasks]
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                if task.done():
-                    task.result()  # Raises what broke it.
+            await self._wait_over(connection, self._look(connection))
         finally:
             self._remember()
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
 
     async def _look(self, connection: Connection) -> None:
-        """Have all queues that there are, again and again."""
+        """Take all queues that there are, again and again."""
         while True:
             try:
                 queues = await self.describe(connection)
             except CallRefused as error:
                 if error.code != "NOT_FOUND":
                     raise
-                # A topic that comes later is had from its first message on.
+                # A topic that is created later is consumed from its first message on.
                 self._was_there = True
-                self.is_there(connection)
+                self.set_connected(connection)
                 self.mark_attempted()
                 await asyncio.sleep(ABSENT_S)
                 continue
@@ -103,8 +90,8 @@ class BroadcastSession(BrokerSession):
             ends = {int(each["queue"]): int(each["end_offset"]) for each in queues}
             for held in taken:
                 held.end_offset = ends[held.place.queue]
-            self.is_there(connection)
-            await self.settings.watcher.assigned([held.place for held in taken])
+            self.set_connected(connection)
+            await self.settings.listener.assigned([held.place for held in taken])
             self.mark_attempted()
             self._begin(connection, [self.held[number] for number in offsets])
             await asyncio.sleep(LOOK_S)
@@ -122,24 +109,24 @@ class BroadcastSession(BrokerSession):
         if self._was_there or start == "first":
             return int(queue["start_offset"])
         if isinstance(start, datetime):
-            told = await connection.call(
+            answer = await connection.call(
                 "topic.offset", topic=self.settings.topic, queue=number, time_ms=time_ms(start)
             )
-            return int(told.fields["offset"])
+            return int(answer.fields["offset"])
         return start if isinstance(start, int) else int(queue["end_offset"])
 
     def _remember(self) -> None:
         self._last |= {held.place: held.next_commit for held in self.held.values()}
 
     def _carry_over(self, before: AssignedQueue, held: AssignedQueue) -> None:
-        """The file is ours alone, so it goes back too."""
+        """Have the offset written, also where it goes back: the file has no other user."""
         held.committed = -1
 
     def _moved(self, held: AssignedQueue) -> None:
-        """What is kept moves with the next commit."""
+        """Leave it to the next commit."""
 
     async def commit(self) -> None:
-        """Keep how far the queues have come, where that has changed.
+        """Write the offsets to the file, where they have changed.
 
         Raises:
             OSError: the file cannot be written.
@@ -156,16 +143,16 @@ class BroadcastSession(BrokerSession):
             held.committed = offset
 
     def _unkept(self) -> bool:
-        """Whether the file does not have what there is to keep."""
+        """Whether the file lacks an offset."""
         assert self._file is not None
         return any(self._file.get(place) != offset for place, offset in self._last.items())
 
     async def leave(self, timeout_s: float) -> None:
-        """Keep how far the queues have come, unless only the application does."""
+        """Write the offsets, unless only the application commits, and drop the queues."""
         self._closing.set()
         for held in self.held.values():
             held.begin_leaving()
-        await self.settings.watcher.revoked([held.place for held in self.held.values()])
+        await self.settings.listener.revoked([held.place for held in self.held.values()])
         try:
             if self.settings.auto_commit:
                 await self.commit()

@@ -9,14 +9,13 @@ succeeded, not before.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 
 from martlet.client.consumer.handling.failure_policy import Delay, Reject, Requeue, describe
 from martlet.client.errors import HandlerFailed
-from martlet.client.group.message import PulledMessage, PulledMessageState
+from martlet.client.group.message import PulledMessage
 from martlet.client.transport.backoff import Backoff
 from martlet.plural import counted
 
@@ -60,7 +59,7 @@ class PullFailures:
 
     async def failed(self, message: PulledMessage, error: BaseException) -> None:
         """Its handler raised this."""
-        if message._stage is not PulledMessageState.OUT:
+        if not message.is_out:
             logger.error("handler failed for %r, which it had finished", message, exc_info=error)
             return
         if isinstance(error, Requeue):
@@ -104,16 +103,12 @@ class PullFailures:
             exc_info=error,
         )
         self.given_up += 1
-        message._held.tally.dead += 1
-        if message._stage is PulledMessageState.OUT:
-            message.finish()
+        message._held.give_up(message)
 
     def _put_off(self, message: PulledMessage, delay_ms: int | None = None) -> float:
         """Have it handled again later. Returns in how many seconds."""
         delay_s = self._retry.delay_s(message.attempts) if delay_ms is None else delay_ms / 1000
-        held = message._held
-        held.put_off(message)
-        asyncio.get_running_loop().call_later(delay_s, held.put_back, message)
+        message._held.retry_later(message, delay_s)
         return delay_s
 
 

@@ -1,16 +1,13 @@
-"""A message of a queue that this consumer holds."""
+"""A message of a queue that is assigned to this consumer."""
 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from martlet.client.consumer.message import ReceivedMessage
 from martlet.client.errors import AlreadyAnswered
 from martlet.client.group.queues.queue_id import QueueId
-from martlet.properties.model import NONE, Properties
-
-if TYPE_CHECKING:
-    from martlet.client.group.queues.assigned_queue import AssignedQueue
 
 
 class PulledMessageState(IntEnum):
@@ -19,41 +16,45 @@ class PulledMessageState(IntEnum):
     WAITING = 0
     """To be handed out, for the first time or again."""
     OUT = 1
-    """Somebody is at work on it."""
+    """Handed out to a handler, or an iterator."""
     DONE = 2
 
 
-class PulledMessage:
+class MessageQueue(Protocol):
+    """The queue of a message, as far as the message needs it."""
+
+    topic: str
+    place: QueueId
+
+    def finish(self, message: PulledMessage) -> None:
+        """Have it done."""
+
+    def put_back(self, message: PulledMessage) -> None:
+        """Have it handed out again."""
+
+    def retry_later(self, message: PulledMessage, delay_s: float) -> None:
+        """Have it handed out again after so many seconds."""
+
+    def give_up(self, message: PulledMessage) -> None:
+        """Have it done, as it is kept elsewhere."""
+
+
+class PulledMessage(ReceivedMessage):
     """A message of a queue: done when its handler has returned, or `finish` was called.
 
     Attributes:
-        id: 16 bytes, unique at its broker.
-        offset: its place in the queue.
-        timestamp_ns: when it was published, in nanoseconds since 1970.
+        offset: its offset in the queue.
         attempts: how often this consumer has begun to handle it, this time included.
-        body: what was published.
-        errors: what was said when it failed first and last.
-        is_rejected: whether its handler has said that there is no use in trying again.
+        errors: the texts of its first and last failure.
+        is_rejected: whether its handler raised ``Reject``, so that it is not tried again.
         is_lost: whether it is given up since members of its group were lost while they handled it.
     """
 
-    __slots__ = (
-        "_held",
-        "_packed",
-        "_stage",
-        "attempts",
-        "body",
-        "errors",
-        "id",
-        "is_lost",
-        "is_rejected",
-        "offset",
-        "timestamp_ns",
-    )
+    __slots__ = ("_held", "_stage", "errors", "is_lost", "is_rejected", "offset")
 
     def __init__(
         self,
-        held: AssignedQueue,
+        held: MessageQueue,
         offset: int,
         timestamp_ns: int,
         id: bytes,
@@ -101,26 +102,25 @@ class PulledMessage:
         return self._packed
 
     @property
-    def properties(self) -> Properties:
-        """Its tag, keys, headers and whatever else was published beside the body."""
-        return Properties.unpack(self._packed) if self._packed else NONE
-
-    @property
     def is_finished(self) -> bool:
         """Whether it is done."""
         return self._stage is PulledMessageState.DONE
 
     @property
     def is_out(self) -> bool:
-        """Whether somebody is at work on it."""
+        """Whether it is handed out and not done."""
         return self._stage is PulledMessageState.OUT
 
+    def view(self) -> PulledMessage:
+        """Return the message itself: a handler in a thread gets it as it is."""
+        return self
+
     def give_back(self) -> None:
-        """Have it handed out again: nobody is at work on it any more, and it is not done."""
+        """Have it handed out again: nothing handles it any more, and it is not done."""
         self._held.put_back(self)
 
     def finish(self) -> None:
-        """It has been dealt with: the offset that is committed may pass it.
+        """Let the committed offset pass the message, which is done.
 
         Where the queue has gone to another member meanwhile, that one gets the message too.
 

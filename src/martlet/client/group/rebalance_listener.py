@@ -1,4 +1,4 @@
-"""Who is told which queues come and go."""
+"""Calls the application when queues come and go."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from martlet.client.group.queues.queue_id import QueueId
 logger = logging.getLogger("martlet.client")
 
 OnQueues = Callable[[Sequence[QueueId]], Awaitable[object] | object]
-"""Told of queues; a function or a coroutine function, which is waited for."""
+"""Gets queues; a function or a coroutine function, which is awaited."""
 
 
 class RebalanceListener:
-    """Tells the application's functions; what they raise is logged.
+    """Calls the application's functions; what they raise is logged.
 
     Args:
         on_assigned: queues have come; nothing was fetched of them yet.
@@ -29,11 +29,11 @@ class RebalanceListener:
         self._on_revoked = on_revoked
 
     async def assigned(self, places: Sequence[QueueId]) -> None:
-        """These have come."""
+        """Call ``on_assigned``."""
         await _notify("on_assigned", self._on_assigned, places)
 
     async def revoked(self, places: Sequence[QueueId]) -> None:
-        """These go."""
+        """Call ``on_revoked``."""
         await _notify("on_revoked", self._on_revoked, places)
 
 
@@ -46,6 +46,3 @@ async def _notify(name: str, function: OnQueues | None, places: Sequence[QueueId
             await result
     except Exception:
         logger.exception("%s failed", name)
-
-
-NO_WATCHER = RebalanceListener()

@@ -71,7 +71,7 @@ class Consumer(SyncProxy):
     def __next__(self) -> Message:
         """The next message; you finish it or requeue it.  Ends when the consumer is stopped."""
         thread = self._entered()
-        while not self._consumer._inbox.is_closed:
+        while not self._consumer._buffer.is_closed:
             if self._ready and time.monotonic() > self._expires_at_s:
                 self._drop(thread)
             try:
@@ -205,7 +205,7 @@ class Consumer(SyncProxy):
         await self._consumer._close(besides)
 
     async def _check(self) -> None:
-        self._consumer._inbox.check()
+        self._consumer._buffer.check()
 
     # Between the loop and the other threads.
 
@@ -223,19 +223,19 @@ class Consumer(SyncProxy):
 
     async def _take(self, thread: LoopThread) -> None:
         """In the loop: wait for messages, and have those of one delivery ready."""
-        inbox = self._consumer._inbox
-        while not inbox.is_closed:
-            if not inbox.refill():
-                await inbox.arrival()
-            elif time.monotonic() > inbox.expires_at_s:
-                inbox.drop_ready()
+        buffer = self._consumer._buffer
+        while not buffer.is_closed:
+            if not buffer.refill():
+                await buffer.arrival()
+            elif time.monotonic() > buffer.expires_at_s:
+                buffer.drop_ready()
             else:
-                self._expires_at_s = inbox.expires_at_s
-                self._touch_at_s = inbox.touch_at_s
-                messages = [posted(message, thread) for message in inbox.ready]
-                inbox.ready.clear()
+                self._expires_at_s = buffer.expires_at_s
+                self._touch_at_s = buffer.touch_at_s
+                messages = [posted(message, thread) for message in buffer.ready]
+                buffer.ready.clear()
                 for message in messages:
-                    self._consumer._lent.add(message)
+                    self._consumer._handed_out.add(message)
                 self._ready.extend(messages)
                 return
 
@@ -268,7 +268,7 @@ class Consumer(SyncProxy):
         for message in messages:
             cast(PostedAnswers, message._answers).answers.dropped += 1
             message._answers = None
-        self._consumer._inbox.on_expired(len(messages))
+        self._consumer._buffer.on_expired(len(messages))
 
 
 async def _called(function: Callable[..., T], *arguments: Any) -> T:

@@ -8,14 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from martlet.client.errors import Closed
 from martlet.client.group import broadcast
 from martlet.client.group import consumer as asynchronous
-from martlet.client.group.assignment.membership import BrokerMembership
-from martlet.client.group.base import PostT, PullConsumerBase, Wanted
-from martlet.client.group.broadcast_session import BroadcastSession
+from martlet.client.group.base import PullConsumerBase, Wanted
 from martlet.client.group.counters import PullCounts
 from martlet.client.group.iteration import HandedT, Iteration
 from martlet.client.group.message import PulledMessage
@@ -31,14 +29,14 @@ from martlet.client.sync.signatures import like
 T = TypeVar("T")
 
 
-class SyncPullBase(SyncProxy, Generic[PostT]):
+class SyncPullBase(SyncProxy):
     """A pull consumer in the event loop's thread, for any other thread.
 
     Functions that are told of something, such as ``on_assigned``, are called in the event loop's
     thread: they must return soon, and cannot call the consumer.
     """
 
-    def __init__(self, consumer: PullConsumerBase[PostT]) -> None:
+    def __init__(self, consumer: PullConsumerBase) -> None:
         super().__init__()
         self._consumer = consumer
 
@@ -215,7 +213,7 @@ class SyncPullBase(SyncProxy, Generic[PostT]):
         thread.call(self._consumer._close(tuple(workers_here())))
 
 
-class PullConsumer(SyncPullBase[BrokerMembership]):
+class PullConsumer(SyncPullBase):
     """Handles the messages of the queues that its group allocates to it.
 
     ::
@@ -232,7 +230,7 @@ class PullConsumer(SyncPullBase[BrokerMembership]):
         super().__init__(asynchronous.PullConsumer(*arguments, **settings))
 
 
-class BroadcastConsumer(SyncPullBase[BroadcastSession]):
+class BroadcastConsumer(SyncPullBase):
     """Handles all messages of a topic, whoever else does.
 
     It is `martlet.client.BroadcastConsumer` and promises what that promises; the arguments are the

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from martlet.client.group import batch as asynchronous
-from martlet.client.group.message import PulledMessage, PulledMessageState
-from martlet.client.group.queues.assigned_queue import AssignedQueue
+from martlet.client.group.message import MessageQueue, PulledMessage, PulledMessageState
 from martlet.client.group.queues.queue_id import QueueId
 from martlet.client.sync.columns import Decoded
 from martlet.client.sync.loop_thread import LoopThread
@@ -40,10 +39,14 @@ class PostedQueue:
 
 def posted(message: PulledMessage, thread: LoopThread) -> PulledMessage:
     """The same message, to be finished from any thread."""
-    # What a message asks of its queue is all here.
-    held = cast(AssignedQueue, PostedQueue(message, thread))
+    # All that an application asks of the queue of its message is here.
     handed = PulledMessage(
-        held, message.offset, message.timestamp_ns, message.id, message.body, message.packed
+        cast(MessageQueue, PostedQueue(message, thread)),
+        message.offset,
+        message.timestamp_ns,
+        message.id,
+        message.body,
+        message.packed,
     )
     handed.attempts, handed.errors = message.attempts, message.errors
     handed._stage = PulledMessageState.OUT

@@ -1,6 +1,6 @@
 """Handlers that block: run in threads or in processes, so that heartbeats are answered meanwhile.
 
-What runs elsewhere gets a `MessageView`, a copy, and answers by how it ends: when it returns the
+What runs elsewhere gets a view of the message, and answers by how it ends: when it returns the
 message is finished, when it raises ``Requeue`` it is put off, and when it raises anything else it
 failed.  In a process nothing of what it raises has to be understood here: it comes as text.
 
@@ -26,10 +26,10 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from martlet.client.consumer.handling.failure_policy import Reject, Requeue
-from martlet.client.consumer.message import Message, MessageView
+from martlet.client.consumer.message import MessageView, ReceivedMessage
 from martlet.client.errors import HandlerFailed
 from martlet.plural import counted
 
@@ -41,6 +41,7 @@ HandlerPlace = Literal["threads", "processes"]
 
 PlainHandler = Callable[[MessageView], object]
 """Handles a message in a thread or a process."""
+_AnyHandler = Callable[[Any], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class HandlerPool:
         ValueError: it is a coroutine function, or cannot be sent to a process.
     """
 
-    def __init__(self, handler: PlainHandler, place: HandlerPlace, size: int) -> None:
+    def __init__(self, handler: _AnyHandler, place: HandlerPlace, size: int) -> None:
         if inspect.iscoroutinefunction(handler):
             raise ValueError(f"{handler!r} is a coroutine function: those run on the event loop")
         if place == "processes":
@@ -93,7 +94,7 @@ class HandlerPool:
         context = multiprocessing.get_context("spawn")  # Others would inherit sockets and locks.
         return ProcessPoolExecutor(self._size, mp_context=context, initializer=_begin_process)
 
-    async def __call__(self, message: Message) -> None:
+    async def __call__(self, message: ReceivedMessage) -> None:
         """Have the message handled.
 
         Raises:
@@ -102,9 +103,7 @@ class HandlerPool:
             HandlerFailed: it failed in a process, or ended the thread or process.
             Exception: what it raised in a thread.
         """
-        view = MessageView(
-            message.id, message.timestamp_ns, message.attempts, message.body, message.properties
-        )
+        view = message.view()
         loop = asyncio.get_running_loop()
         try:
             if self._place == "threads":
@@ -117,7 +116,7 @@ class HandlerPool:
             self._left_at_work += 1  # Neither a thread nor a process can be told.
             raise
 
-    async def _in_process(self, view: MessageView) -> None:
+    async def _in_process(self, view: object) -> None:
         while self._suspects:
             await self._no_suspects.wait()
         self._at_work += 1
@@ -142,7 +141,7 @@ class HandlerPool:
                 raise Reject(failure.text)
             raise HandlerFailed(f"in a process:\n{failure.text}")
 
-    def _submit(self, view: MessageView, *, is_alone: bool) -> Future[_Failure | None]:
+    def _submit(self, view: object, *, is_alone: bool) -> Future[_Failure | None]:
         """Give the message to a process.
 
         A pool that broke while it was idle is replaced: its end is the fault of no message.
@@ -155,7 +154,7 @@ class HandlerPool:
             self._replace(self._executor)
             return self._executor.submit(_handle_there, self._handler, view)
 
-    async def _handle_alone(self, view: MessageView) -> _Failure | None:
+    async def _handle_alone(self, view: object) -> _Failure | None:
         """Handle a message that was at work when a process ended, with nothing else beside it."""
         self._suspects += 1
         self._no_suspects.clear()
@@ -193,7 +192,7 @@ class HandlerPool:
                 process.terminate()
 
 
-def _in_thread(handler: PlainHandler, view: MessageView) -> None:
+def _in_thread(handler: _AnyHandler, view: object) -> None:
     try:
         handler(view)
     except (SystemExit, KeyboardInterrupt) as error:
@@ -215,7 +214,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _handle_there(handler: PlainHandler, view: MessageView) -> _Failure | None:
+def _handle_there(handler: _AnyHandler, view: object) -> _Failure | None:
     """Runs in the process: what it returns can be sent, whatever the handler raises."""
     try:
         handler(view)

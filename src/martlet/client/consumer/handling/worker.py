@@ -1,48 +1,96 @@
-"""What hands messages to a handler, one after the other.
+"""Workers, which hand messages to a handler, one after the other.
 
-A consumer has as many workers as handlers may run at once.  They take messages from one queue and
-await the handler themselves: no task and no future is made for a message, and yet a handler is in a
-task of its own kind, with all that asyncio offers in one.
+A consumer has as many workers as handlers may run at once.  They take messages from one buffer and
+await the handler themselves: no task and no future is made for a message, and yet a handler runs in
+a task, with all that asyncio offers in one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 from types import CoroutineType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from martlet.client.consumer.buffer import ReceiveBuffer
 from martlet.client.consumer.handling.failure_policy import FailurePolicy, is_cancelled
-from martlet.client.consumer.message import Message
+from martlet.client.consumer.message import Message, ReceivedMessage
 
 Handler = Callable[[Message], Awaitable[object] | object]
 """Handles a message: a function, or a coroutine function."""
 
 
-class Worker:
-    """Hands messages to a handler.
+MessageT = TypeVar("MessageT", bound=ReceivedMessage)
+
+
+class BaseWorker(ABC, Generic[MessageT]):
+    """Hands messages to a handler, one after the other.
 
     Attributes:
-        message: what it is at work on, or was last.
+        message: the one that is being handled, or was last.
     """
 
-    __slots__ = ("_failures", "_handler", "_inbox", "message")
+    __slots__ = ("message",)
+
+    def __init__(self) -> None:
+        self.message: MessageT | None = None
+
+    @abstractmethod
+    async def work(self) -> None:
+        """Handle messages until no more are handed out.
+
+        A message whose handler returns is finished, unless the handler answered it; one whose
+        handler raises comes again; when the worker is cancelled, its message is given back.
+        """
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether its message is neither finished nor to be handled again."""
+        return self.message is not None and self.message.is_out
+
+    def give_back(self) -> None:
+        """Have its message handled again, if it is not answered."""
+        if self.message is not None and self.message.is_out:
+            self.message.give_back()
+
+    @abstractmethod
+    async def _fail(self, message: MessageT, error: BaseException) -> None:
+        """Deal with a message whose handler raised this."""
+
+    async def _on_error(self, message: MessageT, error: BaseException) -> None:
+        """Deal with what a handler raised; raise it again where it ends the worker.
+
+        A CancelledError ends the worker only where the worker itself was cancelled, and not
+        something that the handler awaited.
+        """
+        is_failure = isinstance(error, Exception) or (
+            isinstance(error, asyncio.CancelledError) and not is_cancelled()
+        )
+        try:
+            if not is_failure:
+                raise error
+            await self._fail(message, error)
+        except BaseException:
+            self.give_back()
+            raise
+
+
+class Worker(BaseWorker[Message]):
+    """Hands the messages of a buffer to a handler."""
+
+    __slots__ = ("_failures", "_handler", "_inbox")
 
     def __init__(self, inbox: ReceiveBuffer, handler: Handler, failures: FailurePolicy) -> None:
-        self.message: Message | None = None
+        super().__init__()
         self._inbox = inbox
         self._handler = handler
         self._failures = failures
 
     async def work(self) -> None:
-        """Handle messages until the inbox is closed.
-
-        A message whose handler returns is finished, unless the handler answered it; one whose
-        handler raises comes again; when the worker is cancelled, its message is given back.
-        """
+        """Handle messages until the buffer is closed; see `BaseWorker.work`."""
         inbox, handler = self._inbox, self._handler
         attempt_limit = self._failures.attempt_limit
         monotonic = time.monotonic
@@ -68,20 +116,8 @@ class Worker:
                 result: Any = handler(message)
                 if result is not None and (type(result) is CoroutineType or isawaitable(result)):
                     await result
-            except Exception as error:
-                self._failures.failed(message, error)
-            except asyncio.CancelledError as error:
-                if is_cancelled():
-                    self._give_back(message)
-                    raise
-                # Something that the handler awaited was cancelled, and not the worker: it goes on.
-                self._failures.failed(message, error)
             except BaseException as error:
-                if isinstance(error, SystemExit) and error.code:
-                    self._failures.failed(message, error)  # Not to end each process that gets it.
-                else:
-                    self._give_back(message)
-                raise
+                await self._on_error(message, error)
             else:
                 # What message.finish does, without its calls: this is done for each message.
                 answers = message._answers
@@ -89,7 +125,11 @@ class Worker:
                     message._answers = None
                     answers.finish(message.id)
 
-    @staticmethod
-    def _give_back(message: Message) -> None:
-        if not message.is_answered:
-            message.give_back()
+    async def _fail(self, message: Message, error: BaseException) -> None:
+        self._failures.failed(message, error)
+
+    async def _on_error(self, message: Message, error: BaseException) -> None:
+        if isinstance(error, SystemExit) and error.code:
+            # A failure, so that the message does not end each process that gets it.
+            self._failures.failed(message, error)
+        await super()._on_error(message, error)

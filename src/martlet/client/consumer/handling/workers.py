@@ -4,42 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal, cast
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from martlet.client.consumer.buffer import ReceiveBuffer
-from martlet.client.consumer.handling.auto_touch import AutoTouch
-from martlet.client.consumer.handling.failure_policy import FailurePolicy
-from martlet.client.consumer.handling.worker import Handler, Worker
+from martlet.client.consumer.handling.worker import BaseWorker
 from martlet.plural import counted
 
 if TYPE_CHECKING:
-    from martlet.client.consumer.handling.handler_pool import HandlerPlace, PlainHandler
+    from martlet.client.consumer.handling.handler_pool import HandlerPlace
 
 logger = logging.getLogger("martlet.client")
 
 CANCEL_S = 0.25
 """How long a handler that is cancelled may take to end."""
 
+WorkerT = TypeVar("WorkerT", bound=BaseWorker[Any])
+AnyHandler = Callable[[Any], Awaitable[object] | object]
+"""Handles a message, of the kind that the workers take."""
 
-class WorkerPool:
-    """Has messages handled.
 
-    Args:
-        inbox: where they are.
-        failures: what becomes of those that are not handled.
-        toucher: asks for more time meanwhile.
+class WorkerPool(Generic[WorkerT]):
+    """Runs workers.
 
     Attributes:
         wrap: makes of a handler the one that is called.
+        on_begin, on_end: called with the workers that begin, and that have ended.
     """
 
-    def __init__(self, inbox: ReceiveBuffer, failures: FailurePolicy, toucher: AutoTouch) -> None:
-        self._inbox = inbox
-        self._failures = failures
-        self._toucher = toucher
-        self.wrap: Callable[[Handler], Handler] = lambda handler: handler
-        self._workers: dict[asyncio.Task[None], Worker] = {}
+    def __init__(self) -> None:
+        self.wrap: Callable[[AnyHandler], AnyHandler] = lambda handler: handler
+        self.on_begin: Callable[[Sequence[WorkerT]], object] = lambda _workers: None
+        self.on_end: Callable[[Sequence[WorkerT]], object] = lambda _workers: None
+        self._workers: dict[asyncio.Task[None], WorkerT] = {}
 
     @property
     def size(self) -> int:
@@ -47,9 +43,19 @@ class WorkerPool:
         return len(self._workers)
 
     async def run(
-        self, handler: Handler | PlainHandler, concurrency: int, on: Literal["loop"] | HandlerPlace
+        self,
+        make_worker: Callable[[AnyHandler], WorkerT],
+        handler: AnyHandler,
+        concurrency: int,
+        on: Literal["loop"] | HandlerPlace,
     ) -> None:
-        """Have messages handled until the inbox is closed.
+        """Have messages handled until no more are handed out.
+
+        Args:
+            make_worker: makes a worker with a handler.
+            handler: called with each message.
+            concurrency: how many workers there are.
+            on: where the handler runs.
 
         Raises:
             ValueError: the handler cannot be run there.
@@ -57,22 +63,23 @@ class WorkerPool:
         if concurrency < 1:
             raise ValueError(f"concurrency={concurrency}: 1 is the least")
         if on == "loop":
-            await self._work(cast(Handler, handler), concurrency)
+            await self._work(make_worker, handler, concurrency)
             return
         # Imported where it is wanted: multiprocessing takes longer to load than the rest.
         from martlet.client.consumer.handling.handler_pool import HandlerPool
 
-        pool = HandlerPool(cast("PlainHandler", handler), on, concurrency)
+        pool = HandlerPool(handler, on, concurrency)
         try:
-            await self._work(pool, concurrency)
+            await self._work(make_worker, pool, concurrency)
         finally:
             pool.close()
 
-    async def _work(self, handler: Handler, concurrency: int) -> None:
+    async def _work(
+        self, make_worker: Callable[[AnyHandler], WorkerT], handler: AnyHandler, concurrency: int
+    ) -> None:
         handler = self.wrap(handler)
-        workers = [Worker(self._inbox, handler, self._failures) for _ in range(concurrency)]
-        self._toucher.begin(workers)
-        self._inbox.worker_count += concurrency
+        workers = [make_worker(handler) for _ in range(concurrency)]
+        self.on_begin(workers)
         try:
             async with asyncio.TaskGroup() as group:
                 for number, worker in enumerate(workers):
@@ -80,27 +87,28 @@ class WorkerPool:
                     self._workers[task] = worker
                     task.add_done_callback(self._workers.pop)
         finally:
-            self._toucher.end(workers)
-            self._inbox.worker_count -= concurrency
+            self.on_end(workers)
 
     async def end(self, timeout_s: float, besides: Iterable[asyncio.Task[object]] = ()) -> None:
         """Wait until the handlers are done, no longer than so; cancel the others.
 
-        What those are at work on is given back, whether they heed it or not.  The worker that
-        calls this is not waited for, nor are those ``besides``, which wait for this.
+        Their messages are given back, whether the handlers heed that or not.  The worker that calls
+        this is not waited for, nor are those ``besides``, which wait for this.
         """
         others = self._workers.keys() - {asyncio.current_task(), *besides}
         if not others:
             return
         _, late = await asyncio.wait(others, timeout=timeout_s)
         if late:
-            told = counted(len(late), "handler is", "handlers are")
-            logger.warning("%s not done after %.3g s: cancelled", told, timeout_s)
+            handlers = counted(len(late), "handler is", "handlers are")
+            logger.warning("%s not done after %.3g s: cancelled", handlers, timeout_s)
             for task in late:
                 task.cancel()
             await asyncio.wait(late, timeout=CANCEL_S)
         for task in late & self._workers.keys():
-            message = self._workers[task].message
-            if message is not None and not message.is_answered:
-                logger.error("the handler of %r does not end, though it was cancelled", message)
-                message.give_back()
+            worker = self._workers[task]
+            if worker.is_at_work:
+                logger.error(
+                    "the handler of %r does not end, though it was cancelled", worker.message
+                )
+                worker.give_back()

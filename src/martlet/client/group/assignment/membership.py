@@ -27,7 +27,7 @@ from martlet.client.group.assignment.planner import Planner
 from martlet.client.group.message import PulledMessage
 from martlet.client.group.queues.assigned_queue import AssignedQueue, AssignmentState
 from martlet.client.group.queues.fetcher import ERROR_PAUSE_S, GONE
-from martlet.client.group.session import BrokerSession, Settings
+from martlet.client.group.session import PullSession, SessionSettings
 from martlet.client.transport.connection import Connection
 from martlet.client.transport.dialer import Dialer
 
@@ -39,7 +39,7 @@ ASK_MS = 15_000
 """How long the broker may hold the question who has which queue; it is never above half a lease."""
 
 
-class BrokerMembership(BrokerSession):
+class BrokerMembership(PullSession):
     """Is a member of a group as long as it can.
 
     Args:
@@ -58,7 +58,7 @@ class BrokerMembership(BrokerSession):
         self,
         address: Address,
         dialer: Dialer,
-        settings: Settings,
+        settings: SessionSettings,
         group: str,
         joining: Mapping[str, Any],
         planner: Planner,
@@ -110,28 +110,18 @@ class BrokerMembership(BrokerSession):
     async def _attend(self, connection: Connection) -> None:
         joined = await connection.call("group.join", **self._group, **self._joining)
         self._member = member = {**self._group, "member": joined.fields["member"]}
-        tasks: list[asyncio.Task[None]] = []
-        assert self._over is not None
         try:
-            self.is_there(connection)
+            self.set_connected(connection)
             self._planner.met(self)
             await self._heed(connection, joined.fields)
             self.mark_attempted()
-            tasks.append(asyncio.create_task(self._follow(connection), name="martlet assignment"))
-            if self.settings.auto_commit:
-                task = asyncio.create_task(self._commit_regularly(), name="martlet commit")
-                tasks.append(task)
-            ends: list[asyncio.Future[Any]] = [self._over, connection.lost, *tasks]
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                if task.done():
-                    task.result()  # Raises what broke it.
+            await self._wait_over(connection, self._follow(connection))
         finally:
             self._member = self.roster = None
             self._planner.lost(self)
             self._since.clear()
             self._releasing.clear()
-            tasks += [*self._leaving.values(), *self._errands]
+            tasks = [*self._leaving.values(), *self._errands]
             self._leaving.clear()
             for task in tasks:
                 task.cancel()
@@ -218,7 +208,7 @@ class BrokerMembership(BrokerSession):
             told_of = ours[held.place.queue]
             self._since[held.place.queue] = told_of["since"]
             held.end_offset = int(told_of["end_offset"])
-        await self.settings.watcher.assigned([held.place for held in taken])
+        await self.settings.listener.assigned([held.place for held in taken])
         self._begin(connection, [self.held[number] for number in fresh if number in self.held])
 
     def _prepare(self, held: AssignedQueue) -> None:
@@ -263,7 +253,7 @@ class BrokerMembership(BrokerSession):
         task.add_done_callback(self._errands.discard)
         self._releasing.add(number)
         try:
-            await self.settings.watcher.revoked([held.place])
+            await self.settings.listener.revoked([held.place])
             is_ours = self.settings.auto_commit
             offset = held.next_commit if is_ours else held.committed
             self._drop(held)
@@ -377,7 +367,7 @@ class BrokerMembership(BrokerSession):
             held.begin_leaving()
         try:
             async with asyncio.timeout(timeout_s):
-                await self.settings.watcher.revoked(places)
+                await self.settings.listener.revoked(places)
                 if self.settings.auto_commit:
                     await self.commit()
                 await connection.call("group.leave", **member)

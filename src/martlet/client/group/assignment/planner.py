@@ -22,13 +22,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from martlet.addresses import Address
 from martlet.client.errors import CallRefused, ClientError
 from martlet.client.group.assignment.plan import AllocationChoice, GroupView, plan
-
-if TYPE_CHECKING:
-    from martlet.client.group.assignment.membership import BrokerMembership
 
 logger = logging.getLogger("martlet.client")
 
@@ -40,6 +38,23 @@ ABSENT_S = 20.0
 RETRY_S = 1.0
 ANSWER_S = 5.0
 """How long a broker may take to answer."""
+
+
+class Member(Protocol):
+    """A membership of the consumer at one broker, as far as the planner needs it."""
+
+    address: Address
+    roster: int | None
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the broker counts the consumer as a member."""
+
+    async def call(self, method: str, **fields: Any) -> Mapping[str, Any]:
+        """Call the broker as a member."""
+
+    async def describe_group(self) -> Mapping[str, Any]:
+        """Ask what the broker knows of the group."""
 
 
 class Planner:
@@ -58,19 +73,19 @@ class Planner:
         self.name = f"{client_id}@{token_hex(8)}"
         self._topic = topic
         self._choice = choice
-        self._seen_s: dict[BrokerMembership, float] = {}
+        self._seen_s: dict[Member, float] = {}
         """When it was a member there for the last time."""
-        self._announced: dict[BrokerMembership, int] = {}
+        self._announced: dict[Member, int] = {}
         """At how many brokers we are, as the broker was told last."""
-        self._alone: set[BrokerMembership] = set()
+        self._alone: set[Member] = set()
         """Where the broker knows no leaders."""
-        self._pictures: dict[BrokerMembership, GroupView] = {}
+        self._pictures: dict[Member, GroupView] = {}
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._has_failed = False
         self._is_closed = False
 
-    def met(self, post: BrokerMembership) -> None:
+    def met(self, post: Member) -> None:
         """It has become a member there."""
         self._announced.pop(post, None)
         self._alone.discard(post)
@@ -80,7 +95,7 @@ class Planner:
         self._seen_s[post] = asyncio.get_running_loop().time()
         self.wake()
 
-    def lost(self, post: BrokerMembership) -> None:
+    def lost(self, post: Member) -> None:
         """It is no member there any more."""
         if post in self._seen_s:
             self._seen_s[post] = asyncio.get_running_loop().time()
@@ -120,7 +135,7 @@ class Planner:
                 )
                 self._has_failed = True
 
-    def _posts(self) -> list[BrokerMembership]:
+    def _posts(self) -> list[Member]:
         """Where we are a member; who has gone for too long is forgotten."""
         now_s = asyncio.get_running_loop().time()
         for post, seen_s in list(self._seen_s.items()):
@@ -128,13 +143,13 @@ class Planner:
                 self._forget(post)
         return [post for post in self._seen_s if post.is_member]
 
-    def _forget(self, post: BrokerMembership) -> None:
+    def _forget(self, post: Member) -> None:
         del self._seen_s[post]
         self._announced.pop(post, None)
         self._alone.discard(post)
         self._pictures.pop(post, None)
 
-    async def _volunteer(self, posts: Sequence[BrokerMembership], is_again: bool) -> None:
+    async def _volunteer(self, posts: Sequence[Member], is_again: bool) -> None:
         """Tell brokers at how many of them we are, where they do not know; or all of them, since
         one may have passed us over.
         """
@@ -154,13 +169,13 @@ class Planner:
             if answer is not None and post not in self._alone:
                 self._announced[post] = count
 
-    async def _plan(self, posts: Sequence[BrokerMembership]) -> None:
+    async def _plan(self, posts: Sequence[Member]) -> None:
         """Share the queues out, where we lead."""
         if all(post.roster is None for post in posts):
             return
         asked = sorted((p for p in posts if p not in self._alone), key=lambda p: str(p.address))
         told = await asyncio.gather(*(self._ask(p, p.describe_group()) for p in asked))
-        live: dict[BrokerMembership, GroupView] = {}
+        live: dict[Member, GroupView] = {}
         names: set[str] = set()
         for post, fields in zip(asked, told, strict=True):
             if fields is not None:
@@ -185,7 +200,7 @@ class Planner:
         )
 
     async def _ask(
-        self, post: BrokerMembership, call: Awaitable[Mapping[str, Any]]
+        self, post: Member, call: Awaitable[Mapping[str, Any]]
     ) -> Mapping[str, Any] | None:
         """What a broker answers; None where it does not, and is asked again soon."""
         try:

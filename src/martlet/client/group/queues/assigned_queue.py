@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice, takewhile
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from martlet.client.group.batch import PulledBatch
 from martlet.client.group.counters import PullCounts
@@ -32,10 +32,6 @@ from martlet.client.group.queues.queue_id import QueueId
 from martlet.client.group.started import Say, StartedTracker
 from martlet.client.group.stats import QueueStats
 from martlet.protocol.nsq.message_run import FRAME_HEADER_BYTES, MessageRun
-
-if TYPE_CHECKING:
-    from martlet.client.group.queues.ready_queues import ReadyQueues
-
 
 SHORT_WAIT_S = 0.001
 
@@ -49,6 +45,20 @@ class AssignmentState(Enum):
     """To be given back once nobody is at work on it."""
     CLOSED = "closed"
     """Not ours."""
+
+
+class QueueLine(Protocol):
+    """What hands out the messages of several queues, as far as a queue needs it."""
+
+    at_work: int
+    is_held_back: bool
+    on_lost_often: Callable[[PulledMessage, int], object]
+
+    def add(self, held: AssignedQueue) -> None:
+        """Have messages of it handed out, if there are any."""
+
+    def look_again(self) -> None:
+        """Hand out what waited until nothing else was handled."""
 
 
 class AssignedQueue:
@@ -87,7 +97,7 @@ class AssignedQueue:
         offset: int,
         id_base: int,
         limits: FlowLimits,
-        line: ReadyQueues,
+        line: QueueLine,
         tally: PullCounts,
     ) -> None:
         self.topic = topic
@@ -267,9 +277,7 @@ class AssignedQueue:
         if alone:
             return False
         message.attempts -= 1
-        self.put_off(message)
-        wait_s = max(charge.wait_s(), SHORT_WAIT_S)
-        asyncio.get_running_loop().call_later(wait_s, self.put_back, message)
+        self.retry_later(message, max(charge.wait_s(), SHORT_WAIT_S))
         return True
 
     def _end_work(self) -> None:
@@ -377,8 +385,19 @@ class AssignedQueue:
         self.size_bytes -= len(batch.piece.run.raw)
         self._settled()
 
+    def retry_later(self, message: PulledMessage, delay_s: float) -> None:
+        """Have it handed out again after so many seconds."""
+        self.put_off(message)
+        asyncio.get_running_loop().call_later(delay_s, self.put_back, message)
+
+    def give_up(self, message: PulledMessage) -> None:
+        """Have it done, as it is kept elsewhere."""
+        self.tally.dead += 1
+        if message.is_out:
+            self.finish(message)
+
     def put_off(self, message: PulledMessage) -> None:
-        """Nobody is at work on it any more; it is not done, and waits for its time."""
+        """Note that nothing handles it any more; it is not done, and waits for its time."""
         message._stage = PulledMessageState.WAITING
         self.tally.requeued += 1
         self._end(message)

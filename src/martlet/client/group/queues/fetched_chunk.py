@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from martlet.client.group.message import PulledMessage
 from martlet.protocol.nsq.frames import MESSAGE
 from martlet.protocol.nsq.message_run import FRAME_SIZE_EXTRA, MessageRun
-
-if TYPE_CHECKING:
-    from martlet.client.group.message import PulledMessage
 
 _MASK = (1 << 64) - 1
 _HEAD = Struct(">IIqH16s")

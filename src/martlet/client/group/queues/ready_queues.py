@@ -10,14 +10,11 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from martlet.client.consumer.waiters import Waiters
-
-if TYPE_CHECKING:
-    from martlet.client.group.batch import PulledBatch
-    from martlet.client.group.message import PulledMessage
-    from martlet.client.group.queues.assigned_queue import AssignedQueue
+from martlet.client.group.batch import PulledBatch
+from martlet.client.group.message import PulledMessage
+from martlet.client.group.queues.assigned_queue import AssignedQueue
 
 
 class ReadyQueues(Waiters):

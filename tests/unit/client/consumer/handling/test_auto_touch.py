@@ -104,7 +104,7 @@ async def test_what_iterating_has_handed_out_is_touched_as_long_as_it_is_held(
         ScriptedBroker(msg_timeout=60_000, max_msg_timeout=600) as broker,
         Consumer("t", "c", broker.address) as consumer,
     ):
-        consumer._toucher.connected(0.08)  # as if a broker gave messages so little time
+        consumer._auto_touch.connected(0.08)  # as if a broker gave messages so little time
         broker.deliver(1, 2, 3)
         messages = [await anext(consumer) for _ in range(3)]
         messages.pop().finish()
@@ -124,7 +124,7 @@ async def test_that_touches_do_not_help_any_more_is_told_however_late_that_is_se
         ScriptedBroker(msg_timeout=60_000, max_msg_timeout=200) as broker,
         Consumer("t", "c", broker.address) as consumer,
     ):
-        consumer._toucher.connected(0.08)
+        consumer._auto_touch.connected(0.08)
         broker.deliver(1)
         message = await anext(consumer)
         await broker.until(lambda: broker.answered("TOUCH"))
@@ -150,7 +150,7 @@ async def test_a_message_that_has_waited_is_touched_when_iterating_hands_it_out(
     ):
         broker.deliver(1, 2)
         await eventually(lambda: consumer.counts.received == 2)
-        (subscription,) = consumer._brokers.subscriptions
+        (subscription,) = consumer._brokers.sessions
         assert subscription._answers is not None
         subscription._answers.touch_before_s = 61.0  # all have waited for long
         messages = [await anext(consumer) for _ in range(2)]
@@ -165,7 +165,7 @@ async def test_nothing_that_iterating_has_handed_out_is_touched_where_it_is_not_
     ):
         broker.deliver(1, 2)
         message = await anext(consumer)
-        assert consumer._toucher._timer is None
+        assert consumer._auto_touch._timer is None
         message.finish()
         await broker.until(lambda: broker.answered("FIN") == [1])
     assert broker.answered("TOUCH") == []

@@ -1,0 +1,109 @@
+"""Settings: as objects, as keywords, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from martlet.client import (
+    Backoff,
+    BroadcastConsumer,
+    ConnectionSettings,
+    Consumer,
+    DeliverySettings,
+    FlowLimits,
+    HandlerSettings,
+    Identity,
+    MembershipSettings,
+    ProgressSettings,
+    PullConsumer,
+    Rotation,
+)
+from martlet.client import sync as blocking
+from martlet.client.consumer.settings import ConsumerOptions
+from martlet.client.group.settings import MemberOptions, PullOptions
+from martlet.client.settings import ConnectionOptions, apply_options
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        (ConnectionOptions, [ConnectionSettings]),
+        (ConsumerOptions, [ConnectionSettings, DeliverySettings, HandlerSettings]),
+        (PullOptions, [ConnectionSettings, ProgressSettings, FlowLimits, HandlerSettings]),
+        (
+            MemberOptions,
+            [ConnectionSettings, MembershipSettings, ProgressSettings, FlowLimits, HandlerSettings],
+        ),
+    ],
+)
+def test_each_field_is_a_keyword_and_no_field_is_in_two_settings(
+    options: Any, settings: list[Any]
+) -> None:
+    names = [field.name for each in settings for field in fields(each)]
+    assert sorted(options.__annotations__) == sorted(names)
+
+
+def test_a_keyword_replaces_its_field_and_none_leaves_it() -> None:
+    options = {"tls": True, "max_in_flight": 5, "identity": None, "rotation": None}
+    rotation = Rotation(low_rdy_timeout_s=7)
+    connection, delivery = apply_options(
+        Consumer,
+        options,
+        ConnectionSettings(connect_timeout_s=2, identity=Identity(client_id="me")),
+        DeliverySettings(rotation=rotation, tags="red || blue"),
+    )
+    assert connection.tls is True
+    assert connection.connect_timeout_s == 2
+    assert connection.secured_identity == Identity(client_id="me", tls=True)
+    assert delivery == DeliverySettings(max_in_flight=5, rotation=rotation, tags=["red", "blue"])
+    assert delivery.policy == {"tags": ["red", "blue"]}
+
+
+async def test_consumers_take_settings_and_keywords() -> None:
+    consumer = Consumer(
+        "t", "c", delivery=DeliverySettings(max_in_flight=7), handling=HandlerSettings(retry=None)
+    )
+    assert consumer.max_in_flight == 7
+    assert Consumer("t", "c", max_in_flight=8, backoff=None).max_in_flight == 8
+    pull = PullConsumer("t", "g", limits=FlowLimits(max_messages=3), max_bytes=9)
+    assert (pull._settings.limits.max_messages, pull._settings.limits.max_bytes) == (3, 9)
+    each = BroadcastConsumer("t", offsets=None, retry=Backoff(), auto_commit=False)
+    assert not each._settings.auto_commit
+    assert blocking.Consumer("t", "c", max_in_flight=6)._consumer.max_in_flight == 6
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (
+            lambda: Consumer("t", "c", max_in_flight=0),
+            ValueError,
+            "max_in_flight=0: 1 is the least",
+        ),
+        (lambda: Consumer("t", "c", order="up"), ValueError, "order='up' must be 'key' or 'queue'"),  # type: ignore[arg-type]
+        (lambda: Consumer("t", "c", stall_after_s=-1), ValueError, "stall_after_s=-1: 0 is the"),
+        (lambda: Consumer("t", "c", max_attempts=-1), ValueError, "max_attempts=-1: 0 is the"),
+        (lambda: Consumer("t", "c", max_attempts=70_000), ValueError, "max_attempts=70000 must be"),
+        (lambda: Consumer("t", "c", connect_timeout_s=0), ValueError, "timeout_s=0 must be above"),
+        (lambda: Consumer("t", "c", close_timeout_s=-1), ValueError, "close_timeout_s=-1: 0 is"),
+        (lambda: Consumer("t", "c", lookup="a", lookup_poll_s=0), ValueError, "lookup_poll_s=0"),
+        (lambda: PullConsumer("t", "g", leave_timeout_s=-1), ValueError, "leave_timeout_s=-1: 0"),
+        (lambda: PullConsumer("t", "g", commit_every_s=-1), ValueError, "commit_every_s=-1: 0 is"),
+        (
+            lambda: Consumer("t", "c", max_inflight=1),  # type: ignore[call-arg]
+            TypeError,
+            r"Consumer\(\) has no keyword argument 'max_inflight'; did you mean 'max_in_flight'\?",
+        ),
+        (
+            lambda: BroadcastConsumer("t", offsets=None, lease_s=5),  # type: ignore[call-arg]
+            TypeError,
+            r"BroadcastConsumer\(\) has no keyword argument 'lease_s'",
+        ),
+    ],
+)
+async def test_what_makes_no_sense_is_refused(make: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        make()
