@@ -27,22 +27,20 @@ class BatchQueue(Protocol):
         """Have its messages handed out again."""
 
 
-class PulledBatch(Decoded):
-    """Messages of one queue, in order: done when the next batch is asked for, or `finish` called.
+class PulledColumns(Decoded):
+    """Messages of one queue, in order.
 
     Attributes:
-        count: how many there are.
+        topic: the topic's name.
+        place: their queue, and at which broker that is.
         piece: their bytes.
-        keys: the offsets under which their queue notes that they were begun.
-        is_finished: whether they are done.
     """
 
-    def __init__(self, held: BatchQueue, piece: FetchedChunk, keys: tuple[int, ...]) -> None:
+    def __init__(self, topic: str, place: QueueId, piece: FetchedChunk) -> None:
         super().__init__(piece.run)
+        self.topic = topic
+        self.place = place
         self.piece = piece
-        self.keys = keys
-        self.is_finished = False
-        self._held = held
 
     def __repr__(self) -> str:
         return (
@@ -51,24 +49,29 @@ class PulledBatch(Decoded):
         )
 
     @property
-    def topic(self) -> str:
-        """The topic's name."""
-        return self._held.topic
-
-    @property
     def queue(self) -> int:
         """The number of their queue."""
-        return self._held.place.queue
-
-    @property
-    def place(self) -> QueueId:
-        """Their queue, and at which broker that is."""
-        return self._held.place
+        return self.place.queue
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
         """The offset of each in the queue, rising; not always without gaps."""
         return np.fromiter(self.piece.offsets(), np.int64, self.count)
+
+
+class PulledBatch(PulledColumns):
+    """Messages of one queue, in order: done when the next batch is asked for, or `finish` called.
+
+    Attributes:
+        keys: the offsets under which their queue notes that they were begun.
+        is_finished: whether they are done.
+    """
+
+    def __init__(self, held: BatchQueue, piece: FetchedChunk, keys: tuple[int, ...]) -> None:
+        super().__init__(held.topic, held.place, piece)
+        self.keys = keys
+        self.is_finished = False
+        self._held = held
 
     @property
     def is_out(self) -> bool:

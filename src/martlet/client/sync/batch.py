@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from martlet.client.consumer import batch as asynchronous
 from martlet.client.consumer.batch import Where
-from martlet.client.sync.columns import Decoded
+from martlet.client.consumer.columns import Decoded
+from martlet.client.sync.loop_thread import LoopThread
 
 
-class Batch(Decoded[asynchronous.Batch]):
+class Batch(Decoded):
     """Messages of one broker, in flight to you until you answer them or their time runs out.
 
     It is `martlet.client.Batch`; what that awaits, this does before it returns.
     """
 
-    @property
-    def attempts(self) -> NDArray[np.uint16]:
-        """How often each message has been delivered, this time included."""
-        return self._batch.attempts
+    def __init__(self, batch: asynchronous.Batch, thread: LoopThread) -> None:
+        super().__init__(batch._run)
+        self._batch = batch
+        self._thread = thread
+
+    def __repr__(self) -> str:
+        return repr(self._batch)
 
     @property
     def unanswered_count(self) -> int:

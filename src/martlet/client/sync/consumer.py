@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -15,10 +14,10 @@ from martlet.client.consumer import consumer as asynchronous
 from martlet.client.consumer.message import Message
 from martlet.client.consumer.stats import ConsumerStats, Counts
 from martlet.client.sync.acks import PostedAnswers, posted
+from martlet.client.sync.base import Asked, SyncConsumerBase, called, next_of
 from martlet.client.sync.batch import Batch
-from martlet.client.sync.handlers import Handlers, workers_here
+from martlet.client.sync.handlers import Handlers
 from martlet.client.sync.loop_thread import LoopThread
-from martlet.client.sync.proxy import SyncProxy
 from martlet.client.sync.signatures import like
 
 if TYPE_CHECKING:
@@ -26,10 +25,8 @@ if TYPE_CHECKING:
     from martlet.client.consumer.handling.give_back import Late
     from martlet.client.consumer.handling.handler_pool import HandlerPlace
 
-T = TypeVar("T")
 
-
-class Consumer(SyncProxy):
+class Consumer(SyncConsumerBase[asynchronous.Consumer]):
     """Receives the messages of a channel from one or several brokers, in any number of threads.
 
     ::
@@ -45,25 +42,14 @@ class Consumer(SyncProxy):
 
     @like(asynchronous.Consumer.__init__)
     def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__()
-        self._consumer = asynchronous.Consumer(*arguments, **settings)
+        super().__init__(asynchronous.Consumer(*arguments, **settings))
         self._ready: deque[Message] = deque()
         """Taken out of the loop, and not handed out."""
         self._consumer._returner.besides = self._take_late
         self._expires_at_s = self._touch_at_s = 0.0
         self._refilling = threading.Lock()
 
-    def __enter__(self) -> Consumer:
-        """Connect and subscribe.
-
-        Raises:
-            SubscribeRefused, ConnectRefused: a broker will not have it.
-            Closed: it has been connected before; make a new Consumer.
-        """
-        self._enter(self._consumer.__aenter__())
-        return self
-
-    # Three ways to get the messages.
+    # three ways to get the messages
 
     def __iter__(self) -> Iterator[Message]:
         return self
@@ -73,7 +59,7 @@ class Consumer(SyncProxy):
         thread = self._entered()
         while not self._consumer._buffer.is_closed:
             if self._ready and time.monotonic() > self._expires_at_s:
-                self._drop(thread)
+                self._drop()
             try:
                 message = self._ready.popleft()
             except IndexError:
@@ -83,7 +69,7 @@ class Consumer(SyncProxy):
             if time.monotonic() > self._touch_at_s:
                 message.touch()
             return message
-        thread.call(self._check())
+        self._ask(self._consumer._buffer.check)
         raise StopIteration
 
     def batches(self, *, max_messages: int = 10_000, max_wait_ms: float = 0) -> Iterator[Batch]:
@@ -96,7 +82,7 @@ class Consumer(SyncProxy):
         self._give_back()
         batches = self._consumer.batches(max_messages=max_messages, max_wait_ms=max_wait_ms)
         while True:
-            batch = thread.call(_next(batches))
+            batch = thread.call(next_of(batches))
             if batch is None:
                 return
             yield Batch(batch, thread)
@@ -111,9 +97,9 @@ class Consumer(SyncProxy):
         """Hand each message to the handler until the consumer is stopped or closed.
 
         When the handler returns, the message is finished, unless it answered the message itself;
-        when it raises ``Requeue`` the message is put off; when it raises ``Reject`` a Martlet
-        broker puts it into the channel's dead-letter topic; when it raises anything else, that is
-        logged and the message requeued, for longer with each attempt.
+        when it raises ``Requeue`` the message comes again later; when it raises ``Reject`` a
+        Martlet broker puts it into the channel's dead-letter topic; when it raises anything else,
+        that is logged and the message requeued, for longer with each attempt.
 
         On Ctrl-C the handlers at work end what they do, and KeyboardInterrupt is raised.
 
@@ -124,8 +110,8 @@ class Consumer(SyncProxy):
             on: ``threads``, of which the one that calls this is the first, or ``processes``.
 
         Raises:
-            SubscribeRefused, ConnectRefused: a broker would no longer have it when connecting
-                again.
+            SubscribeRefused, ConnectRefused: a broker no longer takes the consumer when it
+                connects again.
             ValueError: the handler cannot be run there.
         """
         thread = self._entered()
@@ -150,64 +136,21 @@ class Consumer(SyncProxy):
             raise
         thread.result(running)
 
-    # What there is to be told and to be known.
+    # state and control
 
-    def stop(self) -> None:
-        """Take no more messages: iterators end, and ``run`` returns once its handlers have."""
-        thread = self._entered()
-        thread.call(_called(self._consumer.stop))
+    stop = called(asynchronous.Consumer.stop)
+    pause = called(asynchronous.Consumer.pause)
+    resume = called(asynchronous.Consumer.resume)
+    change_max_in_flight = called(asynchronous.Consumer.change_max_in_flight)
+    counts = Asked[Counts](asynchronous.Consumer.counts)
+    stats = Asked[ConsumerStats](asynchronous.Consumer.stats)
+    connected_count = Asked[int](asynchronous.Consumer.connected_count)
 
-    def pause(self) -> None:
-        """Ask for no more messages until ``resume``; what is here already is handed out."""
-        self._entered().call(_called(self._consumer.pause))
-
-    def resume(self) -> None:
-        """Ask for messages again."""
-        self._entered().call(_called(self._consumer.resume))
-
-    def change_max_in_flight(self, max_in_flight: int) -> None:
-        """Let so many be here from now on; 0 lets none come.
-
-        Raises:
-            ValueError: it is negative.
-        """
-        self._entered().call(_called(self._consumer.change_max_in_flight, max_in_flight))
-
-    @property
-    def counts(self) -> Counts:
-        """What the consumer has done so far."""
-        return self._entered().call(_called(lambda: self._consumer.counts))
-
-    @property
-    def stats(self) -> ConsumerStats:
-        """How the consumer stands, and what it has done so far."""
-        return self._entered().call(_called(lambda: self._consumer.stats))
-
-    @property
-    def connected_count(self) -> int:
-        """How many brokers the consumer is subscribed at now."""
-        return self._entered().call(_called(lambda: self._consumer.connected_count))
-
-    def close(self) -> None:
-        """Stop, wait for handlers at work, give back what is not answered, and hang up.
-
-        A handler that calls this does not wait for itself; its message comes again.
-        """
-        thread = self._thread
-        if thread is None or thread.is_forked:
-            return
+    def _before_close(self) -> None:
         self.stop()
         self._give_back()
-        thread.call(self._close(tuple(workers_here())))
 
-    async def _close(self, besides: tuple[asyncio.Task[object], ...]) -> None:
-        await asyncio.sleep(0)  # What was posted before is written.
-        await self._consumer._close(besides)
-
-    async def _check(self) -> None:
-        self._consumer._buffer.check()
-
-    # Between the loop and the other threads.
+    # between the loop and the other threads
 
     def _give_back(self) -> None:
         """Let others have what is ready here and was not handed out."""
@@ -255,25 +198,17 @@ class Consumer(SyncProxy):
             late.setdefault(answers, []).append(message.id)
         return [(answers, np.array(ids, "S16").view("V16")) for answers, ids in late.items()]
 
-    def _drop(self, thread: LoopThread) -> None:
+    def _drop(self) -> None:
         """The time of what is ready has run out: the broker delivers it again."""
         with self._refilling:
             if time.monotonic() <= self._expires_at_s or not self._ready:
                 return
             dropped = list(self._ready)
             self._ready.clear()
-        thread.call(_called(self._dropped, dropped))
+        self._ask(self._dropped, dropped)
 
     def _dropped(self, messages: list[Message]) -> None:
         for message in messages:
             cast(PostedAnswers, message._answers).answers.dropped += 1
             message._answers = None
         self._consumer._buffer.on_expired(len(messages))
-
-
-async def _called(function: Callable[..., T], *arguments: Any) -> T:
-    return function(*arguments)
-
-
-async def _next(batches: AsyncIterator[T]) -> T | None:
-    return await anext(batches, None)

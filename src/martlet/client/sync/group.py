@@ -7,48 +7,26 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from functools import partial
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal
 
 from martlet.client.errors import Closed
 from martlet.client.group import broadcast
 from martlet.client.group import consumer as asynchronous
-from martlet.client.group.base import PullConsumerBase, Wanted
+from martlet.client.group.base import PullConsumerBase
 from martlet.client.group.counters import PullCounts
 from martlet.client.group.iteration import HandedT, Iteration
 from martlet.client.group.message import PulledMessage
 from martlet.client.group.queues.queue_id import QueueId
-from martlet.client.group.start_position import Start
 from martlet.client.group.stats import PullStats
+from martlet.client.sync.base import Asked, SyncConsumerBase, awaited, called, next_of
 from martlet.client.sync.group_batch import PulledBatch, posted
 from martlet.client.sync.handlers import workers_here
 from martlet.client.sync.loop_thread import LoopThread
-from martlet.client.sync.proxy import SyncProxy
 from martlet.client.sync.signatures import like
 
-T = TypeVar("T")
 
-
-class SyncPullBase(SyncProxy):
-    """A pull consumer in the event loop's thread, for any other thread.
-
-    Functions that are told of something, such as ``on_assigned``, are called in the event loop's
-    thread: they must return soon, and cannot call the consumer.
-    """
-
-    def __init__(self, consumer: PullConsumerBase) -> None:
-        super().__init__()
-        self._consumer = consumer
-
-    def __enter__(self) -> Self:
-        """Connect.
-
-        Raises:
-            SubscribeRefused, ConnectRefused: a broker will not have it.
-            Closed: it has been connected before; make a new one.
-        """
-        self._enter(self._consumer.__aenter__())
-        return self
+class SyncPullBase(SyncConsumerBase[PullConsumerBase]):
+    """A pull consumer in the event loop's thread, for any other thread."""
 
     # three ways to get the messages
 
@@ -56,11 +34,11 @@ class SyncPullBase(SyncProxy):
         """The messages, one by one, those of each queue in order.
 
         A message is done when the loop asks for the next one, or ``message.finish()`` was called.
-        Where the loop is left before, the message comes again.  Each costs a word with the event
-        loop's thread; `batches` has it once for many.
+        Where the loop is left before, the message comes again.  Each costs a call of the event
+        loop's thread; `batches` makes one for many.
         """
         thread = self._entered()
-        messages = thread.call(_called(self._consumer._messages))
+        messages = self._ask(self._consumer._messages)
         for message in _each(messages, thread):
             yield posted(message, thread)
 
@@ -72,10 +50,8 @@ class SyncPullBase(SyncProxy):
         The arguments are those of `martlet.client.PullConsumer.batches`.
         """
         thread = self._entered()
-        batches = thread.call(
-            _called(
-                partial(self._consumer.batches, max_messages=max_messages, max_wait_ms=max_wait_ms)
-            )
+        batches = self._ask(
+            self._consumer.batches, max_messages=max_messages, max_wait_ms=max_wait_ms
         )
         for batch in _each(batches, thread):
             yield PulledBatch(batch, thread)
@@ -129,88 +105,21 @@ class SyncPullBase(SyncProxy):
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    # where in the queues one is
+    # offsets, state and control
 
-    def _ask(self, function: Callable[..., T], *arguments: Any) -> T:
-        return self._entered().call(_called(function, *arguments))
-
-    @property
-    def assignment(self) -> tuple[QueueId, ...]:
-        """The queues that are held."""
-        return self._ask(lambda: self._consumer.assignment)
-
-    def position(self, queue: Wanted) -> int:
-        """The offset of what is handed out next of a queue. Raises ValueError."""
-        return self._ask(self._consumer.position, queue)
-
-    def committed(self, queue: Wanted) -> int:
-        """The offset that was kept last. Raises ValueError."""
-        return self._ask(self._consumer.committed, queue)
-
-    def lag(self, queue: Wanted) -> int:
-        """How many messages there were behind those that are done, when it was last fetched from.
-
-        Raises ValueError.
-        """
-        return self._ask(self._consumer.lag, queue)
-
-    def seek(self, queue: Wanted, to: Start) -> None:
-        """Go on elsewhere in a queue; see `martlet.client.PullConsumer.seek`."""
-        self._entered().call(self._consumer.seek(queue, to))
-
-    def pause(self, *queues: Wanted) -> None:
-        """Hand out and fetch nothing of these queues, or of all that are held now."""
-        self._ask(self._consumer.pause, *queues)
-
-    def resume(self, *queues: Wanted) -> None:
-        """Go on with these queues, or with all."""
-        self._ask(self._consumer.resume, *queues)
-
-    def commit(self) -> None:
-        """Keep how far the queues have come, now.
-
-        What iterators handed out last counts as done: call this when it is.
-
-        Raises:
-            ClientError, OSError: it could not be kept.
-        """
-        self._entered().call(self._consumer.commit())
-
-    @property
-    def tally(self) -> PullCounts:
-        """What became of messages at the brokers that there are."""
-        return self._ask(lambda: self._consumer.tally)
-
-    @property
-    def stats(self) -> PullStats:
-        """How the consumer stands, and what it has done so far."""
-        return self._ask(lambda: self._consumer.stats)
-
-    @property
-    def is_starved(self) -> bool:
-        """Whether more could be fetched if what is here were handled faster."""
-        return self.stats.is_starved
-
-    @property
-    def connected_count(self) -> int:
-        """At how many brokers it is."""
-        return self._ask(lambda: self._consumer.connected_count)
-
-    # the end
-
-    def stop(self) -> None:
-        """Hand out nothing more: iterators end, and ``run`` returns once its handlers have."""
-        self._ask(self._consumer.stop)
-
-    def close(self) -> None:
-        """Stop, wait for handlers at work, keep how far the queues have come, and hang up.
-
-        A handler that calls this does not wait for itself; its message comes again.
-        """
-        thread = self._thread
-        if thread is None or thread.is_forked:
-            return
-        thread.call(self._consumer._close(tuple(workers_here())))
+    position = called(PullConsumerBase.position)
+    committed = called(PullConsumerBase.committed)
+    lag = called(PullConsumerBase.lag)
+    seek = awaited(PullConsumerBase.seek)
+    pause = called(PullConsumerBase.pause)
+    resume = called(PullConsumerBase.resume)
+    commit = awaited(PullConsumerBase.commit)
+    stop = called(PullConsumerBase.stop)
+    assignment = Asked[tuple[QueueId, ...]](PullConsumerBase.assignment)
+    tally = Asked[PullCounts](PullConsumerBase.tally)
+    stats = Asked[PullStats](PullConsumerBase.stats)
+    is_starved = Asked[bool](PullConsumerBase.is_starved)
+    connected_count = Asked[int](PullConsumerBase.connected_count)
 
 
 class PullConsumer(SyncPullBase):
@@ -231,7 +140,7 @@ class PullConsumer(SyncPullBase):
 
 
 class BroadcastConsumer(SyncPullBase):
-    """Handles all messages of a topic, whoever else does.
+    """Handles all messages of a topic, independently of other consumers.
 
     It is `martlet.client.BroadcastConsumer` and promises what that promises; the arguments are the
     same.
@@ -245,17 +154,9 @@ class BroadcastConsumer(SyncPullBase):
 def _each(items: Iteration[HandedT], thread: LoopThread) -> Iterator[HandedT]:
     """What an iteration in the loop hands out."""
     try:
-        while (item := thread.call(_next(items))) is not None:
+        while (item := thread.call(next_of(items))) is not None:
             yield item
     finally:
         if not thread.is_current:  # Where the garbage collector ends it, it ends by itself.
             with suppress(Closed):
                 thread.call(items.aclose())
-
-
-async def _next(items: Iteration[HandedT]) -> HandedT | None:
-    return await anext(items, None)
-
-
-async def _called(function: Callable[..., T], *arguments: Any) -> T:
-    return function(*arguments)

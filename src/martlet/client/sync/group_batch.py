@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from martlet.client.group import batch as asynchronous
+from martlet.client.group.batch import PulledColumns
 from martlet.client.group.message import MessageQueue, PulledMessage, PulledMessageState
-from martlet.client.group.queues.queue_id import QueueId
-from martlet.client.sync.columns import Decoded
 from martlet.client.sync.loop_thread import LoopThread
 
 
@@ -53,31 +49,16 @@ def posted(message: PulledMessage, thread: LoopThread) -> PulledMessage:
     return handed
 
 
-class PulledBatch(Decoded[asynchronous.PulledBatch]):
+class PulledBatch(PulledColumns):
     """Messages of one queue, in order: done when the next batch is asked for, or `finish` called.
 
     It is `martlet.client.PulledBatch`, for any thread.
     """
 
-    @property
-    def topic(self) -> str:
-        """The topic's name."""
-        return self._batch.topic
-
-    @property
-    def queue(self) -> int:
-        """The number of their queue."""
-        return self._batch.queue
-
-    @property
-    def place(self) -> QueueId:
-        """Their queue, and at which broker that is."""
-        return self._batch.place
-
-    @property
-    def offsets(self) -> NDArray[np.int64]:
-        """The place of each in the queue, rising; not always without gaps."""
-        return self._batch.offsets
+    def __init__(self, batch: asynchronous.PulledBatch, thread: LoopThread) -> None:
+        super().__init__(batch.topic, batch.place, batch.piece)
+        self._batch = batch
+        self._thread = thread
 
     @property
     def is_finished(self) -> bool:
@@ -85,7 +66,7 @@ class PulledBatch(Decoded[asynchronous.PulledBatch]):
         return self._batch.is_finished
 
     def finish(self) -> None:
-        """All of them have been dealt with: the offset that is committed may pass them.
+        """Let the committed offset pass all of them, which are done.
 
         Raises:
             AlreadyAnswered: they were finished before.

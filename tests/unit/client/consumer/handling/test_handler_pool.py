@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from tests.unit.client.process_handlers import obey
@@ -136,10 +136,10 @@ async def test_only_the_message_that_ends_its_process_has_failed() -> None:
 async def test_a_process_that_ended_while_idle_charges_no_message(tmp_path: Path) -> None:
     pool = HandlerPool(obey, "processes", 1)
     try:
-        await pool(cast(Message, MessageView(b"1" * 16, 9, 1, f"pid {tmp_path / 'one'}".encode())))
+        await pool(Message(None, 9, 1, b"1" * 16, f"pid {tmp_path / 'one'}".encode()))
         os.kill(int((tmp_path / "one").read_text()), signal.SIGKILL)
         await eventually(lambda: bool(getattr(pool._executor, "_broken")))  # noqa: B009
-        await pool(cast(Message, MessageView(b"2" * 16, 9, 1, f"pid {tmp_path / 'two'}".encode())))
+        await pool(Message(None, 9, 1, b"2" * 16, f"pid {tmp_path / 'two'}".encode()))
         assert (tmp_path / "two").exists()
     finally:
         pool.close()

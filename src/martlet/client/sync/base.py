@@ -1,0 +1,118 @@
+"""What the consumers without ``await`` share: calls into the event loop, entering, stopping."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import wraps
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+
+from martlet.client.consumer.base import ConsumerBase
+from martlet.client.sync.handlers import workers_here
+from martlet.client.sync.proxy import SyncProxy
+
+P = ParamSpec("P")
+T = TypeVar("T")
+ConsumerT = TypeVar("ConsumerT", bound=ConsumerBase[Any])
+
+
+class SyncConsumerBase(SyncProxy, Generic[ConsumerT]):
+    """A consumer in the event loop's thread, for any other thread.
+
+    Callbacks, such as ``on_stall`` and ``on_assigned``, are called in the event loop's thread: they
+    must return soon, and cannot call the consumer.
+    """
+
+    def __init__(self, consumer: ConsumerT) -> None:
+        super().__init__()
+        self._consumer = consumer
+
+    def __enter__(self) -> Self:
+        """Connect.
+
+        Raises:
+            SubscribeRefused, ConnectRefused: a broker does not take this client.
+            Closed: it has been connected before; make a new one.
+        """
+        self._enter(self._consumer.__aenter__())
+        return self
+
+    def _ask(self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Call a function in the event loop."""
+
+        async def call() -> T:
+            return function(*arguments, **named)
+
+        return self._entered().call(call())
+
+    def close(self) -> None:
+        """Stop, wait for handlers at work, leave the brokers, and close the connections.
+
+        A handler that calls this does not wait for itself; its message comes again.
+        """
+        thread = self._thread
+        if thread is not None and not thread.is_forked:
+            self._before_close()
+            thread.call(self._close(tuple(workers_here())))
+
+    def _before_close(self) -> None:
+        """Clear up in the thread that closes."""
+
+    async def _close(self, besides: tuple[asyncio.Task[object], ...]) -> None:
+        await asyncio.sleep(0)  # What was posted before is written.
+        await self._consumer._close(besides)
+
+
+def called(
+    model: Callable[Concatenate[Any, P], T],
+) -> Callable[Concatenate[SyncConsumerBase[Any], P], T]:
+    """Make a method that calls the asyncio consumer's of the same name in the event loop."""
+
+    @wraps(model)
+    def method(consumer: SyncConsumerBase[Any], /, *arguments: P.args, **named: P.kwargs) -> T:
+        return consumer._ask(model, consumer._consumer, *arguments, **named)
+
+    return method
+
+
+def awaited(
+    model: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[SyncConsumerBase[Any], P], T]:
+    """Make a method that waits for the asyncio consumer's coroutine of the same name."""
+
+    @wraps(model)
+    def method(consumer: SyncConsumerBase[Any], /, *arguments: P.args, **named: P.kwargs) -> T:
+        return consumer._entered().call(model(consumer._consumer, *arguments, **named))
+
+    return method
+
+
+class Asked(Generic[T]):
+    """A property that reads the asyncio consumer's of the same name in the event loop.
+
+    Args:
+        model: that property, for its documentation.
+    """
+
+    def __init__(self, model: object) -> None:
+        self.__doc__ = model.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, consumer: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, consumer: SyncConsumerBase[Any], owner: type) -> T: ...
+
+    def __get__(self, consumer: SyncConsumerBase[Any] | None, owner: type) -> Self | T:
+        if consumer is None:
+            return self
+        value: T = consumer._ask(getattr, consumer._consumer, self._name)
+        return value
+
+
+async def next_of(items: AsyncIterator[T]) -> T | None:
+    """The next of them; None at the end."""
+    return await anext(items, None)
